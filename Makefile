@@ -1,0 +1,135 @@
+# Spillway. `make help` lists the targets; sources are found by folder, so a new file needs no line here.
+
+VARIANT ?= release
+CC      ?= gcc
+BUILD   := build/$(VARIANT)
+NPROC   := $(shell nproc 2>/dev/null || echo 2)
+MODULES := runtime/base aio cpu_adam gpu gpu/cpu offload runtime runtime/comm runtime/nn runtime/data runtime/files
+
+PKGS     := openblas numa jansson libxxhash
+HAVE     := $(shell for p in $(PKGS) liburing cmocka; do pkg-config --exists $$p 2>/dev/null && echo $$p; done)
+MISSING  := $(filter-out $(HAVE),$(PKGS))
+URING    ?= $(if $(filter liburing,$(HAVE)),1,0)
+
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+CPPFLAGS := -D_GNU_SOURCE $(addprefix -I,runtime/base aio cpu_adam gpu offload runtime runtime/comm runtime/nn runtime/data runtime/files)
+CFLAGS_release := -O3 -g
+CFLAGS_debug   := -O0 -g -DSPW_CHECKED
+CFLAGS_checked := -O2 -g -DSPW_CHECKED
+CFLAGS_asan    := -O1 -g -DSPW_CHECKED -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+CFLAGS_tsan    := -O1 -g -DSPW_CHECKED -fsanitize=thread -fno-omit-frame-pointer
+CFLAGS   := -std=c11 -fPIC -pthread -ffp-contract=off -fno-math-errno $(WARN) $(CFLAGS_$(VARIANT)) $(EXTRA_CFLAGS)
+LIBS     := $(shell pkg-config --libs $(filter $(PKGS),$(HAVE)) 2>/dev/null)
+PKGFLAGS := $(shell pkg-config --cflags $(filter $(PKGS),$(HAVE)) 2>/dev/null)
+ifeq ($(URING),1)
+CPPFLAGS += -DSPW_HAVE_URING=1
+LIBS     += -luring
+endif
+CPPFLAGS += $(PKGFLAGS)
+LDLIBS   := $(LIBS) -lm -pthread
+
+MACHINE := $(shell uname -m)
+ifeq ($(MACHINE),x86_64)
+AVX2_FLAGS   := -mavx2 -mfma -mf16c
+AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512
+endif
+
+LIB_SRC  := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
+LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
+CLI_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cli/*.c))
+TEST_SRC := $(wildcard tests/test_*.c)
+TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%)
+TEST_LIB := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/lib_*.c))
+EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
+
+.DEFAULT_GOAL := all
+.SECONDARY:
+.PHONY: all deps objects demo test check bench asan tsan fuzz format lint install clean help tests tsan-tests
+
+all: deps
+	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
+	@ln -sf $(BUILD)/spillway spillway
+	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so .
+
+objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN)
+
+# Packages that are missing are installed with apt when that is possible; otherwise the command is printed.
+deps:
+	@sh tools/deps.sh
+
+$(BUILD)/libspillway.a: $(LIB_OBJ)
+	@rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/libspillway.so: $(LIB_OBJ)
+	@$(CC) -shared $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/spillway: $(CLI_OBJ) $(BUILD)/libspillway.a
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libspillway.a
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_LIB) $(BUILD)/libspillway.a
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+$(BUILD)/%_avx2.o: %_avx2.c
+	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) $(AVX2_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%_avx512.o: %_avx512.c
+	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) $(AVX512_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
+
+tests: $(TEST_BIN)
+
+# What a newcomer runs: everything built with assertions on, every test, one closing line.
+test: deps
+	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=checked
+	@$(MAKE) --no-print-directory all
+	@sh tests/run.sh build/checked
+
+asan: deps
+	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=asan
+	@sh tests/run.sh build/asan
+
+tsan: deps
+	@$(MAKE) --no-print-directory -j$(NPROC) objects tests VARIANT=tsan
+	@sh tests/run.sh build/tsan
+
+check: lint test asan
+
+demo: all
+	@sh examples/demo.sh "$(DATA)"
+
+bench: all
+	@sh tests/bench.sh
+
+lint:
+	@sh tools/lint.sh
+
+format:
+	@clang-format -i $$(git ls-files '*.c' '*.h')
+
+PREFIX ?= /usr/local
+install: all
+	@mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/spillway
+	@cp -L spillway $(DESTDIR)$(PREFIX)/bin/spillway
+	@cp libspillway.a libspillway.so $(DESTDIR)$(PREFIX)/lib/
+	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
+
+clean:
+	@rm -rf build spillway libspillway.a libspillway.so demo-out
+
+help:
+	@echo "make          build ./spillway, libspillway.a and libspillway.so"
+	@echo "make demo     train a small GPT whose state streams from disk (DATA=path-or-glob for another text)"
+	@echo "make test     build and run every test; closes with 'N passed, N failed, N skipped'"
+	@echo "make check    lint, test and asan: what runs before a push"
+	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
+	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
+	@echo "make lint     include direction, formatting, names            make format clang-format in place"
+	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
+	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1"

@@ -1,0 +1,134 @@
+/*
+ * spw_aio.h - asynchronous file transfers: one context, one request type, several backends (io_uring, threads).
+ *
+ * A request is any (file, offset, bytes, buffer). The context cuts it into pieces of block_bytes, keeps queue_depth
+ * pieces in flight per file, resumes short transfers, retries EAGAIN and EINTR, and completes each request once, with
+ * its own status. Reads go before writes and urgent requests before all others. It knows nothing of chunks or tiers.
+ */
+#ifndef SPW_AIO_H
+#define SPW_AIO_H
+
+#include "spw_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct spw_aio spw_aio;
+typedef struct spw_aio_file spw_aio_file;
+
+typedef enum spw_aio_backend {
+    SPW_AIO_AUTO,    /* the first below whose probe I/O succeeds */
+    SPW_AIO_URING,   /* io_uring through liburing */
+    SPW_AIO_THREADS, /* a pool of pread/pwrite threads */
+    SPW_AIO_BACKEND_COUNT
+} spw_aio_backend;
+const char *spw_aio_backend_name(spw_aio_backend backend); /* "auto", "io_uring", "threads" */
+
+typedef enum spw_aio_op { SPW_AIO_READ, SPW_AIO_WRITE, SPW_AIO_FSYNC } spw_aio_op;
+
+/* Order of service when pieces compete for the queue of a file. */
+typedef enum spw_aio_priority {
+    SPW_AIO_URGENT, /* somebody waits for it now */
+    SPW_AIO_NORMAL, /* reads ahead */
+    SPW_AIO_BULK,   /* writes behind */
+    SPW_AIO_PRIORITY_COUNT
+} spw_aio_priority;
+
+typedef struct spw_aio_options {
+    spw_aio_backend backend;
+    uint64_t block_bytes;    /* piece size; multiple of 4096; 0: 1 MiB */
+    uint32_t queue_depth;    /* pieces in flight per file; 0: 16 */
+    uint32_t thread_count;   /* threads backend only; 0: 4 */
+    const char *probe_dir;   /* folder for the probe I/O; NULL: $TMPDIR or /tmp */
+    const spw_region *fixed; /* one region to register with io_uring; NULL: none. Refusal is logged, not an error */
+} spw_aio_options;
+
+typedef struct spw_aio_request spw_aio_request;
+struct spw_aio_request {
+    /* Set by the caller before submit. */
+    spw_aio_op op;
+    spw_aio_priority priority;
+    spw_aio_file *file;
+    uint64_t offset; /* any */
+    uint64_t bytes;  /* any above 0; ignored by FSYNC */
+    void *buf;       /* any address; aligned ones (spw_aio_file_align) are transferred without a bounce copy */
+    void *user;      /* the caller's, untouched */
+    /* Valid once the request came back from spw_aio_poll or spw_aio_wait. */
+    spw_status status;
+    int sys_errno;       /* of the failed piece, else 0 */
+    uint64_t done_bytes; /* equals bytes when status is SPW_OK */
+    uint64_t submit_ns, done_ns;
+    /* Private to aio. */
+    spw_aio_request *next;
+    uint64_t issued_bytes;
+    uint32_t pieces_inflight;
+    bool failed;
+};
+
+/*
+ * spw_aio_create - opens a context and chooses a backend with a real write and read in probe_dir.
+ * Errors   SPW_EUNSUPPORTED if the backend that was asked for fails its probe (the message says why: ENOSYS, EPERM
+ *          by seccomp, sysctl io_uring_disabled, memlock), SPW_EINVAL for bad options, SPW_ENOMEM.
+ * Threads  a context, its files and its requests belong to one thread; only spw_aio_wake may come from others.
+ */
+spw_status spw_aio_create(spw_aio **out, const spw_aio_options *options, spw_error *err);
+/* Waits for transfers in flight, drops what was not started, closes all files. NULL is fine. */
+void spw_aio_destroy(spw_aio *aio);
+spw_aio_backend spw_aio_backend_of(const spw_aio *aio);
+/* Why this backend: "io_uring (probe I/O succeeded, 64 MiB registered)" and so on. Lives as long as the context. */
+const char *spw_aio_reason(const spw_aio *aio);
+
+enum { SPW_AIO_OPEN_READ = 1, SPW_AIO_OPEN_WRITE = 2, SPW_AIO_OPEN_CREATE = 4, SPW_AIO_OPEN_BUFFERED = 8 };
+/*
+ * spw_aio_file_open - O_DIRECT unless SPW_AIO_OPEN_BUFFERED; where the file system refuses O_DIRECT the file is opened
+ * buffered, with one warning. Errors name the path.
+ */
+spw_status spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path, unsigned flags, spw_error *err);
+/* Only with none of the file's requests in flight. NULL is fine. */
+void spw_aio_file_close(spw_aio_file *file);
+const char *spw_aio_file_path(const spw_aio_file *file);
+bool spw_aio_file_direct(const spw_aio_file *file);
+uint32_t spw_aio_file_align(const spw_aio_file *file); /* bytes; offset, length and address for a copy-free transfer */
+int spw_aio_file_fd(const spw_aio_file *file);         /* for fallocate and the like; not for I/O */
+
+/*
+ * spw_aio_submit - start one transfer.
+ *   SPW_OK     req and its buffer are lent until spw_aio_poll() or spw_aio_wait() returns req, once, its status set.
+ *   otherwise  (SPW_EINVAL: zero bytes, wrong open mode, offset overflow) nothing was started and nothing changed.
+ * A queue that is full is no error: the request waits inside.
+ */
+spw_status spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err);
+/* Pushes what is queued to the backend and returns one finished request, or NULL if none is finished now. */
+spw_aio_request *spw_aio_poll(spw_aio *aio);
+/*
+ * spw_aio_wait - the same, but sleeps until a request finishes, spw_aio_wake() is called, or timeout_ns has passed
+ * (UINT64_MAX: no limit). NULL in the last two cases. Also sleeps (until wake or timeout) when nothing is in flight.
+ */
+spw_aio_request *spw_aio_wait(spw_aio *aio, uint64_t timeout_ns);
+/* Makes the spw_aio_wait() that sleeps now, or else the next one, return. Any thread; async-signal-safe. */
+void spw_aio_wake(spw_aio *aio);
+/* Fills err from a finished request whose status is not SPW_OK: path, op, offset, wanted and got bytes, cause. */
+spw_status spw_aio_request_error(const spw_aio_request *req, spw_error *err);
+
+/* Counters since create; the owning thread only. */
+typedef struct spw_aio_stats {
+    uint64_t read_bytes, write_bytes;     /* of finished pieces, as transferred (bounce rounding included) */
+    uint64_t bounce_bytes;                /* of those, copied through a bounce buffer */
+    uint64_t requests, pieces, retries;   /* retries: short transfers resumed, EAGAIN and EINTR */
+    uint64_t read_busy_ns, write_busy_ns; /* time with at least one read (write) in flight */
+} spw_aio_stats;
+void spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out);
+
+/*
+ * Faults for tests; NULL (the default) turns them off. Called by the context's thread when a piece finishes: may make
+ * it fail (return an errno), shorten it (*done_bytes), or return 0. delay_ns: how long the completion is held back.
+ */
+typedef int (*spw_aio_fault_fn)(void *ctx, spw_aio_op op, uint64_t offset, uint64_t bytes, uint64_t *done_bytes,
+                                uint64_t *delay_ns);
+void spw_test_aio_fault(spw_aio *aio, spw_aio_fault_fn fn, void *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,116 @@
+/*
+ * spw_cpu_adam.h - the optimizer on the CPU: one pass over one chunk, in place, in any state format.
+ *
+ * adam_ref.c is the truth; adam_avx2.c and adam_avx512.c give the same bits. It knows neither tiers nor threads: the
+ * caller brings a chunk whose bytes are in memory, and may run different chunks on different threads.
+ */
+#ifndef SPW_CPU_ADAM_H
+#define SPW_CPU_ADAM_H
+
+#include "spw_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * State formats (docs/DESIGN.md, section 4). n elements of one chunk, n a multiple of 4096; arrays lie back to back:
+ *   fp32    weights: p fp32 (the master)        record: m fp32 | v fp32                   4 + 8  bytes per element
+ *   mixed   weights: p bf16                     record: master fp32 | m fp32 | v fp32     2 + 12
+ *   split   weights: hi bf16                    record: lo i16 | m fp32 | v fp32          2 + 10
+ * Split: u = bits of the fp32 master; hi = (u + 0x8000) >> 16, lo = (int16)(u & 0xffff); u = (hi << 16) + lo (signed).
+ * hi is round-to-nearest with ties away from zero; a finite master that would round to infinity keeps the largest
+ * finite hi (0x7f7f) with the lo that restores u exactly when it can; see spw_split_f32.
+ */
+typedef enum spw_state_format { SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT, SPW_STATE_COUNT } spw_state_format;
+const char *spw_state_name(spw_state_format f);                /* "fp32", "mixed", "split" */
+bool spw_state_parse(const char *name, spw_state_format *out); /* false: not one of ours */
+spw_dtype spw_state_weight_dtype(spw_state_format f);          /* SPW_F32 or SPW_BF16 */
+uint32_t spw_state_weight_bytes(spw_state_format f);           /* per element */
+uint32_t spw_state_record_bytes(spw_state_format f);           /* per element */
+bool spw_state_update_reads_weights(spw_state_format f);       /* fp32 and split: yes; mixed: only writes them */
+
+/* hi and lo of one master, and back. Exact for every finite and infinite u; a NaN stays a NaN. */
+void spw_split_f32(float master, uint16_t *hi, int16_t *lo);
+float spw_join_f32(uint16_t hi, int16_t lo);
+
+/* Chunk-wide access to the state, for initialisation and checkpoints. n elements from element `first` of the chunk. */
+typedef enum spw_state_part { SPW_PART_MASTER, SPW_PART_EXP_AVG, SPW_PART_EXP_AVG_SQ, SPW_PART_COUNT } spw_state_part;
+/*
+ * spw_state_get - copies one part as fp32 into out (n).  spw_state_set - the reverse; setting the master also sets the
+ * weights. weights and record are the chunk's arrays (chunk_elems elements); record may be NULL with fp32's master.
+ */
+void spw_state_get(spw_state_format f, const void *weights, const void *record, uint64_t chunk_elems,
+                   spw_state_part part, uint64_t first, uint64_t n, float *out);
+void spw_state_set(spw_state_format f, void *weights, void *record, uint64_t chunk_elems, spw_state_part part,
+                   uint64_t first, uint64_t n, const float *in);
+
+/* Hyper-parameters of one step, as the user gives them. */
+typedef struct spw_adam_hp {
+    double lr, beta1, beta2, eps, weight_decay;
+    bool decoupled;       /* true: AdamW (decay times lr); false: L2 added to the gradient */
+    bool bias_correction; /* divide the moments by 1 - beta^t */
+    uint64_t step;        /* t, counts from 1 */
+    double grad_scale;    /* multiplied into every gradient on load: clip factor / loss scale */
+} spw_adam_hp;
+
+/* The same, as the kernels use it: computed once per step in double, rounded once to fp32. */
+typedef struct spw_adam_coef {
+    float grad_scale;
+    float beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float eps;
+    float l2;           /* weight decay when not decoupled, else 0 */
+    float decay;        /* 1 - lr * wd when decoupled, else 1 */
+    float step_size;    /* lr / (1 - beta1^t) */
+    float inv_bc2_sqrt; /* 1 / sqrt(1 - beta2^t) */
+} spw_adam_coef;
+
+/*
+ * spw_adam_prepare - checks hp and computes the coefficients.
+ * Errors  SPW_EINVAL, naming the value: lr, weight_decay or grad_scale not finite or negative, beta outside [0, 1),
+ *         eps not above 0, step 0.
+ */
+spw_status spw_adam_prepare(spw_adam_coef *out, const spw_adam_hp *hp, spw_error *err);
+
+/*
+ * n consecutive elements of one chunk in memory, as pointers, so that a part of a chunk (a parameter with its own
+ * hyper-parameters) is updated the same way. No alignment is needed; 64 bytes is fastest. Arrays do not overlap.
+ */
+typedef struct spw_adam_slice {
+    spw_state_format format;
+    uint64_t elems;       /* n */
+    void *weights;        /* (n) fp32 or bf16, in/out (mixed: out) */
+    void *master;         /* (n) mixed: fp32 master; split: int16 lo; fp32: NULL */
+    float *m, *v;         /* (n) */
+    const void *grad;     /* (n) in */
+    spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
+} spw_adam_slice;
+/* Elements [first, first + n) of a chunk of chunk_elems whose arrays start at weights, record and grad. */
+void spw_adam_slice_init(spw_adam_slice *slice, spw_state_format f, void *weights, void *record, uint64_t chunk_elems,
+                         const void *grad, spw_dtype grad_dtype, uint64_t first, uint64_t n);
+
+/*
+ * spw_adam_step - one AdamW/Adam update of a slice, in place, one pass.
+ *
+ * Computes (fp32, every fma explicit, sqrt and divide IEEE; t, bias corrections in double):
+ *     g  = grad * grad_scale;  w = master
+ *     g  = fma(l2, w, g)                        if l2 != 0
+ *     m  = fma(one_minus_beta1, g - m, m)
+ *     v  = fma(beta2, v, (one_minus_beta2 * g) * g)
+ *     d  = fma(sqrt(v), inv_bc2_sqrt, eps)
+ *     w  = fma(-step_size, m / d, w * decay)
+ *   then rounds w to the weight format.
+ * Returns  the number of elements whose gradient was not finite (they are computed all the same).
+ * Threads  any; slices given to different threads must not overlap. Does not block.
+ * Cost     fp32 16 bytes read and 12 written per element, mixed 16 and 14, split 16 and 12 (fp32 gradients).
+ * Source   Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, Algorithm 2; Kingma and Ba 2015.
+ */
+uint64_t spw_adam_step(const spw_adam_coef *coef, const spw_adam_slice *slice);
+/* The same on a given instruction set; SPW_EUNSUPPORTED when CPU or build lack it. For tests and benchmarks. */
+spw_status
+spw_adam_step_isa(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice, uint64_t *nonfinite_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,194 @@
+/*
+ * spw_gpu.h - devices: memory under a limit, queues (streams), events, copies, and the tensor operations.
+ *
+ * Two devices implement it: cpu (always there, the reference; computes in fp32) and cuda (opened at run time). Work on
+ * a queue happens in order; work on different queues is ordered by events only. Operations cannot fail by themselves:
+ * shapes are the caller's promise (SPW_ASSERT), a device error is sticky and shows at spw_gpu_check().
+ *
+ * Letters: M tokens (rows), K inputs, N outputs, C channels, V vocabulary, B sequences, T positions, Hq query heads,
+ * Hk key/value heads, D head size. All arrays are dense and row-major unless a stride is named.
+ * `act` is the device's compute type (cpu: fp32): activations and gathered weights. Parameter gradients are fp32 always.
+ */
+#ifndef SPW_GPU_H
+#define SPW_GPU_H
+
+#include "spw_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct spw_gpu spw_gpu;
+typedef struct spw_gpu_queue spw_gpu_queue;
+typedef struct spw_gpu_event spw_gpu_event;
+typedef void act; /* an array of compute_dtype; void so that one signature serves every device */
+
+/* ---------------------------------------------------------------- the device */
+
+typedef struct spw_gpu_options {
+    const char *name;      /* "cpu", "cuda", "cuda:1"; NULL or "auto": cuda when it works, else cpu */
+    uint64_t memory_bytes; /* limit for spw_gpu_alloc; 0: no limit on cpu, the free memory on cuda */
+    uint32_t thread_count; /* cpu: compute threads; 0: all allowed CPUs */
+} spw_gpu_options;
+
+typedef struct spw_gpu_info {
+    const char *name;        /* "cpu" */
+    const char *description; /* "AMD EPYC, 2 threads, avx512" */
+    spw_dtype compute_dtype;
+    bool host_addressable; /* the CPU may read and write device memory through plain pointers */
+    uint64_t memory_bytes; /* the limit; UINT64_MAX: none */
+    uint32_t thread_count;
+} spw_gpu_info;
+
+/* Errors  SPW_EUNSUPPORTED for a device that is not built or not there (the message says which), SPW_ENOMEM. */
+spw_status spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err);
+void spw_gpu_close(spw_gpu *gpu); /* NULL is fine; all memory must have been freed */
+const spw_gpu_info *spw_gpu_get_info(const spw_gpu *gpu);
+/* The first sticky error since open, if any. */
+spw_status spw_gpu_check(spw_gpu *gpu, spw_error *err);
+
+/* Memory, at least 256-byte aligned and resident. Errors  SPW_ENOMEM with bytes asked, live and limit. */
+spw_status spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err);
+void spw_gpu_free(spw_gpu *gpu, void *p); /* NULL is fine */
+uint64_t spw_gpu_bytes_live(const spw_gpu *gpu);
+uint64_t spw_gpu_bytes_peak(const spw_gpu *gpu);
+
+/* ---------------------------------------------------------------- queues, events, copies */
+
+/*
+ * COMPUTE runs the operations below. On cpu it works in the calling thread: an operation has finished when its call
+ * returns, and waiting for an event blocks. The copy queues have a thread each on cpu, a stream each on cuda.
+ */
+typedef enum spw_gpu_queue_kind { SPW_QUEUE_COMPUTE, SPW_QUEUE_H2D, SPW_QUEUE_D2H } spw_gpu_queue_kind;
+spw_status spw_gpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind, spw_error *err);
+void spw_gpu_queue_destroy(spw_gpu_queue *queue); /* waits for its work; NULL is fine */
+/* Blocks until everything submitted so far has finished. */
+void spw_gpu_queue_sync(spw_gpu_queue *queue);
+/* fn(arg) runs once the work submitted before has finished, on a thread of the device's; it must not block or call
+ * into this header. */
+void spw_gpu_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg);
+
+spw_status spw_gpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err);
+void spw_gpu_event_destroy(spw_gpu_event *event);
+void spw_gpu_event_record(spw_gpu_event *event, spw_gpu_queue *queue); /* marks the work submitted so far */
+void spw_gpu_event_wait(spw_gpu_event *event, spw_gpu_queue *queue);   /* later work of queue starts after the mark */
+void spw_gpu_event_sync(spw_gpu_event *event);                         /* the calling thread waits for the mark */
+
+/*
+ * Copies of n elements with conversion; asynchronous on H2D and D2H queues; both buffers are lent until the queue
+ * passes the copy. Host memory should come from one spw_region (pinned once).
+ */
+void spw_gpu_copy_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype dst_type, const void *src_host,
+                      spw_dtype src_type, uint64_t n);
+/*
+ * sumsq, when not NULL, gets ceil(n / 4096) fp64 sums of squares of the elements as rounded to dst_type, one per 4096,
+ * each summed in an order that depends on n alone.
+ */
+void spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, const void *src_device,
+                      spw_dtype src_type, uint64_t n, double *sumsq);
+/* Device to device, on any queue, with conversion; sumsq (host memory) as above. */
+void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type,
+                      uint64_t n, double *sumsq);
+
+/* ---------------------------------------------------------------- operations (compute queue) */
+
+/*
+ * Every result is the same from run to run, whatever the thread count: work is cut by shape, not by threads.
+ * ACCUMULATE flags say whether an input gradient is added to what is there or written. Parameter gradients (dw, db, dg)
+ * are always added to. An input gradient that is NULL is not computed.
+ */
+enum {
+    SPW_OP_W_IN_OUT = 1, /* linear: w is (K, N), y = x w; default (N, K), y = x w^T */
+    SPW_OP_ACC_DX = 2,   /* dx (or da, dgate...) is added to */
+    SPW_OP_ACC_DX2 = 4,  /* the second input's gradient (db, dup) is added to */
+};
+
+void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
+/* y = a + b; y may be a. */
+void spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n);
+
+/* y(M,N) = x(M,K) w^T + b(N); b may be NULL. */
+void spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
+                    uint64_t K, unsigned flags);
+/* dw (fp32, shape of w) and db (N) may be NULL (frozen). */
+void spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
+                             uint64_t M, uint64_t N, uint64_t K, unsigned flags);
+
+/* y(M,C) = table[ids[i]]; ids in device memory, each in [0, V). With add: y += table[ids[i]]. */
+void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
+                       uint64_t C, bool add);
+/* dtable(V,C) += rows of dy, in the order of M for each id (no atomics). scratch: M + V + 1 int32 or more. */
+void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M,
+                                uint64_t V, uint64_t C, int32_t *scratch);
+
+/* y = (x - mean) * rstd * g + b over rows of C. mean, rstd (M) fp32 out. */
+void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
+                       uint64_t M, uint64_t C, float eps);
+void
+spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
+                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags);
+/* y = x * rstd * g, rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. */
+void
+spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps);
+void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
+                              const float *rstd, uint64_t M, uint64_t C, unsigned flags);
+
+/*
+ * Rotary embedding, rotate-half form, in place, on H heads of D at x + row * stride: pairs (j, j + D/2).
+ * Row i has position i % T. cos_sin (T, D): cos of D/2 frequencies, then sin. sign +1 forward, -1 backward.
+ */
+void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
+                  uint64_t D, int sign);
+
+/*
+ * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
+ * Row r = b T + t. q at q + r q_stride, head h at + h D; k and v likewise with kv_stride; query head h reads head
+ * h / (Hq / Hk). out rows of Hq D. lse (B, Hq, T) fp32 out: log-sum-exp of the scaled scores.
+ * Strides are in elements, so that packed qkv needs no copy.
+ */
+typedef struct spw_attention_shape {
+    uint64_t B, T, Hq, Hk, D;
+    uint64_t q_stride, kv_stride;
+    float scale;
+} spw_attention_shape;
+void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
+                       const spw_attention_shape *shape);
+/* Writes dquery, dkey, dvalue, which have the strides of query, key and value. */
+void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
+                                const float *lse, const act *query, const act *key, const act *value,
+                                const spw_attention_shape *shape);
+/* Bytes of device scratch that attention and its backward take from spw_gpu_set_scratch. */
+uint64_t spw_gpu_attention_scratch_bytes(const spw_gpu *gpu, const spw_attention_shape *shape);
+
+/* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
+void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
+void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
+/* y = silu(gate) * up. */
+void spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n);
+void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                               uint64_t n, unsigned flags);
+/* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
+void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
+
+/*
+ * Linear head and cross-entropy, chunked over rows so that at most rows_per_chunk x V logits exist.
+ *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, V) act
+ *   losses (M) fp32 out: -log p(target), 0 where there is no target
+ *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to: gradients of grad_scale * sum(losses); dx NULL: loss only
+ */
+void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
+                                  const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
+                                  uint64_t C, float grad_scale, unsigned flags);
+
+/* out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory. */
+void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
+/* Number of fp32 elements that are infinite or NaN, to host memory. */
+void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
+
+/* Scratch that operations may use, device memory of the caller's; lent until replaced. */
+void spw_gpu_set_scratch(spw_gpu_queue *q, void *scratch, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

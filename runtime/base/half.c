@@ -1,0 +1,98 @@
+/*
+ * Half floats, checksums and counter-based random numbers: small pure functions on bits. Conversions of bf16 and fp32
+ * are plain loops that the compiler vectorises.
+ */
+#include "spw_base.h"
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+const char *
+spw_dtype_name(spw_dtype t)
+{
+    static const char *const names[SPW_DTYPE_COUNT] = {"fp32", "bf16", "fp16"};
+    return (unsigned)t < SPW_DTYPE_COUNT ? names[t] : "unknown";
+}
+
+float
+spw_f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
+    if (exponent == 31)
+        return spw_bits_f32(sign | 0x7f800000u | mantissa << 13);
+    if (exponent == 0) { /* zero or subnormal: mantissa * 2^-24 is exact */
+        float f = (float)mantissa * 5.9604644775390625e-8f;
+        return spw_bits_f32(spw_f32_bits(f) | sign);
+    }
+    return spw_bits_f32(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+uint16_t
+spw_f32_to_f16(float f)
+{
+    uint32_t u = spw_f32_bits(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
+    if (a >= 0x477ff000u) /* rounds to 65520 or more */
+        return (uint16_t)(sign | 0x7c00u);
+    if (a < 0x38800000u) { /* below 2^-14: the addition rounds to a multiple of 2^-24, ties to even */
+        float r = spw_bits_f32(a) + 0.5f;
+        return (uint16_t)(sign | (spw_f32_bits(r) - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
+}
+
+void
+spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+{
+    float *restrict df = dst;
+    uint16_t *restrict dh = dst;
+    const float *restrict sf = src;
+    const uint16_t *restrict sh = src;
+    if (dst_type == src_type) {
+        memcpy(dst, src, n * spw_dtype_bytes(dst_type));
+    } else if (dst_type == SPW_F32 && src_type == SPW_BF16) {
+        for (uint64_t i = 0; i < n; i++)
+            df[i] = spw_bf16_to_f32(sh[i]);
+    } else if (dst_type == SPW_BF16 && src_type == SPW_F32) {
+        for (uint64_t i = 0; i < n; i++)
+            dh[i] = spw_f32_to_bf16(sf[i]);
+    } else if (dst_type == SPW_F32) {
+        for (uint64_t i = 0; i < n; i++)
+            df[i] = spw_f16_to_f32(sh[i]);
+    } else if (src_type == SPW_F32) {
+        for (uint64_t i = 0; i < n; i++)
+            dh[i] = spw_f32_to_f16(sf[i]);
+    } else {
+        for (uint64_t i = 0; i < n; i++) {
+            float f = src_type == SPW_BF16 ? spw_bf16_to_f32(sh[i]) : spw_f16_to_f32(sh[i]);
+            dh[i] = dst_type == SPW_BF16 ? spw_f32_to_bf16(f) : spw_f32_to_f16(f);
+        }
+    }
+}
+
+uint64_t
+spw_checksum(const void *data, uint64_t bytes)
+{
+    return XXH3_64bits(data, bytes);
+}
+
+void
+spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c0 = (uint32_t)counter_lo, c1 = (uint32_t)(counter_lo >> 32);
+    uint32_t c2 = (uint32_t)counter_hi, c3 = (uint32_t)(counter_hi >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}

@@ -1,0 +1,244 @@
+/*
+ * Accounted memory: small heap objects with a fault hook for tests, and large page-aligned regions whose bytes are
+ * counted, so that "peak bytes" in a plan and on the machine mean the same thing.
+ */
+#include "spw_base.h"
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static _Atomic long live_allocs;
+static _Atomic unsigned fail_countdown;
+static _Atomic bool fault_fired;
+static _Atomic uint64_t region_live, region_peak;
+
+static bool
+fault_now(void)
+{
+    unsigned k = atomic_load(&fail_countdown);
+    while (k > 0) {
+        if (atomic_compare_exchange_weak(&fail_countdown, &k, k - 1)) {
+            if (k == 1)
+                atomic_store(&fault_fired, true);
+            return k == 1;
+        }
+    }
+    return false;
+}
+
+void *
+spw_mem_zalloc(size_t bytes)
+{
+    void *p = fault_now() ? NULL : calloc(1, bytes > 0 ? bytes : 1);
+    if (p != NULL)
+        atomic_fetch_add(&live_allocs, 1);
+    return p;
+}
+
+void *
+spw_mem_calloc(size_t count, size_t bytes)
+{
+    uint64_t total;
+    return spw_mul_u64(count, bytes, &total) ? spw_mem_zalloc(total) : NULL;
+}
+
+char *
+spw_mem_strdup(const char *s)
+{
+    size_t bytes = strlen(s) + 1;
+    char *copy = spw_mem_zalloc(bytes);
+    if (copy != NULL)
+        memcpy(copy, s, bytes);
+    return copy;
+}
+
+void
+spw_mem_free(void *p)
+{
+    if (p != NULL)
+        atomic_fetch_sub(&live_allocs, 1);
+    free(p);
+}
+
+void
+spw_test_fail_alloc(unsigned k)
+{
+    atomic_store(&fault_fired, false);
+    atomic_store(&fail_countdown, k);
+}
+
+bool
+spw_test_fault_fired(void)
+{
+    return atomic_load(&fault_fired);
+}
+
+long
+spw_test_live_allocs(void)
+{
+    return atomic_load(&live_allocs);
+}
+
+static void
+count_region(uint64_t bytes)
+{
+    uint64_t now = atomic_fetch_add(&region_live, bytes) + bytes;
+    uint64_t peak = atomic_load(&region_peak);
+    while (now > peak && !atomic_compare_exchange_weak(&region_peak, &peak, now)) {
+    }
+}
+
+spw_status
+spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), huge = 2u << 20, map_bytes;
+    char text[32];
+    void *p;
+    memset(region, 0, sizeof *region);
+    if (bytes == 0)
+        return SPW_OK;
+    map_bytes = spw_round_up(bytes, page);
+    if (bytes > UINT64_MAX / 2 || fault_now())
+        return SPW_RAISE(err, SPW_ENOMEM, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
+    p = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return SPW_RAISE_SYS(err, errno, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
+    if (map_bytes >= huge)
+        (void)madvise(p, map_bytes,
+                      MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
+    if ((flags & SPW_REGION_LAZY) == 0) {
+        for (uint64_t at = 0; at < map_bytes; at += page)
+            ((volatile char *)p)[at] = 0;
+    }
+    region->base = p;
+    region->bytes = region->map_bytes = map_bytes;
+    region->locked = (flags & SPW_REGION_LOCK) != 0 && mlock(p, map_bytes) == 0;
+    atomic_fetch_add(&live_allocs, 1);
+    count_region(map_bytes);
+    return SPW_OK;
+}
+
+void
+spw_region_unmap(spw_region *region)
+{
+    if (region->base == NULL)
+        return;
+    (void)munmap(region->base, region->map_bytes);
+    atomic_fetch_sub(&region_live, region->bytes);
+    atomic_fetch_sub(&live_allocs, 1);
+    memset(region, 0, sizeof *region);
+}
+
+uint64_t
+spw_region_bytes_live(void)
+{
+    return atomic_load(&region_live);
+}
+
+uint64_t
+spw_region_bytes_peak(void)
+{
+    return atomic_load(&region_peak);
+}
+
+void *
+spw_carve_take(spw_carve *carve, uint64_t bytes)
+{
+    uint64_t need = spw_round_up(bytes, 4096);
+    void *p = carve->base + carve->used;
+    if (need < bytes || need > carve->bytes - carve->used)
+        return NULL;
+    carve->used += need;
+    return p;
+}
+
+uint64_t
+spw_round_up(uint64_t x, uint64_t multiple)
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+bool
+spw_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+bool
+spw_add_u64(uint64_t a, uint64_t b, uint64_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+uint64_t
+spw_process_rss_bytes(void)
+{
+    unsigned long long size = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    int got;
+    if (f == NULL)
+        return 0;
+    got = fscanf(f, "%llu %llu", &size, &resident);
+    fclose(f);
+    return got == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+}
+
+uint64_t
+spw_process_rss_peak_bytes(void)
+{
+    struct rusage usage;
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
+}
+
+bool
+spw_parse_bytes(const char *text, uint64_t *bytes_out)
+{
+    static const struct {
+        const char *suffix;
+        double factor;
+    } units[] = {
+        {"", 1},     {"B", 1},    {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+        {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12}};
+    char *end;
+    double value;
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    value = strtod(text, &end);
+    if (errno != 0)
+        return false;
+    while (*end == ' ')
+        end++;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(end, units[i].suffix) == 0) {
+            value *= units[i].factor;
+            if (!(value < 9.0e18))
+                return false;
+            *bytes_out = (uint64_t)value;
+            return true;
+        }
+    }
+    return false;
+}
+
+char *
+spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes)
+{
+    static const char *const names[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    int unit = 0;
+    while (value >= 1024 && unit < 6) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(buf, buf_bytes,
+             value < 10 && unit > 0    ? "%.2f %s"
+             : value < 100 && unit > 0 ? "%.1f %s"
+                                       : "%.0f %s",
+             value, names[unit]);
+    return buf;
+}

@@ -1,0 +1,167 @@
+/*
+ * A worker pool: the caller and n - 1 threads take parts of one job from a shared counter. Workers sleep on a condition
+ * variable between jobs; a short spin first keeps back-to-back operations from paying two context switches each.
+ */
+#include "spw_base.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+struct spw_pool {
+    /* Fixed after create. */
+    uint32_t thread_count;
+    pthread_t *threads; /* thread_count - 1 */
+    struct worker *workers;
+    /* The job; written under lock before the epoch moves, read by workers after they saw it move. */
+    spw_pool_fn fn;
+    void *ctx;
+    uint32_t part_count;
+    _Atomic uint32_t next_part;
+    _Atomic uint32_t busy; /* workers that have not finished this job */
+    _Atomic uint64_t epoch;
+    /* Under lock. */
+    pthread_mutex_t lock;
+    pthread_cond_t start, done;
+    bool stop;
+};
+
+struct worker {
+    spw_pool *pool;
+    uint32_t idx;
+};
+
+enum { SPIN_COUNT = 2000 };
+
+static inline void
+relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void
+take_parts(spw_pool *pool, uint32_t worker_idx)
+{
+    for (;;) {
+        uint32_t i = atomic_fetch_add(&pool->next_part, 1);
+        if (i >= pool->part_count)
+            return;
+        pool->fn(pool->ctx, i, worker_idx);
+    }
+}
+
+static void *
+worker_main(void *arg)
+{
+    struct worker *w = arg;
+    spw_pool *pool = w->pool;
+    uint64_t seen = 0;
+    for (;;) {
+        bool stop;
+        for (int spin = 0; spin < SPIN_COUNT && atomic_load_explicit(&pool->epoch, memory_order_acquire) == seen;
+             spin++)
+            relax();
+        pthread_mutex_lock(&pool->lock);
+        while (atomic_load(&pool->epoch) == seen && !pool->stop)
+            pthread_cond_wait(&pool->start, &pool->lock);
+        stop = pool->stop;
+        seen = atomic_load(&pool->epoch);
+        pthread_mutex_unlock(&pool->lock);
+        if (stop)
+            return NULL;
+        take_parts(pool, w->idx);
+        if (atomic_fetch_sub(&pool->busy, 1) == 1) {
+            pthread_mutex_lock(&pool->lock);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->lock);
+        }
+    }
+}
+
+spw_status
+spw_pool_create(spw_pool **out, uint32_t thread_count, const char *name, spw_error *err)
+{
+    spw_pool *pool = spw_mem_zalloc(sizeof *pool);
+    uint32_t started = 0, wanted = thread_count > 0 ? thread_count : spw_cpu_allowed_count();
+    *out = NULL;
+    if (pool == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "worker pool");
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->start, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->thread_count = 1;
+    pool->threads = spw_mem_calloc(wanted, sizeof *pool->threads);
+    pool->workers = spw_mem_calloc(wanted, sizeof *pool->workers);
+    if (pool->threads == NULL || pool->workers == NULL) {
+        spw_pool_destroy(pool);
+        return SPW_RAISE(err, SPW_ENOMEM, "worker pool of %u threads", wanted);
+    }
+    for (; started + 1 < wanted; started++) {
+        char thread_name[16];
+        int rc;
+        pool->workers[started] = (struct worker){.pool = pool, .idx = started + 1};
+        rc = pthread_create(&pool->threads[started], NULL, worker_main, &pool->workers[started]);
+        if (rc != 0) {
+            spw_pool_destroy(pool);
+            return SPW_RAISE_SYS(err, rc, "start of thread %u of %u for %s", started + 2, wanted, name);
+        }
+        pool->thread_count++;
+        snprintf(thread_name, sizeof thread_name, "%.11s-%u", name, (started + 1) % 1000);
+        (void)pthread_setname_np(pool->threads[started], thread_name); /* cosmetic */
+    }
+    *out = pool;
+    return SPW_OK;
+}
+
+void
+spw_pool_destroy(spw_pool *pool)
+{
+    if (pool == NULL)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->start);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i + 1 < pool->thread_count; i++)
+        pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->start);
+    pthread_cond_destroy(&pool->done);
+    pthread_mutex_destroy(&pool->lock);
+    spw_mem_free(pool->threads);
+    spw_mem_free(pool->workers);
+    spw_mem_free(pool);
+}
+
+uint32_t
+spw_pool_threads(const spw_pool *pool)
+{
+    return pool == NULL ? 1 : pool->thread_count;
+}
+
+void
+spw_pool_run(spw_pool *pool, uint32_t part_count, spw_pool_fn fn, void *ctx)
+{
+    if (pool == NULL || pool->thread_count == 1 || part_count <= 1) {
+        for (uint32_t i = 0; i < part_count; i++)
+            fn(ctx, i, 0);
+        return;
+    }
+    pool->fn = fn;
+    pool->ctx = ctx;
+    pool->part_count = part_count;
+    atomic_store(&pool->next_part, 0);
+    atomic_store(&pool->busy, pool->thread_count - 1);
+    pthread_mutex_lock(&pool->lock);
+    atomic_fetch_add(&pool->epoch, 1);
+    pthread_cond_broadcast(&pool->start);
+    pthread_mutex_unlock(&pool->lock);
+    take_parts(pool, 0);
+    for (int spin = 0; spin < SPIN_COUNT && atomic_load_explicit(&pool->busy, memory_order_acquire) != 0; spin++)
+        relax();
+    pthread_mutex_lock(&pool->lock);
+    while (atomic_load(&pool->busy) != 0)
+        pthread_cond_wait(&pool->done, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}

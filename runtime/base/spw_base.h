@@ -1,0 +1,273 @@
+/*
+ * spw_base.h - the ground floor that every module stands on: status and error messages, accounted memory, a worker
+ * pool, half-precision floats, checksums, time, logging and sizes. It knows nothing of tensors, files or training.
+ */
+#ifndef SPW_BASE_H
+#define SPW_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdarg.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SPW_VERSION "0.1.0"
+
+/* ---------------------------------------------------------------- status and errors */
+
+typedef enum spw_status {
+    SPW_OK = 0,
+    SPW_EINVAL,       /* the caller's mistake */
+    SPW_ENOMEM,       /* an allocation was refused */
+    SPW_EIO,          /* a read or write failed */
+    SPW_ENOSPC,       /* a file system is full */
+    SPW_ENOENT,       /* a file or folder is missing */
+    SPW_ESYS,         /* any other refusal by the operating system */
+    SPW_ECORRUPT,     /* bytes are not the bytes that were written */
+    SPW_ESTALE,       /* a copy reflects another step than the one asked for */
+    SPW_ECONFIG,      /* configuration: unknown key, wrong type, bad value */
+    SPW_ENOFIT,       /* does not fit the budgets given */
+    SPW_EUNSUPPORTED, /* known, and not supported here */
+    SPW_EBUSY,        /* held by somebody else */
+    SPW_ECANCELED,    /* stopped on request */
+    SPW_ETIMEDOUT,    /* did not happen in time */
+    SPW_EPOISONED,    /* an earlier failure made the object unusable */
+    SPW_ENONFINITE,   /* infinity or NaN where a number is needed */
+    SPW_STATUS_COUNT
+} spw_status;
+
+/* spw_status_name - "SPW_EIO" and so on; never NULL. */
+const char *spw_status_name(spw_status st);
+
+/*
+ * spw_error - what went wrong, for a person. Zero-initialise; may be NULL in every call.
+ * The first SPW_RAISE fills it, spw_error_wrap() puts a phrase in front: "phrase: message".
+ */
+typedef struct spw_error {
+    spw_status status;
+    int sys_errno; /* 0 if no system call was involved */
+    char message[768];
+} spw_error;
+
+#if defined(__GNUC__)
+#define SPW_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#else
+#define SPW_PRINTF(a, b)
+#endif
+
+/* Fills err (when not NULL) and returns st, so that `return SPW_RAISE(...)` is the whole error path. */
+spw_status spw_error_raise(spw_error *err, spw_status st, const char *fmt, ...) SPW_PRINTF(3, 4);
+/* The same with ": strerror(errnum)" at the end; the status follows errnum (ENOSPC -> SPW_ENOSPC, ENOMEM, ENOENT...). */
+spw_status spw_error_raise_sys(spw_error *err, int errnum, const char *fmt, ...) SPW_PRINTF(3, 4);
+/* Puts "phrase: " in front of the message. */
+void spw_error_wrap(spw_error *err, const char *fmt, ...) SPW_PRINTF(2, 3);
+/* Keeps the first error: copies src into dst only while dst->status is SPW_OK. */
+void spw_error_keep_first(spw_error *dst, const spw_error *src);
+#define SPW_RAISE(err, st, ...)         spw_error_raise((err), (st), __VA_ARGS__)
+#define SPW_RAISE_SYS(err, errnum, ...) spw_error_raise_sys((err), (errnum), __VA_ARGS__)
+
+/* Runs expr (a spw_status); returns it from the enclosing function unless SPW_OK. For functions with nothing to undo. */
+#define SPW_TRY(expr)                                                                                                  \
+    do {                                                                                                               \
+        spw_status spw_try_st_ = (expr);                                                                               \
+        if (spw_try_st_ != SPW_OK)                                                                                     \
+            return spw_try_st_;                                                                                        \
+    } while (0)
+
+/* An invariant of our own. Stops a build made with -DSPW_CHECKED; does nothing otherwise. The condition never does work. */
+#ifdef SPW_CHECKED
+void spw_assert_failed(const char *file, int line, const char *what);
+#define SPW_ASSERT(cond) ((cond) ? (void)0 : spw_assert_failed(__FILE__, __LINE__, #cond))
+#else
+#define SPW_ASSERT(cond) ((void)sizeof(!(cond)))
+#endif
+
+/* ---------------------------------------------------------------- logging */
+
+typedef enum spw_log_level { SPW_LOG_DEBUG, SPW_LOG_INFO, SPW_LOG_WARN } spw_log_level;
+typedef void (*spw_log_fn)(void *ctx, spw_log_level level, const char *line);
+/* Library code never prints: lines go to fn, or nowhere when none is set (the default). Set before threads start. */
+void spw_log_set(spw_log_fn fn, void *ctx);
+void spw_log(spw_log_level level, const char *fmt, ...) SPW_PRINTF(2, 3);
+
+/* ---------------------------------------------------------------- memory */
+
+/* Small heap objects, zeroed; counted, and failable by tests. NULL when refused. */
+void *spw_mem_zalloc(size_t bytes);
+void *spw_mem_calloc(size_t count, size_t bytes); /* NULL on overflow too */
+char *spw_mem_strdup(const char *s);
+void spw_mem_free(void *p); /* NULL is fine */
+
+/* Test hooks: the k-th allocation from now on fails (0 turns it off); how many objects and regions are live. */
+void spw_test_fail_alloc(unsigned k);
+bool spw_test_fault_fired(void);
+long spw_test_live_allocs(void);
+
+/*
+ * spw_region - one large mapping, page aligned, touched at once so that its bytes are resident and the peak is known.
+ * Tries 2 MiB pages (madvise) when it is at least 2 MiB; locks pages when asked and allowed.
+ */
+typedef struct spw_region {
+    void *base;
+    uint64_t bytes;     /* rounded up to a page; 0 for an empty region */
+    bool locked;        /* mlock succeeded */
+    uint64_t map_bytes; /* private: length of the mapping */
+} spw_region;
+enum { SPW_REGION_LOCK = 1, SPW_REGION_LAZY = 2 /* do not touch the pages now */ };
+/* Errors SPW_ENOMEM with the bytes asked for. A refused lock is no error: region->locked says so. */
+spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err);
+void spw_region_unmap(spw_region *region); /* accepts a zeroed region */
+/* Sum of all live regions' bytes, now and at the highest point since start. Any thread. */
+uint64_t spw_region_bytes_live(void);
+uint64_t spw_region_bytes_peak(void);
+
+/*
+ * spw_carve - hands out parts of one region front to back; carving is how a plan becomes addresses.
+ * Not thread-safe. Alignment 4096 unless the name says otherwise.
+ */
+typedef struct spw_carve {
+    char *base;
+    uint64_t bytes, used;
+} spw_carve;
+void *spw_carve_take(spw_carve *carve, uint64_t bytes); /* NULL when it does not fit */
+
+uint64_t spw_round_up(uint64_t x, uint64_t multiple);
+/* a*b and a+b with overflow as false. */
+bool spw_mul_u64(uint64_t a, uint64_t b, uint64_t *out);
+bool spw_add_u64(uint64_t a, uint64_t b, uint64_t *out);
+
+/* Resident bytes of this process now (/proc/self/statm) and its peak (getrusage); 0 when unknown. */
+uint64_t spw_process_rss_bytes(void);
+uint64_t spw_process_rss_peak_bytes(void);
+
+/* "256MiB", "1.5GiB", "4096", "10KB" (10^3) to bytes. False on anything else, on overflow and on negative numbers. */
+bool spw_parse_bytes(const char *text, uint64_t *bytes_out);
+/* "1.50 GiB", "700 MiB", "12 B" into buf; returns buf. */
+char *spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes);
+
+/* ---------------------------------------------------------------- time and random numbers */
+
+uint64_t spw_now_ns(void); /* CLOCK_MONOTONIC */
+void spw_sleep_ns(uint64_t ns);
+
+/* Philox 4x32-10 (Salmon et al. 2011): 128 random bits from (key, counter); the same everywhere, no state. */
+void spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);
+/* Uniform in [0,1) with 24 bits from one 32-bit word. */
+static inline float
+spw_uniform_f32(uint32_t word)
+{
+    return (float)(word >> 8) * (1.0f / 16777216.0f);
+}
+
+/* ---------------------------------------------------------------- element types and half floats */
+
+typedef enum spw_dtype { SPW_F32, SPW_BF16, SPW_F16, SPW_DTYPE_COUNT } spw_dtype;
+static inline uint32_t
+spw_dtype_bytes(spw_dtype t)
+{
+    return t == SPW_F32 ? 4u : 2u;
+}
+const char *spw_dtype_name(spw_dtype t); /* "fp32", "bf16", "fp16" */
+
+static inline uint32_t
+spw_f32_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+static inline float
+spw_bits_f32(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+static inline float
+spw_bf16_to_f32(uint16_t h)
+{
+    return spw_bits_f32((uint32_t)h << 16);
+}
+/* Round to nearest, ties to even; NaN stays NaN. */
+static inline uint16_t
+spw_f32_to_bf16(float f)
+{
+    uint32_t u = spw_f32_bits(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+float spw_f16_to_f32(uint16_t h);
+uint16_t spw_f32_to_f16(float f);
+
+/*
+ * spw_convert - n elements from one type to another (fp32 <-> bf16/fp16; equal types copy). Vectorised; round to
+ * nearest even. Arrays do not overlap. Any thread.
+ */
+void spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n);
+
+/* ---------------------------------------------------------------- checksums */
+
+/* XXH3 64 bit of the bytes. */
+uint64_t spw_checksum(const void *data, uint64_t bytes);
+
+/* ---------------------------------------------------------------- worker pool */
+
+/*
+ * spw_pool - n threads that run the parts of one job at a time and sleep in between.
+ *
+ * A pool belongs to the thread that calls spw_pool_run(); the caller works too, so a pool of 1 has no threads of its
+ * own. Which thread runs which part is not fixed: a job whose result must not depend on it writes disjoint outputs.
+ */
+typedef struct spw_pool spw_pool;
+typedef void (*spw_pool_fn)(void *ctx, uint32_t part_idx, uint32_t worker_idx);
+/* thread_count 0: all allowed CPUs. name (up to 15 chars) shows in ps and traces. */
+spw_status spw_pool_create(spw_pool **out, uint32_t thread_count, const char *name, spw_error *err);
+void spw_pool_destroy(spw_pool *pool); /* NULL is fine */
+uint32_t spw_pool_threads(const spw_pool *pool);
+/* Calls fn(ctx, i, worker) for every i in [0, part_count), returns when all are done. A NULL pool runs them inline. */
+void spw_pool_run(spw_pool *pool, uint32_t part_count, spw_pool_fn fn, void *ctx);
+
+/* CPUs this process may use: the affinity mask, cut by the cgroup's quota; at least 1. */
+uint32_t spw_cpu_allowed_count(void);
+/* Memory limit of the cgroup in bytes; UINT64_MAX when there is none. */
+uint64_t spw_cgroup_memory_bytes(void);
+/* MemAvailable of /proc/meminfo; 0 when unknown. */
+uint64_t spw_memory_available_bytes(void);
+
+/* CPU features, probed once. SPW_ISA=scalar|avx2|avx512 in the environment lowers the answer. */
+typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_COUNT } spw_isa;
+spw_isa spw_cpu_isa(void);        /* the best that CPU, build and SPW_ISA allow */
+spw_isa spw_cpu_isa_native(void); /* without SPW_ISA */
+const char *spw_isa_name(spw_isa isa);
+
+/* ---------------------------------------------------------------- timeline (Perfetto) */
+
+/*
+ * spw_timeline - what happened when, on named lanes, for Perfetto's JSON importer. Off until opened; recording is one
+ * store into a ring of fixed size when on, and one load when off. The latest events win. Any thread may record.
+ */
+typedef enum spw_lane {
+    SPW_LANE_COMPUTE,
+    SPW_LANE_H2D,
+    SPW_LANE_D2H,
+    SPW_LANE_COMM,
+    SPW_LANE_NVME_READ,
+    SPW_LANE_NVME_WRITE,
+    SPW_LANE_ADAM,
+    SPW_LANE_COUNT
+} spw_lane;
+spw_status spw_timeline_open(uint64_t event_count_max, spw_error *err);
+/* name is a literal or lives as long as the timeline; arg is shown as "unit". Times are spw_now_ns(). */
+void spw_timeline_add(spw_lane lane, const char *name, uint64_t arg, uint64_t begin_ns, uint64_t end_ns);
+spw_status spw_timeline_write(const char *path, spw_error *err);
+void spw_timeline_close(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

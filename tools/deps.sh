@@ -1,0 +1,32 @@
+#!/bin/sh
+# Makes sure that the compiler and the libraries are there: installs with apt when it may, else says the command.
+set -u
+missing=""
+command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
+command -v "${CC:-gcc}" >/dev/null 2>&1 || missing="$missing gcc"
+if [ -z "$missing" ]; then
+    for pair in openblas:libopenblas-dev numa:libnuma-dev jansson:libjansson-dev libxxhash:libxxhash-dev \
+        cmocka:libcmocka-dev liburing:liburing-dev; do
+        pkg-config --exists "${pair%%:*}" 2>/dev/null || missing="$missing ${pair#*:}"
+    done
+else
+    missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libcmocka-dev liburing-dev"
+fi
+[ -z "$missing" ] && exit 0
+if command -v apt-get >/dev/null 2>&1; then
+    sudo=""
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    if [ -z "$sudo" ] || sudo -n true 2>/dev/null; then
+        echo "installing with apt:$missing"
+        { $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing; } >/dev/null 2>&1 && exit 0
+        echo "apt-get could not install them."
+    fi
+fi
+cat <<MSG
+These packages are missing:$missing
+  Debian, Ubuntu:  sudo apt-get install gcc make pkg-config libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev liburing-dev libcmocka-dev
+  Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel liburing-devel libcmocka-devel
+  Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash liburing cmocka
+MSG
+[ "$missing" = " liburing-dev" ] && { echo "no liburing: aio uses threads; to add it: apt install liburing-dev"; exit 0; }
+exit 1
