@@ -1,0 +1,517 @@
+/*
+ * The mover: one thread that looks at the states under the lock, starts every transfer that can start, and sleeps until
+ * something finishes. Order of service: writes behind (they free slots), the unit somebody waits for, the future in its
+ * order, updates of the lowest ready unit, records read ahead.
+ *
+ * Nothing here holds one resource while it waits for the main thread: a fill starts only at a generation that exists or
+ * whose update has been released, and an update takes its record slot before its weight slot. So the smallest pools
+ * (one slot each) still make progress.
+ */
+#include "offload_internal.h"
+#include <stdio.h>
+
+static uint64_t
+weight_bytes(const spw_store *s, const chunk *c)
+{
+    return c->plan.elems * s->cfg.weight_bytes;
+}
+
+static uint64_t
+record_bytes(const spw_store *s, const chunk *c)
+{
+    return c->plan.elems * s->cfg.record_bytes;
+}
+
+static chunk *
+unit_chunk(spw_store *s, const unit *u, uint32_t k)
+{
+    return &s->chunks[u->plan.chunk_first + k];
+}
+
+/* ---------------------------------------------------------------- slots */
+
+static void
+free_weight_slot(spw_store *s, chunk *c)
+{
+    SPW_ASSERT(c->w == W_CLEAN || c->w == W_EMPTY);
+    SPW_ASSERT(c->pins == 0);
+    if (s->cfg.chaos_seed != 0)
+        memset(c->weights, 0xff, weight_bytes(s, c));
+    s->weight_slot_owner[c->weight_slot] = -1;
+    c->weight_slot = -1;
+    c->weights = NULL;
+    c->w = W_EMPTY;
+}
+
+/* How far away the next need of a chunk's host copy is; larger is farther. */
+static uint64_t
+distance(const spw_store *s, const chunk *c)
+{
+    const unit *u = &s->units[c->plan.unit_idx];
+    uint32_t k = c->idx - u->plan.chunk_first;
+    if (u->op == OP_UPDATE && u->grad_ready && s->gate_open && !c->started)
+        return 0; /* about to be updated */
+    if (u->d == D_READY || (u->d == D_FILLING && k < u->fill_next))
+        return (1ull << 32) + u->next_use2;
+    return u->next_use;
+}
+
+/* A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`. */
+static bool
+take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
+{
+    int32_t best = -1;
+    uint64_t best_distance = 0;
+    for (uint32_t i = 0; i < s->cfg.weight_slot_count; i++) {
+        chunk *owner;
+        if (s->weight_slot_owner[i] < 0) {
+            best = (int32_t)i;
+            best_distance = UINT64_MAX;
+            break;
+        }
+        owner = &s->chunks[s->weight_slot_owner[i]];
+        if (owner->w == W_CLEAN && owner->pins == 0) {
+            uint64_t d = distance(s, owner) + 1;
+            if (d > best_distance) {
+                best = (int32_t)i;
+                best_distance = d;
+            }
+        }
+    }
+    if (best < 0 || best_distance <= nearer_than)
+        return false;
+    if (s->weight_slot_owner[best] >= 0)
+        free_weight_slot(s, &s->chunks[s->weight_slot_owner[best]]);
+    s->weight_slot_owner[best] = (int32_t)c->idx;
+    c->weight_slot = best;
+    c->weights = s->weight_slots + (uint64_t)best * s->slot_weight_bytes;
+    return true;
+}
+
+static bool
+take_record_slot(spw_store *s, chunk *c)
+{
+    if (s->record_slot_free_count == 0)
+        return false;
+    c->record_slot = s->record_slot_free[--s->record_slot_free_count];
+    c->record = s->record_slots + (uint64_t)c->record_slot * s->slot_record_bytes;
+    return true;
+}
+
+static void
+free_record_slot(spw_store *s, chunk *c)
+{
+    if (s->cfg.chaos_seed != 0)
+        memset(c->record, 0xff, record_bytes(s, c));
+    s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
+    c->record_slot = -1;
+    c->record = NULL;
+    c->r = R_EMPTY;
+}
+
+/* ---------------------------------------------------------------- transfers */
+
+static void
+submit(spw_store *s, chunk *c, bool is_weight, spw_aio_op op, spw_aio_priority priority)
+{
+    spw_aio_request *req = is_weight ? &c->weight_req : &c->record_req;
+    spw_error err = {0};
+    *req = (spw_aio_request){.op = op,
+                             .priority = priority,
+                             .file = spw_swap_file(s->swaps[c->plan.path_idx]),
+                             .offset = is_weight ? c->weight_offset : c->record_offset,
+                             .bytes = is_weight ? weight_bytes(s, c) : record_bytes(s, c),
+                             .buf = is_weight ? c->weights : c->record,
+                             .user = c};
+    s->aio_inflight++;
+    if (spw_aio_submit(s->aio, req, &err) != SPW_OK) {
+        s->aio_inflight--;
+        spw__store_poison(s, &err);
+    }
+}
+
+static void
+push_job(chunk **head, chunk **tail, chunk *c)
+{
+    c->next_job = NULL;
+    if (*head == NULL)
+        *head = c;
+    else
+        (*tail)->next_job = c;
+    *tail = c;
+}
+
+static void
+finish_request(spw_store *s, spw_aio_request *req)
+{
+    chunk *c = req->user;
+    bool is_weight = req == &c->weight_req;
+    s->aio_inflight--;
+    spw_timeline_add(req->op == SPW_AIO_READ ? SPW_LANE_NVME_READ : SPW_LANE_NVME_WRITE,
+                     is_weight ? "weights" : "record", c->plan.unit_idx, req->submit_ns, req->done_ns);
+    if (req->status != SPW_OK) {
+        spw_error err = {0};
+        spw_aio_request_error(req, &err);
+        spw_error_wrap(&err, "%s of chunk %u (unit %u)", is_weight ? "weights" : "record", c->idx, c->plan.unit_idx);
+        spw__store_poison(s, &err);
+        return;
+    }
+    if (req->op == SPW_AIO_READ) {
+        s->stats.nvme_read_bytes += req->bytes;
+        if (!is_weight) {
+            c->r = R_READY;
+            c->record_fresh = true;
+            pthread_cond_broadcast(&s->main_cond);
+        } else if (s->cfg.integrity) {
+            c->w = W_VERIFYING;
+            push_job(&s->verify_head, &s->verify_tail, c);
+            pthread_cond_signal(&s->work_cond);
+        } else {
+            c->w = W_CLEAN;
+        }
+        return;
+    }
+    s->stats.nvme_write_bytes += req->bytes;
+    if (is_weight) {
+        c->w = W_CLEAN;
+    } else {
+        free_record_slot(s, c);
+    }
+}
+
+static void
+schedule_writes(spw_store *s)
+{
+    while (s->dirty_head != NULL) {
+        chunk *c = s->dirty_head;
+        s->dirty_head = c->next_dirty;
+        c->in_dirty = false;
+        if (c->w == W_DIRTY) {
+            c->w = W_WRITING;
+            submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
+        }
+        if (c->r == R_DIRTY) {
+            c->r = R_WRITING;
+            submit(s, c, false, SPW_AIO_WRITE, SPW_AIO_BULK);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- fills: weights to the device */
+
+/* Gives a half-filled buffer up as soon as no copy writes to it any more. */
+static void
+abort_fill(spw_store *s, unit *u)
+{
+    u->abort_fill = true;
+    if (u->copies_inflight == 0)
+        spw__store_drop_device(s, u);
+}
+
+static void
+copy_done(void *arg)
+{
+    chunk *c = arg;
+    spw_store *s = c->store;
+    unit *u = &s->units[c->plan.unit_idx];
+    spw__store_chaos_delay(s, c->idx);
+    pthread_mutex_lock(&s->lock);
+    c->pins--;
+    u->copies_inflight--;
+    s->copies_inflight--;
+    u->copied_count++;
+    spw_timeline_add(SPW_LANE_H2D, "gather", c->plan.unit_idx, c->copy_begin_ns, spw_now_ns());
+    if (u->abort_fill) {
+        abort_fill(s, u);
+    } else if (u->copied_count == u->plan.chunk_count) {
+        u->d = D_READY;
+        pthread_cond_broadcast(&s->main_cond);
+    }
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void
+start_copy(spw_store *s, unit *u, chunk *c)
+{
+    char *dst = s->device_cache + u->device_offset + c->plan.first * s->compute_bytes;
+    spw_dtype type = spw_gpu_get_info(s->cfg.gpu)->compute_dtype;
+    c->pins++;
+    u->copies_inflight++;
+    s->copies_inflight++;
+    c->copy_begin_ns = spw_now_ns();
+    s->stats.h2d_bytes += c->plan.weight_tier == SPW_TIER_DEVICE ? 0 : weight_bytes(s, c);
+    if (c->plan.weight_tier == SPW_TIER_DEVICE)
+        spw_gpu_copy_d2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems, NULL);
+    else
+        spw_gpu_copy_h2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems);
+    spw_gpu_queue_notify(s->h2d, copy_done, c);
+}
+
+enum { COPIES_INFLIGHT_MAX = 8 };
+
+/* Starts what can be started for a unit that is being filled. False: out of slots, nothing later may take one. */
+static bool
+advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
+{
+    while (u->fill_next < u->plan.chunk_count && s->copies_inflight < COPIES_INFLIGHT_MAX) {
+        chunk *c = unit_chunk(s, u, u->fill_next);
+        if (c->generation > u->device_generation) {
+            abort_fill(s, u);
+            return true;
+        }
+        if (c->generation != u->device_generation || (c->w != W_CLEAN && c->w != W_DIRTY && c->w != W_WRITING))
+            break;
+        start_copy(s, u, c);
+        u->fill_next++;
+    }
+    if (u->read_next < u->fill_next ||
+        (u->fill_next < u->plan.chunk_count && unit_chunk(s, u, u->fill_next)->w == W_EMPTY))
+        u->read_next = u->fill_next;
+    while (u->read_next < u->plan.chunk_count) {
+        chunk *c = unit_chunk(s, u, u->read_next);
+        if (c->generation != u->device_generation)
+            break;
+        if (c->w == W_EMPTY) {
+            if (!take_weight_slot(s, c, nearer_than))
+                return false;
+            c->w = W_READING;
+            submit(s, c, true, SPW_AIO_READ, urgent ? SPW_AIO_URGENT : SPW_AIO_NORMAL);
+        }
+        u->read_next++;
+    }
+    return true;
+}
+
+/* The generation exists, or its update runs without any help from the main thread. */
+static bool
+promised(const spw_store *s, const unit *u, uint64_t generation)
+{
+    return u->generation >= generation ||
+           (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
+static bool
+place_on_device(spw_store *s, unit *u)
+{
+    uint64_t at = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            const unit *o = &s->units[i];
+            if (o->d != D_NONE && at < o->device_offset + o->device_bytes && o->device_offset < at + u->device_bytes) {
+                at = o->device_offset + o->device_bytes;
+                moved = true;
+            }
+        }
+    }
+    u->device_offset = at;
+    return at + u->device_bytes <= s->cfg.device_cache_bytes;
+}
+
+static bool
+make_room(spw_store *s, unit *u, uint64_t nearer_than)
+{
+    while (!place_on_device(s, u)) {
+        unit *victim = NULL;
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            unit *o = &s->units[i];
+            bool idle = (o->d == D_READY && o->pins == 0) ||
+                        (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use == UINT32_MAX);
+            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than &&
+                (victim == NULL || o->next_use > victim->next_use))
+                victim = o;
+        }
+        if (victim == NULL)
+            return false;
+        spw__store_drop_device(s, victim);
+    }
+    return true;
+}
+
+/* One wanted use. False: memory ran out, later uses must wait. */
+static bool
+serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
+{
+    unit *u = &s->units[use.unit_idx];
+    if (u->d == D_FILLING && (u->abort_fill || u->device_generation < use.generation))
+        abort_fill(s, u);
+    else if (u->d == D_READY && u->device_generation < use.generation && u->pins == 0)
+        spw__store_drop_device(s, u);
+    if (u->d == D_NONE) {
+        if (u->generation > use.generation || !promised(s, u, use.generation))
+            return true;
+        if (!make_room(s, u, nearer_than))
+            return false;
+        u->d = D_FILLING;
+        u->device_generation = use.generation;
+        u->fill_next = u->read_next = u->copied_count = 0;
+        u->abort_fill = false;
+        u->by_demand = urgent;
+    }
+    return u->d != D_FILLING || u->abort_fill || advance_fill(s, u, nearer_than, urgent);
+}
+
+static void
+schedule_fills(spw_store *s)
+{
+    if (s->demand_set && !serve_use(s, s->demand, 0, true))
+        return;
+    for (uint32_t i = 0; i < s->future_count; i++) {
+        if (!serve_use(s, s->future[i], (uint64_t)i + 1, false))
+            return;
+    }
+}
+
+/* ---------------------------------------------------------------- updates and sweeps: records past the workers */
+
+static bool
+op_may_run(const spw_store *s, const unit *u)
+{
+    return u->op == OP_INIT || u->op == OP_VISIT || (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
+/* Brings the weights of c to memory for its job. True when they are there and the job may start. */
+static bool
+weights_ready(spw_store *s, unit *u, chunk *c)
+{
+    bool reads = u->op == OP_VISIT || (u->op == OP_UPDATE && s->cfg.update_reads_weights);
+    if (c->w == W_EMPTY) {
+        if (!take_weight_slot(s, c, 0))
+            return false;
+        if (!reads)
+            return true;
+        c->w = W_READING;
+        c->held = true;
+        c->pins++;
+        submit(s, c, true, SPW_AIO_READ, SPW_AIO_NORMAL);
+        return false;
+    }
+    if (u->op == OP_VISIT)
+        return c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING;
+    return c->w == W_CLEAN && c->pins == (c->held ? 1u : 0u);
+}
+
+static void
+start_job(spw_store *s, unit *u, chunk *c)
+{
+    if (c->held) {
+        c->held = false;
+        c->pins--;
+    }
+    if (u->op == OP_VISIT)
+        c->pins++;
+    else
+        c->w = W_UPDATING;
+    if (c->r == R_READY)
+        c->r = R_UPDATING;
+    c->started = true;
+    push_job(&s->job_head, &s->job_tail, c);
+    pthread_cond_signal(&s->work_cond);
+}
+
+/* False: no record slot is left. */
+static bool
+advance_unit(spw_store *s, unit *u)
+{
+    bool runs = op_may_run(s, u), slots_left = true;
+    while (u->load_next < u->plan.chunk_count) {
+        chunk *c = unit_chunk(s, u, u->load_next);
+        if (c->r == R_WRITING || c->r == R_DIRTY)
+            break; /* the last step's record is still on its way out */
+        if (c->r == R_EMPTY) {
+            if (!take_record_slot(s, c)) {
+                slots_left = false;
+                break;
+            }
+            if (u->op == OP_INIT) {
+                c->r = R_READY;
+            } else {
+                c->r = R_READING;
+                submit(s, c, false, SPW_AIO_READ, SPW_AIO_NORMAL);
+            }
+        }
+        u->load_next++;
+    }
+    if (!runs)
+        return slots_left;
+    if (u->op != OP_VISIT && u->d == D_READY && u->pins == 0)
+        spw__store_drop_device(s, u); /* the generation it shows is about to pass */
+    if (u->op != OP_VISIT && u->d == D_FILLING && u->device_generation <= u->generation)
+        abort_fill(s, u);
+    for (uint32_t k = u->job_next; k < u->load_next; k++) {
+        chunk *c = unit_chunk(s, u, k);
+        bool ready;
+        if (c->started)
+            continue;
+        ready = weights_ready(s, u, c);
+        if (ready && (c->r == R_READY || c->r == R_NONE))
+            start_job(s, u, c);
+        else if (ready && c->w == W_EMPTY) { /* an unread slot waits for its record: give it back for now */
+            c->w = W_CLEAN;
+            free_weight_slot(s, c);
+        }
+        if (!ready && c->w == W_EMPTY)
+            break; /* no weight slot: the later ones would not get one either */
+    }
+    while (u->job_next < u->load_next && unit_chunk(s, u, u->job_next)->started)
+        u->job_next++;
+    return slots_left;
+}
+
+static void
+schedule_updates(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        if (u->op == OP_NONE || (s->gate_open && !op_may_run(s, u)))
+            continue;
+        if (!advance_unit(s, u))
+            return;
+    }
+}
+
+/* ---------------------------------------------------------------- the thread */
+
+enum { BATCH = 64 };
+
+void *
+spw__store_mover_main(void *arg)
+{
+    spw_store *s = arg;
+    spw_aio_request *done[BATCH];
+    uint32_t done_count = 0;
+    (void)pthread_setname_np(pthread_self(), "spw-mover");
+    for (;;) {
+        bool stop;
+        while (s->aio != NULL && done_count < BATCH && (done[done_count] = spw_aio_poll(s->aio)) != NULL)
+            done_count++;
+        pthread_mutex_lock(&s->lock);
+        for (uint32_t i = 0; i < done_count; i++)
+            finish_request(s, done[i]);
+        if (s->aio != NULL) {
+            spw_aio_stats io;
+            spw_aio_get_stats(s->aio, &io);
+            s->stats.read_busy_ns = io.read_busy_ns;
+            s->stats.write_busy_ns = io.write_busy_ns;
+        }
+        if (s->poison.status == SPW_OK) {
+            schedule_writes(s);
+            schedule_fills(s);
+            schedule_updates(s);
+            schedule_writes(s);
+        }
+        stop = s->stop && s->copies_inflight == 0 && s->aio_inflight == 0 && s->jobs_running == 0;
+        if (!stop && s->aio == NULL) {
+            while (!s->mover_kicked)
+                pthread_cond_wait(&s->mover_cond, &s->lock);
+            s->mover_kicked = false;
+        }
+        pthread_mutex_unlock(&s->lock);
+        if (stop)
+            return NULL;
+        done_count = 0;
+        if (s->aio != NULL && (done[0] = spw_aio_wait(s->aio, UINT64_MAX)) != NULL)
+            done_count = 1;
+    }
+}

@@ -1,0 +1,108 @@
+/*
+ * Inside the store: the states of a chunk's copies and of a unit's device buffer. Everything below `lock` in spw_store
+ * is touched only with it held; buffers in a lent state (READING, WRITING, VERIFYING, UPDATING) belong to aio, or to
+ * the worker that took the job, until it hands them back under the lock.
+ *
+ *   weights  EMPTY -> READING -> VERIFYING -> CLEAN -> UPDATING -> DIRTY -> WRITING -> CLEAN -> EMPTY (evicted)
+ *   record   EMPTY -> READING -> READY -> UPDATING -> DIRTY -> WRITING -> EMPTY
+ *   device   NONE -> FILLING -> READY -> NONE
+ *
+ * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only.
+ */
+#ifndef SPW_OFFLOAD_INTERNAL_H
+#define SPW_OFFLOAD_INTERNAL_H
+
+#include "spw_offload.h"
+#include <pthread.h>
+
+typedef enum { W_EMPTY, W_READING, W_VERIFYING, W_CLEAN, W_UPDATING, W_DIRTY, W_WRITING } w_state;
+typedef enum { R_NONE, R_EMPTY, R_READING, R_READY, R_UPDATING, R_DIRTY, R_WRITING } r_state;
+typedef enum { D_NONE, D_FILLING, D_READY } d_state;
+typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT } unit_op;
+
+typedef struct chunk chunk;
+struct chunk {
+    spw_store *store;
+    spw_store_chunk plan;
+    uint32_t idx;
+    uint64_t weight_offset, record_offset; /* in the swap file */
+    w_state w;
+    r_state r;
+    void *weights, *record; /* memory that holds the copy; NULL when EMPTY */
+    int32_t weight_slot, record_slot;
+    uint32_t pins;     /* readers of `weights`: copies in flight, a visit, or a hold for the update to come */
+    bool held;         /* one of the pins is the update's own */
+    bool started;      /* its job of this op was handed to the workers */
+    bool record_fresh; /* just read: verify before use */
+    uint64_t generation;
+    uint64_t weight_sum, record_sum;
+    chunk *next_job, *next_dirty;
+    bool in_dirty;
+    spw_aio_request weight_req, record_req;
+    uint64_t copy_begin_ns;
+};
+
+typedef struct unit {
+    spw_store_unit plan;
+    void *grad;
+    uint64_t generation; /* all chunks have reached it */
+    unit_op op;
+    bool grad_ready;
+    uint32_t load_next, job_next, done_count; /* chunks of the unit, in this op */
+    d_state d;
+    uint64_t device_offset, device_bytes, device_generation;
+    uint32_t fill_next, read_next, copied_count, copies_inflight;
+    uint32_t pins;
+    bool abort_fill, by_demand;
+    uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
+} unit;
+
+struct spw_store {
+    /* Fixed after create. */
+    spw_store_config cfg;
+    uint32_t chunk_count, unit_count;
+    uint64_t slot_weight_bytes, slot_record_bytes;
+    spw_region host;
+    void *device_memory;
+    char *device_cache;
+    uint32_t compute_bytes;
+    char *weight_slots, *record_slots;
+    spw_swap **swaps;
+    bool any_nvme;
+    pthread_t mover, *workers;
+    uint32_t worker_started;
+    bool mover_started;
+    spw_gpu_queue *h2d;
+    spw_aio *aio; /* used by the mover thread alone */
+
+    pthread_mutex_t lock;
+    pthread_cond_t main_cond, work_cond, mover_cond;
+    /* Under lock. */
+    unit *units;
+    chunk *chunks;
+    int32_t *weight_slot_owner; /* chunk index or -1 */
+    int32_t *record_slot_free;
+    uint32_t record_slot_free_count;
+    spw_store_use *future;
+    uint32_t future_count, future_capacity;
+    spw_store_use demand;
+    bool demand_set, gate_open, step_open, stop, mover_kicked;
+    chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
+    chunk *dirty_head;
+    uint32_t jobs_running, copies_inflight, aio_inflight;
+    spw_store_fn sweep_fn;
+    void *sweep_ctx;
+    spw_error poison; /* status SPW_OK while healthy */
+    spw_store_stats stats;
+    uint64_t chaos_state;
+};
+
+void *spw__store_mover_main(void *store);
+void *spw__store_worker_main(void *store);
+/* With the lock held. */
+void spw__store_kick(spw_store *s);
+void spw__store_poison(spw_store *s, const spw_error *err);
+void spw__store_drop_device(spw_store *s, unit *u);
+void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * spw_offload.h - moves bytes between tiers: swap space on NVMe, slots in host memory, unit buffers on the device.
+ *
+ * The store owns every copy of every chunk and one mover thread that decides nothing about training: it is told which
+ * units will be used next (policy: runtime), fetches them in that order as far as memory allows, and streams records
+ * past a function it was handed (Adam: it does not know). A copy is used only at the generation that was asked for.
+ */
+#ifndef SPW_OFFLOAD_H
+#define SPW_OFFLOAD_H
+
+#include "spw_aio.h"
+#include "spw_base.h"
+#include "spw_gpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum spw_tier { SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_COUNT } spw_tier;
+const char *spw_tier_name(spw_tier tier); /* "device", "host", "nvme" */
+
+/* ---------------------------------------------------------------- swap space */
+
+/*
+ * One preallocated file in <dir>/spillway-<job>/rank-<rank>/swap.bin, locked while it is open. Opening first reclaims
+ * the folders of runs that are gone (their lock is free).
+ */
+typedef struct spw_swap spw_swap;
+/* Errors  SPW_ENOSPC with needed and free bytes, SPW_ENOENT / SPW_ESYS naming the folder. Nothing is left behind. */
+spw_status spw_swap_open(spw_swap **out, spw_aio *aio, const char *dir, const char *job, uint32_t rank, uint64_t bytes,
+                         spw_error *err);
+void spw_swap_close(spw_swap *swap); /* removes the file and its folders; NULL is fine */
+spw_aio_file *spw_swap_file(const spw_swap *swap);
+/* Removes folders of dead runs below dir; returns how many. */
+uint32_t spw_swap_reclaim(const char *dir);
+
+/* ---------------------------------------------------------------- the store */
+
+/* Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. */
+typedef struct spw_store_chunk {
+    uint32_t unit_idx;
+    uint64_t first; /* element of the unit */
+    uint64_t elems; /* multiple of 4096 */
+    spw_tier weight_tier, record_tier;
+    uint32_t path_idx; /* of the swap path, when either tier is nvme */
+} spw_store_chunk;
+
+typedef struct spw_store_unit {
+    uint32_t chunk_first, chunk_count;
+    uint64_t elems; /* padded */
+    bool trainable; /* has records and a gradient */
+} spw_store_unit;
+
+/* One use of a unit: its weights as of `generation` updates. */
+typedef struct spw_store_use {
+    uint32_t unit_idx;
+    uint64_t generation;
+} spw_store_use;
+
+/*
+ * Called on a worker thread with one chunk in memory. record and grad are NULL for a frozen unit (grad also in sweeps).
+ * Different chunks come on different threads at once. A status other than SPW_OK poisons the store.
+ */
+typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
+                                   spw_error *err);
+
+typedef struct spw_store_config {
+    spw_gpu *gpu;
+    const spw_store_unit *units;
+    const spw_store_chunk *chunks;
+    uint32_t unit_count, chunk_count;
+    spw_dtype weight_dtype, grad_dtype;
+    uint32_t weight_bytes, record_bytes; /* per element */
+    bool update_reads_weights;
+    uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
+    uint64_t device_cache_bytes;                   /* for gathered units, in the device's compute type */
+    uint32_t worker_count;                         /* optimizer threads; 0: 1 */
+    bool pin_memory, integrity;
+    const char *const *paths; /* swap folders */
+    uint32_t path_count;
+    const char *job; /* NULL: unique to this process */
+    uint32_t rank;
+    spw_aio_options aio;
+    spw_store_fn update;
+    void *update_ctx;
+    uint64_t chaos_seed; /* tests: random delays everywhere and poisoned released buffers; 0: off */
+} spw_store_config;
+
+/* What create will take, from the same arithmetic. Pure. */
+typedef struct spw_store_need {
+    uint64_t host_bytes, device_bytes;
+    uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
+} spw_store_need;
+void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
+
+typedef struct spw_store spw_store;
+spw_status spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err);
+void spw_store_destroy(spw_store *store); /* waits for work in flight, removes the swap files; NULL is fine */
+
+/*
+ * spw_store_sweep - runs fn once for every chunk, on the workers, each chunk brought to memory first.
+ * INIT: contents are undefined before, stored after (generation 0). VISIT: read only. Blocks; no step may be open.
+ */
+typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT } spw_sweep;
+spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err);
+
+/* The uses to come, nearest first; a hint that drives prefetch and eviction. Copied. */
+void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count);
+/*
+ * spw_store_acquire - waits until the unit is on the device at the given generation and keeps it there.
+ * Returns the unit's contiguous weights in the compute type. Each acquire needs one release.
+ * Errors  SPW_ESTALE if that generation has passed; SPW_EPOISONED's first reason after a failure.
+ */
+spw_status
+spw_store_acquire(spw_store *store, uint32_t unit_idx, uint64_t generation, const void **weights_out, spw_error *err);
+void spw_store_release(spw_store *store, uint32_t unit_idx);
+
+/* Host buffer (unit elems, grad_dtype) for the unit's reduced gradient; the caller's until spw_store_grad_ready. */
+void *spw_store_grad(spw_store *store, uint32_t unit_idx);
+/*
+ * A step: begin (records may be read ahead) -> grad_ready per unit -> go (updates may run; may come first) -> the units
+ * reach generation + 1 one by one, lowest first, while the caller goes on. skip instead of go: nothing changes.
+ */
+void spw_store_step_begin(spw_store *store);
+void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
+void spw_store_step_go(spw_store *store);
+void spw_store_step_skip(spw_store *store);
+/* Waits until all updates that were released have finished and reached their tier's memory. */
+spw_status spw_store_drain(spw_store *store, spw_error *err);
+
+typedef enum spw_stall {
+    SPW_STALL_NVME_READ,
+    SPW_STALL_NVME_WRITE,
+    SPW_STALL_H2D,
+    SPW_STALL_OPTIMIZER,
+    SPW_STALL_COUNT
+} spw_stall;
+const char *spw_stall_name(spw_stall stall); /* "nvme_read", "nvme_write", "h2d", "optimizer" */
+typedef struct spw_store_stats {
+    uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
+    uint64_t uses, hits; /* hit: the fetch had been started by the future before acquire was called */
+    uint64_t stall_ns[SPW_STALL_COUNT];
+    uint64_t update_busy_ns; /* summed over workers */
+    uint64_t read_busy_ns, write_busy_ns;
+    uint64_t updates; /* chunks */
+} spw_store_stats;
+void spw_store_get_stats(spw_store *store, spw_store_stats *out);
+/* "io_uring (...)" or "none". */
+const char *spw_store_aio_reason(const spw_store *store);
+/* The first failure, or SPW_OK. */
+spw_status spw_store_check(spw_store *store, spw_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,706 @@
+/*
+ * The store: owns all copies of all chunks. This file is its face to the runtime (create, acquire, release, steps,
+ * sweeps) and the workers that verify checksums and call the function that changes numbers; mover.c moves the bytes.
+ */
+#include "offload_internal.h"
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+const char *
+spw_stall_name(spw_stall stall)
+{
+    static const char *const names[SPW_STALL_COUNT] = {"nvme_read", "nvme_write", "h2d", "optimizer"};
+    return (unsigned)stall < SPW_STALL_COUNT ? names[stall] : "unknown";
+}
+
+/* ---------------------------------------------------------------- helpers shared with the mover (lock held) */
+
+void
+spw__store_kick(spw_store *s)
+{
+    if (s->aio != NULL) {
+        spw_aio_wake(s->aio);
+    } else {
+        s->mover_kicked = true;
+        pthread_cond_signal(&s->mover_cond);
+    }
+}
+
+void
+spw__store_poison(spw_store *s, const spw_error *err)
+{
+    spw_error_keep_first(&s->poison, err);
+    pthread_cond_broadcast(&s->main_cond);
+    pthread_cond_broadcast(&s->work_cond);
+}
+
+void
+spw__store_drop_device(spw_store *s, unit *u)
+{
+    SPW_ASSERT(u->pins == 0 && u->copies_inflight == 0);
+    if (s->cfg.chaos_seed != 0 && spw_gpu_get_info(s->cfg.gpu)->host_addressable)
+        memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
+    u->d = D_NONE;
+    u->abort_fill = false;
+}
+
+void
+spw__store_chaos_delay(spw_store *s, uint64_t salt)
+{
+    uint32_t r[4];
+    uint64_t count;
+    if (s->cfg.chaos_seed == 0)
+        return;
+    count = __atomic_fetch_add(&s->chaos_state, 1, __ATOMIC_RELAXED);
+    spw_philox(s->cfg.chaos_seed, salt, count, r);
+    if (r[0] % 4 == 0)
+        spw_sleep_ns(r[1] % 300000);
+}
+
+/* ---------------------------------------------------------------- workers */
+
+static spw_status
+corrupt(const spw_store *s, const chunk *c, bool is_weight, uint64_t found, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT,
+                     "%s at offset %llu (%s of chunk %u, unit %u, generation %llu): checksum is %016llx, %016llx was "
+                     "written; the swap file changed on disk",
+                     spw_aio_file_path(spw_swap_file(s->swaps[c->plan.path_idx])),
+                     (unsigned long long)(is_weight ? c->weight_offset : c->record_offset),
+                     is_weight ? "weights" : "record", c->idx, c->plan.unit_idx, (unsigned long long)c->generation,
+                     (unsigned long long)found, (unsigned long long)(is_weight ? c->weight_sum : c->record_sum));
+}
+
+/* The job itself; no lock held, the chunk is this worker's. */
+static spw_status
+run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
+{
+    const unit *u = &s->units[c->plan.unit_idx];
+    uint64_t rec_bytes = c->plan.elems * s->cfg.record_bytes;
+    const char *grad =
+        op == OP_UPDATE ? (const char *)u->grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype) : NULL;
+    void *record = u->plan.trainable ? c->record : NULL;
+    spw_status st;
+    spw__store_chaos_delay(s, c->idx);
+    if (c->record_fresh && s->cfg.integrity) {
+        uint64_t sum = spw_checksum(record, rec_bytes);
+        if (sum != c->record_sum)
+            return corrupt(s, c, false, sum, err);
+    }
+    st = op == OP_UPDATE ? s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, err)
+                         : s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
+    if (st != SPW_OK || op == OP_VISIT || !s->cfg.integrity)
+        return st;
+    if (c->plan.weight_tier == SPW_TIER_NVME)
+        c->weight_sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
+    if (c->plan.record_tier == SPW_TIER_NVME && record != NULL)
+        c->record_sum = spw_checksum(record, rec_bytes);
+    return SPW_OK;
+}
+
+static void
+mark_dirty(spw_store *s, chunk *c)
+{
+    if (!c->in_dirty) {
+        c->in_dirty = true;
+        c->next_dirty = s->dirty_head;
+        s->dirty_head = c;
+    }
+}
+
+/* Hands the chunk back, under the lock. */
+static void
+finish_job(spw_store *s, chunk *c, unit_op op)
+{
+    unit *u = &s->units[c->plan.unit_idx];
+    bool record_on_nvme = c->plan.record_tier == SPW_TIER_NVME && c->r != R_NONE;
+    c->record_fresh = false;
+    if (op == OP_VISIT) {
+        c->pins--;
+        if (record_on_nvme) { /* unchanged: the slot goes back without a write */
+            s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
+            c->record_slot = -1;
+            c->record = NULL;
+            c->r = R_EMPTY;
+        } else if (c->r != R_NONE) {
+            c->r = R_READY;
+        }
+    } else {
+        c->w = c->plan.weight_tier == SPW_TIER_NVME ? W_DIRTY : W_CLEAN;
+        if (c->r != R_NONE)
+            c->r = record_on_nvme ? R_DIRTY : R_READY;
+        if (c->w == W_DIRTY || c->r == R_DIRTY)
+            mark_dirty(s, c);
+        c->generation = op == OP_UPDATE ? c->generation + 1 : 0;
+        s->stats.updates += op == OP_UPDATE;
+    }
+    if (++u->done_count == u->plan.chunk_count) {
+        u->op = OP_NONE;
+        u->generation = c->generation;
+        pthread_cond_broadcast(&s->main_cond);
+    }
+}
+
+void *
+spw__store_worker_main(void *arg)
+{
+    spw_store *s = arg;
+    (void)pthread_setname_np(pthread_self(), "spw-adam");
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        bool verify = s->verify_head != NULL;
+        chunk *c = verify ? s->verify_head : s->job_head;
+        spw_error err = {0};
+        uint64_t begin;
+        if (c == NULL || s->poison.status != SPW_OK) {
+            if (s->stop)
+                break;
+            pthread_cond_wait(&s->work_cond, &s->lock);
+            continue;
+        }
+        s->jobs_running++;
+        if (verify) {
+            uint64_t sum;
+            s->verify_head = c->next_job;
+            pthread_mutex_unlock(&s->lock);
+            spw__store_chaos_delay(s, c->idx);
+            sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
+            if (sum != c->weight_sum)
+                corrupt(s, c, true, sum, &err);
+            pthread_mutex_lock(&s->lock);
+            if (err.status == SPW_OK)
+                c->w = W_CLEAN;
+        } else {
+            unit_op op = s->units[c->plan.unit_idx].op;
+            s->job_head = c->next_job;
+            pthread_mutex_unlock(&s->lock);
+            begin = spw_now_ns();
+            (void)run_job(s, c, op, &err);
+            pthread_mutex_lock(&s->lock);
+            s->stats.update_busy_ns += spw_now_ns() - begin;
+            spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
+                             spw_now_ns());
+            if (err.status == SPW_OK)
+                finish_job(s, c, op);
+        }
+        s->jobs_running--;
+        if (err.status != SPW_OK)
+            spw__store_poison(s, &err);
+        spw__store_kick(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- sizes and lay-out */
+
+static uint64_t
+compute_bytes_of(const spw_store_config *cfg)
+{
+    return spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
+}
+
+static uint64_t
+page_up(uint64_t bytes)
+{
+    return spw_round_up(bytes, 4096);
+}
+
+/* Largest chunk with a copy on nvme, in elements; 0: none. */
+static uint64_t
+largest_nvme_chunk(const spw_store_config *cfg, bool records)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
+                               : c->weight_tier == SPW_TIER_NVME;
+        if (on_nvme && c->elems > largest)
+            largest = c->elems;
+    }
+    return largest;
+}
+
+void
+spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
+{
+    need->host_bytes = 0;
+    need->device_bytes = page_up(cfg->device_cache_bytes);
+    for (uint32_t i = 0; need->path_bytes != NULL && i < cfg->path_count; i++)
+        need->path_bytes[i] = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        for (int records = 0; records < 2; records++) {
+            spw_tier tier = records ? c->record_tier : c->weight_tier;
+            uint64_t bytes = page_up(c->elems * (records ? cfg->record_bytes : cfg->weight_bytes));
+            if (records && !cfg->units[c->unit_idx].trainable)
+                continue;
+            if (tier == SPW_TIER_HOST)
+                need->host_bytes += bytes;
+            else if (tier == SPW_TIER_DEVICE)
+                need->device_bytes += bytes;
+            else if (need->path_bytes != NULL)
+                need->path_bytes[c->path_idx] += bytes;
+        }
+    }
+    for (uint32_t i = 0; i < cfg->unit_count; i++) {
+        if (cfg->units[i].trainable)
+            need->host_bytes += page_up(cfg->units[i].elems * spw_dtype_bytes(cfg->grad_dtype));
+    }
+    need->host_bytes += cfg->weight_slot_count * page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
+    need->host_bytes += cfg->record_slot_count * page_up(largest_nvme_chunk(cfg, true) * cfg->record_bytes);
+}
+
+static spw_status
+carve_memory(spw_store *s, spw_error *err)
+{
+    const spw_store_config *cfg = &s->cfg;
+    spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
+    spw_carve host, device;
+    spw_status st = SPW_OK;
+    if (need.path_bytes == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "store");
+    spw_store_compute_need(cfg, &need);
+    st = spw_region_map(&s->host, need.host_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
+    if (st != SPW_OK)
+        goto out;
+    if (cfg->pin_memory && !s->host.locked && s->host.bytes > 0)
+        spw_log(SPW_LOG_WARN, "the host arena (%llu bytes) is not page-locked: RLIMIT_MEMLOCK is too small (ulimit -l)",
+                (unsigned long long)s->host.bytes);
+    host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
+    device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
+    s->slot_weight_bytes = page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
+    s->slot_record_bytes = page_up(largest_nvme_chunk(cfg, true) * cfg->record_bytes);
+    s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
+    s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
+    s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
+    memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
+    for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */
+        for (uint32_t i = 0; i < s->chunk_count; i++) {
+            chunk *c = &s->chunks[i];
+            spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
+            uint64_t bytes = page_up(c->plan.elems * (records ? cfg->record_bytes : cfg->weight_bytes));
+            void *home;
+            if (records && !cfg->units[c->plan.unit_idx].trainable)
+                continue;
+            home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
+            if (records) {
+                c->record = home;
+                c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
+            } else {
+                c->weights = home;
+                c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
+            }
+            if (tier == SPW_TIER_NVME) {
+                *(records ? &c->record_offset : &c->weight_offset) = need.path_bytes[c->plan.path_idx];
+                need.path_bytes[c->plan.path_idx] += bytes;
+                s->any_nvme = true;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        if (u->plan.trainable)
+            u->grad = spw_carve_take(&host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
+    }
+    if (s->any_nvme) {
+        char job[64];
+        snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
+        s->cfg.aio.fixed = &s->host;
+        if (s->cfg.aio.probe_dir == NULL)
+            s->cfg.aio.probe_dir = cfg->paths[0];
+        st = spw_aio_create(&s->aio, &s->cfg.aio, err);
+        for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)
+            st = spw_swap_open(&s->swaps[i], s->aio, cfg->paths[i], cfg->job != NULL ? cfg->job : job, cfg->rank,
+                               need.path_bytes[i] > 0 ? need.path_bytes[i] : 4096, err);
+    }
+out:
+    spw_mem_free(need.path_bytes);
+    return st;
+}
+
+static spw_status
+check_config(const spw_store_config *cfg, spw_error *err)
+{
+    uint64_t largest_unit = 0;
+    for (uint32_t i = 0; i < cfg->unit_count; i++) {
+        if (cfg->units[i].elems > largest_unit)
+            largest_unit = cfg->units[i].elems;
+    }
+    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes)
+        return SPW_RAISE(err, SPW_EINVAL, "the largest unit takes %llu bytes on the device, its cache has %llu",
+                         (unsigned long long)(largest_unit * compute_bytes_of(cfg)),
+                         (unsigned long long)cfg->device_cache_bytes);
+    if ((largest_nvme_chunk(cfg, false) > 0 && cfg->weight_slot_count == 0) ||
+        (largest_nvme_chunk(cfg, true) > 0 && cfg->record_slot_count == 0))
+        return SPW_RAISE(err, SPW_EINVAL, "chunks on nvme need at least one slot of each kind");
+    if (!spw_gpu_get_info(cfg->gpu)->host_addressable) {
+        for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+            if (cfg->chunks[i].weight_tier == SPW_TIER_DEVICE || cfg->chunks[i].record_tier == SPW_TIER_DEVICE)
+                return SPW_RAISE(err, SPW_EUNSUPPORTED, "not supported yet: state on device %s",
+                                 spw_gpu_get_info(cfg->gpu)->name);
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+build(spw_store *s, spw_error *err)
+{
+    const spw_store_config *cfg = &s->cfg;
+    uint32_t workers = cfg->worker_count > 0 ? cfg->worker_count : 1;
+    s->units = spw_mem_calloc(cfg->unit_count, sizeof *s->units);
+    s->chunks = spw_mem_calloc(cfg->chunk_count, sizeof *s->chunks);
+    s->weight_slot_owner = spw_mem_calloc(cfg->weight_slot_count, sizeof(int32_t));
+    s->record_slot_free = spw_mem_calloc(cfg->record_slot_count, sizeof(int32_t));
+    s->future_capacity = 4 * cfg->unit_count + 64;
+    s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
+    s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
+    s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
+    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->future || !s->swaps ||
+        !s->workers)
+        return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
+    s->unit_count = cfg->unit_count;
+    s->chunk_count = cfg->chunk_count;
+    s->compute_bytes = (uint32_t)compute_bytes_of(cfg);
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        s->units[i].plan = cfg->units[i];
+        s->units[i].device_bytes = cfg->units[i].elems * s->compute_bytes;
+        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        s->chunks[i].store = s;
+        s->chunks[i].idx = i;
+        s->chunks[i].plan = cfg->chunks[i];
+        s->chunks[i].weight_slot = s->chunks[i].record_slot = -1;
+    }
+    for (uint32_t i = 0; i < cfg->weight_slot_count; i++)
+        s->weight_slot_owner[i] = -1;
+    for (uint32_t i = 0; i < cfg->record_slot_count; i++)
+        s->record_slot_free[i] = (int32_t)i;
+    s->record_slot_free_count = cfg->record_slot_count;
+    SPW_TRY(carve_memory(s, err));
+    SPW_TRY(spw_gpu_queue_create(&s->h2d, cfg->gpu, SPW_QUEUE_H2D, err));
+    for (; s->worker_started < workers; s->worker_started++) {
+        int rc = pthread_create(&s->workers[s->worker_started], NULL, spw__store_worker_main, s);
+        if (rc != 0)
+            return SPW_RAISE_SYS(err, rc, "start of optimizer thread %u", s->worker_started + 1);
+    }
+    {
+        int rc = pthread_create(&s->mover, NULL, spw__store_mover_main, s);
+        if (rc != 0)
+            return SPW_RAISE_SYS(err, rc, "start of the mover thread");
+        s->mover_started = true;
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err)
+{
+    spw_status st;
+    spw_store *s;
+    *out = NULL;
+    SPW_TRY(check_config(config, err));
+    s = spw_mem_zalloc(sizeof *s);
+    if (s == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "store");
+    s->cfg = *config;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->main_cond, NULL);
+    pthread_cond_init(&s->work_cond, NULL);
+    pthread_cond_init(&s->mover_cond, NULL);
+    st = build(s, err);
+    if (st != SPW_OK)
+        spw_store_destroy(s);
+    else
+        *out = s;
+    return st;
+}
+
+void
+spw_store_destroy(spw_store *s)
+{
+    if (s == NULL)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_broadcast(&s->work_cond);
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+    for (uint32_t i = 0; i < s->worker_started; i++)
+        pthread_join(s->workers[i], NULL);
+    if (s->mover_started) {
+        pthread_mutex_lock(&s->lock);
+        spw__store_kick(s);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->mover, NULL);
+    }
+    spw_gpu_queue_destroy(s->h2d);
+    for (uint32_t i = 0; s->swaps != NULL && i < s->cfg.path_count; i++)
+        spw_swap_close(s->swaps[i]);
+    spw_aio_destroy(s->aio);
+    spw_gpu_free(s->cfg.gpu, s->device_memory);
+    spw_region_unmap(&s->host);
+    pthread_cond_destroy(&s->main_cond);
+    pthread_cond_destroy(&s->work_cond);
+    pthread_cond_destroy(&s->mover_cond);
+    pthread_mutex_destroy(&s->lock);
+    spw_mem_free(s->units);
+    spw_mem_free(s->chunks);
+    spw_mem_free(s->weight_slot_owner);
+    spw_mem_free(s->record_slot_free);
+    spw_mem_free(s->future);
+    spw_mem_free(s->swaps);
+    spw_mem_free(s->workers);
+    spw_mem_free(s);
+}
+
+/* ---------------------------------------------------------------- uses */
+
+void
+spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count)
+{
+    pthread_mutex_lock(&s->lock);
+    if (use_count > s->future_capacity)
+        use_count = s->future_capacity;
+    memcpy(s->future, uses, use_count * sizeof *uses);
+    s->future_count = use_count;
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
+    for (uint32_t i = 0; i < use_count; i++) {
+        unit *u = &s->units[uses[i].unit_idx];
+        if (u->next_use == UINT32_MAX)
+            u->next_use = i;
+        else if (u->next_use2 == UINT32_MAX)
+            u->next_use2 = i;
+    }
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* What the engine waits for when it waits for this unit. */
+static spw_stall
+stall_cause(const spw_store *s, const unit *u, uint64_t generation)
+{
+    bool reading = false, writing = false;
+    if (u->generation < generation || u->op == OP_UPDATE) {
+        for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
+            const chunk *c = &s->chunks[u->plan.chunk_first + k];
+            if (!c->started && (c->r == R_READING || c->w == W_READING || c->r == R_EMPTY))
+                return s->record_slot_free_count == 0 && c->r == R_EMPTY ? SPW_STALL_NVME_WRITE : SPW_STALL_NVME_READ;
+        }
+        return SPW_STALL_OPTIMIZER;
+    }
+    for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
+        const chunk *c = &s->chunks[u->plan.chunk_first + k];
+        reading = reading || c->w == W_READING || c->w == W_VERIFYING;
+        writing = writing || c->w == W_EMPTY;
+    }
+    return reading ? SPW_STALL_NVME_READ : writing && u->copies_inflight == 0 ? SPW_STALL_NVME_WRITE : SPW_STALL_H2D;
+}
+
+spw_status
+spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const void **weights_out, spw_error *err)
+{
+    unit *u = &s->units[unit_idx];
+    spw_status st = SPW_OK;
+    *weights_out = NULL;
+    pthread_mutex_lock(&s->lock);
+    s->stats.uses++;
+    s->stats.hits += u->d != D_NONE && u->device_generation == generation && !u->by_demand;
+    while (s->poison.status == SPW_OK && !(u->d == D_READY && u->device_generation == generation)) {
+        spw_stall cause = stall_cause(s, u, generation);
+        uint64_t begin = spw_now_ns();
+        if (u->generation > generation) {
+            st = SPW_RAISE(err, SPW_ESTALE, "unit %u is at generation %llu, generation %llu was asked for", unit_idx,
+                           (unsigned long long)u->generation, (unsigned long long)generation);
+            break;
+        }
+        s->demand = (spw_store_use){.unit_idx = unit_idx, .generation = generation};
+        s->demand_set = true;
+        spw__store_kick(s);
+        pthread_cond_wait(&s->main_cond, &s->lock);
+        s->stats.stall_ns[cause] += spw_now_ns() - begin;
+    }
+    s->demand_set = false;
+    if (st == SPW_OK && s->poison.status != SPW_OK) {
+        if (err != NULL)
+            *err = s->poison;
+        st = s->poison.status;
+    }
+    if (st == SPW_OK) {
+        u->pins++;
+        u->by_demand = false;
+        *weights_out = s->device_cache + u->device_offset;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+void
+spw_store_release(spw_store *s, uint32_t unit_idx)
+{
+    pthread_mutex_lock(&s->lock);
+    SPW_ASSERT(s->units[unit_idx].pins > 0);
+    s->units[unit_idx].pins--;
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void *
+spw_store_grad(spw_store *s, uint32_t unit_idx)
+{
+    return s->units[unit_idx].grad;
+}
+
+/* ---------------------------------------------------------------- steps and sweeps */
+
+static void
+begin_op(spw_store *s, unit *u, unit_op op)
+{
+    u->op = op;
+    u->load_next = u->job_next = u->done_count = 0;
+    u->grad_ready = false;
+    for (uint32_t k = 0; k < u->plan.chunk_count; k++)
+        s->chunks[u->plan.chunk_first + k].started = false;
+}
+
+/* Lock held. Waits until no unit has an operation that can run. */
+static void
+wait_idle(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
+        const unit *u = &s->units[i];
+        bool runs = u->op == OP_INIT || u->op == OP_VISIT || (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+        if (runs)
+            pthread_cond_wait(&s->main_cond, &s->lock);
+        i = runs ? 0 : i + 1;
+    }
+}
+
+/* Lock held, idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
+static void
+close_step(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        s->units[i].grad_ready = false;
+    s->gate_open = s->step_open = false;
+}
+
+void
+spw_store_step_begin(spw_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    wait_idle(s);
+    close_step(s);
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        if (s->units[i].plan.trainable && s->units[i].op == OP_NONE)
+            begin_op(s, &s->units[i], OP_UPDATE);
+    }
+    s->step_open = true;
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void
+spw_store_grad_ready(spw_store *s, uint32_t unit_idx)
+{
+    pthread_mutex_lock(&s->lock);
+    s->units[unit_idx].grad_ready = true;
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void
+spw_store_step_go(spw_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->gate_open = true;
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void
+spw_store_step_skip(spw_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    close_step(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+spw_status
+spw_store_drain(spw_store *s, spw_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    wait_idle(s);
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
+}
+
+/* Lock held, idle. Records that were read ahead for a step that never ran go back, so that a sweep starts from rest. */
+static void
+drop_read_ahead(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        s->units[i].op = OP_NONE;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        while (c->r == R_READING && s->poison.status == SPW_OK)
+            pthread_cond_wait(&s->main_cond, &s->lock);
+        if (c->r == R_READY && c->plan.record_tier == SPW_TIER_NVME) {
+            s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
+            c->record_slot = -1;
+            c->record = NULL;
+            c->r = R_EMPTY;
+            c->record_fresh = false;
+        }
+    }
+}
+
+spw_status
+spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    wait_idle(s);
+    close_step(s);
+    drop_read_ahead(s);
+    s->sweep_fn = fn;
+    s->sweep_ctx = ctx;
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        begin_op(s, &s->units[i], mode == SPW_SWEEP_INIT ? OP_INIT : OP_VISIT);
+    spw__store_kick(s);
+    wait_idle(s);
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
+}
+
+void
+spw_store_get_stats(spw_store *s, spw_store_stats *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->stats;
+    pthread_mutex_unlock(&s->lock);
+}
+
+const char *
+spw_store_aio_reason(const spw_store *s)
+{
+    return s->aio == NULL ? "none" : spw_aio_reason(s->aio);
+}
+
+spw_status
+spw_store_check(spw_store *s, spw_error *err)
+{
+    spw_status st;
+    pthread_mutex_lock(&s->lock);
+    st = s->poison.status;
+    if (st != SPW_OK && err != NULL)
+        *err = s->poison;
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}

@@ -1,0 +1,104 @@
+/*
+ * GPT-2: learned positions, LayerNorm before each half of a block, packed qkv, GELU, tied head. Linear weights are
+ * stored (in, out) as the Hugging Face files have them. Source: Radford et al. 2019.
+ */
+#include "nn_internal.h"
+#include <math.h>
+#include <stdio.h>
+
+enum { LOSS_ROWS = 256 };
+
+spw_value *
+spw__nn_head(const spw_call *call, spw_value *x, spw_value *w)
+{
+    if (call->logits_out != NULL) {
+        spw_value *y = spw_nn_linear(call->tape, x, w, NULL, 0);
+        return y;
+    }
+    return spw_nn_head_loss(call->tape, x, w, call->batch, LOSS_ROWS);
+}
+
+spw_value *
+spw_gpt2_embed_forward(const spw_call *call, spw_value *x)
+{
+    const spw_batch *b = call->batch;
+    (void)x;
+    x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    x = spw_nn_embedding_add(call->tape, x, b->places, call->params[1]);
+    return call->training ? spw_nn_dropout(call->tape, x, call->model->config.dropout, b, 0) : x;
+}
+
+enum { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
+
+spw_value *
+spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
+{
+    spw_tape *t = call->tape;
+    spw_value *const *p = call->params;
+    const spw_model_config *c = &call->model->config;
+    uint64_t site = 1 + 2 * (uint64_t)call->block->layer_idx;
+    spw_attention_shape shape = {.B = call->batch->sequences,
+                                 .T = call->batch->positions,
+                                 .Hq = c->heads,
+                                 .Hk = c->heads,
+                                 .D = c->head_dim,
+                                 .scale = 1.0f / sqrtf((float)c->head_dim)};
+    spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
+    spw_value *qkv = spw_nn_linear(t, h, p[QKV_W], p[QKV_B], SPW_OP_W_IN_OUT);
+    h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);
+    h = spw_nn_linear(t, h, p[PROJ_W], p[PROJ_B], SPW_OP_W_IN_OUT);
+    if (call->training)
+        h = spw_nn_dropout(t, h, c->dropout, call->batch, site);
+    x = spw_nn_add(t, x, h);
+    h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
+    h = spw_nn_linear(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
+    h = spw_nn_gelu(t, h);
+    h = spw_nn_linear(t, h, p[OUT_W], p[OUT_B], SPW_OP_W_IN_OUT);
+    if (call->training)
+        h = spw_nn_dropout(t, h, c->dropout, call->batch, site + 1);
+    return spw_nn_add(t, x, h);
+}
+
+spw_value *
+spw_gpt2_head_forward(const spw_call *call, spw_value *x)
+{
+    x = spw_nn_layernorm(call->tape, x, call->params[0], call->params[1], call->model->config.norm_eps);
+    return spw__nn_head(call, x, call->params[2]);
+}
+
+void
+spw__nn_build_gpt2(spw_model *m)
+{
+    const spw_model_config *c = &m->config;
+    uint64_t C = c->width, I = c->mlp_width;
+    float std = c->init_std, out_std = std / sqrtf(2.0f * (float)c->layers);
+    spw_block *b = spw_model_add_block(m, "embed", spw_gpt2_embed_forward);
+    spw__nn_own(m, b, "", "wte.weight", c->vocab, C, 2, SPW_INIT_NORMAL, std);
+    spw__nn_own(m, b, "", "wpe.weight", c->positions, C, 2, SPW_INIT_NORMAL, std);
+    for (uint32_t l = 0; l < c->layers; l++) {
+        char h[32];
+        snprintf(h, sizeof h, "h.%u", l);
+        b = spw_model_add_block(m, h, spw_gpt2_layer_forward);
+        b->layer_idx = l;
+        snprintf(h, sizeof h, "h.%u.", l);
+        spw__nn_own(m, b, h, "ln_1.weight", 1, C, 1, SPW_INIT_ONES, 0);
+        spw__nn_own(m, b, h, "ln_1.bias", 1, C, 1, SPW_INIT_ZEROS, 0);
+        spw__nn_own(m, b, h, "attn.c_attn.weight", C, 3 * C, 2, SPW_INIT_NORMAL, std);
+        spw__nn_own(m, b, h, "attn.c_attn.bias", 1, 3 * C, 1, SPW_INIT_ZEROS, 0);
+        spw__nn_own(m, b, h, "attn.c_proj.weight", C, C, 2, SPW_INIT_NORMAL, out_std);
+        spw__nn_own(m, b, h, "attn.c_proj.bias", 1, C, 1, SPW_INIT_ZEROS, 0);
+        spw__nn_own(m, b, h, "ln_2.weight", 1, C, 1, SPW_INIT_ONES, 0);
+        spw__nn_own(m, b, h, "ln_2.bias", 1, C, 1, SPW_INIT_ZEROS, 0);
+        spw__nn_own(m, b, h, "mlp.c_fc.weight", C, I, 2, SPW_INIT_NORMAL, std);
+        spw__nn_own(m, b, h, "mlp.c_fc.bias", 1, I, 1, SPW_INIT_ZEROS, 0);
+        spw__nn_own(m, b, h, "mlp.c_proj.weight", I, C, 2, SPW_INIT_NORMAL, out_std);
+        spw__nn_own(m, b, h, "mlp.c_proj.bias", 1, C, 1, SPW_INIT_ZEROS, 0);
+    }
+    b = spw_model_add_block(m, "head", spw_gpt2_head_forward);
+    spw__nn_own(m, b, "", "ln_f.weight", 1, C, 1, SPW_INIT_ONES, 0);
+    spw__nn_own(m, b, "", "ln_f.bias", 1, C, 1, SPW_INIT_ZEROS, 0);
+    if (c->tied)
+        spw_block_use(m, b, m->blocks[0].param_ids[0]);
+    else
+        spw__nn_own(m, b, "", "lm_head.weight", c->vocab, C, 2, SPW_INIT_NORMAL, std);
+}

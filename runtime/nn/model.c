@@ -1,0 +1,148 @@
+/*
+ * A model is a chain of blocks and a list of parameters with Hugging Face names. This file builds chains; what the
+ * blocks compute is in gpt2.c and llama.c.
+ */
+#include "nn_internal.h"
+#include <math.h>
+#include <stdio.h>
+
+spw_status
+spw_model_create(spw_model **out, const spw_model_config *config, uint32_t params_max, uint32_t blocks_max,
+                 spw_error *err)
+{
+    spw_model *m = spw_mem_zalloc(sizeof *m);
+    *out = NULL;
+    if (m == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "model");
+    m->config = *config;
+    m->params = spw_mem_calloc(params_max, sizeof *m->params);
+    m->blocks = spw_mem_calloc(blocks_max, sizeof *m->blocks);
+    if (m->params == NULL || m->blocks == NULL) {
+        spw_model_destroy(m);
+        return SPW_RAISE(err, SPW_ENOMEM, "model of %u parameters", params_max);
+    }
+    *out = m;
+    return SPW_OK;
+}
+
+void
+spw_model_destroy(spw_model *model)
+{
+    if (model == NULL)
+        return;
+    spw_mem_free(model->params);
+    spw_mem_free(model->blocks);
+    spw_mem_free(model);
+}
+
+uint32_t
+spw_model_add_param(spw_model *m, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim, spw_init init,
+                    float std)
+{
+    spw_param *p = &m->params[m->param_count];
+    snprintf(p->name, sizeof p->name, "%s", name);
+    p->rows = rows;
+    p->cols = cols;
+    p->ndim = ndim;
+    p->init = init;
+    p->init_std = std;
+    p->owner_block = UINT32_MAX;
+    return m->param_count++;
+}
+
+spw_block *
+spw_model_add_block(spw_model *m, const char *name, spw_forward_fn forward)
+{
+    spw_block *b = &m->blocks[m->block_count++];
+    snprintf(b->name, sizeof b->name, "%s", name);
+    b->forward = forward;
+    return b;
+}
+
+void
+spw_block_use(spw_model *m, spw_block *b, uint32_t param_id)
+{
+    b->param_ids[b->param_count++] = param_id;
+    if (m->params[param_id].owner_block == UINT32_MAX)
+        m->params[param_id].owner_block = (uint32_t)(b - m->blocks);
+}
+
+uint64_t
+spw_model_elems(const spw_model *m)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < m->param_count; i++)
+        sum += m->params[i].rows * m->params[i].cols;
+    return sum;
+}
+
+void
+spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
+            uint32_t ndim, spw_init init, float std)
+{
+    char full[96];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    spw_block_use(m, b, spw_model_add_param(m, full, rows, cols, ndim, init, std));
+}
+
+static spw_status
+check(const spw_model_config *c, spw_error *err)
+{
+    const struct {
+        const char *key;
+        uint64_t value;
+    } sizes[] = {{"vocab_size", c->vocab},
+                 {"hidden size", c->width},
+                 {"number of layers", c->layers},
+                 {"number of heads", c->heads},
+                 {"number of key/value heads", c->kv_heads},
+                 {"head_dim", c->head_dim},
+                 {"MLP width", c->mlp_width},
+                 {"positions", c->positions}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].value == 0 || sizes[i].value > (1ull << 31))
+            return SPW_RAISE(err, SPW_ECONFIG, "model: %s is %llu, it must be between 1 and 2^31", sizes[i].key,
+                             (unsigned long long)sizes[i].value);
+    }
+    if (c->heads % c->kv_heads != 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: %llu heads do not divide into %llu key/value heads",
+                         (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
+    if (c->family == SPW_FAMILY_GPT2 && c->heads * c->head_dim != c->width)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: n_embd %llu is not a multiple of n_head %llu",
+                         (unsigned long long)c->width, (unsigned long long)c->heads);
+    if (c->family == SPW_FAMILY_LLAMA && c->head_dim % 2 != 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
+                         (unsigned long long)c->head_dim);
+    return SPW_OK;
+}
+
+spw_status
+spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
+{
+    spw_model *m;
+    *out = NULL;
+    SPW_TRY(check(config, err));
+    if (config->family != SPW_FAMILY_GPT2 && config->family != SPW_FAMILY_LLAMA)
+        return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)(12 * config->layers + 8), (uint32_t)config->layers + 2, err));
+    if (config->family == SPW_FAMILY_GPT2)
+        spw__nn_build_gpt2(m);
+    else
+        spw__nn_build_llama(m);
+    *out = m;
+    return SPW_OK;
+}
+
+void
+spw_rope_table(const spw_model_config *c, uint64_t T, float *out)
+{
+    uint64_t half = c->head_dim / 2;
+    for (uint64_t j = 0; j < half; j++) {
+        float f = (float)(1.0 / pow((double)c->rope_theta, (double)(2 * j) / (double)c->head_dim));
+        for (uint64_t t = 0; t < T; t++) {
+            float angle = (float)t * f;
+            out[t * c->head_dim + j] = (float)cos((double)angle);
+            out[t * c->head_dim + half + j] = (float)sin((double)angle);
+        }
+    }
+}

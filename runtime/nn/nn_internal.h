@@ -1,0 +1,14 @@
+/* Inside nn: what the families share. */
+#ifndef SPW_NN_INTERNAL_H
+#define SPW_NN_INTERNAL_H
+
+#include "spw_nn.h"
+
+void spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
+                 uint32_t ndim, spw_init init, float std);
+void spw__nn_build_gpt2(spw_model *m);
+void spw__nn_build_llama(spw_model *m);
+/* Loss in training and evaluation, logits when call->logits_out is set. */
+spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
+
+#endif

@@ -1,0 +1,157 @@
+/*
+ * spw_nn.h - tape, blocks and model families.
+ *
+ * A block's forward is ordinary C that calls the operations below; backward is derived from the tape. The engine calls
+ * forward without recording in the forward pass, and with recording in the backward pass (recompute). Memory comes from
+ * one arena that is reset between calls; a dry tape computes nothing and only measures the arena that a call needs.
+ */
+#ifndef SPW_NN_H
+#define SPW_NN_H
+
+#include "spw_gpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------- values and the tape */
+
+/* A matrix of activations (rows, cols) on the device, or a parameter. */
+typedef struct spw_value {
+    act *data;
+    act *grad;     /* activations: allocated when first written */
+    float *w_grad; /* parameters: fp32, added to; NULL: frozen */
+    uint64_t rows, cols;
+    bool needs_grad, grad_set, is_param;
+} spw_value;
+
+/* What one micro-batch brings. Arrays on the device, one int32 per token. */
+typedef struct spw_batch {
+    uint64_t sequences, positions;            /* B, T */
+    const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
+    float grad_scale;                         /* of the sum of losses */
+    float *losses;                            /* (B T) out */
+    uint64_t dropout_key, dropout_counter;
+} spw_batch;
+
+typedef struct spw_tape spw_tape;
+spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_error *err);
+void spw_tape_destroy(spw_tape *tape);
+/* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
+void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
+uint64_t spw_tape_arena_used(const spw_tape *tape);
+/* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
+spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
+/* A value over memory of the caller's: an input (needs_grad), or a parameter (w_grad). */
+spw_value *spw_tape_input(spw_tape *tape, act *data, uint64_t rows, uint64_t cols, bool needs_grad);
+spw_value *spw_tape_param(spw_tape *tape, const act *data, float *w_grad, uint64_t rows, uint64_t cols);
+/* Runs backward from `out`, whose grad was set by the caller (or by a loss); fills the grads of inputs and parameters. */
+void spw_tape_backward(spw_tape *tape, spw_value *out);
+
+/* ---------------------------------------------------------------- operations; a NULL or failed input gives NULL */
+
+spw_value *spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
+spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table);
+/* x + table[ids], in x's memory. */
+spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table);
+spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
+spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
+/* Rotates x in place; x must have no other user. cos_sin (T, D) on the device. */
+spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D);
+/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. */
+spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
+                            uint64_t v_col, const spw_attention_shape *shape);
+spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
+spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
+spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
+/* Chunked linear head and cross-entropy; losses go to batch->losses. While recording also all gradients. */
+spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk);
+
+/* ---------------------------------------------------------------- models */
+
+typedef enum spw_init { SPW_INIT_NORMAL, SPW_INIT_ZEROS, SPW_INIT_ONES } spw_init;
+
+typedef struct spw_param {
+    char name[96];       /* Hugging Face name */
+    uint64_t rows, cols; /* a vector has rows 1 and ndim 1 */
+    uint32_t ndim;
+    spw_init init;
+    float init_std;
+    bool frozen;
+    uint32_t owner_block;
+} spw_param;
+
+typedef struct spw_block spw_block;
+typedef struct spw_model spw_model;
+
+/* What forward sees: the tape, the batch, and its parameters by the order in which the block lists them. */
+typedef struct spw_call {
+    spw_tape *tape;
+    const spw_batch *batch;
+    const spw_block *block;
+    spw_value *const *params; /* (block->param_count) */
+    const spw_model *model;
+    const float *cos_sin; /* rope table on the device, NULL without rope */
+    bool training;
+    act *logits_out; /* head only: write logits of all rows here instead of the loss; NULL: loss */
+} spw_call;
+
+typedef spw_value *(*spw_forward_fn)(const spw_call *call, spw_value *x);
+
+enum { SPW_BLOCK_PARAMS_MAX = 24 };
+struct spw_block {
+    char name[64];
+    spw_forward_fn forward; /* (B T, C) -> (B T, C); the first block gets NULL; the last gives the loss */
+    uint32_t param_count;
+    uint32_t param_ids[SPW_BLOCK_PARAMS_MAX]; /* own ones first, then external ones (owned by another block) */
+    uint32_t layer_idx;
+    const void *user; /* a user block's own data */
+};
+
+typedef enum spw_family { SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_CUSTOM } spw_family;
+
+typedef struct spw_model_config {
+    spw_family family;
+    uint64_t vocab, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
+    float norm_eps, rope_theta, init_std, dropout;
+    bool tied;
+} spw_model_config;
+
+struct spw_model {
+    spw_model_config config;
+    uint32_t param_count, block_count;
+    spw_param *params;
+    spw_block *blocks;
+};
+
+/*
+ * spw_model_build - blocks and parameters of a built-in family.
+ * Errors  SPW_ECONFIG naming the key: sizes that are 0 or do not divide.
+ */
+spw_status spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err);
+/* An empty chain for user blocks: config.width and config.vocab must be set. */
+spw_status spw_model_create(spw_model **out, const spw_model_config *config, uint32_t params_max, uint32_t blocks_max,
+                            spw_error *err);
+void spw_model_destroy(spw_model *model);
+/* Returns the parameter's id; names are unique. */
+uint32_t spw_model_add_param(spw_model *model, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim,
+                             spw_init init, float std);
+spw_block *spw_model_add_block(spw_model *model, const char *name, spw_forward_fn forward);
+void spw_block_use(spw_model *model, spw_block *block, uint32_t param_id);
+/* Elements of all parameters, each counted once. */
+uint64_t spw_model_elems(const spw_model *model);
+/* Blocks that others may reuse in their own chains. */
+spw_value *spw_gpt2_embed_forward(const spw_call *call, spw_value *x);
+spw_value *spw_gpt2_layer_forward(const spw_call *call, spw_value *x);
+spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
+spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
+spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
+spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* cos and sin for T positions into out (T, D) in host memory. */
+void spw_rope_table(const spw_model_config *config, uint64_t T, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,564 @@
+/*
+ * The tape: a list of operations with their inputs, over an arena that is handed front to back. Backward walks the list
+ * from the end; a value's gradient is allocated when it is first written and added to after that.
+ */
+#include "spw_nn.h"
+#include <math.h>
+
+typedef enum {
+    T_LINEAR,
+    T_EMBEDDING,
+    T_LAYERNORM,
+    T_RMSNORM,
+    T_ROPE,
+    T_ATTENTION,
+    T_GELU,
+    T_SILU_MUL,
+    T_ADD,
+    T_DROPOUT,
+    T_HEAD
+} op_kind;
+
+typedef struct op {
+    op_kind kind;
+    spw_value *out, *in[3];
+    spw_value *param[2];
+    unsigned flags;
+    const int32_t *ids;
+    float *saved[2]; /* mean and rstd, or log-sum-exp */
+    const float *cos_sin;
+    uint64_t T, heads, D, col[3];
+    spw_attention_shape shape;
+    float p;
+    uint64_t key, counter;
+} op;
+
+enum { OPS_MAX = 256, VALUES_MAX = 512 };
+
+struct spw_tape {
+    spw_gpu_queue *queue;
+    char *arena;
+    uint64_t arena_bytes, used;
+    bool record, dry;
+    spw_status status;
+    uint32_t op_count, value_count;
+    op unrecorded; /* written, never read: keeps callers free of a branch */
+    op ops[OPS_MAX];
+    spw_value values[VALUES_MAX];
+};
+
+enum { ACT_BYTES = 4 }; /* fp32 activations: the cpu device */
+
+spw_status
+spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_error *err)
+{
+    spw_tape *t = spw_mem_zalloc(sizeof *t);
+    *out = t;
+    if (t == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "tape");
+    t->queue = queue;
+    return SPW_OK;
+}
+
+void
+spw_tape_destroy(spw_tape *tape)
+{
+    spw_mem_free(tape);
+}
+
+void
+spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
+{
+    t->arena = arena;
+    t->arena_bytes = arena_bytes;
+    t->used = 0;
+    t->dry = arena == NULL;
+    t->record = record;
+    t->status = SPW_OK;
+    t->op_count = t->value_count = 0;
+}
+
+uint64_t
+spw_tape_arena_used(const spw_tape *t)
+{
+    return t->used;
+}
+
+spw_status
+spw_tape_check(const spw_tape *t, spw_error *err)
+{
+    if (t->status == SPW_ENOMEM)
+        return SPW_RAISE(err, SPW_ENOMEM, "the device's short-lived arena (%llu bytes) is too small for this block",
+                         (unsigned long long)t->arena_bytes);
+    if (t->status != SPW_OK)
+        return SPW_RAISE(err, t->status, "a block's forward used values whose shapes do not fit, or too many of them");
+    return SPW_OK;
+}
+
+static void *
+take(spw_tape *t, uint64_t bytes)
+{
+    uint64_t need = spw_round_up(bytes, 256), at = t->used;
+    t->used += need;
+    if (t->dry)
+        return (void *)(uintptr_t)256; /* never looked at: a dry tape computes nothing */
+    if (t->used > t->arena_bytes) {
+        t->status = SPW_ENOMEM;
+        return NULL;
+    }
+    return t->arena + at;
+}
+
+static spw_value *
+fail(spw_tape *t)
+{
+    if (t->status == SPW_OK)
+        t->status = SPW_EINVAL;
+    return NULL;
+}
+
+static spw_value *
+new_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
+{
+    spw_value *v;
+    if (t->value_count == VALUES_MAX)
+        return fail(t);
+    v = &t->values[t->value_count++];
+    *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record};
+    if (data == NULL && (v->data = take(t, rows * cols * ACT_BYTES)) == NULL)
+        return NULL;
+    return v;
+}
+
+static op *
+new_op(spw_tape *t, op_kind kind, spw_value *out)
+{
+    op *o = &t->unrecorded;
+    if (t->record) {
+        if (t->op_count == OPS_MAX) {
+            fail(t);
+            return NULL;
+        }
+        o = &t->ops[t->op_count++];
+        memset(o, 0, sizeof *o);
+        o->kind = kind;
+        o->out = out;
+    }
+    return o;
+}
+
+spw_value *
+spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_grad)
+{
+    spw_value *v = new_value(t, rows, cols, data != NULL ? data : (void *)(uintptr_t)256);
+    if (v != NULL)
+        v->needs_grad = needs_grad;
+    return v;
+}
+
+spw_value *
+spw_tape_param(spw_tape *t, const act *data, float *w_grad, uint64_t rows, uint64_t cols)
+{
+    spw_value *v = new_value(t, rows, cols, data != NULL ? (act *)(uintptr_t)data : (void *)(uintptr_t)256);
+    if (v != NULL) {
+        v->w_grad = w_grad;
+        v->needs_grad = false;
+        v->is_param = true;
+    }
+    return v;
+}
+
+/* ---------------------------------------------------------------- forward */
+
+spw_value *
+spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+{
+    uint64_t K, N;
+    spw_value *y;
+    op *o;
+    if (x == NULL || w == NULL)
+        return fail(t);
+    K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
+    N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
+    if (K != x->cols || (b != NULL && b->rows * b->cols != N))
+        return fail(t);
+    y = new_value(t, x->rows, N, NULL);
+    if (y == NULL || (o = new_op(t, T_LINEAR, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_linear(t->queue, y->data, x->data, w->data, b != NULL ? b->data : NULL, x->rows, N, K, flags);
+    o->in[0] = x;
+    o->param[0] = w;
+    o->param[1] = b;
+    o->flags = flags;
+    return y;
+}
+
+static spw_value *
+embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_value *table)
+{
+    spw_value *y;
+    op *o;
+    if (table == NULL || (onto != NULL && (onto->rows != count || onto->cols != table->cols)))
+        return fail(t);
+    y = new_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
+    if (y == NULL || (o = new_op(t, T_EMBEDDING, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_embedding(t->queue, y->data, ids, table->data, count, table->rows, table->cols, onto != NULL);
+    o->in[0] = onto;
+    o->param[0] = table;
+    o->ids = ids;
+    return y;
+}
+
+spw_value *
+spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table)
+{
+    return embedding(t, NULL, ids, count, table);
+}
+
+spw_value *
+spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table)
+{
+    return x == NULL ? fail(t) : embedding(t, x, ids, x->rows, table);
+}
+
+spw_value *
+spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps)
+{
+    spw_value *y;
+    float *mean, *rstd;
+    op *o;
+    if (x == NULL || g == NULL || b == NULL || g->cols != x->cols || b->cols != x->cols)
+        return fail(t);
+    y = new_value(t, x->rows, x->cols, NULL);
+    mean = take(t, x->rows * sizeof(float));
+    rstd = take(t, x->rows * sizeof(float));
+    if (y == NULL || mean == NULL || rstd == NULL || (o = new_op(t, T_LAYERNORM, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_layernorm(t->queue, y->data, mean, rstd, x->data, g->data, b->data, x->rows, x->cols, eps);
+    o->in[0] = x;
+    o->param[0] = g;
+    o->param[1] = b;
+    o->saved[0] = mean;
+    o->saved[1] = rstd;
+    return y;
+}
+
+spw_value *
+spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
+{
+    spw_value *y;
+    float *rstd;
+    op *o;
+    if (x == NULL || g == NULL || g->cols != x->cols)
+        return fail(t);
+    y = new_value(t, x->rows, x->cols, NULL);
+    rstd = take(t, x->rows * sizeof(float));
+    if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, x->rows, x->cols, eps);
+    o->in[0] = x;
+    o->param[0] = g;
+    o->saved[0] = rstd;
+    return y;
+}
+
+spw_value *
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D)
+{
+    spw_value *y;
+    op *o;
+    if (x == NULL || x->cols < heads * D || D % 2 != 0)
+        return fail(t);
+    y = new_value(t, x->rows, x->cols, x->data);
+    if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, 1);
+    o->in[0] = x;
+    o->cos_sin = cos_sin;
+    o->T = T;
+    o->heads = heads;
+    o->D = D;
+    return y;
+}
+
+static act *
+at_col(act *p, uint64_t col)
+{
+    return (char *)p + col * ACT_BYTES;
+}
+
+spw_value *
+spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
+                 const spw_attention_shape *shape)
+{
+    uint64_t rows = shape->B * shape->T;
+    spw_value *y;
+    float *lse;
+    op *o;
+    if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
+        q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
+        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols)
+        return fail(t);
+    y = new_value(t, rows, shape->Hq * shape->D, NULL);
+    lse = take(t, rows * shape->Hq * sizeof(float));
+    if (y == NULL || lse == NULL || (o = new_op(t, T_ATTENTION, y)) == NULL)
+        return fail(t);
+    o->shape = *shape;
+    o->shape.q_stride = q->cols;
+    o->shape.kv_stride = k->cols;
+    if (!t->dry) {
+        spw_attention_shape full = *shape;
+        full.q_stride = q->cols;
+        full.kv_stride = k->cols;
+        spw_gpu_attention(t->queue, y->data, lse, at_col(q->data, q_col), at_col(k->data, k_col),
+                          at_col(v->data, v_col), &full);
+    }
+    o->in[0] = q;
+    o->in[1] = k;
+    o->in[2] = v;
+    o->col[0] = q_col;
+    o->col[1] = k_col;
+    o->col[2] = v_col;
+    o->saved[0] = lse;
+    return y;
+}
+
+spw_value *
+spw_nn_gelu(spw_tape *t, spw_value *x)
+{
+    spw_value *y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
+    op *o;
+    if (y == NULL || (o = new_op(t, T_GELU, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_gelu(t->queue, y->data, x->data, x->rows * x->cols);
+    o->in[0] = x;
+    return y;
+}
+
+spw_value *
+spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    spw_value *y;
+    op *o;
+    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
+        return fail(t);
+    y = new_value(t, gate->rows, gate->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_silu_mul(t->queue, y->data, gate->data, up->data, y->rows * y->cols);
+    o->in[0] = gate;
+    o->in[1] = up;
+    return y;
+}
+
+spw_value *
+spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
+{
+    spw_value *y;
+    op *o;
+    if (a == NULL || b == NULL || a->rows != b->rows || a->cols != b->cols)
+        return fail(t);
+    y = new_value(t, a->rows, a->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_ADD, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_add(t->queue, y->data, a->data, b->data, y->rows * y->cols);
+    o->in[0] = a;
+    o->in[1] = b;
+    return y;
+}
+
+spw_value *
+spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
+{
+    spw_value *y;
+    op *o;
+    if (p == 0)
+        return x;
+    y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_DROPOUT, y)) == NULL)
+        return fail(t);
+    o->in[0] = x;
+    o->p = p;
+    o->key = batch->dropout_key + site * 0x9E3779B97F4A7C15ull;
+    o->counter = batch->dropout_counter;
+    if (!t->dry)
+        spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p,
+                        batch->dropout_key + site * 0x9E3779B97F4A7C15ull, batch->dropout_counter);
+    return y;
+}
+
+/* Where an input's gradient goes; NULL when nobody wants it. Sets the accumulate flag when something is there already. */
+static act *
+grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
+{
+    if (v == NULL || !v->needs_grad)
+        return NULL;
+    if (v->grad == NULL)
+        v->grad = take(t, v->rows * v->cols * ACT_BYTES);
+    if (v->grad_set)
+        *flags |= flag;
+    v->grad_set = true;
+    return v->grad;
+}
+
+spw_value *
+spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk)
+{
+    uint64_t M = batch->sequences * batch->positions;
+    unsigned flags = 0;
+    spw_value *y;
+    act *logits, *dx;
+    if (x == NULL || w == NULL || x->rows != M || x->cols != w->cols)
+        return fail(t);
+    if (rows_per_chunk > M)
+        rows_per_chunk = M;
+    y = new_value(t, 1, 1, NULL);
+    logits = take(t, rows_per_chunk * w->rows * ACT_BYTES);
+    dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
+    if (y == NULL || logits == NULL || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
+                                     batch->targets, logits, rows_per_chunk, M, w->rows, w->cols, batch->grad_scale,
+                                     flags);
+    return y;
+}
+
+/* ---------------------------------------------------------------- backward */
+
+static float *
+param_grad(const spw_value *v)
+{
+    return v == NULL ? NULL : v->w_grad;
+}
+
+static void
+pass_through(spw_tape *t, spw_value *to, const spw_value *from)
+{
+    unsigned acc = 0;
+    act *dx = grad_of(t, to, 1, &acc);
+    if (dx == NULL || t->dry || dx == from->grad)
+        return;
+    if (acc)
+        spw_gpu_add(t->queue, dx, dx, from->grad, from->rows * from->cols);
+    else
+        spw_gpu_copy_d2d(t->queue, dx, SPW_F32, from->grad, SPW_F32, from->rows * from->cols, NULL);
+}
+
+/* An operation whose output lies in its input's memory: both gradients are one buffer. */
+static void
+share_grad(spw_value *in, const spw_value *out)
+{
+    if (in == NULL || !in->needs_grad)
+        return;
+    SPW_ASSERT(!in->grad_set);
+    in->grad = out->grad;
+    in->grad_set = true;
+}
+
+static void
+backward_op(spw_tape *t, op *o)
+{
+    spw_gpu_queue *q = t->queue;
+    spw_value *y = o->out, *x = o->in[0];
+    unsigned flags = o->flags;
+    act *dx, *d2;
+    switch (o->kind) {
+    case T_LINEAR: {
+        spw_value *w = o->param[0];
+        uint64_t K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (!t->dry)
+            spw_gpu_linear_backward(q, dx, w->w_grad, param_grad(o->param[1]), y->grad, x->data, w->data, x->rows,
+                                    y->cols, K, flags);
+        return;
+    }
+    case T_EMBEDDING: {
+        spw_value *table = o->param[0];
+        int32_t *scratch = take(t, (y->rows + table->rows + 1) * sizeof(int32_t));
+        if (!t->dry && scratch != NULL && table->w_grad != NULL)
+            spw_gpu_embedding_backward(q, table->w_grad, y->grad, o->ids, y->rows, table->rows, table->cols, scratch);
+        share_grad(x, y);
+        return;
+    }
+    case T_LAYERNORM:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (!t->dry)
+            spw_gpu_layernorm_backward(q, dx, o->param[0]->w_grad, o->param[1]->w_grad, y->grad, x->data,
+                                       o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols, flags);
+        return;
+    case T_RMSNORM:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (!t->dry)
+            spw_gpu_rmsnorm_backward(q, dx, o->param[0]->w_grad, y->grad, x->data, o->param[0]->data, o->saved[0],
+                                     x->rows, x->cols, flags);
+        return;
+    case T_ROPE:
+        if (!t->dry)
+            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, -1);
+        share_grad(x, y);
+        return;
+    case T_ATTENTION: {
+        act *d[3];
+        for (int i = 0; i < 3; i++) {
+            unsigned ignored = 0;
+            SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);
+            d[i] = grad_of(t, o->in[i], 1, &ignored);
+        }
+        if (!t->dry)
+            spw_gpu_attention_backward(q, at_col(d[0], o->col[0]), at_col(d[1], o->col[1]), at_col(d[2], o->col[2]),
+                                       y->grad, y->data, o->saved[0], at_col(o->in[0]->data, o->col[0]),
+                                       at_col(o->in[1]->data, o->col[1]), at_col(o->in[2]->data, o->col[2]), &o->shape);
+        return;
+    }
+    case T_GELU:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (!t->dry && dx != NULL)
+            spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
+        return;
+    case T_SILU_MUL:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
+        if (!t->dry)
+            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
+        return;
+    case T_ADD:
+        pass_through(t, x, y);
+        pass_through(t, o->in[1], y);
+        return;
+    case T_DROPOUT:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (dx != NULL && (flags & SPW_OP_ACC_DX)) {
+            act *part = take(t, y->rows * y->cols * ACT_BYTES);
+            if (!t->dry && part != NULL) {
+                spw_gpu_dropout(q, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
+                spw_gpu_add(q, dx, dx, part, y->rows * y->cols);
+            }
+        } else if (!t->dry && dx != NULL) {
+            spw_gpu_dropout(q, dx, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
+        }
+        return;
+    case T_HEAD: return; /* its gradients were made with the loss */
+    }
+}
+
+void
+spw_tape_backward(spw_tape *t, spw_value *out)
+{
+    if (out == NULL)
+        return;
+    out->grad_set = true;
+    for (uint32_t i = t->op_count; i-- > 0 && t->status == SPW_OK;) {
+        if (t->ops[i].out->grad_set)
+            backward_op(t, &t->ops[i]);
+    }
+}
