@@ -117,9 +117,9 @@ void spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, co
 /* y(M,C) = table[ids[i]]; ids in device memory, each in [0, V). With add: y += table[ids[i]]. */
 void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
                        uint64_t C, bool add);
-/* dtable(V,C) += rows of dy, in the order of M for each id (no atomics). scratch: M + V + 1 int32 or more. */
+/* dtable(V,C) += rows of dy, in the order of M for each id (no atomics). */
 void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M,
-                                uint64_t V, uint64_t C, int32_t *scratch);
+                                uint64_t V, uint64_t C);
 
 /* y = (x - mean) * rstd * g + b over rows of C. mean, rstd (M) fp32 out. */
 void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
@@ -157,9 +157,6 @@ void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query,
 void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
                                 const float *lse, const act *query, const act *key, const act *value,
                                 const spw_attention_shape *shape);
-/* Bytes of device scratch that attention and its backward take from spw_gpu_set_scratch. */
-uint64_t spw_gpu_attention_scratch_bytes(const spw_gpu *gpu, const spw_attention_shape *shape);
-
 /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
 void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
 void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
@@ -184,9 +181,6 @@ void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, floa
 void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
 /* Number of fp32 elements that are infinite or NaN, to host memory. */
 void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
-
-/* Scratch that operations may use, device memory of the caller's; lent until replaced. */
-void spw_gpu_set_scratch(spw_gpu_queue *q, void *scratch, uint64_t bytes);
 
 #ifdef __cplusplus
 }

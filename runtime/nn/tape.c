@@ -484,9 +484,8 @@ backward_op(spw_tape *t, op *o)
     }
     case T_EMBEDDING: {
         spw_value *table = o->param[0];
-        int32_t *scratch = take(t, (y->rows + table->rows + 1) * sizeof(int32_t));
-        if (!t->dry && scratch != NULL && table->w_grad != NULL)
-            spw_gpu_embedding_backward(q, table->w_grad, y->grad, o->ids, y->rows, table->rows, table->cols, scratch);
+        if (!t->dry && table->w_grad != NULL)
+            spw_gpu_embedding_backward(q, table->w_grad, y->grad, o->ids, y->rows, table->rows, table->cols);
         share_grad(x, y);
         return;
     }

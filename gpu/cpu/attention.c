@@ -1,0 +1,150 @@
+/*
+ * Causal attention in tiles with an online softmax: scores exist one tile at a time, on the stack of a worker. Forward
+ * cuts over (sequence, query head, query tile); backward over (sequence, key/value head), where the group's query heads
+ * add to dk and dv in a fixed order. Source: Dao et al. 2022, FlashAttention, Algorithms 1 and 4.
+ */
+#include "cpu_internal.h"
+#include <math.h>
+
+enum { TILE_Q = 64, TILE_K = 128 };
+
+typedef struct attention {
+    const cpu_kernels *k;
+    float *out, *lse, *dq, *dk, *dv;
+    const float *q, *key, *value, *dout, *fwd_out, *fwd_lse;
+    spw_attention_shape s;
+} attention;
+
+static uint64_t
+min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void
+forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const attention *a = ctx;
+    const spw_attention_shape *s = &a->s;
+    uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, out_stride = s->Hq * s->D;
+    uint64_t tile = part_idx % tiles, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
+    uint64_t q0 = tile * TILE_Q, nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk);
+    const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->D;
+    float *out = a->out + (b * s->T + q0) * out_stride + h * s->D;
+    float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
+    (void)worker_idx;
+    for (uint64_t k0 = 0; k0 < q0 + nq; k0 += TILE_K) {
+        uint64_t nk = min_u64(TILE_K, s->T - k0);
+        const float *key = a->key + (b * s->T + k0) * s->kv_stride + hk * s->D;
+        const float *value = a->value + (b * s->T + k0) * s->kv_stride + hk * s->D;
+        nk = min_u64(nk, q0 + nq - k0); /* later keys are seen by no row of this tile */
+        spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
+                           TILE_K);
+        for (uint64_t i = 0; i < nq; i++) {
+            float *row = scores + i * TILE_K, m, shrink;
+            uint64_t seen = q0 + i < k0 ? 0 : min_u64(nk, q0 + i - k0 + 1);
+            memset(row + seen, 0, (nk - seen) * sizeof(float));
+            if (seen == 0)
+                continue;
+            m = a->k->max(row, seen);
+            if (k0 == 0) {
+                max[i] = m;
+                sum[i] = a->k->exp_sum(row, row, m, seen);
+                continue;
+            }
+            if (!(m <= max[i])) { /* also when m is NaN, so that it spreads */
+                a->k->exp_sum(&shrink, &max[i], m, 1);
+                sum[i] *= shrink;
+                a->k->scale(out + i * out_stride, shrink, s->D);
+                max[i] = m;
+            }
+            sum[i] += a->k->exp_sum(row, row, max[i], seen);
+        }
+        spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, scores, TILE_K, value, s->kv_stride, k0 == 0 ? 0.0f : 1.0f,
+                           out, out_stride);
+    }
+    for (uint64_t i = 0; i < nq; i++) {
+        a->k->scale(out + i * out_stride, 1.0f / sum[i], s->D);
+        a->lse[(b * s->Hq + h) * s->T + q0 + i] = max[i] + logf(sum[i]);
+    }
+}
+
+void
+spw_gpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
+                  const spw_attention_shape *shape)
+{
+    attention a = {
+        .k = spw__cpu_kernels(queue), .out = out, .lse = lse, .q = query, .key = key, .value = value, .s = *shape};
+    uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
+    spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
+}
+
+/* One query tile against one key tile. */
+static void
+backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t k0, uint64_t nk)
+{
+    const spw_attention_shape *s = &a->s;
+    uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->D;
+    uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->D, kv_at = (b * s->T + k0) * s->kv_stride + hk * s->D;
+    uint64_t out_at = (b * s->T + q0) * out_stride + h * s->D;
+    const float *lse = a->fwd_lse + (b * s->Hq + h) * s->T + q0;
+    float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
+    spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, a->q + q_at, s->q_stride, a->key + kv_at, s->kv_stride,
+                       0.0f, p, TILE_K);
+    spw__cpu_gemm_here(false, true, nq, nk, s->D, 1.0f, a->dout + out_at, out_stride, a->value + kv_at, s->kv_stride,
+                       0.0f, ds, TILE_K);
+    for (uint64_t i = 0; i < nq; i++) {
+        float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
+        uint64_t seen = q0 + i < k0 ? 0 : min_u64(nk, q0 + i - k0 + 1);
+        float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->D);
+        a->k->softmax_grad_row(pr, dr, pr, dr, lse[i], d, s->scale, seen);
+        memset(pr + seen, 0, (nk - seen) * sizeof(float));
+        memset(dr + seen, 0, (nk - seen) * sizeof(float));
+    }
+    spw__cpu_gemm_here(true, false, nk, s->D, nq, 1.0f, p, TILE_K, a->dout + out_at, out_stride, 1.0f, a->dv + kv_at,
+                       s->kv_stride);
+    spw__cpu_gemm_here(true, false, nk, s->D, nq, 1.0f, ds, TILE_K, a->q + q_at, s->q_stride, 1.0f, a->dk + kv_at,
+                       s->kv_stride);
+    spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, ds, TILE_K, a->key + kv_at, s->kv_stride, 1.0f, a->dq + q_at,
+                       s->q_stride);
+}
+
+static void
+backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const attention *a = ctx;
+    const spw_attention_shape *s = &a->s;
+    uint64_t hk = part_idx % s->Hk, b = part_idx / s->Hk, group = s->Hq / s->Hk;
+    (void)worker_idx;
+    for (uint64_t t = 0; t < s->T; t++) {
+        uint64_t kv_at = (b * s->T + t) * s->kv_stride + hk * s->D;
+        memset(a->dk + kv_at, 0, s->D * sizeof(float));
+        memset(a->dv + kv_at, 0, s->D * sizeof(float));
+        memset(a->dq + (b * s->T + t) * s->q_stride + hk * group * s->D, 0, group * s->D * sizeof(float));
+    }
+    for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
+        uint64_t nk = min_u64(TILE_K, s->T - k0);
+        for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
+            for (uint64_t q0 = k0 / TILE_Q * TILE_Q; q0 < s->T; q0 += TILE_Q)
+                backward_tile(a, b, h, q0, k0, nk);
+    }
+}
+
+void
+spw_gpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
+                           const float *lse, const act *query, const act *key, const act *value,
+                           const spw_attention_shape *shape)
+{
+    attention a = {.k = spw__cpu_kernels(queue),
+                   .dq = dquery,
+                   .dk = dkey,
+                   .dv = dvalue,
+                   .q = query,
+                   .key = key,
+                   .value = value,
+                   .dout = dout,
+                   .fwd_out = out,
+                   .fwd_lse = lse,
+                   .s = *shape};
+    spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hk), backward_part, &a);
+}

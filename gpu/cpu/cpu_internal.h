@@ -1,0 +1,60 @@
+/*
+ * Inside the cpu device: the pool that runs parts of operations, and the table of vector kernels (kernels_body.h,
+ * built once per instruction set). Every cut is made by shape, so that no result depends on the number of threads.
+ */
+#ifndef SPW_GPU_CPU_INTERNAL_H
+#define SPW_GPU_CPU_INTERNAL_H
+
+#include "spw_gpu.h"
+
+typedef struct cpu_kernels {
+    void (*add)(float *y, const float *a, const float *b, uint64_t n);
+    void (*gelu)(float *y, const float *x, uint64_t n);
+    void (*gelu_backward)(float *dx, const float *dy, const float *x, uint64_t n, bool acc);
+    void (*silu_mul)(float *y, const float *gate, const float *up, uint64_t n);
+    void (*silu_mul_backward)(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
+                              bool acc_g, bool acc_u);
+    void (*layernorm_row)(float *y, float *mean, float *rstd, const float *x, const float *g, const float *b,
+                          uint64_t C, float eps);
+    void (*layernorm_dx_row)(float *dx, const float *dy, const float *x, const float *g, float mean, float rstd,
+                             uint64_t C, bool acc);
+    void (*rmsnorm_row)(float *y, float *rstd, const float *x, const float *g, uint64_t C, float eps);
+    void (*rmsnorm_dx_row)(float *dx, const float *dy, const float *x, const float *g, float rstd, uint64_t C,
+                           bool acc);
+    /* dg[j] += dy[j] * (x[j] - mean) * rstd */
+    void (*norm_dg_row)(float *dg, const float *dy, const float *x, float mean, float rstd, uint64_t C);
+    void (*axpy)(float *y, float a, const float *x, uint64_t n); /* y += a x */
+    void (*scale)(float *y, float a, uint64_t n);
+    float (*max)(const float *x, uint64_t n);
+    float (*dot)(const float *x, const float *y, uint64_t n);
+    float (*exp_sum)(float *y, const float *x, float shift, uint64_t n); /* y = exp(x - shift); returns the sum */
+    /* p <- p * (dp - d) * scale with p = exp(s - lse), in place in s; the softmax is also stored in p_out */
+    void (*softmax_grad_row)(float *p_out, float *ds_out, const float *s, const float *dp, float lse, float d,
+                             float scale, uint64_t n);
+    void (*rope_row)(float *x, const float *cos_sin, uint64_t half, float sign);
+    double (*sumsq)(const float *x, uint64_t n);
+} cpu_kernels;
+
+extern const cpu_kernels spw__cpu_kernels_scalar, spw__cpu_kernels_avx2, spw__cpu_kernels_avx512;
+
+struct spw_gpu {
+    spw_gpu_info info;
+    char description[128];
+    spw_pool *pool;
+    const cpu_kernels *kernels;
+    uint64_t bytes_live, bytes_peak; /* atomic */
+};
+
+const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);
+/* Runs fn over [0, part_count) on the device's pool. */
+void spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx);
+/* How many parts of about `grain` make n; at least 1. */
+uint32_t spw__cpu_parts(uint64_t n, uint64_t grain);
+/* C(M,N) = op(A) op(B) + beta C, row-major, cut by shape over the pool. */
+void spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
+                   uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc);
+/* The same on the calling thread alone. */
+void spw__cpu_gemm_here(bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, float alpha, const float *A,
+                        uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc);
+
+#endif

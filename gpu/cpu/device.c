@@ -1,0 +1,406 @@
+/*
+ * The cpu device: memory under a limit, a compute queue that works in the calling thread, and copy queues with a thread
+ * and a fixed ring of commands each, so that the engine sees the same order of events as with a real accelerator.
+ */
+#include "cpu_internal.h"
+#include <pthread.h>
+#include <stdio.h>
+
+void openblas_set_num_threads(int count);
+
+/* ---------------------------------------------------------------- the device and its memory */
+
+static void
+describe(spw_gpu *gpu)
+{
+    char line[256], model[96] = "CPU";
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (sscanf(line, "model name : %95[^\n]", model) == 1)
+            break;
+    }
+    if (f != NULL)
+        fclose(f);
+    snprintf(gpu->description, sizeof gpu->description, "%s, %u threads, %s", model, gpu->info.thread_count,
+             spw_isa_name(spw_cpu_isa()));
+}
+
+spw_status
+spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
+{
+    const char *name = options->name != NULL ? options->name : "auto";
+    spw_isa isa = spw_cpu_isa();
+    spw_status st;
+    spw_gpu *gpu;
+    *out = NULL;
+    if (strncmp(name, "cuda", 4) == 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "not supported yet: device %s", name);
+    if (strcmp(name, "cpu") != 0 && strcmp(name, "auto") != 0)
+        return SPW_RAISE(err, SPW_EINVAL, "device %s is unknown: auto, cpu or cuda[:i]", name);
+    gpu = spw_mem_zalloc(sizeof *gpu);
+    if (gpu == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device");
+    st = spw_pool_create(&gpu->pool, options->thread_count, "spw-compute", err);
+    if (st != SPW_OK) {
+        spw_mem_free(gpu);
+        return st;
+    }
+    openblas_set_num_threads(1); /* the cut is ours; see gemm.c */
+    gpu->kernels = isa == SPW_ISA_AVX512 ? &spw__cpu_kernels_avx512
+                   : isa == SPW_ISA_AVX2 ? &spw__cpu_kernels_avx2
+                                         : &spw__cpu_kernels_scalar;
+    gpu->info = (spw_gpu_info){.name = "cpu",
+                               .description = gpu->description,
+                               .compute_dtype = SPW_F32,
+                               .host_addressable = true,
+                               .memory_bytes = options->memory_bytes > 0 ? options->memory_bytes : UINT64_MAX,
+                               .thread_count = spw_pool_threads(gpu->pool)};
+    describe(gpu);
+    *out = gpu;
+    return SPW_OK;
+}
+
+void
+spw_gpu_close(spw_gpu *gpu)
+{
+    if (gpu == NULL)
+        return;
+    SPW_ASSERT(gpu->bytes_live == 0);
+    spw_pool_destroy(gpu->pool);
+    spw_mem_free(gpu);
+}
+
+const spw_gpu_info *
+spw_gpu_get_info(const spw_gpu *gpu)
+{
+    return &gpu->info;
+}
+
+spw_status
+spw_gpu_check(spw_gpu *gpu, spw_error *err)
+{
+    (void)gpu;
+    (void)err;
+    return SPW_OK; /* operations on the cpu cannot fail by themselves */
+}
+
+spw_status
+spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err)
+{
+    uint64_t need = spw_round_up(bytes, 4096), live = __atomic_load_n(&gpu->bytes_live, __ATOMIC_RELAXED);
+    spw_region region, *header;
+    *out = NULL;
+    if (need < bytes || need > gpu->info.memory_bytes || live > gpu->info.memory_bytes - need)
+        return SPW_RAISE(err, SPW_ENOMEM, "device cpu: %llu bytes asked for, %llu of its limit of %llu in use",
+                         (unsigned long long)bytes, (unsigned long long)live,
+                         (unsigned long long)gpu->info.memory_bytes);
+    SPW_TRY(spw_region_map(&region, need + 4096, 0, err)); /* one page in front remembers the mapping */
+    header = region.base;
+    *header = region;
+    live = __atomic_add_fetch(&gpu->bytes_live, need, __ATOMIC_RELAXED);
+    if (live > gpu->bytes_peak)
+        gpu->bytes_peak = live;
+    *out = (char *)region.base + 4096;
+    return SPW_OK;
+}
+
+void
+spw_gpu_free(spw_gpu *gpu, void *p)
+{
+    spw_region region;
+    if (p == NULL)
+        return;
+    memcpy(&region, (char *)p - 4096, sizeof region);
+    __atomic_sub_fetch(&gpu->bytes_live, region.bytes - 4096, __ATOMIC_RELAXED);
+    spw_region_unmap(&region);
+}
+
+uint64_t
+spw_gpu_bytes_live(const spw_gpu *gpu)
+{
+    return __atomic_load_n(&gpu->bytes_live, __ATOMIC_RELAXED);
+}
+
+uint64_t
+spw_gpu_bytes_peak(const spw_gpu *gpu)
+{
+    return gpu->bytes_peak;
+}
+
+/* ---------------------------------------------------------------- queues and events */
+
+typedef enum { CMD_COPY, CMD_NOTIFY, CMD_RECORD, CMD_WAIT } command_kind;
+
+typedef struct command {
+    command_kind kind;
+    void *dst;
+    const void *src;
+    spw_dtype dst_type, src_type;
+    uint64_t n;
+    double *sumsq;
+    void (*fn)(void *arg);
+    void *arg;
+    spw_gpu_event *event;
+    uint64_t mark;
+} command;
+
+enum { RING = 256 };
+
+struct spw_gpu_event {
+    pthread_mutex_t lock;
+    pthread_cond_t passed;
+    uint64_t marked, reached;
+};
+
+struct spw_gpu_queue {
+    spw_gpu *gpu;
+    spw_gpu_queue_kind kind;
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock;
+    pthread_cond_t filled, drained;
+    /* Under lock. */
+    command ring[RING];
+    uint64_t head, tail; /* commands taken and finished; commands submitted */
+    bool stop;
+};
+
+static void
+copy_now(const command *c, const cpu_kernels *k)
+{
+    spw_convert(c->dst, c->dst_type, c->src, c->src_type, c->n);
+    for (uint64_t first = 0; c->sumsq != NULL && first < c->n; first += 4096) {
+        uint64_t n = c->n - first < 4096 ? c->n - first : 4096;
+        if (c->dst_type == SPW_F32) {
+            c->sumsq[first / 4096] = k->sumsq((const float *)c->dst + first, n);
+        } else {
+            float wide[4096];
+            spw_convert(wide, SPW_F32, (const uint16_t *)c->dst + first, c->dst_type, n);
+            c->sumsq[first / 4096] = k->sumsq(wide, n);
+        }
+    }
+}
+
+static void
+reach(spw_gpu_event *event, uint64_t mark)
+{
+    pthread_mutex_lock(&event->lock);
+    if (mark > event->reached)
+        event->reached = mark;
+    pthread_cond_broadcast(&event->passed);
+    pthread_mutex_unlock(&event->lock);
+}
+
+static void
+await(spw_gpu_event *event, uint64_t mark)
+{
+    pthread_mutex_lock(&event->lock);
+    while (event->reached < mark)
+        pthread_cond_wait(&event->passed, &event->lock);
+    pthread_mutex_unlock(&event->lock);
+}
+
+static void
+execute(spw_gpu_queue *q, const command *c)
+{
+    switch (c->kind) {
+    case CMD_COPY: copy_now(c, q->gpu->kernels); return;
+    case CMD_NOTIFY: c->fn(c->arg); return;
+    case CMD_RECORD: reach(c->event, c->mark); return;
+    case CMD_WAIT: await(c->event, c->mark); return;
+    }
+}
+
+static void *
+queue_main(void *arg)
+{
+    spw_gpu_queue *q = arg;
+    (void)pthread_setname_np(pthread_self(), q->kind == SPW_QUEUE_H2D ? "spw-h2d" : "spw-d2h");
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        command c;
+        while (q->head == q->tail && !q->stop)
+            pthread_cond_wait(&q->filled, &q->lock);
+        if (q->head == q->tail)
+            break;
+        c = q->ring[q->head % RING];
+        pthread_mutex_unlock(&q->lock);
+        execute(q, &c);
+        pthread_mutex_lock(&q->lock);
+        q->head++;
+        pthread_cond_broadcast(&q->drained);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+spw_status
+spw_gpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind, spw_error *err)
+{
+    spw_gpu_queue *q = spw_mem_zalloc(sizeof *q);
+    *out = NULL;
+    if (q == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device queue");
+    q->gpu = gpu;
+    q->kind = kind;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->filled, NULL);
+    pthread_cond_init(&q->drained, NULL);
+    if (kind != SPW_QUEUE_COMPUTE) {
+        int rc = pthread_create(&q->thread, NULL, queue_main, q);
+        if (rc != 0) {
+            spw_gpu_queue_destroy(q);
+            return SPW_RAISE_SYS(err, rc, "start of a copy thread");
+        }
+        q->started = true;
+    }
+    *out = q;
+    return SPW_OK;
+}
+
+void
+spw_gpu_queue_destroy(spw_gpu_queue *q)
+{
+    if (q == NULL)
+        return;
+    if (q->started) {
+        pthread_mutex_lock(&q->lock);
+        q->stop = true;
+        pthread_cond_broadcast(&q->filled);
+        pthread_mutex_unlock(&q->lock);
+        pthread_join(q->thread, NULL);
+    }
+    pthread_cond_destroy(&q->filled);
+    pthread_cond_destroy(&q->drained);
+    pthread_mutex_destroy(&q->lock);
+    spw_mem_free(q);
+}
+
+static void
+enqueue(spw_gpu_queue *q, const command *c)
+{
+    if (q->kind == SPW_QUEUE_COMPUTE) {
+        execute(q, c);
+        return;
+    }
+    pthread_mutex_lock(&q->lock);
+    while (q->tail - q->head == RING)
+        pthread_cond_wait(&q->drained, &q->lock);
+    q->ring[q->tail++ % RING] = *c;
+    pthread_cond_signal(&q->filled);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void
+spw_gpu_queue_sync(spw_gpu_queue *q)
+{
+    uint64_t until;
+    pthread_mutex_lock(&q->lock);
+    until = q->tail;
+    while (q->head < until)
+        pthread_cond_wait(&q->drained, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void
+spw_gpu_queue_notify(spw_gpu_queue *q, void (*fn)(void *arg), void *arg)
+{
+    enqueue(q, &(command){.kind = CMD_NOTIFY, .fn = fn, .arg = arg});
+}
+
+spw_status
+spw_gpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err)
+{
+    spw_gpu_event *event = spw_mem_zalloc(sizeof *event);
+    (void)gpu;
+    *out = event;
+    if (event == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device event");
+    pthread_mutex_init(&event->lock, NULL);
+    pthread_cond_init(&event->passed, NULL);
+    return SPW_OK;
+}
+
+void
+spw_gpu_event_destroy(spw_gpu_event *event)
+{
+    if (event == NULL)
+        return;
+    pthread_cond_destroy(&event->passed);
+    pthread_mutex_destroy(&event->lock);
+    spw_mem_free(event);
+}
+
+static uint64_t
+last_mark(spw_gpu_event *event, bool new_mark)
+{
+    uint64_t mark;
+    pthread_mutex_lock(&event->lock);
+    mark = event->marked += new_mark;
+    pthread_mutex_unlock(&event->lock);
+    return mark;
+}
+
+void
+spw_gpu_event_record(spw_gpu_event *event, spw_gpu_queue *q)
+{
+    enqueue(q, &(command){.kind = CMD_RECORD, .event = event, .mark = last_mark(event, true)});
+}
+
+void
+spw_gpu_event_wait(spw_gpu_event *event, spw_gpu_queue *q)
+{
+    enqueue(q, &(command){.kind = CMD_WAIT, .event = event, .mark = last_mark(event, false)});
+}
+
+void
+spw_gpu_event_sync(spw_gpu_event *event)
+{
+    await(event, last_mark(event, false));
+}
+
+void
+spw_gpu_copy_h2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+{
+    spw_gpu_copy_d2d(q, dst, dst_type, src, src_type, n, NULL);
+}
+
+void
+spw_gpu_copy_d2h(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                 double *sumsq)
+{
+    spw_gpu_copy_d2d(q, dst, dst_type, src, src_type, n, sumsq);
+}
+
+void
+spw_gpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                 double *sumsq)
+{
+    enqueue(q, &(command){.kind = CMD_COPY,
+                          .dst = dst,
+                          .src = src,
+                          .dst_type = dst_type,
+                          .src_type = src_type,
+                          .n = n,
+                          .sumsq = sumsq});
+}
+
+const cpu_kernels *
+spw__cpu_kernels(const spw_gpu_queue *q)
+{
+    return q->gpu->kernels;
+}
+
+void
+spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx)
+{
+    SPW_ASSERT(q->kind == SPW_QUEUE_COMPUTE);
+    spw_pool_run(q->gpu->pool, part_count, fn, ctx);
+}
+
+uint32_t
+spw__cpu_parts(uint64_t n, uint64_t grain)
+{
+    uint64_t parts = (n + grain / 2) / grain;
+    return parts < 1 ? 1 : parts > 4096 ? 4096 : (uint32_t)parts;
+}

@@ -1,0 +1,47 @@
+/*
+ * Matrix products: OpenBLAS on one thread, called from the parts of our own cut. The cut depends on the shape alone, so
+ * the number of threads never changes a bit, and BLAS never starts threads that compete with ours.
+ */
+#include "cpu_internal.h"
+#include <cblas.h>
+
+void
+spw__cpu_gemm_here(bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, float alpha, const float *A,
+                   uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
+{
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans, (int)M, (int)N,
+                (int)K, alpha, A, (int)lda, B, (int)ldb, beta, C, (int)ldc);
+}
+
+struct gemm {
+    bool trans_a, trans_b, cut_rows;
+    uint64_t M, N, K, lda, ldb, ldc, slice;
+    const float *A, *B;
+    float *C, beta;
+};
+
+static void
+gemm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const struct gemm *g = ctx;
+    uint64_t dim = g->cut_rows ? g->M : g->N, first = part_idx * g->slice;
+    uint64_t n = dim - first < g->slice ? dim - first : g->slice;
+    (void)worker_idx;
+    if (g->cut_rows)
+        spw__cpu_gemm_here(g->trans_a, g->trans_b, n, g->N, g->K, 1.0f, g->A + (g->trans_a ? first : first * g->lda),
+                           g->lda, g->B, g->ldb, g->beta, g->C + first * g->ldc, g->ldc);
+    else
+        spw__cpu_gemm_here(g->trans_a, g->trans_b, g->M, n, g->K, 1.0f, g->A, g->lda,
+                           g->B + (g->trans_b ? first * g->ldb : first), g->ldb, g->beta, g->C + first, g->ldc);
+}
+
+void
+spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
+              uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
+{
+    struct gemm g = {trans_a, trans_b, M >= N, M, N, K, lda, ldb, ldc, 0, A, B, C, beta};
+    uint64_t dim = g.cut_rows ? M : N;
+    uint32_t parts = M * N * K < 65536 ? 1 : spw__cpu_parts(dim, 192);
+    g.slice = spw_round_up((dim + parts - 1) / parts, 16);
+    spw__cpu_run(q, (uint32_t)((dim + g.slice - 1) / g.slice), gemm_part, &g);
+}

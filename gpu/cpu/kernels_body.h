@@ -1,0 +1,312 @@
+/*
+ * Vector kernels in plain C. Included once per instruction set with KERNELS set to the table's name: the compiler
+ * vectorises the fixed lanes below with that file's flags. Sums run in 16 lanes, combined in a fixed order.
+ */
+#include "cpu_internal.h"
+#include <math.h>
+
+#define LANES 16
+
+/* e^x to about 2 ulp; saturates instead of overflowing into infinity or flushing below 1e-38; NaN stays NaN. */
+static inline float
+exp_fast(float x)
+{
+    float n, r, p;
+    uint32_t bits;
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    bits = (uint32_t)((int32_t)n + 127) << 23;
+    {
+        float scale;
+        memcpy(&scale, &bits, sizeof scale);
+        return p * scale;
+    }
+}
+
+static inline float
+sum_lanes(const float *lane)
+{
+    float s[LANES / 2];
+    for (int i = 0; i < LANES / 2; i++)
+        s[i] = lane[i] + lane[i + LANES / 2];
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+static void
+k_add(float *y, const float *a, const float *b, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = a[i] + b[i];
+}
+
+/* gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form without its cancellation. */
+static inline float
+gelu_sigmoid(float x)
+{
+    float u2 = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return 1.0f / (1.0f + exp_fast(-u2));
+}
+
+static void
+k_gelu(float *restrict y, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = x[i] * gelu_sigmoid(x[i]);
+}
+
+static void
+k_gelu_backward(float *restrict dx, const float *restrict dy, const float *restrict x, uint64_t n, bool acc)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float s = gelu_sigmoid(x[i]);
+        float du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x[i] * x[i]);
+        float d = dy[i] * (s + x[i] * s * (1.0f - s) * du2);
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
+static void
+k_silu_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = gate[i] / (1.0f + exp_fast(-gate[i])) * up[i];
+}
+
+static void
+k_silu_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
+                    const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float s = 1.0f / (1.0f + exp_fast(-gate[i]));
+        float g = dy[i] * up[i] * (s + gate[i] * s * (1.0f - s));
+        float u = dy[i] * gate[i] * s;
+        if (dg != NULL)
+            dg[i] = acc_g ? dg[i] + g : g;
+        if (du != NULL)
+            du[i] = acc_u ? du[i] + u : u;
+    }
+}
+
+static float
+k_sum(const float *x, uint64_t n)
+{
+    float lane[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] += x[i + j];
+    for (int j = 0; i < n; i++, j++)
+        lane[j] += x[i];
+    return sum_lanes(lane);
+}
+
+static float
+k_dot(const float *x, const float *y, uint64_t n)
+{
+    float lane[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] += x[i + j] * y[i + j];
+    for (int j = 0; i < n; i++, j++)
+        lane[j] += x[i] * y[i];
+    return sum_lanes(lane);
+}
+
+static float
+sumsq_around(const float *x, float mean, uint64_t n)
+{
+    float lane[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] += (x[i + j] - mean) * (x[i + j] - mean);
+    for (int j = 0; i < n; i++, j++)
+        lane[j] += (x[i] - mean) * (x[i] - mean);
+    return sum_lanes(lane);
+}
+
+static void
+k_layernorm_row(float *restrict y, float *mean, float *rstd, const float *restrict x, const float *restrict g,
+                const float *restrict b, uint64_t C, float eps)
+{
+    float mu = k_sum(x, C) / (float)C;
+    float r = 1.0f / sqrtf(sumsq_around(x, mu, C) / (float)C + eps);
+    for (uint64_t i = 0; i < C; i++)
+        y[i] = (x[i] - mu) * r * g[i] + b[i];
+    *mean = mu;
+    *rstd = r;
+}
+
+static void
+k_layernorm_dx_row(float *restrict dx, const float *restrict dy, const float *restrict x, const float *restrict g,
+                   float mean, float rstd, uint64_t C, bool acc)
+{
+    float a[LANES] = {0}, b[LANES] = {0}, ma, mb;
+    uint64_t i = 0;
+    for (; i + LANES <= C; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float d = dy[i + j] * g[i + j];
+            a[j] += d;
+            b[j] += d * ((x[i + j] - mean) * rstd);
+        }
+    for (int j = 0; i < C; i++, j++) {
+        a[j] += dy[i] * g[i];
+        b[j] += dy[i] * g[i] * ((x[i] - mean) * rstd);
+    }
+    ma = sum_lanes(a) / (float)C;
+    mb = sum_lanes(b) / (float)C;
+    for (i = 0; i < C; i++) {
+        float d = (dy[i] * g[i] - ma - (x[i] - mean) * rstd * mb) * rstd;
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
+static void
+k_rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const float *restrict g, uint64_t C, float eps)
+{
+    float r = 1.0f / sqrtf(k_dot(x, x, C) / (float)C + eps);
+    for (uint64_t i = 0; i < C; i++)
+        y[i] = x[i] * r * g[i];
+    *rstd = r;
+}
+
+static void
+k_rmsnorm_dx_row(float *restrict dx, const float *restrict dy, const float *restrict x, const float *restrict g,
+                 float rstd, uint64_t C, bool acc)
+{
+    float b[LANES] = {0}, mb;
+    uint64_t i = 0;
+    for (; i + LANES <= C; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            b[j] += dy[i + j] * g[i + j] * (x[i + j] * rstd);
+    for (int j = 0; i < C; i++, j++)
+        b[j] += dy[i] * g[i] * (x[i] * rstd);
+    mb = sum_lanes(b) / (float)C;
+    for (i = 0; i < C; i++) {
+        float d = (dy[i] * g[i] - x[i] * rstd * mb) * rstd;
+        dx[i] = acc ? dx[i] + d : d;
+    }
+}
+
+static void
+k_norm_dg_row(float *restrict dg, const float *restrict dy, const float *restrict x, float mean, float rstd, uint64_t C)
+{
+    for (uint64_t i = 0; i < C; i++)
+        dg[i] += dy[i] * ((x[i] - mean) * rstd);
+}
+
+static void
+k_axpy(float *restrict y, float a, const float *restrict x, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] += a * x[i];
+}
+
+static void
+k_scale(float *y, float a, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] *= a;
+}
+
+/* A NaN anywhere gives NaN: it must reach the loss, not vanish in a comparison. */
+static float
+k_max(const float *x, uint64_t n)
+{
+    float lane[LANES], m;
+    uint64_t i = 0;
+    for (int j = 0; j < LANES; j++)
+        lane[j] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] = lane[j] >= x[i + j] ? lane[j] : x[i + j];
+    for (int j = 0; i < n; i++, j++)
+        lane[j] = lane[j] >= x[i] ? lane[j] : x[i];
+    m = lane[0];
+    for (int j = 1; j < LANES; j++)
+        m = m >= lane[j] ? m : lane[j];
+    return m;
+}
+
+static float
+k_exp_sum(float *y, const float *x, float shift, uint64_t n)
+{
+    float lane[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float e = exp_fast(x[i + j] - shift);
+            y[i + j] = e;
+            lane[j] += e;
+        }
+    for (int j = 0; i < n; i++, j++) {
+        y[i] = exp_fast(x[i] - shift);
+        lane[j] += y[i];
+    }
+    return sum_lanes(lane);
+}
+
+static void
+k_softmax_grad_row(float *p_out, float *ds_out, const float *s, const float *dp, float lse, float d, float scale,
+                   uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float p = exp_fast(s[i] - lse);
+        p_out[i] = p;
+        ds_out[i] = p * (dp[i] - d) * scale;
+    }
+}
+
+static void
+k_rope_row(float *restrict x, const float *restrict cos_sin, uint64_t half, float sign)
+{
+    for (uint64_t j = 0; j < half; j++) {
+        float a = x[j], b = x[j + half], c = cos_sin[j], s = sign * cos_sin[j + half];
+        x[j] = a * c - b * s;
+        x[j + half] = b * c + a * s;
+    }
+}
+
+static double
+k_sumsq(const float *x, uint64_t n)
+{
+    double lane[LANES] = {0}, sum = 0;
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int j = 0; i < n; i++, j++)
+        lane[j] += (double)x[i] * (double)x[i];
+    for (int j = 0; j < LANES; j++)
+        sum += lane[j];
+    return sum;
+}
+
+const cpu_kernels KERNELS = {k_add,
+                             k_gelu,
+                             k_gelu_backward,
+                             k_silu_mul,
+                             k_silu_mul_backward,
+                             k_layernorm_row,
+                             k_layernorm_dx_row,
+                             k_rmsnorm_row,
+                             k_rmsnorm_dx_row,
+                             k_norm_dg_row,
+                             k_axpy,
+                             k_scale,
+                             k_max,
+                             k_dot,
+                             k_exp_sum,
+                             k_softmax_grad_row,
+                             k_rope_row,
+                             k_sumsq};

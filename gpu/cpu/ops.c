@@ -1,0 +1,413 @@
+/*
+ * Row-wise and element-wise operations of the cpu device: each cuts its work by shape into parts for the pool.
+ */
+#include "cpu_internal.h"
+#include <math.h>
+
+/* One argument block serves all of them: pointers and sizes by role. */
+typedef struct args {
+    const cpu_kernels *k;
+    void *out, *out2;
+    float *fout, *fout2;
+    const float *a, *b, *c, *d, *e;
+    const int32_t *ids;
+    uint64_t rows, cols, n, grain, T, H, D, stride;
+    float eps;
+    int sign;
+    unsigned flags;
+    uint64_t key, counter;
+    double *sums;
+} args;
+
+enum { ELEMENT_GRAIN = 16384, COL_GRAIN = 64 };
+
+static uint64_t
+slice(const args *g, uint64_t n, uint32_t part_idx, uint64_t *first)
+{
+    *first = part_idx * g->grain;
+    return n - *first < g->grain ? n - *first : g->grain;
+}
+
+static void
+run(spw_gpu_queue *q, args *g, uint64_t n, uint64_t grain, spw_pool_fn fn)
+{
+    g->k = spw__cpu_kernels(q);
+    g->grain = grain > 0 ? grain : 1;
+    spw__cpu_run(q, (uint32_t)((n + g->grain - 1) / g->grain), fn, g);
+}
+
+static uint64_t
+row_grain(uint64_t cols)
+{
+    return cols >= ELEMENT_GRAIN ? 1 : ELEMENT_GRAIN / cols;
+}
+
+void
+spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes)
+{
+    (void)q;
+    memset(p, 0, bytes);
+}
+
+#define ELEMENT_PART(name, call)                                                                                       \
+    static void name(void *ctx, uint32_t part_idx, uint32_t worker_idx)                                                \
+    {                                                                                                                  \
+        const args *g = ctx;                                                                                           \
+        uint64_t i, n = slice(g, g->n, part_idx, &i);                                                                  \
+        (void)worker_idx;                                                                                              \
+        call;                                                                                                          \
+    }
+
+static float *
+at(void *base, uint64_t i)
+{
+    return base == NULL ? NULL : (float *)base + i;
+}
+
+ELEMENT_PART(add_part, g->k->add(at(g->out, i), g->a + i, g->b + i, n))
+ELEMENT_PART(gelu_part, g->k->gelu(at(g->out, i), g->a + i, n))
+ELEMENT_PART(gelu_backward_part, g->k->gelu_backward(at(g->out, i), g->a + i, g->b + i, n, g->flags &SPW_OP_ACC_DX))
+ELEMENT_PART(silu_part, g->k->silu_mul(at(g->out, i), g->a + i, g->b + i, n))
+ELEMENT_PART(silu_backward_part, g->k->silu_mul_backward(at(g->out, i), at(g->out2, i), g->a + i, g->b + i, g->c + i, n,
+                                                         g->flags &SPW_OP_ACC_DX, g->flags &SPW_OP_ACC_DX2))
+
+void
+spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = a, .b = b, .n = n}, n, ELEMENT_GRAIN, add_part);
+}
+
+void
+spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = x, .n = n}, n, ELEMENT_GRAIN, gelu_part);
+}
+
+void
+spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+{
+    run(q, &(args){.out = dx, .a = dy, .b = x, .n = n, .flags = flags}, n, ELEMENT_GRAIN, gelu_backward_part);
+}
+
+void
+spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = gate, .b = up, .n = n}, n, ELEMENT_GRAIN, silu_part);
+}
+
+void
+spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                          uint64_t n, unsigned flags)
+{
+    run(q, &(args){.out = dgate, .out2 = dup, .a = dy, .b = gate, .c = up, .n = n, .flags = flags}, n, ELEMENT_GRAIN,
+        silu_backward_part);
+}
+
+static void
+dropout_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first);
+    float *y = g->out, keep_scale = 1.0f / (1.0f - g->eps);
+    uint32_t r[4] = {0};
+    (void)worker_idx;
+    for (uint64_t i = first; i < first + n; i++) {
+        if (i % 4 == 0 || i == first)
+            spw_philox(g->key, g->counter, i / 4, r);
+        y[i] = spw_uniform_f32(r[i % 4]) < g->eps ? 0.0f : g->a[i] * keep_scale;
+    }
+}
+
+void
+spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+{
+    run(q, &(args){.out = y, .a = x, .n = n, .eps = p, .key = key, .counter = counter_hi}, n, ELEMENT_GRAIN,
+        dropout_part);
+}
+
+/* ---------------------------------------------------------------- linear */
+
+static void
+bias_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++)
+        memcpy((float *)g->out + r * g->cols, g->a, g->cols * sizeof(float));
+}
+
+/* Column sums over a block of columns, rows in order. */
+static void
+column_sum_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->cols, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = 0; r < g->rows; r++)
+        g->k->axpy(g->fout + first, 1.0f, g->a + r * g->cols + first, n);
+}
+
+void
+spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
+               unsigned flags)
+{
+    bool in_out = flags & SPW_OP_W_IN_OUT;
+    if (b != NULL) /* the product is added to it: no second pass over y */
+        run(q, &(args){.out = y, .a = b, .rows = M, .cols = N}, M, row_grain(N), bias_part);
+    spw__cpu_gemm(q, false, !in_out, M, N, K, x, K, w, in_out ? N : K, b != NULL ? 1.0f : 0.0f, y, N);
+}
+
+void
+spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
+                        uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    bool in_out = flags & SPW_OP_W_IN_OUT;
+    if (db != NULL)
+        run(q, &(args){.fout = db, .a = dy, .rows = M, .cols = N}, N, COL_GRAIN, column_sum_part);
+    if (dw != NULL && in_out)
+        spw__cpu_gemm(q, true, false, K, N, M, x, K, dy, N, 1.0f, dw, N);
+    else if (dw != NULL)
+        spw__cpu_gemm(q, true, false, N, K, M, dy, N, x, K, 1.0f, dw, K);
+    if (dx != NULL)
+        spw__cpu_gemm(q, false, in_out, M, K, N, dy, N, w, in_out ? N : K, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f, dx, K);
+}
+
+/* ---------------------------------------------------------------- embedding */
+
+static void
+embedding_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *y = (float *)g->out + r * g->cols;
+        const float *row = g->a + (uint64_t)g->ids[r] * g->cols;
+        if (g->flags)
+            g->k->axpy(y, 1.0f, row, g->cols);
+        else
+            memcpy(y, row, g->cols * sizeof(float));
+    }
+}
+
+void
+spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
+                  bool add)
+{
+    (void)V;
+    run(q, &(args){.out = y, .a = table, .ids = ids, .rows = M, .cols = C, .flags = add}, M, row_grain(C),
+        embedding_part);
+}
+
+/* Cut by columns, so that rows of equal ids meet in the order of M on one worker. */
+static void
+embedding_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->cols, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = 0; r < g->rows; r++)
+        g->k->axpy(g->fout + (uint64_t)g->ids[r] * g->cols + first, 1.0f, g->a + r * g->cols + first, n);
+}
+
+void
+spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
+                           uint64_t C)
+{
+    (void)V;
+    run(q, &(args){.fout = dtable, .a = dy, .ids = ids, .rows = M, .cols = C}, C, COL_GRAIN, embedding_backward_part);
+}
+
+/* ---------------------------------------------------------------- norms; b NULL means rmsnorm */
+
+static void
+norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        uint64_t o = r * g->cols;
+        if (g->c != NULL)
+            g->k->layernorm_row((float *)g->out + o, g->fout + r, g->fout2 + r, g->a + o, g->b, g->c, g->cols, g->eps);
+        else
+            g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->cols, g->eps);
+    }
+}
+
+void
+spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
+                  uint64_t M, uint64_t C, float eps)
+{
+    run(q, &(args){.out = y, .fout = mean, .fout2 = rstd, .a = x, .b = g, .c = b, .rows = M, .cols = C, .eps = eps}, M,
+        row_grain(C), norm_part);
+}
+
+void
+spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+{
+    run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .rows = M, .cols = C, .eps = eps}, M, row_grain(C),
+        norm_part);
+}
+
+static void
+norm_dx_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    bool acc = g->flags & SPW_OP_ACC_DX;
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        uint64_t o = r * g->cols;
+        if (g->d != NULL)
+            g->k->layernorm_dx_row((float *)g->out + o, g->a + o, g->b + o, g->c, g->d[r], g->e[r], g->cols, acc);
+        else
+            g->k->rmsnorm_dx_row((float *)g->out + o, g->a + o, g->b + o, g->c, g->e[r], g->cols, acc);
+    }
+}
+
+static void
+norm_dg_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->cols, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = 0; r < g->rows; r++) {
+        uint64_t o = r * g->cols + first;
+        if (g->fout != NULL)
+            g->k->norm_dg_row(g->fout + first, g->a + o, g->b + o, g->d != NULL ? g->d[r] : 0.0f, g->e[r], n);
+        if (g->fout2 != NULL)
+            g->k->axpy(g->fout2 + first, 1.0f, g->a + o, n);
+    }
+}
+
+static void
+norm_backward(spw_gpu_queue *q, args *g)
+{
+    if (g->fout != NULL || g->fout2 != NULL)
+        run(q, g, g->cols, COL_GRAIN, norm_dg_part);
+    if (g->out != NULL)
+        run(q, g, g->rows, row_grain(g->cols), norm_dx_part);
+}
+
+void
+spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
+                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    norm_backward(q, &(args){.out = dx,
+                             .fout = dg,
+                             .fout2 = db,
+                             .a = dy,
+                             .b = x,
+                             .c = g,
+                             .d = mean,
+                             .e = rstd,
+                             .rows = M,
+                             .cols = C,
+                             .flags = flags});
+}
+
+void
+spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
+                         const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    norm_backward(
+        q, &(args){.out = dx, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C, .flags = flags});
+}
+
+/* ---------------------------------------------------------------- rope */
+
+static void
+rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++)
+        for (uint64_t h = 0; h < g->H; h++)
+            g->k->rope_row((float *)g->out + r * g->stride + h * g->D, g->a + (r % g->T) * g->D, g->D / 2,
+                           (float)g->sign);
+}
+
+void
+spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
+             uint64_t D, int sign)
+{
+    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .stride = stride, .sign = sign}, M,
+        row_grain(H * D), rope_part);
+}
+
+/* ---------------------------------------------------------------- loss */
+
+/* One row of logits: the loss, and in place the gradient scale * (softmax - one-hot) when wanted. */
+static void
+cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *row = (float *)g->out + r * g->cols, at_target, max, sum;
+        int32_t target = g->ids[r];
+        if (target < 0) {
+            g->fout[r] = 0.0f;
+            memset(row, 0, g->cols * sizeof(float));
+            continue;
+        }
+        at_target = row[target];
+        max = g->k->max(row, g->cols);
+        sum = g->k->exp_sum(row, row, max, g->cols);
+        g->fout[r] = logf(sum) + max - at_target;
+        g->k->scale(row, g->eps / sum, g->cols);
+        row[target] -= g->eps;
+    }
+}
+
+void
+spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
+                             const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
+                             uint64_t C, float grad_scale, unsigned flags)
+{
+    for (uint64_t first = 0; first < M; first += rows_per_chunk) {
+        uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
+        const float *xs = (const float *)x + first * C;
+        spw__cpu_gemm(q, false, true, m, V, C, xs, C, w, C, 0.0f, logits, V);
+        run(q,
+            &(args){
+                .out = logits, .fout = losses + first, .ids = targets + first, .rows = m, .cols = V, .eps = grad_scale},
+            m, row_grain(V), cross_entropy_part);
+        if (dx != NULL)
+            spw__cpu_gemm(q, false, false, m, C, V, logits, V, w, C, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f,
+                          (float *)dx + first * C, C);
+        if (dw != NULL)
+            spw__cpu_gemm(q, true, false, V, C, m, logits, V, xs, C, 1.0f, dw, C);
+    }
+}
+
+/* ---------------------------------------------------------------- sums */
+
+static void
+sumsq_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first);
+    (void)worker_idx;
+    g->sums[part_idx] = g->k->sumsq(g->a + first, n);
+}
+
+void
+spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
+{
+    run(q, &(args){.a = x, .n = n, .sums = out}, n, 4096, sumsq_part);
+}
+
+void
+spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
+{
+    uint64_t count = 0;
+    (void)q;
+    for (uint64_t i = 0; i < n; i++)
+        count += (spw_f32_bits(x[i]) & 0x7f800000u) == 0x7f800000u;
+    *out = count;
+}
