@@ -548,8 +548,9 @@ spw_aio_wait(spw_aio *aio, uint64_t timeout_ns)
     if (req != NULL || timeout_ns == 0)
         return req;
     sleep_ns = release_delayed(aio, timeout_ns);
-    if (aio->done_head == NULL)
+    if (aio->done_head == NULL && !aio->woken)
         aio->backend->reap(aio, sleep_ns);
+    aio->woken = false;
     release_delayed(aio, 0);
     return take_done(aio);
 }

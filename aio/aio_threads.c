@@ -1,159 +1,237 @@
 /*
- * The threads backend: a pool of threads that call pread and pwrite. The same contract as io_uring, for machines where
- * that is switched off.
+ * aio_threads.c - the backend that works everywhere: a few threads that call pread, pwrite and fsync.
+ *
+ * One lock guards the queues, one per class so that an urgent piece overtakes what waits here, and the list of finished
+ * pieces. The context's thread sleeps in ppoll on two eventfds: "something finished" and the caller's wake. A piece
+ * belongs to a worker from the moment it leaves a queue until it is on the finished list.
  */
 #include "aio_internal.h"
+
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
-typedef struct workers {
+typedef struct threads_backend {
+    /* Fixed after create. */
+    int wake_fd, done_fd;
+    uint32_t thread_count; /* that run */
     pthread_t *threads;
-    uint32_t started;
-    pthread_mutex_t lock;
-    pthread_cond_t todo_cond, done_cond;
+    bool lock_ready, cond_ready;
     /* Under lock. */
-    aio_piece *todo_head, *todo_tail, *done;
-    bool stop, woken;
-} workers;
+    pthread_mutex_t lock;
+    pthread_cond_t work_ready;
+    spw__aio_list queues[SPW__AIO_CLASS_COUNT];
+    spw__aio_list done;
+    bool stopping;
+} threads_backend;
 
 static int64_t
-carry_out(const aio_piece *p)
+transfer(const spw__aio_piece *p)
 {
-    ssize_t rc;
-    if (p->op == SPW_AIO_FSYNC)
-        rc = fdatasync(p->fd);
-    else if (p->op == SPW_AIO_READ)
-        rc = pread(p->fd, p->buf, p->bytes, (off_t)p->offset);
-    else
-        rc = pwrite(p->fd, p->buf, p->bytes, (off_t)p->offset);
-    return rc < 0 ? -errno : rc;
+    int fd = p->file->fds[p->fd_idx];
+    char *buf = spw__aio_transfer_buf(p);
+    size_t bytes = (size_t)spw__aio_transfer_bytes(p);
+    off_t offset = (off_t)spw__aio_transfer_offset(p);
+    ssize_t r;
+    switch (p->req->op) {
+    case SPW_AIO_READ: r = pread(fd, buf, bytes, offset); break;
+    case SPW_AIO_WRITE: r = pwrite(fd, buf, bytes, offset); break;
+    default: r = fsync(fd); break;
+    }
+    return r < 0 ? -(int64_t)errno : (int64_t)r;
+}
+
+static void
+eventfd_signal(int fd)
+{
+    uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ; /* EAGAIN: the counter is full, which is as good as set */
+}
+
+static bool
+eventfd_drain(int fd)
+{
+    uint64_t count;
+    ssize_t r;
+    do
+        r = read(fd, &count, sizeof count);
+    while (r < 0 && errno == EINTR);
+    return r == (ssize_t)sizeof count;
 }
 
 static void *
-thread_main(void *arg)
+worker(void *arg)
 {
-    workers *w = arg;
-    (void)pthread_setname_np(pthread_self(), "spw-aio");
-    pthread_mutex_lock(&w->lock);
+    threads_backend *b = arg;
+    pthread_mutex_lock(&b->lock);
     for (;;) {
-        aio_piece *p;
-        while (w->todo_head == NULL && !w->stop)
-            pthread_cond_wait(&w->todo_cond, &w->lock);
-        if (w->todo_head == NULL)
-            break;
-        p = w->todo_head;
-        w->todo_head = p->next;
-        pthread_mutex_unlock(&w->lock);
-        p->result = carry_out(p);
-        pthread_mutex_lock(&w->lock);
-        p->next = w->done;
-        w->done = p;
-        pthread_cond_signal(&w->done_cond);
+        spw__aio_piece *p = NULL;
+        bool first;
+        for (uint32_t c = 0; c < SPW__AIO_CLASS_COUNT && p == NULL; c++)
+            p = spw__aio_list_pop(&b->queues[c]);
+        if (p == NULL) {
+            if (b->stopping)
+                break;
+            pthread_cond_wait(&b->work_ready, &b->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&b->lock);
+        p->result = transfer(p);
+        pthread_mutex_lock(&b->lock);
+        first = b->done.head == NULL;
+        spw__aio_list_push(&b->done, p);
+        if (first)
+            eventfd_signal(b->done_fd);
     }
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&b->lock);
     return NULL;
 }
 
 static void
-threads_submit(spw_aio *aio, aio_piece *p)
+threads_destroy(void *backend)
 {
-    workers *w = aio->state;
-    pthread_mutex_lock(&w->lock);
-    p->next = NULL;
-    if (w->todo_head == NULL)
-        w->todo_head = p;
-    else
-        w->todo_tail->next = p;
-    w->todo_tail = p;
-    pthread_cond_signal(&w->todo_cond);
-    pthread_mutex_unlock(&w->lock);
+    threads_backend *b = backend;
+    if (b == NULL)
+        return;
+    if (b->thread_count > 0) {
+        pthread_mutex_lock(&b->lock);
+        b->stopping = true;
+        pthread_cond_broadcast(&b->work_ready);
+        pthread_mutex_unlock(&b->lock);
+        for (uint32_t i = 0; i < b->thread_count; i++)
+            pthread_join(b->threads[i], NULL);
+    }
+    if (b->cond_ready)
+        pthread_cond_destroy(&b->work_ready);
+    if (b->lock_ready)
+        pthread_mutex_destroy(&b->lock);
+    if (b->done_fd >= 0)
+        close(b->done_fd);
+    spw_mem_free(b->threads);
+    spw_mem_free(b);
 }
 
-static void
-threads_reap(spw_aio *aio, uint64_t timeout_ns)
+static spw_status
+threads_create(void **out, const spw_aio_options *options, int wake_fd, spw_error *err)
 {
-    workers *w = aio->state;
-    aio_piece *list;
-    pthread_mutex_lock(&w->lock);
-    if (timeout_ns == UINT64_MAX) {
-        while (w->done == NULL && !w->woken)
-            pthread_cond_wait(&w->done_cond, &w->lock);
-    } else if (timeout_ns > 0) {
-        uint64_t until = spw_now_ns() + timeout_ns;
-        struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-        while (w->done == NULL && !w->woken && pthread_cond_timedwait(&w->done_cond, &w->lock, &t) != ETIMEDOUT) {
-        }
+    spw_status st;
+    sigset_t all, old;
+    int rc = 0;
+    threads_backend *b = spw_mem_zalloc(sizeof *b);
+    *out = NULL;
+    if (b == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "aio threads backend (%zu bytes)", sizeof *b);
+    b->wake_fd = wake_fd;
+    b->done_fd = -1;
+    b->threads = spw_mem_calloc(options->thread_count, sizeof *b->threads);
+    if (b->threads == NULL) {
+        st = SPW_RAISE(err, SPW_ENOMEM, "handles of %u aio threads", options->thread_count);
+        goto fail;
     }
-    if (timeout_ns > 0)
-        w->woken = false;
-    list = w->done;
-    w->done = NULL;
-    pthread_mutex_unlock(&w->lock);
-    while (list != NULL) {
-        aio_piece *p = list;
-        list = p->next;
-        spw__aio_piece_done(aio, p, p->result);
+    b->lock_ready = pthread_mutex_init(&b->lock, NULL) == 0;
+    b->cond_ready = pthread_cond_init(&b->work_ready, NULL) == 0;
+    if (!b->lock_ready || !b->cond_ready) {
+        st = SPW_RAISE(err, SPW_ESYS, "lock of the aio threads");
+        goto fail;
     }
-}
-
-static void
-threads_wake(spw_aio *aio)
-{
-    workers *w = aio->state;
-    pthread_mutex_lock(&w->lock);
-    w->woken = true;
-    pthread_cond_signal(&w->done_cond);
-    pthread_mutex_unlock(&w->lock);
-}
-
-static void
-threads_destroy(spw_aio *aio)
-{
-    workers *w = aio->state;
-    pthread_mutex_lock(&w->lock);
-    w->stop = true;
-    pthread_cond_broadcast(&w->todo_cond);
-    pthread_mutex_unlock(&w->lock);
-    for (uint32_t i = 0; i < w->started; i++)
-        pthread_join(w->threads[i], NULL);
-    pthread_cond_destroy(&w->todo_cond);
-    pthread_cond_destroy(&w->done_cond);
-    pthread_mutex_destroy(&w->lock);
-    spw_mem_free(w->threads);
-    spw_mem_free(w);
-    aio->state = NULL;
-}
-
-spw_status
-spw__aio_threads_open(spw_aio *aio, spw_error *err)
-{
-    static const aio_backend backend = {threads_submit, threads_reap, threads_wake, threads_destroy};
-    workers *w = spw_mem_zalloc(sizeof *w);
-    pthread_condattr_t monotonic;
-    if (w == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "aio threads");
-    w->threads = spw_mem_calloc(aio->options.thread_count, sizeof *w->threads);
-    if (w->threads == NULL) {
-        spw_mem_free(w);
-        return SPW_RAISE(err, SPW_ENOMEM, "aio threads");
+    b->done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (b->done_fd < 0) {
+        st = SPW_RAISE_SYS(err, errno, "eventfd for aio threads");
+        goto fail;
     }
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->todo_cond, NULL);
-    pthread_cond_init(&w->done_cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    aio->state = w;
-    aio->backend = &backend;
-    for (; w->started < aio->options.thread_count; w->started++) {
-        int rc = pthread_create(&w->threads[w->started], NULL, thread_main, w);
-        if (rc != 0) {
-            threads_destroy(aio);
-            aio->backend = NULL;
-            return SPW_RAISE_SYS(err, rc, "start of aio thread %u", w->started + 1);
-        }
+    sigfillset(&all); /* signals go to the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (rc == 0 && b->thread_count < options->thread_count) {
+        rc = pthread_create(&b->threads[b->thread_count], NULL, worker, b);
+        if (rc == 0)
+            pthread_setname_np(b->threads[b->thread_count++], "spw-aio");
     }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc != 0) {
+        st = SPW_RAISE_SYS(err, rc, "start aio thread %u of %u", b->thread_count + 1, options->thread_count);
+        goto fail;
+    }
+    *out = b;
     return SPW_OK;
+fail:
+    threads_destroy(b);
+    return st;
 }
+
+static void
+threads_file_add(void *backend, spw_aio_file *file)
+{
+    (void)backend;
+    (void)file; /* descriptors need no preparation here */
+}
+
+static bool
+threads_start(void *backend, spw__aio_piece *p)
+{
+    threads_backend *b = backend;
+    pthread_mutex_lock(&b->lock);
+    spw__aio_list_push(&b->queues[p->class_idx], p);
+    pthread_cond_signal(&b->work_ready);
+    pthread_mutex_unlock(&b->lock);
+    return true;
+}
+
+static void
+threads_flush(void *backend)
+{
+    (void)backend; /* start() has handed the pieces over */
+}
+
+static bool
+take_done(threads_backend *b, spw__aio_list *done)
+{
+    spw__aio_piece *p;
+    pthread_mutex_lock(&b->lock);
+    while ((p = spw__aio_list_pop(&b->done)) != NULL)
+        spw__aio_list_push(done, p);
+    pthread_mutex_unlock(&b->lock);
+    return done->head != NULL;
+}
+
+static void
+threads_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
+{
+    threads_backend *b = backend;
+    struct pollfd fds[2] = {{.fd = b->done_fd, .events = POLLIN}, {.fd = b->wake_fd, .events = POLLIN}};
+    struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+    if (take_done(b, done) || timeout_ns == 0) {
+        if (eventfd_drain(b->wake_fd))
+            *woken = true;
+        return;
+    }
+    if (*woken || ppoll(fds, 2, timeout_ns == UINT64_MAX ? NULL : &ts, NULL) <= 0)
+        return; /* nothing, or EINTR */
+    if (fds[0].revents != 0)
+        eventfd_drain(b->done_fd); /* before the list is taken: what arrives after that signals again */
+    if (fds[1].revents != 0 && eventfd_drain(b->wake_fd))
+        *woken = true;
+    take_done(b, done);
+}
+
+static uint64_t
+threads_fixed_bytes(const void *backend)
+{
+    (void)backend;
+    return 0;
+}
+
+const spw__aio_backend_ops spw__aio_threads_ops = {
+    .create = threads_create,
+    .destroy = threads_destroy,
+    .file_add = threads_file_add,
+    .file_remove = threads_file_add,
+    .start = threads_start,
+    .flush = threads_flush,
+    .reap = threads_reap,
+    .fixed_bytes = threads_fixed_bytes,
+};

@@ -151,10 +151,12 @@ uring_reap(spw_aio *aio, uint64_t timeout_ns)
         p = io_uring_cqe_get_data(cqe);
         result = cqe->res;
         io_uring_cqe_seen(&u->ring, cqe);
-        if (p == NULL)
+        if (p == NULL) {
             u->armed = false;
-        else
+            aio->woken = true;
+        } else {
             spw__aio_piece_done(aio, p, result);
+        }
     }
 }
 

@@ -19,8 +19,7 @@ extern "C" {
  *   mixed   weights: p bf16                     record: master fp32 | m fp32 | v fp32     2 + 12
  *   split   weights: hi bf16                    record: lo i16 | m fp32 | v fp32          2 + 10
  * Split: u = bits of the fp32 master; hi = (u + 0x8000) >> 16, lo = (int16)(u & 0xffff); u = (hi << 16) + lo (signed).
- * hi is round-to-nearest with ties away from zero; a finite master that would round to infinity keeps the largest
- * finite hi (0x7f7f) with the lo that restores u exactly when it can; see spw_split_f32.
+ * hi is round-to-nearest with ties away from zero, and a finite master never gives an infinite hi; see spw_split_f32.
  */
 typedef enum spw_state_format { SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT, SPW_STATE_COUNT } spw_state_format;
 const char *spw_state_name(spw_state_format f);                /* "fp32", "mixed", "split" */
@@ -30,7 +29,11 @@ uint32_t spw_state_weight_bytes(spw_state_format f);           /* per element */
 uint32_t spw_state_record_bytes(spw_state_format f);           /* per element */
 bool spw_state_update_reads_weights(spw_state_format f);       /* fp32 and split: yes; mixed: only writes them */
 
-/* hi and lo of one master, and back. Exact for every finite and infinite u; a NaN stays a NaN. */
+/*
+ * hi and lo of one master, and back. Exact for the infinities and for every finite master up to 0x7f7f7fff, which is
+ * 3.396e38; larger finite ones, whose nearest bf16 is an infinity, become 0x7f7f7fff with their sign (all codes with a
+ * finite hi are taken, so none is left for them). Every NaN becomes hi 0x7fc0, lo 0.
+ */
 void spw_split_f32(float master, uint16_t *hi, int16_t *lo);
 float spw_join_f32(uint16_t hi, int16_t lo);
 
@@ -67,14 +70,16 @@ typedef struct spw_adam_coef {
 
 /*
  * spw_adam_prepare - checks hp and computes the coefficients.
- * Errors  SPW_EINVAL, naming the value: lr, weight_decay or grad_scale not finite or negative, beta outside [0, 1),
- *         eps not above 0, step 0.
+ * Errors  SPW_EINVAL, naming the value: lr, weight_decay or grad_scale not finite (in fp32) or negative, beta outside
+ *         [0, 1), eps not above 0 (in fp32), step 0; lr / (1 - beta1^t) or lr * weight_decay overflowing fp32.
+ *         *out is untouched.
  */
 spw_status spw_adam_prepare(spw_adam_coef *out, const spw_adam_hp *hp, spw_error *err);
 
 /*
  * n consecutive elements of one chunk in memory, as pointers, so that a part of a chunk (a parameter with its own
- * hyper-parameters) is updated the same way. No alignment is needed; 64 bytes is fastest. Arrays do not overlap.
+ * hyper-parameters) is updated the same way. No alignment beyond the element's is needed; 64 bytes is fastest. Arrays
+ * do not overlap.
  */
 typedef struct spw_adam_slice {
     spw_state_format format;
@@ -100,7 +105,7 @@ void spw_adam_slice_init(spw_adam_slice *slice, spw_state_format f, void *weight
  *     d  = fma(sqrt(v), inv_bc2_sqrt, eps)
  *     w  = fma(-step_size, m / d, w * decay)
  *   then rounds w to the weight format.
- * Returns  the number of elements whose gradient was not finite (they are computed all the same).
+ * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same).
  * Threads  any; slices given to different threads must not overlap. Does not block.
  * Cost     fp32 16 bytes read and 12 written per element, mixed 16 and 14, split 16 and 12 (fp32 gradients).
  * Source   Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, Algorithm 2; Kingma and Ba 2015.

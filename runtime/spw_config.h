@@ -1,0 +1,116 @@
+/*
+ * spw_config.h - a run's configuration: DeepSpeed's JSON plus the sections model, data and spillway.
+ *
+ * One table in config_keys.c drives parsing, defaults, ranges, help and the printed configuration. A key that is
+ * misspelt or misplaced is an error with a suggestion; a key whose feature is not built is refused, never ignored.
+ */
+#ifndef SPW_CONFIG_H
+#define SPW_CONFIG_H
+
+#include "spw_base.h"
+#include "spw_cpu_adam.h"
+#include "spw_offload.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SPW_PATHS_MAX = 16, SPW_PATH_BYTES = 1024 };
+#define SPW_AUTO UINT64_MAX /* a size left to the planner */
+
+typedef struct spw_path_list {
+    uint32_t count;
+    char item[SPW_PATHS_MAX][SPW_PATH_BYTES];
+} spw_path_list;
+
+typedef struct spw_config {
+    struct {
+        char path[SPW_PATH_BYTES]; /* "" or a folder with config.json */
+        char model_type[32];       /* gpt2, llama */
+        /* Sizes; 0: not given. Hugging Face keys of either family fill them. */
+        uint64_t vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
+        double norm_eps, rope_theta, initializer_range, dropout;
+        bool tied, tied_set;
+    } model;
+    struct {
+        spw_path_list path;             /* files or globs */
+        char format[16];                /* text */
+        char tokenizer[SPW_PATH_BYTES]; /* bytes */
+        uint64_t seq_length;
+        double validation_split;
+        uint64_t seed;
+    } data;
+    uint64_t train_batch_size, micro_batch, accumulation; /* consistent after load */
+    double gradient_clipping;
+    bool bf16, fp16, bf16_check_overflow;
+    struct {
+        char type[32]; /* Adam, AdamW */
+        double lr, beta1, beta2, eps, weight_decay;
+        bool adam_w_mode, bias_correction;
+    } optimizer;
+    struct {
+        char type[32];                       /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR */
+        double warmup_min_lr, warmup_max_lr; /* max NaN: the optimizer's lr */
+        double warmup_min_ratio, cos_min_ratio;
+        uint64_t warmup_num_steps, total_num_steps;
+        bool warmup_linear; /* else log */
+    } scheduler;
+    struct {
+        uint32_t stage;
+        spw_tier offload_param, offload_optimizer; /* SPW_TIER_DEVICE: none */
+        spw_path_list param_path, optimizer_path;
+        bool pin_memory_param, pin_memory_optimizer;
+        uint64_t param_buffer_count, param_buffer_size; /* elements */
+        uint64_t optimizer_buffer_count;
+        uint64_t max_in_cpu; /* elements */
+        double ratio;
+        uint64_t sub_group_size;                                                /* elements */
+        uint64_t prefetch_bucket_size, max_live_parameters, max_reuse_distance; /* elements */
+        bool pipeline_read, pipeline_write, fast_init;
+    } zero;
+    struct {
+        spw_aio_backend backend;
+        uint64_t block_size;
+        uint32_t queue_depth, thread_count;
+    } aio;
+    struct {
+        uint64_t steps, seed;
+        char device[32];
+        uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
+        spw_state_format state_format;
+        uint64_t chunk_elems;
+        uint64_t micro_batches_per_pass;             /* 0: all */
+        uint32_t optimizer_threads, compute_threads; /* 0: auto */
+        uint32_t weight_slots, record_slots;         /* 0: from the budget */
+        bool integrity, prefetch;
+        spw_dtype grad_dtype;
+        char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
+        uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
+        bool save_at_end;
+        uint64_t chaos_seed; /* tests */
+    } run;
+} spw_config;
+
+/*
+ * spw_config_load - reads a JSON file, applies `a.b=c` overrides, checks everything, fills defaults.
+ * Errors  SPW_ENOENT, SPW_ECONFIG with file, key and value (and a suggestion). Nothing is touched on disk.
+ */
+spw_status spw_config_load(spw_config *out, const char *path, const char *const *overrides, uint32_t override_count,
+                           spw_error *err);
+/* The same from text; name stands for the file in messages. */
+spw_status spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
+                            uint32_t override_count, spw_error *err);
+/* Fills config->model from a Hugging Face config.json's text. */
+spw_status spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err);
+/* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
+char *spw_config_dump(const spw_config *config);
+/* Help: one line per key: name, type, default, meaning. Calls line(ctx, text) for each. */
+void spw_config_help(void (*line)(void *ctx, const char *text), void *ctx);
+
+/* Learning rate of step t (from 1), and nothing else. Source: DeepSpeed's documented WarmupLR family. */
+double spw_schedule_lr(const spw_config *config, uint64_t step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
