@@ -334,12 +334,14 @@ static bool
 serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
 {
     unit *u = &s->units[use.unit_idx];
+    if (!promised(s, u, use.generation))
+        return true; /* a use of the next step: the copy on the device still serves this one */
     if (u->d == D_FILLING && (u->abort_fill || u->device_generation < use.generation))
         abort_fill(s, u);
     else if (u->d == D_READY && u->device_generation < use.generation && u->pins == 0)
         spw__store_drop_device(s, u);
     if (u->d == D_NONE) {
-        if (u->generation > use.generation || !promised(s, u, use.generation))
+        if (u->generation > use.generation)
             return true;
         if (!make_room(s, u, nearer_than))
             return false;
@@ -352,14 +354,22 @@ serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
     return u->d != D_FILLING || u->abort_fill || advance_fill(s, u, nearer_than, urgent);
 }
 
+/* Fills under way go on first, nearest first: whoever waits for device memory may wait for the very unit being filled. */
 static void
 schedule_fills(spw_store *s)
 {
-    if (s->demand_set && !serve_use(s, s->demand, 0, true))
-        return;
-    for (uint32_t i = 0; i < s->future_count; i++) {
-        if (!serve_use(s, s->future[i], (uint64_t)i + 1, false))
-            return;
+    for (int start = 0; start < 2; start++) {
+        if (s->demand_set && (start || s->units[s->demand.unit_idx].d == D_FILLING) &&
+            !serve_use(s, s->demand, 0, true)) {
+            if (start)
+                return;
+            continue;
+        }
+        for (uint32_t i = 0; i < s->future_count; i++) {
+            bool filling = s->units[s->future[i].unit_idx].d == D_FILLING;
+            if ((start || filling) && !serve_use(s, s->future[i], (uint64_t)i + 1, false))
+                break;
+        }
     }
 }
 

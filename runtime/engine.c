@@ -1,0 +1,1004 @@
+/*
+ * The engine: one training step walks the chain of blocks layer-major, forward and then backward with recompute. It
+ * waits for a unit by generation, never for "the optimizer": updates of this step run on into the next forward pass.
+ */
+#include "runtime_internal.h"
+#include <math.h>
+#include <stdio.h>
+
+enum { MODE_TRAIN, MODE_EVAL, MODE_COUNT };
+
+/* Where a unit's gradient is accumulated on the device while the backward pass needs it. */
+typedef struct grad_buffer {
+    float *data;
+    uint64_t elems;
+    uint32_t unit_idx; /* UINT32_MAX: free */
+    uint64_t turn;
+    spw_gpu_event *sent; /* its last copy to the host */
+} grad_buffer;
+
+/* What a copy's completion has to say, to whom. */
+typedef struct grad_note {
+    spw_store *store;
+    uint32_t unit_idx;
+} grad_note;
+
+struct spw_engine {
+    spw_config config;
+    const spw_model *model;
+    bool inference;
+    spw_gpu *gpu;
+    spw_gpu_queue *compute, *d2h;
+    spw_store *store;
+    spw_layout layout;
+    spw_plan plan;
+    spw_tape *tape;
+    uint64_t B, T, rows;
+    uint32_t micro_max, group_max, chain_max;
+    /* Device memory. */
+    void *device;
+    char *arena;
+    uint64_t arena_bytes;
+    float *cos_sin, *losses;
+    int32_t *tokens, *targets, *places;
+    char *activations; /* (chain_max + 1, group_max, rows, width) */
+    grad_buffer *buffers;
+    uint32_t buffer_count;
+    uint64_t buffer_turn;
+    grad_note *notes; /* (unit_count) */
+    /* Host. */
+    double *partials;       /* sums of squares, one per 4096 elements of the element space */
+    uint64_t *unit_partial; /* where a unit's partials start */
+    uint32_t *chain, chain_count;
+    int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
+    uint64_t *generations;
+    spw_trace traces[MODE_COUNT];
+    spw_store_use *future;
+    uint32_t future_max;
+    uint64_t updates, step_count;
+    spw_adam_coef coef;
+    uint64_t d2h_bytes, grad_h2d_bytes;
+};
+
+/* ---------------------------------------------------------------- units of a block */
+
+/* Units whose parameters a block uses, its own and external ones, without repeats. */
+static uint32_t
+block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
+{
+    const spw_block *b = &e->model->blocks[block_idx];
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t u = e->layout.places[b->param_ids[k]].unit_idx, j = 0;
+        while (j < n && out[j] != u)
+            j++;
+        if (j == n)
+            out[n++] = u;
+    }
+    return n;
+}
+
+static void
+note_uses(spw_engine *e)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX];
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->first_use[u] = e->last_use[u] = -1;
+    for (uint32_t c = 0; c < e->chain_count; c++) {
+        uint32_t n = block_units(e, e->chain[c], units);
+        for (uint32_t k = 0; k < n; k++) {
+            if (e->first_use[units[k]] < 0)
+                e->first_use[units[k]] = (int32_t)c;
+            e->last_use[units[k]] = (int32_t)c;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- running one block */
+
+typedef struct block_run {
+    uint32_t block_idx;
+    const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
+    float *grads[SPW_BLOCK_PARAMS_MAX];
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], unit_count;
+} block_run;
+
+/* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
+static spw_value *
+call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    spw_value *params[SPW_BLOCK_PARAMS_MAX];
+    static act *const want_logits = (act *)(uintptr_t)1;
+    spw_call call = {.tape = e->tape,
+                     .batch = batch,
+                     .block = b,
+                     .params = params,
+                     .model = e->model,
+                     .cos_sin = e->cos_sin,
+                     .training = training,
+                     .logits_out = logits ? want_logits : NULL};
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        const spw_param *p = &e->model->params[b->param_ids[k]];
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        uint32_t j = 0;
+        while (run->units[j] != at->unit_idx)
+            j++;
+        params[k] = spw_tape_param(e->tape, run->weights[j] == NULL ? NULL : (const float *)run->weights[j] + at->first,
+                                   run->grads[j] == NULL ? NULL : run->grads[j] + at->first, p->rows, p->cols);
+    }
+    return b->forward(&call, x);
+}
+
+static char *
+activation(const spw_engine *e, uint32_t slot, uint32_t micro)
+{
+    return e->activations + ((uint64_t)slot * e->group_max + micro) * e->rows * e->model->config.width * sizeof(float);
+}
+
+static spw_batch
+batch_of(const spw_engine *e, uint32_t micro, uint32_t micro_batches)
+{
+    return (spw_batch){.sequences = e->B,
+                       .positions = e->T,
+                       .tokens = e->tokens + micro * e->rows,
+                       .targets = e->targets + micro * e->rows,
+                       .places = e->places,
+                       .losses = e->losses + micro * e->rows,
+                       .grad_scale = 1.0f / (float)(micro_batches * e->rows),
+                       .dropout_key = e->config.run.seed,
+                       .dropout_counter = (e->step_count << 20) + micro};
+}
+
+/* ---------------------------------------------------------------- measuring, before anything is allocated */
+
+/* Bytes of tape memory that the largest block needs, forward and backward, with nothing computed. */
+static spw_status
+measure_arena(spw_engine *e, bool logits_only, uint64_t *bytes_out, spw_error *err)
+{
+    spw_batch batch = {.sequences = e->B, .positions = e->T};
+    *bytes_out = 0;
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        block_run run = {.block_idx = b};
+        bool head = b + 1 == e->model->block_count;
+        spw_value *x, *y;
+        run.unit_count = block_units(e, b, run.units);
+        spw_tape_reset(e->tape, NULL, 0, !e->inference);
+        x = b == 0 ? NULL
+                   : spw_tape_input(e->tape, NULL, head && logits_only ? 1 : e->rows, e->model->config.width,
+                                    !e->inference);
+        if (x != NULL)
+            x->grad = x->data;
+        y = call_forward(e, &run, &batch, x, true, head && logits_only);
+        if (!e->inference)
+            spw_tape_backward(e->tape, y);
+        if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
+            spw_error_wrap(err, "block %s", e->model->blocks[b].name);
+            return SPW_EINVAL;
+        }
+        if (spw_tape_arena_used(e->tape) > *bytes_out)
+            *bytes_out = spw_tape_arena_used(e->tape);
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- lifetime */
+
+static spw_status
+update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err);
+
+static uint32_t
+users_of(const spw_engine *e, uint32_t unit_idx)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], count = 0;
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        uint32_t n = block_units(e, b, units);
+        for (uint32_t k = 0; k < n; k++)
+            count += units[k] == unit_idx;
+    }
+    return count;
+}
+
+/* Gradient buffers: one of its own for a unit with several users, a pool for the others. */
+static uint64_t
+size_grad_buffers(spw_engine *e, uint32_t chain_extra)
+{
+    uint64_t pool_elems = 0, bytes = 0;
+    uint32_t pool = 2 + chain_extra;
+    e->buffer_count = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        uint64_t elems = e->layout.units[u].elems;
+        if (users_of(e, u) > 1)
+            e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX};
+        else if (elems > pool_elems)
+            pool_elems = elems;
+    }
+    for (uint32_t k = 0; k < pool && pool_elems > 0; k++)
+        e->buffers[e->buffer_count++] = (grad_buffer){.elems = pool_elems, .unit_idx = UINT32_MAX};
+    for (uint32_t i = 0; i < e->buffer_count; i++)
+        bytes += e->buffers[i].elems * sizeof(float);
+    return bytes;
+}
+
+typedef struct print_to {
+    char *text;
+    uint64_t bytes, used;
+} print_to;
+
+static void
+append_line(void *ctx, const char *line)
+{
+    print_to *to = ctx;
+    if (to->text != NULL && to->used < to->bytes)
+        to->used += (uint64_t)snprintf(to->text + to->used, to->bytes - to->used, "%s\n", line);
+}
+
+static spw_status
+make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    plan_input in = {.config = &e->config,
+                     .layout = &e->layout,
+                     .inference = e->inference,
+                     .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
+                     .record_bytes = spw_state_record_bytes(e->config.run.state_format),
+                     .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
+                     .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
+                     .process_bytes = spw_process_rss_bytes()};
+    uint64_t width_bytes = e->rows * e->model->config.width * sizeof(float);
+    uint32_t units[SPW_BLOCK_PARAMS_MAX];
+    spw_status st;
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        uint64_t bytes = 0;
+        uint32_t n = block_units(e, b, units);
+        for (uint32_t k = 0; k < n; k++)
+            bytes += e->layout.units[units[k]].elems * in.compute_bytes;
+        if (bytes > in.largest_block_bytes)
+            in.largest_block_bytes = bytes;
+    }
+    SPW_TRY(measure_arena(e, e->inference, &e->arena_bytes, err));
+    in.arena_device = spw_round_up(e->arena_bytes, 4096);
+    in.activations_device =
+        spw_round_up((e->inference ? 2u : e->chain_max + 1u) * (uint64_t)e->group_max * width_bytes, 4096);
+    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
+    in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + e->T * e->model->config.head_dim * 4;
+    in.batch_device = spw_round_up(in.batch_device, 4096);
+    st = spw__plan_make(&e->plan, &in, err);
+    if (o->plan_text != NULL) {
+        print_to to = {o->plan_text, o->plan_text_bytes, 0};
+        spw_plan_print(&e->plan, append_line, &to);
+    }
+    return st;
+}
+
+static spw_status
+take_memory(spw_engine *e, spw_error *err)
+{
+    uint64_t bytes = e->plan.grads_device + e->plan.activations_device + e->plan.arena_device + e->plan.batch_device;
+    spw_carve carve;
+    SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes, err));
+    carve = (spw_carve){.base = e->device, .bytes = bytes};
+    e->arena = spw_carve_take(&carve, e->plan.arena_device);
+    e->activations = spw_carve_take(&carve, e->plan.activations_device);
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
+        e->buffers[i].data = spw_carve_take(&carve, e->buffers[i].elems * sizeof(float));
+        SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
+    }
+    e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
+    e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
+    e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
+    e->places = spw_carve_take(&carve, e->rows * 4);
+    e->cos_sin = spw_carve_take(&carve, e->T * e->model->config.head_dim * 4);
+    if (e->cos_sin == NULL || e->arena == NULL || e->activations == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
+    for (uint64_t i = 0; i < e->rows; i++)
+        e->places[i] = (int32_t)(i % e->T);
+    if (e->model->config.family == SPW_FAMILY_LLAMA)
+        spw_rope_table(&e->model->config, e->T, e->cos_sin);
+    return SPW_OK;
+}
+
+static spw_status
+make_store(spw_engine *e, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    spw_store_config s = {.gpu = e->gpu,
+                          .units = e->layout.units,
+                          .chunks = e->layout.chunks,
+                          .unit_count = e->layout.unit_count,
+                          .chunk_count = e->layout.chunk_count,
+                          .weight_dtype = spw_state_weight_dtype(c->run.state_format),
+                          .grad_dtype = c->run.grad_dtype,
+                          .weight_bytes = spw_state_weight_bytes(c->run.state_format),
+                          .record_bytes = spw_state_record_bytes(c->run.state_format),
+                          .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
+                          .weight_slot_count = e->plan.weight_slots,
+                          .record_slot_count = e->plan.record_slots,
+                          .device_cache_bytes = e->plan.cache_device,
+                          .worker_count =
+                              c->run.optimizer_threads > 0 ? c->run.optimizer_threads : spw_cpu_allowed_count(),
+                          .pin_memory = c->zero.pin_memory_param || c->zero.pin_memory_optimizer,
+                          .integrity = c->run.integrity,
+                          .paths = e->plan.paths,
+                          .path_count = e->plan.path_count,
+                          .aio = {.backend = c->aio.backend,
+                                  .block_bytes = c->aio.block_size,
+                                  .queue_depth = c->aio.queue_depth,
+                                  .thread_count = c->aio.thread_count},
+                          .update = update_chunk,
+                          .update_ctx = e,
+                          .chaos_seed = c->run.chaos_seed};
+    return spw_store_create(&e->store, &s, err);
+}
+
+static spw_status
+build(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    uint64_t chunk = c->run.chunk_elems, partial_count = 0;
+    uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
+    spw_gpu_options gpu = {.name = c->run.device,
+                           .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
+                           .thread_count = c->run.compute_threads};
+    if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
+        chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
+    e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
+    e->T = o->positions > 0 ? o->positions : c->data.seq_length;
+    e->rows = e->B * e->T;
+    group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
+                ? accumulation
+                : (uint32_t)c->run.micro_batches_per_pass;
+    e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
+    e->group_max = group;
+    e->chain_max = e->model->block_count + o->chain_extra;
+    if (group < accumulation && c->run.grad_dtype != SPW_F32)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.micro_batches_per_pass %u with gradient_accumulation_steps %u adds gradients in host "
+            "memory, which needs spillway.grad_dtype fp32",
+            group, accumulation);
+    if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
+        return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
+                         (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, err));
+    SPW_TRY(spw_gpu_open(&e->gpu, &gpu, err));
+    SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
+    SPW_TRY(spw_gpu_queue_create(&e->d2h, e->gpu, SPW_QUEUE_D2H, err));
+    SPW_TRY(spw_tape_create(&e->tape, e->compute, err));
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        partial_count += e->layout.units[u].elems / 4096;
+    e->future_max = 4 * e->layout.unit_count + 64;
+    e->buffers = spw_mem_calloc(e->layout.unit_count + 2 + o->chain_extra, sizeof *e->buffers);
+    e->partials = spw_mem_calloc(partial_count, sizeof *e->partials);
+    e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
+    e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
+    e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
+    e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
+    e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
+    e->future = spw_mem_calloc(e->future_max, sizeof *e->future);
+    e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
+    if (!e->notes || !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
+        !e->generations || !e->future)
+        return SPW_RAISE(err, SPW_ENOMEM, "engine");
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
+    for (int k = 0; k < MODE_COUNT; k++)
+        SPW_TRY(spw_trace_init(&e->traces[k], (accumulation / group + 1) * 8 * e->chain_max + 64, err));
+    for (uint32_t b = 0; b < e->model->block_count; b++)
+        e->chain[b] = b;
+    e->chain_count = e->model->block_count;
+    note_uses(e);
+    SPW_TRY(make_plan(e, o, err));
+    SPW_TRY(take_memory(e, err));
+    return make_store(e, err);
+}
+
+spw_status
+spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+{
+    spw_engine *e = spw_mem_zalloc(sizeof *e);
+    spw_status st;
+    *out = NULL;
+    if (e == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "engine");
+    e->config = *o->config;
+    e->model = o->model;
+    e->inference = o->inference;
+    st = build(e, o, err);
+    if (st != SPW_OK)
+        spw_engine_destroy(e);
+    else
+        *out = e;
+    return st;
+}
+
+void
+spw_engine_destroy(spw_engine *e)
+{
+    if (e == NULL)
+        return;
+    spw_gpu_queue_destroy(e->d2h); /* its notifies call the store */
+    spw_store_destroy(e->store);
+    spw_tape_destroy(e->tape);
+    for (uint32_t i = 0; i < e->buffer_count; i++)
+        spw_gpu_event_destroy(e->buffers[i].sent);
+    spw_gpu_queue_destroy(e->compute);
+    if (e->gpu != NULL)
+        spw_gpu_free(e->gpu, e->device);
+    spw_gpu_close(e->gpu);
+    for (int k = 0; k < MODE_COUNT; k++)
+        spw_trace_deinit(&e->traces[k]);
+    spw_layout_free(&e->layout);
+    spw_mem_free(e->buffers);
+    spw_mem_free(e->notes);
+    spw_mem_free(e->partials);
+    spw_mem_free(e->unit_partial);
+    spw_mem_free(e->chain);
+    spw_mem_free(e->first_use);
+    spw_mem_free(e->last_use);
+    spw_mem_free(e->generations);
+    spw_mem_free(e->future);
+    spw_mem_free(e);
+}
+
+/* ---------------------------------------------------------------- parameters and updates (on the store's workers) */
+
+static spw_status
+update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    spw_engine *e = ctx;
+    uint64_t n = e->layout.chunks[chunk_idx].elems, bad;
+    spw_adam_slice slice;
+    spw_adam_slice_init(&slice, e->config.run.state_format, weights, record, n, grad, e->config.run.grad_dtype, 0, n);
+    bad = spw_adam_step(&e->coef, &slice);
+    if (bad > 0)
+        return SPW_RAISE(err, SPW_ENONFINITE,
+                         "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
+                         "bf16.check_grad_overflow such a step is skipped",
+                         (unsigned long long)bad, e->layout.chunks[chunk_idx].unit_idx);
+    return SPW_OK;
+}
+
+typedef struct init_job {
+    spw_engine *e;
+    uint64_t seed;
+} init_job;
+
+/* Elements [0, n) of one parameter's stretch from element `at` of the parameter: Box-Muller on counter-based bits. */
+static void
+draw(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t element = at + i;
+        uint32_t r[4];
+        double radius, angle;
+        if (p->init != SPW_INIT_NORMAL) {
+            out[i] = p->init == SPW_INIT_ONES ? 1.0f : 0.0f;
+            continue;
+        }
+        spw_philox(seed, param_id, element, r);
+        radius = sqrt(-2.0 * log(((double)r[0] + 1.0) / 4294967296.0));
+        angle = 6.283185307179586 * ((double)r[1] / 4294967296.0);
+        out[i] = (float)(radius * cos(angle) * (double)p->init_std);
+    }
+}
+
+static spw_status
+init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    init_job *job = ctx;
+    spw_engine *e = job->e;
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    spw_state_format f = e->config.run.state_format;
+    float block[4096];
+    (void)grad;
+    (void)err;
+    memset(weights, 0, c->elems * spw_state_weight_bytes(f));
+    if (record != NULL)
+        memset(record, 0, c->elems * spw_state_record_bytes(f));
+    for (uint32_t id = 0; id < e->layout.param_count; id++) {
+        const spw_place *at = &e->layout.places[id];
+        uint64_t first = at->first > c->first ? at->first : c->first;
+        uint64_t end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
+        if (at->unit_idx != c->unit_idx)
+            continue;
+        for (; first < end; first += 4096) {
+            uint64_t n = end - first < 4096 ? end - first : 4096;
+            draw(block, &e->model->params[id], id, job->seed, first - at->first, n);
+            spw_state_set(f, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
+        }
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
+{
+    init_job job = {e, seed};
+    return spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, err);
+}
+
+/* ---------------------------------------------------------------- uses */
+
+static void
+tell_future(spw_engine *e, int mode)
+{
+    uint32_t n;
+    if (!e->config.run.prefetch)
+        return;
+    n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
+    spw_store_set_future(e->store, e->future, n);
+}
+
+static spw_status
+acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
+{
+    run->unit_count = block_units(e, run->block_idx, run->units);
+    for (uint32_t k = 0; k < run->unit_count; k++) {
+        uint32_t u = run->units[k];
+        spw_status st = spw_store_acquire(e->store, u, e->generations[u], &run->weights[k], err);
+        if (st != SPW_OK) {
+            while (k-- > 0)
+                spw_store_release(e->store, run->units[k]);
+            return st;
+        }
+        spw_trace_use(&e->traces[mode], u);
+        tell_future(e, mode);
+    }
+    return SPW_OK;
+}
+
+static void
+release_block(spw_engine *e, const block_run *run)
+{
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        spw_store_release(e->store, run->units[k]);
+}
+
+/* ---------------------------------------------------------------- forward and backward over a group */
+
+/* keep: every block's input is kept for the backward pass; otherwise two slots take turns. */
+static spw_status
+forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t micro_batches, bool keep,
+              spw_error *err)
+{
+    uint32_t last = e->chain_count - 1;
+    for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        uint64_t begin;
+        SPW_TRY(acquire_block(e, mode, &run, err));
+        begin = spw_now_ns();
+        for (uint32_t i = 0; i < count; i++) {
+            spw_batch batch = batch_of(e, first + i, micro_batches);
+            spw_value *x = NULL, *y;
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+            if (c > 0)
+                x = spw_tape_input(e->tape, activation(e, keep ? c : c % 2, i), e->rows, e->model->config.width, false);
+            y = call_forward(e, &run, &batch, x, keep, false);
+            if (spw_tape_check(e->tape, err) != SPW_OK) {
+                release_block(e, &run);
+                return SPW_EINVAL;
+            }
+            if (c < last)
+                spw_gpu_copy_d2d(e->compute, activation(e, keep ? c + 1 : (c + 1) % 2, i), SPW_F32, y->data, SPW_F32,
+                                 e->rows * e->model->config.width, NULL);
+        }
+        spw_timeline_add(SPW_LANE_COMPUTE, "forward", run.block_idx, begin, spw_now_ns());
+        release_block(e, &run);
+    }
+    return SPW_OK;
+}
+
+static grad_buffer *
+buffer_of(spw_engine *e, uint32_t unit_idx)
+{
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
+        if (e->buffers[i].unit_idx == unit_idx)
+            return &e->buffers[i];
+    }
+    return NULL;
+}
+
+/* A free buffer for the unit, zeroed or, in a later group, holding what earlier groups added up. */
+static spw_status
+open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
+{
+    uint64_t elems = e->layout.units[unit_idx].elems;
+    grad_buffer *best = NULL;
+    for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
+        grad_buffer *b = &e->buffers[i];
+        if (b->unit_idx == UINT32_MAX && b->elems >= elems &&
+            (best == NULL || b->elems < best->elems || (b->elems == best->elems && b->turn < best->turn)))
+            best = b;
+    }
+    if (best == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
+    best->unit_idx = unit_idx;
+    best->turn = ++e->buffer_turn;
+    spw_gpu_event_sync(best->sent);
+    if (later_group)
+        spw_gpu_queue_sync(e->d2h); /* the earlier group's sum may still be on its way out of another buffer */
+    if (later_group) {
+        spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
+                         elems);
+        e->grad_h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    } else {
+        spw_gpu_zero(e->compute, best->data, elems * sizeof(float));
+    }
+    return SPW_OK;
+}
+
+static void
+grad_arrived(void *arg)
+{
+    grad_note *note = arg;
+    spw_store_grad_ready(note->store, note->unit_idx);
+}
+
+static void
+send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
+{
+    grad_buffer *b = buffer_of(e, unit_idx);
+    uint64_t elems = e->layout.units[unit_idx].elems;
+    spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                     final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
+    e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    spw_gpu_event_record(b->sent, e->d2h);
+    b->unit_idx = UINT32_MAX;
+    if (final_group) {
+        e->notes[unit_idx] = (grad_note){e->store, unit_idx};
+        spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
+    }
+}
+
+static spw_status
+backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, uint32_t micro_batches,
+               spw_error *err)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        spw_batch batch = batch_of(e, first + i, micro_batches);
+        spw_value *x = NULL, *y;
+        spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
+        if (c > 0) {
+            x = spw_tape_input(e->tape, activation(e, c, i), e->rows, e->model->config.width, true);
+            x->grad = activation(e, c + 1, i); /* the next block's input is not needed any more */
+        }
+        if (c > 0 && c + 1 < e->chain_count) { /* the output's gradient lies one further, by the same rule */
+            y = call_forward(e, run, &batch, x, true, false);
+            if (y != NULL)
+                y->grad = activation(e, c + 2, i);
+        } else {
+            y = call_forward(e, run, &batch, x, true, false);
+            if (y != NULL && c == 0)
+                y->grad = activation(e, 2, i);
+        }
+        spw_tape_backward(e->tape, y);
+        SPW_TRY(spw_tape_check(e->tape, err));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_batches, bool later_group,
+               bool final_group, spw_error *err)
+{
+    for (uint32_t c = e->chain_count; c-- > 0;) {
+        block_run run = {.block_idx = e->chain[c]};
+        uint64_t begin;
+        spw_status st;
+        SPW_TRY(acquire_block(e, MODE_TRAIN, &run, err));
+        begin = spw_now_ns();
+        st = SPW_OK;
+        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
+            if (e->last_use[run.units[k]] == (int32_t)c)
+                st = open_grad(e, run.units[k], later_group, err);
+            if (st == SPW_OK)
+                run.grads[k] = buffer_of(e, run.units[k])->data;
+        }
+        if (st == SPW_OK)
+            st = backward_block(e, &run, c, first, count, micro_batches, err);
+        spw_timeline_add(SPW_LANE_COMPUTE, "backward", run.block_idx, begin, spw_now_ns());
+        release_block(e, &run);
+        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
+            if (e->first_use[run.units[k]] == (int32_t)c)
+                send_grad(e, run.units[k], final_group);
+        }
+        if (st != SPW_OK)
+            return st;
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- sums that decide */
+
+/* Element order, fp64 partials per 4096: the same whatever the micro-batches' grouping. */
+static double
+mean_loss(const spw_engine *e, uint32_t micro_batches)
+{
+    double total = 0;
+    uint64_t n = micro_batches * e->rows;
+    for (uint64_t first = 0; first < n; first += 4096) {
+        double part = 0;
+        for (uint64_t i = first; i < n && i < first + 4096; i++)
+            part += (double)e->losses[i];
+        total += part;
+    }
+    return total / (double)n;
+}
+
+static double
+global_norm(const spw_engine *e)
+{
+    double sum = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        if (e->first_use[u] < 0)
+            continue;
+        for (uint64_t i = e->unit_partial[u]; i < e->unit_partial[u + 1]; i++)
+            sum += e->partials[i];
+    }
+    return sqrt(sum);
+}
+
+static spw_status
+set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    spw_adam_hp hp = {.lr = lr,
+                      .beta1 = c->optimizer.beta1,
+                      .beta2 = c->optimizer.beta2,
+                      .eps = c->optimizer.eps,
+                      .weight_decay = c->optimizer.weight_decay,
+                      .decoupled = c->optimizer.adam_w_mode,
+                      .bias_correction = c->optimizer.bias_correction,
+                      .step = e->updates + 1,
+                      .grad_scale = grad_scale};
+    return spw_adam_prepare(&e->coef, &hp, err);
+}
+
+/* ---------------------------------------------------------------- steps */
+
+static spw_status
+load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
+{
+    uint64_t n = micro_batches * e->rows;
+    if (micro_batches == 0 || micro_batches > e->micro_max)
+        return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
+                         e->micro_max);
+    for (uint64_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || (uint64_t)tokens[i] >= e->model->config.vocab || targets[i] < -1 ||
+            (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
+            return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
+                             targets[i], (unsigned long long)e->model->config.vocab);
+    }
+    memcpy(e->tokens, tokens, n * sizeof *tokens);
+    memcpy(e->targets, targets, n * sizeof *targets);
+    return SPW_OK;
+}
+
+static void
+fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, uint64_t begin, uint64_t d2h_before)
+{
+    spw_store_stats now;
+    double stall = 0, read_s, write_s, adam_s;
+    uint32_t workers = e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw_cpu_allowed_count();
+    spw_store_get_stats(e->store, &now);
+    r->step_s = (double)(spw_now_ns() - begin) * 1e-9;
+    for (int k = 0; k < SPW_STALL_COUNT; k++) {
+        r->stall_s[k] = (double)(now.stall_ns[k] - before->stall_ns[k]) * 1e-9;
+        stall += r->stall_s[k];
+    }
+    r->nvme_read = now.nvme_read_bytes - before->nvme_read_bytes;
+    r->nvme_write = now.nvme_write_bytes - before->nvme_write_bytes;
+    r->h2d = now.h2d_bytes - before->h2d_bytes;
+    r->d2h = e->d2h_bytes - d2h_before;
+    r->compute_s = r->step_s - stall;
+    read_s = (double)(now.read_busy_ns - before->read_busy_ns) * 1e-9;
+    write_s = (double)(now.write_busy_ns - before->write_busy_ns) * 1e-9;
+    adam_s = (double)(now.update_busy_ns - before->update_busy_ns) * 1e-9 / workers;
+    r->bound_s = r->compute_s;
+    r->bound_by = "compute";
+    if (read_s > r->bound_s && read_s <= r->step_s) {
+        r->bound_s = read_s;
+        r->bound_by = "nvme_read";
+    }
+    if (write_s > r->bound_s && write_s <= r->step_s) {
+        r->bound_s = write_s;
+        r->bound_by = "nvme_write";
+    }
+    if (adam_s > r->bound_s && adam_s <= r->step_s) {
+        r->bound_s = adam_s;
+        r->bound_by = "optimizer";
+    }
+}
+
+/* The decision at the end of a step: norm, finite check, clip, go or skip. */
+static spw_status
+decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    double scale = 1.0;
+    spw_gpu_queue_sync(e->d2h);
+    r->grad_norm = global_norm(e);
+    if (!gate_was_open) {
+        if (!isfinite(r->grad_norm)) {
+            r->skipped = true;
+            spw_store_step_skip(e->store);
+            return SPW_OK;
+        }
+        if (c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping)
+            scale = c->gradient_clipping / (r->grad_norm + 1e-6);
+        SPW_TRY(set_coefficients(e, lr, scale, err));
+        spw_store_step_go(e->store);
+    }
+    e->updates++;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->generations[u] += e->first_use[u] >= 0;
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
+                spw_step_result *r, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow;
+    uint64_t begin = spw_now_ns(), d2h_before = e->d2h_bytes;
+    spw_store_stats before;
+    memset(r, 0, sizeof *r);
+    if (e->inference)
+        return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    spw_store_get_stats(e->store, &before);
+    e->step_count++;
+    spw_trace_begin(&e->traces[MODE_TRAIN]);
+    tell_future(e, MODE_TRAIN);
+    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
+        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        bool final_group = first + count == micro_batches;
+        SPW_TRY(forward_group(e, MODE_TRAIN, first, count, micro_batches, true, err));
+        if (final_group) {
+            spw_store_step_begin(e->store); /* all updates of the last step are done: forward has waited for them */
+            SPW_TRY(spw_store_check(e->store, err));
+            if (gate_early) {
+                SPW_TRY(set_coefficients(e, lr, 1.0, err));
+                spw_store_step_go(e->store);
+            }
+        }
+        SPW_TRY(backward_group(e, first, count, micro_batches, first > 0, final_group, err));
+    }
+    spw_trace_end(&e->traces[MODE_TRAIN]);
+    SPW_TRY(decide(e, lr, gate_early, r, err));
+    spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
+    tell_future(e, MODE_TRAIN);
+    r->loss = mean_loss(e, micro_batches);
+    r->lr = lr;
+    r->tokens = micro_batches * e->rows;
+    fill_result(e, r, &before, begin, d2h_before);
+    return spw_store_check(e->store, err);
+}
+
+spw_status
+spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
+                spw_error *err)
+{
+    SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
+        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        SPW_TRY(forward_group(e, MODE_EVAL, first, count, micro_batches, false, err));
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    *loss_out = mean_loss(e, micro_batches);
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
+{
+    uint64_t width = e->model->config.width;
+    spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
+    if (count == 0 || count > e->T)
+        return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
+                         (unsigned long long)e->T);
+    memcpy(e->tokens, tokens, count * sizeof *tokens);
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    tell_future(e, MODE_EVAL);
+    for (uint32_t c = 0; c < e->chain_count; c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        bool head = c + 1 == e->chain_count;
+        spw_value *x = NULL, *y;
+        SPW_TRY(acquire_block(e, MODE_EVAL, &run, err));
+        spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+        if (c > 0)
+            x = spw_tape_input(e->tape, activation(e, c % 2, 0) + (head ? (count - 1) * width * sizeof(float) : 0),
+                               head ? 1 : count, width, false);
+        y = call_forward(e, &run, &batch, x, false, head);
+        if (spw_tape_check(e->tape, err) == SPW_OK && head)
+            memcpy(logits, y->data, e->model->config.vocab * sizeof(float));
+        else if (y != NULL)
+            spw_gpu_copy_d2d(e->compute, activation(e, (c + 1) % 2, 0), SPW_F32, y->data, SPW_F32, count * width, NULL);
+        release_block(e, &run);
+        SPW_TRY(spw_tape_check(e->tape, err));
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_error *err)
+{
+    if (count < 2 || count > e->chain_max || blocks[0] != 0 || blocks[count - 1] != e->model->block_count - 1)
+        return SPW_RAISE(err, SPW_EINVAL, "a chain has 2 to %u blocks and starts and ends with the model's own",
+                         e->chain_max);
+    for (uint32_t i = 0; i < count; i++) {
+        if (blocks[i] >= e->model->block_count || (i > 0 && blocks[i] == 0))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "block %u at position %u of the chain does not exist or cannot stand there", blocks[i], i);
+    }
+    memcpy(e->chain, blocks, count * sizeof *blocks);
+    e->chain_count = count;
+    note_uses(e);
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_drain(spw_engine *e, spw_error *err)
+{
+    return spw_store_drain(e->store, err);
+}
+
+/* ---------------------------------------------------------------- views */
+
+const spw_plan *
+spw_engine_plan(const spw_engine *e)
+{
+    return &e->plan;
+}
+
+const spw_layout *
+spw_engine_layout(const spw_engine *e)
+{
+    return &e->layout;
+}
+
+spw_store *
+spw_engine_store(spw_engine *e)
+{
+    return e->store;
+}
+
+spw_gpu *
+spw_engine_gpu(spw_engine *e)
+{
+    return e->gpu;
+}
+
+const spw_model *
+spw_engine_model(const spw_engine *e)
+{
+    return e->model;
+}
+
+uint64_t
+spw_engine_updates(const spw_engine *e)
+{
+    return e->updates;
+}
+
+void
+spw_engine_set_updates(spw_engine *e, uint64_t updates)
+{
+    e->updates = updates;
+    e->step_count = updates;
+}
+
+spw_state_format
+spw__engine_format(const spw_engine *e)
+{
+    return e->config.run.state_format;
+}
+
+const spw_config *
+spw__engine_config(const spw_engine *e)
+{
+    return &e->config;
+}

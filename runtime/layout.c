@@ -1,0 +1,77 @@
+/*
+ * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
+ * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes.
+ */
+#include "spw_engine.h"
+
+void
+spw_layout_free(spw_layout *l)
+{
+    spw_mem_free(l->units);
+    spw_mem_free(l->chunks);
+    spw_mem_free(l->places);
+    spw_mem_free(l->unit_of_block);
+    memset(l, 0, sizeof *l);
+}
+
+static void
+place_params(spw_layout *l, const spw_model *m, bool trainable)
+{
+    for (uint32_t b = 0; b < m->block_count; b++) {
+        uint64_t at = 0;
+        l->unit_of_block[b] = UINT32_MAX;
+        for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
+            uint32_t id = m->blocks[b].param_ids[k];
+            if (m->params[id].owner_block != b)
+                continue;
+            l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
+            at = spw_round_up(at + l->places[id].elems, 128);
+            l->params += l->places[id].elems;
+        }
+        if (at == 0)
+            continue;
+        l->unit_of_block[b] = l->unit_count;
+        l->units[l->unit_count++] = (spw_store_unit){.elems = spw_round_up(at, 4096), .trainable = trainable};
+        l->elems += spw_round_up(at, 4096);
+    }
+}
+
+spw_status
+spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, spw_error *err)
+{
+    uint64_t chunks = 0;
+    memset(l, 0, sizeof *l);
+    if (chunk_elems == 0 || chunk_elems % 4096 != 0)
+        return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
+                         (unsigned long long)chunk_elems);
+    l->param_count = m->param_count;
+    l->units = spw_mem_calloc(m->block_count, sizeof *l->units);
+    l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
+    l->unit_of_block = spw_mem_calloc(m->block_count, sizeof *l->unit_of_block);
+    if (l->units == NULL || l->places == NULL || l->unit_of_block == NULL)
+        goto no_memory;
+    place_params(l, m, trainable);
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;
+    if (chunks > INT32_MAX) {
+        spw_layout_free(l);
+        return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu gives %llu chunks", (unsigned long long)chunk_elems,
+                         (unsigned long long)chunks);
+    }
+    l->chunks = spw_mem_calloc(chunks, sizeof *l->chunks);
+    if (l->chunks == NULL)
+        goto no_memory;
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        l->units[u].chunk_first = l->chunk_count;
+        for (uint64_t at = 0; at < l->units[u].elems; at += chunk_elems) {
+            uint64_t left = l->units[u].elems - at;
+            l->chunks[l->chunk_count++] =
+                (spw_store_chunk){.unit_idx = u, .first = at, .elems = left < chunk_elems ? left : chunk_elems};
+        }
+        l->units[u].chunk_count = l->chunk_count - l->units[u].chunk_first;
+    }
+    return SPW_OK;
+no_memory:
+    spw_layout_free(l);
+    return SPW_RAISE(err, SPW_ENOMEM, "element space of %u parameters", m->param_count);
+}

@@ -1,0 +1,212 @@
+/*
+ * The plan: which tier each chunk lives in, how many slots, and what everything costs, before a byte is taken. Pure
+ * arithmetic. What must be in host memory comes first (gradients, the smallest slots), then slots up to a useful number,
+ * then weights (read twice a step), then records, chunk by chunk until the budget is used.
+ */
+#include "runtime_internal.h"
+#include <stdio.h>
+
+enum { USEFUL_WEIGHT_SLOTS = 8, USEFUL_RECORD_SLOTS = 6 };
+
+static uint64_t
+largest_chunk(const spw_layout *l)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < l->chunk_count; i++)
+        largest = l->chunks[i].elems > largest ? l->chunks[i].elems : largest;
+    return largest;
+}
+
+/* Every chunk of one kind to one tier, or (nvme with a budget) as many as fit to host memory first. */
+static void
+place(const plan_input *in, bool records, spw_tier tier, uint64_t *host_left)
+{
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        spw_store_chunk *c = &in->layout->chunks[i];
+        uint64_t bytes = c->elems * (records ? in->record_bytes : in->weight_bytes);
+        spw_tier t = tier;
+        if (tier == SPW_TIER_NVME && *host_left >= bytes) {
+            t = SPW_TIER_HOST;
+            *host_left -= bytes;
+        }
+        *(records ? &c->record_tier : &c->weight_tier) = t;
+    }
+}
+
+static void
+add_up(spw_plan *p, const plan_input *in)
+{
+    uint64_t *weight[SPW_TIER_COUNT] = {&p->weight_device, &p->weight_host, &p->weight_nvme};
+    uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        spw_store_chunk *c = &in->layout->chunks[i];
+        uint64_t w = c->elems * in->weight_bytes, r = in->inference ? 0 : c->elems * in->record_bytes;
+        *weight[c->weight_tier] += w;
+        *record[c->record_tier] += r;
+        c->path_idx = p->path_count > 0 ? i % p->path_count : 0;
+        if (c->weight_tier == SPW_TIER_NVME)
+            p->path_bytes[c->path_idx] += w;
+        if (c->record_tier == SPW_TIER_NVME)
+            p->path_bytes[c->path_idx] += r;
+    }
+}
+
+/* One list of paths for both kinds; a path named twice counts once. */
+static void
+collect_paths(spw_plan *p, const spw_config *c)
+{
+    const spw_path_list *lists[2] = {&c->zero.param_path, &c->zero.optimizer_path};
+    bool used[2] = {c->zero.offload_param == SPW_TIER_NVME, c->zero.offload_optimizer == SPW_TIER_NVME};
+    for (int k = 0; k < 2; k++) {
+        for (uint32_t i = 0; used[k] && i < lists[k]->count && p->path_count < SPW_PATHS_MAX; i++) {
+            bool known = false;
+            for (uint32_t j = 0; j < p->path_count; j++)
+                known = known || strcmp(p->paths[j], lists[k]->item[i]) == 0;
+            if (!known)
+                p->paths[p->path_count++] = lists[k]->item[i];
+        }
+    }
+}
+
+static uint64_t
+slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
+{
+    const spw_config *c = in->config;
+    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * chunk * in->weight_bytes : 0;
+    uint64_t r =
+        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * chunk * in->record_bytes : 0;
+    return w + r;
+}
+
+static spw_status
+plan_host(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const spw_config *c = in->config;
+    uint64_t chunk = largest_chunk(in->layout), all = in->layout->elems, left = 0, fixed;
+    uint64_t budget = c->run.host_memory;
+    bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
+         r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
+    uint32_t w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
+    uint32_t r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
+    if (w_nvme && c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
+        uint64_t slots = c->zero.max_in_cpu / chunk;
+        if (slots > w_want)
+            w_want = slots > in->layout->chunk_count ? in->layout->chunk_count : (uint32_t)slots;
+    }
+    p->host_budget = budget;
+    p->process_host = in->process_bytes;
+    p->grad_host = in->inference ? 0 : all * in->grad_bytes;
+    p->weight_slots = w_nvme ? 1 : 0;
+    p->record_slots = r_nvme ? 1 : 0;
+    fixed = p->process_host + p->grad_host;
+    if (c->zero.offload_param == SPW_TIER_HOST)
+        fixed += all * in->weight_bytes;
+    if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
+        fixed += all * in->record_bytes;
+    if (budget == SPW_AUTO) {
+        p->weight_slots = w_nvme ? w_want : 0;
+        p->record_slots = r_nvme ? r_want : 0;
+        p->slots_host = slot_bytes(p, in, chunk);
+    } else {
+        p->slots_host = slot_bytes(p, in, chunk);
+        if (fixed + p->slots_host > budget) {
+            char need[32], have[32];
+            p->host_bytes = fixed + p->slots_host;
+            return SPW_RAISE(err, SPW_ENOFIT,
+                             "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); smaller "
+                             "spillway.chunk_elems, grad_dtype bf16 or offloading to nvme lower it",
+                             spw_format_bytes(have, sizeof have, budget),
+                             spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes);
+        }
+        for (bool grew = true; grew;) { /* slots alternately up to the useful number */
+            grew = false;
+            for (int k = 0; k < 2; k++) {
+                uint32_t *slots = k ? &p->record_slots : &p->weight_slots;
+                if ((k ? r_nvme : w_nvme) && *slots < (k ? r_want : w_want)) {
+                    ++*slots;
+                    if (fixed + slot_bytes(p, in, chunk) > budget)
+                        --*slots;
+                    else
+                        grew = true;
+                }
+            }
+        }
+        p->slots_host = slot_bytes(p, in, chunk);
+        left = budget - fixed - p->slots_host;
+    }
+    place(in, false, c->zero.offload_param, &left);
+    place(in, true, c->zero.offload_optimizer, &left);
+    if (in->inference) {
+        for (uint32_t i = 0; i < in->layout->chunk_count; i++)
+            in->layout->chunks[i].record_tier = SPW_TIER_HOST; /* there are none */
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const spw_config *c = in->config;
+    uint64_t all_units = in->layout->elems * in->compute_bytes, fixed, floor_bytes, budget = c->run.device_memory;
+    spw_status st;
+    memset(p, 0, sizeof *p);
+    collect_paths(p, c);
+    p->device_budget = budget;
+    p->grads_device = in->grads_device;
+    p->activations_device = in->activations_device;
+    p->arena_device = in->arena_device;
+    p->batch_device = in->batch_device;
+    st = plan_host(p, in, err);
+    add_up(p, in);
+    p->host_bytes = p->process_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
+    fixed = in->grads_device + in->activations_device + in->arena_device + in->batch_device + p->weight_device +
+            p->record_device;
+    floor_bytes = in->largest_block_bytes;
+    if (budget == SPW_AUTO) {
+        p->cache_device =
+            c->zero.offload_param == SPW_TIER_DEVICE || all_units < 3 * floor_bytes ? all_units : 3 * floor_bytes;
+    } else if (budget > fixed) {
+        p->cache_device = budget - fixed < all_units ? (budget - fixed) / 4096 * 4096 : all_units;
+    }
+    if (st == SPW_OK && p->cache_device < floor_bytes) {
+        char need[32], have[32];
+        uint64_t least = fixed + floor_bytes;
+        st = SPW_RAISE(err, SPW_ENOFIT,
+                       "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
+                       "micro-batch, sequence or micro_batches_per_pass lowers it",
+                       spw_format_bytes(have, sizeof have, budget), spw_format_bytes(need, sizeof need, least),
+                       (unsigned long long)least);
+    }
+    p->device_bytes = fixed + p->cache_device;
+    return st;
+}
+
+void
+spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), void *ctx)
+{
+    const struct {
+        const char *name;
+        uint64_t device, host, nvme;
+    } rows[] = {{"weights", p->weight_device, p->weight_host, p->weight_nvme},
+                {"optimizer records", p->record_device, p->record_host, p->record_nvme},
+                {"gradients", p->grads_device, p->grad_host, 0},
+                {"staging slots", 0, p->slots_host, 0},
+                {"gathered units", p->cache_device, 0, 0},
+                {"activation checkpoints", p->activations_device, 0, 0},
+                {"working memory", p->arena_device + p->batch_device, 0, 0},
+                {"process", 0, p->process_host, 0},
+                {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme}};
+    char text[160], a[32], b[32], c[32];
+    snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
+    line(ctx, text);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        snprintf(text, sizeof text, "  %-24s %12s %12s %12s", rows[i].name,
+                 spw_format_bytes(a, sizeof a, rows[i].device), spw_format_bytes(b, sizeof b, rows[i].host),
+                 spw_format_bytes(c, sizeof c, rows[i].nvme));
+        line(ctx, text);
+    }
+    snprintf(text, sizeof text, "  %-24s %12s %12s", "budget",
+             p->device_budget == SPW_AUTO ? "auto" : spw_format_bytes(a, sizeof a, p->device_budget),
+             p->host_budget == SPW_AUTO ? "auto" : spw_format_bytes(b, sizeof b, p->host_budget));
+    line(ctx, text);
+}

@@ -1,0 +1,155 @@
+/*
+ * spw_engine.h - element space, trace, plan and the engine that walks a model's blocks layer-major.
+ *
+ * The engine decides when: it tells the store (offload) what it will use, computes on the device, and hands Adam to the
+ * store's workers. Layout, placement and trace are pure functions on plain data.
+ */
+#ifndef SPW_ENGINE_H
+#define SPW_ENGINE_H
+
+#include "spw_config.h"
+#include "spw_nn.h"
+#include "spw_offload.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------- element space (pure) */
+
+/* Where a parameter lies: unit, element inside the unit (a multiple of 128). */
+typedef struct spw_place {
+    uint32_t unit_idx;
+    uint64_t first, elems;
+} spw_place;
+
+/* Units are the blocks' own parameters, in chain order; chunks cut them; tiers are filled in by spw_plan_make. */
+typedef struct spw_layout {
+    uint32_t unit_count, chunk_count, param_count;
+    spw_store_unit *units;
+    spw_store_chunk *chunks;
+    spw_place *places;       /* (param_count) */
+    uint32_t *unit_of_block; /* (block_count); UINT32_MAX: the block owns nothing */
+    uint64_t elems, params;  /* padded and real */
+} spw_layout;
+spw_status
+spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, spw_error *err);
+void spw_layout_free(spw_layout *layout);
+
+/* ---------------------------------------------------------------- trace (pure) */
+
+/* The recorded order of unit uses in one pass over the model. A use that was not expected is counted and matching goes
+ * on at the next position that fits. */
+typedef struct spw_trace {
+    uint32_t *units;
+    uint32_t count, capacity, pos;
+    bool recorded;
+    uint64_t off_trace;
+} spw_trace;
+spw_status spw_trace_init(spw_trace *trace, uint32_t capacity, spw_error *err);
+void spw_trace_deinit(spw_trace *trace);
+void spw_trace_begin(spw_trace *trace);
+void spw_trace_use(spw_trace *trace, uint32_t unit_idx);
+void spw_trace_end(spw_trace *trace);
+/*
+ * The uses to come, at most max, nearest first: the rest of this pass at generations[unit], then the next pass at
+ * generations[unit] + wrap_step. Returns how many.
+ */
+uint32_t spw_trace_future(const spw_trace *trace, const uint64_t *generations, uint64_t wrap_step, spw_store_use *out,
+                          uint32_t max);
+
+/* ---------------------------------------------------------------- plan (pure) */
+
+typedef struct spw_plan {
+    uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
+    uint64_t grad_host, slots_host, process_host, host_bytes, host_budget;
+    uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
+    uint64_t path_bytes[SPW_PATHS_MAX];
+    uint32_t weight_slots, record_slots, path_count;
+    const char *paths[SPW_PATHS_MAX];
+} spw_plan;
+/* The plan as a table for people; calls line(ctx, text). */
+void spw_plan_print(const spw_plan *plan, void (*line)(void *ctx, const char *text), void *ctx);
+
+/* ---------------------------------------------------------------- engine */
+
+typedef struct spw_engine spw_engine;
+
+typedef struct spw_engine_options {
+    const spw_config *config;
+    const spw_model *model;        /* borrowed; outlives the engine */
+    bool inference;                /* no gradients, no records */
+    uint64_t sequences, positions; /* of one micro-batch; 0: from the configuration */
+    uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
+    char *plan_text;               /* out: the table of a plan that does not fit; may be NULL */
+    uint64_t plan_text_bytes;
+} spw_engine_options;
+
+/*
+ * spw_engine_create - plans, then takes everything the run needs.
+ * Errors  SPW_ENOFIT with the shortest budget that would do (plan_text has the table), and those of the parts.
+ */
+spw_status spw_engine_create(spw_engine **out, const spw_engine_options *options, spw_error *err);
+void spw_engine_destroy(spw_engine *engine); /* NULL is fine */
+const spw_plan *spw_engine_plan(const spw_engine *engine);
+const spw_layout *spw_engine_layout(const spw_engine *engine);
+spw_store *spw_engine_store(spw_engine *engine);
+spw_gpu *spw_engine_gpu(spw_engine *engine);
+const spw_model *spw_engine_model(const spw_engine *engine);
+
+/* Writes the initial parameters: a function of (seed, parameter, element) alone. */
+spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *err);
+
+typedef struct spw_step_result {
+    double loss, grad_norm, lr;
+    bool skipped; /* the gradient was not finite: no byte of state changed */
+    uint64_t tokens;
+    double step_s, bound_s, compute_s;
+    const char *bound_by;
+    double stall_s[SPW_STALL_COUNT];
+    uint64_t nvme_read, nvme_write, h2d, d2h;
+} spw_step_result;
+/*
+ * spw_engine_step - one optimizer step over all micro-batches.
+ *   tokens, targets  (micro_batches, B, T) int32, host memory
+ * Returns when forward and backward are done; updates run on into the next step.
+ */
+spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
+                           double lr, spw_step_result *result, spw_error *err);
+/* Mean loss of micro-batches, forward only. */
+spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
+                           double *loss_out, spw_error *err);
+/* Logits (V) of the last of count tokens; count at most positions. */
+spw_status spw_engine_logits(spw_engine *engine, const int32_t *tokens, uint64_t count, float *logits, spw_error *err);
+/* Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out. */
+spw_status spw_engine_set_chain(spw_engine *engine, const uint32_t *blocks, uint32_t count, spw_error *err);
+/* Waits for all updates. */
+spw_status spw_engine_drain(spw_engine *engine, spw_error *err);
+/* Optimizer steps applied (Adam's t) and where it goes on after loading. */
+uint64_t spw_engine_updates(const spw_engine *engine);
+void spw_engine_set_updates(spw_engine *engine, uint64_t updates);
+
+/* ---------------------------------------------------------------- checkpoints */
+
+typedef struct spw_checkpoint_state {
+    uint64_t step, data_position, updates;
+    double tokens;
+} spw_checkpoint_state;
+/* Writes <dir>/step-<n>/, complete or absent. path_out (may be NULL): SPW_PATH_BYTES. */
+spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, const char *dir,
+                               const spw_checkpoint_state *state, char *path_out, spw_error *err);
+/* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). */
+spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
+/* Model section of the checkpoint's configuration, and its state. */
+spw_status
+spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err);
+/* Loads weights, and records unless the engine is for inference. */
+spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
+
+/* Builds the model that the configuration describes. */
+spw_status spw_model_from_config(spw_model **out, const spw_config *config, spw_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

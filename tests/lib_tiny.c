@@ -1,0 +1,176 @@
+/* See lib_tiny.h. */
+#include "lib_tiny.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+void
+tiny_config(spw_config *c, spw_state_format format)
+{
+    memset(c, 0, sizeof *c);
+    c->micro_batch = 2;
+    c->accumulation = 2;
+    c->train_batch_size = 4;
+    c->data.seq_length = 24;
+    c->gradient_clipping = 1.0;
+    c->bf16 = format != SPW_STATE_FP32;
+    c->optimizer.lr = 1e-2;
+    c->optimizer.beta1 = 0.9;
+    c->optimizer.beta2 = 0.95;
+    c->optimizer.eps = 1e-8;
+    c->optimizer.weight_decay = 0.1;
+    c->optimizer.adam_w_mode = c->optimizer.bias_correction = true;
+    c->zero.stage = 3;
+    c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_HOST;
+    c->run.seed = 7;
+    snprintf(c->run.device, sizeof c->run.device, "cpu");
+    c->run.device_memory = c->run.host_memory = SPW_AUTO;
+    c->run.state_format = format;
+    c->run.chunk_elems = 8192;
+    c->run.optimizer_threads = 2;
+    c->run.integrity = c->run.prefetch = true;
+    c->run.grad_dtype = SPW_F32;
+    c->run.eval_batches = 2;
+}
+
+void
+tiny_model_config(spw_model_config *m, spw_family family)
+{
+    *m = (spw_model_config){.family = family,
+                            .vocab = 61,
+                            .width = 32,
+                            .layers = 3,
+                            .heads = 4,
+                            .kv_heads = family == SPW_FAMILY_LLAMA ? 2 : 4,
+                            .head_dim = 8,
+                            .mlp_width = family == SPW_FAMILY_LLAMA ? 88 : 128,
+                            .positions = 40,
+                            .norm_eps = 1e-5f,
+                            .rope_theta = 10000.0f,
+                            .init_std = 0.05f,
+                            .tied = true};
+}
+
+void
+tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int32_t *targets)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        tokens[i] = (int32_t)((i * i + 3 * i + step % 2 * 17) % vocab);
+        targets[i] = (int32_t)(((i + 1) * (i + 1) + 3 * (i + 1) + step % 2 * 17) % vocab);
+    }
+}
+
+void
+tiny_dir_make(char path[256])
+{
+    const char *base = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
+    snprintf(path, 256, "%s/spw-test-XXXXXX", base);
+    assert_non_null(mkdtemp(path));
+}
+
+void
+tiny_dir_remove(const char *path)
+{
+    char command[400];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+typedef struct digest_ctx {
+    spw_engine *e;
+    spw_state_format format;
+    uint64_t *sums; /* per chunk */
+} digest_ctx;
+
+/* The state as fp32 parts, so that the digest does not depend on the chunk size: a sum per 4096 elements. */
+static spw_status
+digest_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    digest_ctx *d = ctx;
+    const spw_layout *l = spw_engine_layout(d->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    uint64_t unit_first = 0;
+    (void)grad;
+    (void)err;
+    for (uint32_t u = 0; u < c->unit_idx; u++)
+        unit_first += l->units[u].elems;
+    for (uint64_t at = 0; at < c->elems; at += 4096) {
+        float part[4096];
+        uint64_t sum = 0;
+        for (int p = 0; p < SPW_PART_COUNT; p++) {
+            spw_state_get(d->format, weights, record, c->elems, (spw_state_part)p, at, 4096, part);
+            sum = sum * 31 + spw_checksum(part, sizeof part);
+        }
+        sum = sum * 31 + spw_checksum((char *)weights + at * spw_state_weight_bytes(d->format),
+                                      4096 * spw_state_weight_bytes(d->format));
+        d->sums[(unit_first + c->first + at) / 4096] = sum;
+    }
+    return SPW_OK;
+}
+
+static void
+show(const spw_error *err)
+{
+    if (err->status != SPW_OK)
+        print_error("%s: %s\n", spw_status_name(err->status), err->message);
+}
+
+uint64_t
+tiny_digest(spw_engine *e)
+{
+    const spw_layout *l = spw_engine_layout(e);
+    digest_ctx d = {e, SPW_STATE_FP32, spw_mem_calloc(l->elems / 4096, sizeof(uint64_t))};
+    spw_error err = {0};
+    uint64_t sum;
+    uint32_t bytes = (uint32_t)((spw_engine_plan(e)->weight_host + spw_engine_plan(e)->weight_device +
+                                 spw_engine_plan(e)->weight_nvme) /
+                                l->elems);
+    uint64_t records =
+        (spw_engine_plan(e)->record_host + spw_engine_plan(e)->record_device + spw_engine_plan(e)->record_nvme) /
+        l->elems;
+    d.format = bytes == 4 ? SPW_STATE_FP32 : records == 12 ? SPW_STATE_MIXED : SPW_STATE_SPLIT;
+    assert_non_null(d.sums);
+    spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, digest_chunk, &d, &err);
+    show(&err);
+    assert_int_equal(err.status, SPW_OK);
+    sum = spw_checksum(d.sums, l->elems / 4096 * sizeof(uint64_t));
+    spw_mem_free(d.sums);
+    return sum;
+}
+
+uint64_t
+tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses)
+{
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    uint64_t n = c->accumulation * c->micro_batch * c->data.seq_length, sum;
+    int32_t *tokens = malloc(n * 4), *targets = malloc(n * 4);
+    assert_non_null(tokens);
+    assert_non_null(targets);
+    tiny_model_config(&mc, family);
+    assert_int_equal(spw_model_build(&model, &mc, &err), SPW_OK);
+    (void)spw_engine_create(&e, &(spw_engine_options){.config = c, .model = model}, &err);
+    show(&err);
+    assert_non_null(e);
+    (void)spw_engine_init_params(e, c->run.seed, &err);
+    for (uint32_t s = 0; s < steps && err.status == SPW_OK; s++) {
+        spw_step_result r;
+        tiny_batch(s, mc.vocab, n, tokens, targets);
+        (void)spw_engine_step(e, tokens, targets, (uint32_t)c->accumulation, c->optimizer.lr, &r, &err);
+        losses[s] = r.loss;
+    }
+    show(&err);
+    assert_int_equal(err.status, SPW_OK);
+    sum = tiny_digest(e);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    free(tokens);
+    free(targets);
+    return sum;
+}

@@ -1,0 +1,19 @@
+/* Small models, fixed batches and configurations for tests that train. */
+#ifndef LIB_TINY_H
+#define LIB_TINY_H
+
+#include "spw_engine.h"
+
+/* Defaults of a run: cpu device, stage 3, everything on host, AdamW with clipping, state format fp32. */
+void tiny_config(spw_config *c, spw_state_format format);
+void tiny_model_config(spw_model_config *m, spw_family family);
+/* Token t of sequence position i of step s: a fixed pseudo-text. */
+void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int32_t *targets);
+/* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */
+void tiny_dir_make(char path[256]);
+void tiny_dir_remove(const char *path);
+/* Runs steps and writes the losses; then a digest of all weights and records. Fails the test on any error. */
+uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses);
+uint64_t tiny_digest(spw_engine *e);
+
+#endif

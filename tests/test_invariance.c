@@ -1,0 +1,129 @@
+/*
+ * The test that matters most: where state lives changes the speed, never a bit. One small model is trained in every
+ * placement; losses and final state must be the same bytes.
+ */
+#include "lib_tiny.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+enum { STEPS = 6 };
+
+typedef struct variant {
+    const char *name;
+    spw_tier param, optimizer;
+    uint64_t chunk;
+    uint32_t slots, threads;
+    spw_aio_backend backend;
+    bool no_prefetch, half;
+    uint64_t chaos;
+} variant;
+
+static const variant variants[] = {
+    {"device", SPW_TIER_DEVICE, SPW_TIER_DEVICE, 8192, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"host", SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"nvme", SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"records on nvme, weights on host", SPW_TIER_HOST, SPW_TIER_NVME, 8192, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"half host, half nvme", SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 2, SPW_AIO_AUTO, false, true, 0},
+    {"chunks of 4096", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"chunks of 1M", SPW_TIER_NVME, SPW_TIER_NVME, 1048576, 0, 2, SPW_AIO_AUTO, false, false, 0},
+    {"no prefetch", SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 2, SPW_AIO_AUTO, true, false, 0},
+    {"many slots", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 64, 2, SPW_AIO_AUTO, false, false, 0},
+    {"threads backend", SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 2, SPW_AIO_THREADS, false, false, 0},
+    {"1 optimizer thread", SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 1, SPW_AIO_AUTO, false, false, 0},
+    {"5 optimizer threads", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 5, SPW_AIO_AUTO, false, false, 0},
+    {"one slot", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 1, 2, SPW_AIO_AUTO, false, false, 0},
+    {"one slot, threads", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 1, 5, SPW_AIO_THREADS, true, false, 0},
+    {"chaos", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 2, 3, SPW_AIO_AUTO, false, false, 11},
+    {"chaos, half", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 3, SPW_AIO_THREADS, false, true, 12},
+};
+
+static void
+run_all(spw_family family, spw_state_format format, double clipping)
+{
+    double want[STEPS], got[STEPS];
+    uint64_t want_digest = 0;
+    char dir[256];
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        const variant *v = &variants[i];
+        spw_config c;
+        uint64_t digest;
+        tiny_config(&c, format);
+        c.gradient_clipping = clipping;
+        c.zero.offload_param = v->param;
+        c.zero.offload_optimizer = v->optimizer;
+        c.zero.param_path.count = c.zero.optimizer_path.count = 1;
+        snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
+        snprintf(c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+        c.run.chunk_elems = v->chunk;
+        c.run.weight_slots = c.run.record_slots = v->slots;
+        c.run.optimizer_threads = v->threads;
+        c.aio.backend = v->backend;
+        c.run.prefetch = !v->no_prefetch;
+        c.run.chaos_seed = v->chaos;
+        if (v->half) /* gradients and slots fit, and about half of the records and weights */
+            c.run.host_memory = spw_process_rss_bytes() + (1u << 20);
+        digest = tiny_train(&c, family, STEPS, i == 0 ? want : got);
+        if (i == 0) {
+            want_digest = digest;
+            for (int s = 0; s < STEPS; s++) print_message("%.9g ", want[s]);
+            assert_true(want[STEPS - 1] < want[0]);
+            continue;
+        }
+        for (int s = 0; s < STEPS; s++) {
+            if (memcmp(&want[s], &got[s], sizeof want[s]) != 0)
+                fail_msg("%s: loss of step %d is %.17g, on device it was %.17g", v->name, s + 1, got[s], want[s]);
+        }
+        if (digest != want_digest)
+            fail_msg("%s: the final state differs from the run on device", v->name);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* GPT-2 with fp32 state: the same bytes in all placements, chunk sizes, slots, backends and thread counts. */
+static void
+test_gpt2_fp32(void **state)
+{
+    (void)state;
+    run_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0);
+}
+
+/* The same with a bf16 copy of the weights. */
+static void
+test_gpt2_mixed(void **state)
+{
+    (void)state;
+    run_all(SPW_FAMILY_GPT2, SPW_STATE_MIXED, 1.0);
+}
+
+/* The same with split weights. */
+static void
+test_gpt2_split(void **state)
+{
+    (void)state;
+    run_all(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1.0);
+}
+
+/* Llama in all three formats; without clipping updates run during backward. */
+static void
+test_llama(void **state)
+{
+    (void)state;
+    run_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0.0);
+    run_all(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 1.0);
+    run_all(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 0.0);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpt2_fp32),
+        cmocka_unit_test(test_gpt2_mixed),
+        cmocka_unit_test(test_gpt2_split),
+        cmocka_unit_test(test_llama),
+    };
+    return cmocka_run_group_tests_name("invariance", tests, NULL, NULL);
+}
