@@ -1,22 +1,24 @@
 /*
- * The core of aio: cuts requests into pieces, keeps queue_depth of them in flight per file in order of priority, resumes
- * short transfers, retries EAGAIN and EINTR, and completes each request once.
+ * aio.c - the context as its caller sees it: create with a probe, submit, poll, wait, wake, counters.
  *
- * O_DIRECT needs aligned offset, length and address. The part of a request that is aligned goes through the O_DIRECT
- * descriptor; a misaligned head or tail, or all of it when the address is misaligned, through a buffered descriptor of
- * the same file, where the kernel does the rounding that a bounce buffer would do.
+ * The probe moves real bytes, because a kernel may offer io_uring and a sandbox forbid it at the first transfer. It
+ * runs on a backend of its own, so that the one that stays has not yet met the thread that will use it. Cutting and
+ * landing are in aio_piece.c, files in aio_file.c.
  */
 #include "aio_internal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <linux/stat.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { PIECES = 512, TRIES_MAX = 1000 };
+enum {
+    QUEUE_DEPTH_MAX = 4096,
+    THREAD_COUNT_MAX = 256,
+    BLOCK_BYTES_MAX = 1 << 30, /* one transfer's result is an int in io_uring */
+};
 
 const char *
 spw_aio_backend_name(spw_aio_backend backend)
@@ -25,126 +27,233 @@ spw_aio_backend_name(spw_aio_backend backend)
     return (unsigned)backend < SPW_AIO_BACKEND_COUNT ? names[backend] : "unknown";
 }
 
-/* ---------------------------------------------------------------- lifetime */
-
-static spw_status
-take_request_sync(spw_aio *aio, spw_aio_request *req, spw_error *err)
+static const char *
+op_name(spw_aio_op op)
 {
-    SPW_TRY(spw_aio_submit(aio, req, err));
-    while (spw_aio_wait(aio, 5000000000ull) != req) {
-    }
-    return req->status == SPW_OK ? SPW_OK : spw_aio_request_error(req, err);
+    return op == SPW_AIO_READ ? "read" : op == SPW_AIO_WRITE ? "write" : "fsync";
 }
 
-/* A real write and read of one block, in a file that is unlinked at once. */
+/* ---------------------------------------------------------------- probe */
+
 static spw_status
-probe(spw_aio *aio, spw_error *err)
+open_probe_file(const char *dir, int *fd_out, spw_error *err)
 {
-    const char *dir = aio->options.probe_dir;
     char path[4096];
-    spw_region block;
-    spw_aio_file *file = NULL;
-    spw_aio_request req = {.op = SPW_AIO_WRITE, .bytes = 4096};
-    spw_status st;
     int fd;
-    if (dir == NULL)
-        dir = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
-    snprintf(path, sizeof path, "%s/.spw-probe-XXXXXX", dir);
-    fd = mkstemp(path);
+    if (dir == NULL || dir[0] == '\0')
+        dir = getenv("TMPDIR");
+    if (dir == NULL || dir[0] == '\0')
+        dir = "/tmp";
+    *fd_out = -1;
+    if ((size_t)snprintf(path, sizeof path, "%s/spw-probe-XXXXXX", dir) >= sizeof path)
+        return SPW_RAISE(err, SPW_EINVAL, "probe folder %.64s...: the path is too long", dir);
+    fd = mkostemp(path, O_CLOEXEC);
     if (fd < 0)
-        return SPW_RAISE_SYS(err, errno, "probe file in %s", dir);
-    close(fd);
-    st = spw_region_map(&block, 8192, 0, err);
-    if (st == SPW_OK)
-        st = spw_aio_file_open(&file, aio, path, SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE, err);
-    (void)unlink(path);
-    if (st == SPW_OK) {
-        memset(block.base, 0x5a, 4096);
-        req.file = file;
-        req.buf = block.base;
-        st = take_request_sync(aio, &req, err);
-    }
+        return SPW_RAISE_SYS(err, errno, "probe file %s", path);
+    *fd_out = open(path, O_RDWR | O_DIRECT | O_CLOEXEC); /* as real files are opened */
+    unlink(path);
+    if (*fd_out < 0)
+        *fd_out = fd;
+    else
+        close(fd);
+    return SPW_OK;
+}
+
+/* One transfer of a block from start to end, on a backend that nobody else uses. */
+static spw_status
+probe_transfer(const spw__aio_backend_ops *ops, void *backend, spw__aio_piece *p, spw_error *err)
+{
+    const uint64_t limit_ns = 30ull * 1000000000u;
+    uint64_t begin_ns = spw_now_ns();
+    spw__aio_list done = {0};
+    bool woken = false;
+    if (!ops->start(backend, p))
+        return SPW_RAISE(err, SPW_ESYS, "probe %s was not accepted", op_name(p->req->op));
+    do
+        ops->reap(backend, limit_ns, &done, &woken);
+    while (done.head == NULL && spw_now_ns() - begin_ns < limit_ns);
+    if (done.head == NULL)
+        return SPW_RAISE(err, SPW_ETIMEDOUT, "probe %s did not finish within 30 s", op_name(p->req->op));
+    if (p->result < 0)
+        return SPW_RAISE_SYS(err, (int)-p->result, "probe %s of %llu bytes", op_name(p->req->op),
+                             (unsigned long long)p->io_bytes);
+    if ((uint64_t)p->result != p->io_bytes)
+        return SPW_RAISE(err, SPW_EIO, "probe %s moved %lld of %llu bytes", op_name(p->req->op), (long long)p->result,
+                         (unsigned long long)p->io_bytes);
+    return SPW_OK;
+}
+
+/* Writes a block through the backend and reads it back. */
+static spw_status
+probe_backend(const spw__aio_backend_ops *ops, const spw_aio_options *options, int wake_fd, int fd, char *block,
+              spw_error *err)
+{
+    spw_aio_options own = *options;
+    spw_aio_file file = {.fds = {fd, -1}, .slots = {-1, -1}};
+    spw_aio_request req = {.file = &file, .op = SPW_AIO_WRITE};
+    spw__aio_piece p = {.req = &req, .file = &file, .io_bytes = SPW__AIO_PAGE_BYTES};
+    void *backend = NULL;
+    spw_status st;
+    own.fixed = NULL;
+    own.thread_count = 1;
+    own.queue_depth = 1;
+    SPW_TRY(ops->create(&backend, &own, wake_fd, err));
+    ops->file_add(backend, &file);
+    for (int i = 0; i < SPW__AIO_PAGE_BYTES; i++)
+        block[i] = (char)(i * 7 + 1);
+    p.io_buf = block;
+    st = probe_transfer(ops, backend, &p, err);
     if (st == SPW_OK) {
         req.op = SPW_AIO_READ;
-        req.buf = (char *)block.base + 4096;
-        st = take_request_sync(aio, &req, err);
+        p.io_buf = block + SPW__AIO_PAGE_BYTES;
+        st = probe_transfer(ops, backend, &p, err);
     }
-    if (st == SPW_OK && memcmp(block.base, (char *)block.base + 4096, 4096) != 0)
-        st = SPW_RAISE(err, SPW_ECORRUPT, "probe in %s read back other bytes than it wrote", dir);
-    spw_aio_file_close(file);
+    if (st == SPW_OK && memcmp(block, block + SPW__AIO_PAGE_BYTES, SPW__AIO_PAGE_BYTES) != 0)
+        st = SPW_RAISE(err, SPW_ECORRUPT, "probe read other bytes than were written");
+    ops->file_remove(backend, &file);
+    ops->destroy(backend); /* waits in the kernel or joins, so a block still under way is safe */
+    return st;
+}
+
+/* ---------------------------------------------------------------- create and destroy */
+
+static const spw__aio_backend_ops *
+backend_ops(spw_aio_backend kind)
+{
+#ifdef SPW_HAVE_URING
+    if (kind == SPW_AIO_URING)
+        return &spw__aio_uring_ops;
+#endif
+    return kind == SPW_AIO_THREADS ? &spw__aio_threads_ops : NULL;
+}
+
+static spw_status
+backend_try(spw_aio *aio, spw_aio_backend kind, int probe_fd, char *block, spw_error *err)
+{
+    const spw__aio_backend_ops *ops = backend_ops(kind);
+    if (ops == NULL)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "this build has no liburing");
+    SPW_TRY(probe_backend(ops, &aio->options, aio->wake_fd, probe_fd, block, err));
+    SPW_TRY(ops->create(&aio->backend, &aio->options, aio->wake_fd, err));
+    aio->ops = ops;
+    aio->backend_kind = kind;
+    return SPW_OK;
+}
+
+static void
+reason_set(spw_aio *aio, const spw_error *refusal)
+{
+    char size[32];
+    int n =
+        snprintf(aio->reason, sizeof aio->reason, "%s (probe I/O succeeded", spw_aio_backend_name(aio->backend_kind));
+    uint64_t fixed_bytes = aio->ops->fixed_bytes(aio->backend);
+    size_t left = sizeof aio->reason - (size_t)n;
+    if (refusal->status != SPW_OK)
+        snprintf(aio->reason + n, left, "; io_uring: %.280s)", refusal->message);
+    else if (fixed_bytes > 0)
+        snprintf(aio->reason + n, left, ", %s registered)", spw_format_bytes(size, sizeof size, fixed_bytes));
+    else
+        snprintf(aio->reason + n, left, "%s",
+                 aio->backend_kind == SPW_AIO_URING && aio->options.fixed != NULL ? ", buffers not registered)" : ")");
+}
+
+static spw_status
+backend_choose(spw_aio *aio, spw_error *err)
+{
+    spw_error refusal = {0};
+    spw_region block = {0};
+    spw_status st;
+    int probe_fd = -1;
+    st = spw_region_map(&block, 2 * SPW__AIO_PAGE_BYTES, 0, err);
+    if (st == SPW_OK)
+        st = open_probe_file(aio->options.probe_dir, &probe_fd, err);
+    if (st != SPW_OK)
+        goto out;
+    if (aio->options.backend != SPW_AIO_AUTO) {
+        st = backend_try(aio, aio->options.backend, probe_fd, block.base, err);
+        if (st != SPW_OK && st != SPW_ENOMEM) {
+            spw_error_wrap(err, "aio backend %s", spw_aio_backend_name(aio->options.backend));
+            st = SPW_EUNSUPPORTED;
+            if (err != NULL)
+                err->status = st;
+        }
+    } else {
+        st = backend_try(aio, SPW_AIO_URING, probe_fd, block.base, &refusal);
+        if (st == SPW_ENOMEM) {
+            spw_error_keep_first(err, &refusal); /* short of memory is not short of io_uring */
+            goto out;
+        }
+        if (st != SPW_OK)
+            st = backend_try(aio, SPW_AIO_THREADS, probe_fd, block.base, err);
+    }
+    if (st == SPW_OK) {
+        reason_set(aio, &refusal);
+        spw_log(SPW_LOG_INFO, "aio: %s", aio->reason);
+    }
+out:
+    if (probe_fd >= 0)
+        close(probe_fd);
     spw_region_unmap(&block);
     return st;
 }
 
 static spw_status
-try_backend(spw_aio *aio, spw_aio_backend kind, spw_error *err)
+options_check(const spw_aio_options *options, spw_aio_options *out, spw_error *err)
 {
-    spw_status st = kind == SPW_AIO_URING ? spw__aio_uring_open(aio, err) : spw__aio_threads_open(aio, err);
-    if (st != SPW_OK)
-        return st;
-    aio->kind = kind;
-    st = probe(aio, err);
-    if (st != SPW_OK) {
-        aio->backend->destroy(aio);
-        aio->backend = NULL;
-        return st;
-    }
-    aio->backend->destroy(aio); /* a ring belongs to the thread that uses it first: the real one opens now, unused */
-    st = kind == SPW_AIO_URING ? spw__aio_uring_open(aio, err) : spw__aio_threads_open(aio, err);
-    if (st != SPW_OK)
-        aio->backend = NULL;
-    memset(&aio->stats, 0, sizeof aio->stats);
-    return st;
+    *out = *options;
+    if ((unsigned)options->backend >= SPW_AIO_BACKEND_COUNT)
+        return SPW_RAISE(err, SPW_EINVAL, "aio backend %d does not exist", (int)options->backend);
+    if (options->block_bytes % SPW__AIO_PAGE_BYTES != 0 || options->block_bytes > BLOCK_BYTES_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "aio block_bytes %llu is not a multiple of 4096 up to 1 GiB",
+                         (unsigned long long)options->block_bytes);
+    if (options->queue_depth > QUEUE_DEPTH_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "aio queue_depth %u is above %d", options->queue_depth, QUEUE_DEPTH_MAX);
+    if (options->thread_count > THREAD_COUNT_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "aio thread_count %u is above %d", options->thread_count, THREAD_COUNT_MAX);
+    if (out->block_bytes == 0)
+        out->block_bytes = 1 << 20;
+    if (out->queue_depth == 0)
+        out->queue_depth = 16;
+    if (out->thread_count == 0)
+        out->thread_count = 4;
+    if (out->fixed != NULL && out->fixed->bytes == 0)
+        out->fixed = NULL;
+    return SPW_OK;
 }
 
 spw_status
 spw_aio_create(spw_aio **out, const spw_aio_options *options, spw_error *err)
 {
-    spw_aio *aio = spw_mem_zalloc(sizeof *aio);
-    spw_error uring_err = {0};
+    static const spw_aio_options defaults;
+    spw_aio_options checked;
     spw_status st;
+    spw_aio *aio;
     *out = NULL;
+    SPW_TRY(options_check(options != NULL ? options : &defaults, &checked, err));
+    aio = spw_mem_zalloc(sizeof *aio);
     if (aio == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "aio context");
-    aio->options = *options;
-    if (aio->options.block_bytes == 0)
-        aio->options.block_bytes = 1u << 20;
-    if (aio->options.queue_depth == 0)
-        aio->options.queue_depth = 16;
-    if (aio->options.thread_count == 0)
-        aio->options.thread_count = 4;
-    if (aio->options.block_bytes % 4096 != 0 || (unsigned)options->backend >= SPW_AIO_BACKEND_COUNT) {
-        st = SPW_RAISE(err, SPW_EINVAL, "aio: block_size %llu is not a multiple of 4096",
-                       (unsigned long long)aio->options.block_bytes);
+        return SPW_RAISE(err, SPW_ENOMEM, "aio context (%zu bytes)", sizeof *aio);
+    aio->options = checked;
+    aio->bounce_bytes = checked.block_bytes;
+    if (aio->bounce_bytes < SPW__AIO_BOUNCE_BYTES_MIN)
+        aio->bounce_bytes = SPW__AIO_BOUNCE_BYTES_MIN;
+    aio->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (aio->wake_fd < 0) {
+        st = SPW_RAISE_SYS(err, errno, "eventfd for aio");
         goto fail;
     }
-    aio->pieces = spw_mem_calloc(PIECES, sizeof *aio->pieces);
-    if (aio->pieces == NULL) {
-        st = SPW_RAISE(err, SPW_ENOMEM, "aio pieces");
-        goto fail;
-    }
-    for (int i = 0; i < PIECES; i++) {
-        aio->pieces[i].next = aio->free_pieces;
-        aio->free_pieces = &aio->pieces[i];
-    }
-    st = SPW_EUNSUPPORTED;
-    if (options->backend != SPW_AIO_THREADS)
-        st = try_backend(aio, SPW_AIO_URING, &uring_err);
-    if (st != SPW_OK && options->backend == SPW_AIO_URING) {
-        st = SPW_RAISE(err, st == SPW_ENOMEM ? st : SPW_EUNSUPPORTED, "aio.backend io_uring does not work here: %s",
-                       uring_err.message);
-        goto fail;
-    }
+    /* Resident only once misaligned requests come; aligned ones never touch it. */
+    st = spw_region_map(&aio->bounce_region, SPW__AIO_BOUNCE_COUNT * aio->bounce_bytes, SPW_REGION_LAZY, err);
     if (st != SPW_OK) {
-        st = try_backend(aio, SPW_AIO_THREADS, err);
-        if (st != SPW_OK)
-            goto fail;
-        snprintf(aio->reason, sizeof aio->reason, "threads (%u threads; %.180s)", aio->options.thread_count,
-                 options->backend == SPW_AIO_THREADS ? "asked for" : uring_err.message);
-    } else {
-        snprintf(aio->reason, sizeof aio->reason, "io_uring (probe I/O succeeded)");
+        spw_error_wrap(err, "bounce buffers of aio");
+        goto fail;
     }
-    spw_log(SPW_LOG_INFO, "aio: %s", aio->reason);
+    for (int i = 0; i < SPW__AIO_BOUNCE_COUNT; i++)
+        aio->bounce_free[aio->bounce_free_count++] = (char *)aio->bounce_region.base + i * aio->bounce_bytes;
+    st = backend_choose(aio, err);
+    if (st != SPW_OK)
+        goto fail;
+    aio->options.probe_dir = NULL; /* the caller's string; not kept */
     *out = aio;
     return SPW_OK;
 fail:
@@ -157,22 +266,22 @@ spw_aio_destroy(spw_aio *aio)
 {
     if (aio == NULL)
         return;
-    for (int i = 0; i < AIO_LISTS; i++)
-        aio->pending_head[i] = NULL; /* never started: dropped */
-    while (aio->backend != NULL && aio->inflight > 0)
-        aio->backend->reap(aio, 100000000);
-    if (aio->backend != NULL)
-        aio->backend->destroy(aio);
-    while (aio->files != NULL)
-        spw_aio_file_close(aio->files);
-    spw_mem_free(aio->pieces);
+    if (aio->backend != NULL) {
+        spw__aio_drain(aio, NULL);
+        while (aio->files != NULL)
+            spw_aio_file_close(aio->files);
+        aio->ops->destroy(aio->backend);
+    }
+    spw_region_unmap(&aio->bounce_region);
+    if (aio->wake_fd >= 0)
+        close(aio->wake_fd);
     spw_mem_free(aio);
 }
 
 spw_aio_backend
 spw_aio_backend_of(const spw_aio *aio)
 {
-    return aio->kind;
+    return aio->backend_kind;
 }
 
 const char *
@@ -181,407 +290,107 @@ spw_aio_reason(const spw_aio *aio)
     return aio->reason;
 }
 
-/* ---------------------------------------------------------------- files */
-
-#ifndef STATX_DIOALIGN
-#define STATX_DIOALIGN 0x2000U
-#endif
-
-/* stx_dio_mem_align and stx_dio_offset_align follow stx_mnt_id; older headers end before them. */
-enum { STATX_DIO_MEM_AT = 0x98, STATX_DIO_OFFSET_AT = 0x9c };
-
-static uint32_t
-direct_align(int fd)
-{
-    _Alignas(8) unsigned char stx[512] = {0};
-    uint32_t mask, mem, offset;
-    struct stat st;
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, stx) == 0) {
-        memcpy(&mask, stx, sizeof mask);
-        memcpy(&mem, stx + STATX_DIO_MEM_AT, sizeof mem);
-        memcpy(&offset, stx + STATX_DIO_OFFSET_AT, sizeof offset);
-        if ((mask & STATX_DIOALIGN) != 0 && offset > 0)
-            return mem > offset ? mem : offset;
-    }
-    if (fstat(fd, &st) == 0 && st.st_blksize >= 512 && st.st_blksize <= 65536)
-        return (uint32_t)st.st_blksize;
-    return 4096;
-}
-
-spw_status
-spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path, unsigned flags, spw_error *err)
-{
-    int mode = (flags & SPW_AIO_OPEN_WRITE) ? O_RDWR : O_RDONLY;
-    spw_aio_file *f = spw_mem_zalloc(sizeof *f);
-    *out = NULL;
-    if (f == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "file handle for %s", path);
-    f->direct_fd = -1;
-    f->align = 1;
-    f->aio = aio;
-    f->flags = flags;
-    f->path = spw_mem_strdup(path);
-    if (f->path == NULL) {
-        spw_mem_free(f);
-        return SPW_RAISE(err, SPW_ENOMEM, "file handle for %s", path);
-    }
-    f->buffered_fd = open(path, mode | O_CLOEXEC | ((flags & SPW_AIO_OPEN_CREATE) ? O_CREAT : 0), 0600);
-    if (f->buffered_fd < 0) {
-        spw_status st = SPW_RAISE_SYS(err, errno, "open %s", path);
-        spw_mem_free(f->path);
-        spw_mem_free(f);
-        return st;
-    }
-    if ((flags & SPW_AIO_OPEN_BUFFERED) == 0) {
-        f->direct_fd = open(path, mode | O_CLOEXEC | O_DIRECT);
-        if (f->direct_fd >= 0)
-            f->align = direct_align(f->direct_fd);
-        else
-            spw_log(SPW_LOG_WARN, "%s: O_DIRECT is refused here (%s), using the page cache", path,
-                    errno == EINVAL ? "not supported by the file system" : "error");
-    }
-    f->next = aio->files;
-    aio->files = f;
-    *out = f;
-    return SPW_OK;
-}
-
-void
-spw_aio_file_close(spw_aio_file *file)
-{
-    if (file == NULL)
-        return;
-    for (spw_aio_file **at = &file->aio->files; *at != NULL; at = &(*at)->next) {
-        if (*at == file) {
-            *at = file->next;
-            break;
-        }
-    }
-    if (file->direct_fd >= 0)
-        close(file->direct_fd);
-    close(file->buffered_fd);
-    spw_mem_free(file->path);
-    spw_mem_free(file);
-}
-
-const char *
-spw_aio_file_path(const spw_aio_file *file)
-{
-    return file->path;
-}
-
-bool
-spw_aio_file_direct(const spw_aio_file *file)
-{
-    return file->direct_fd >= 0;
-}
-
-uint32_t
-spw_aio_file_align(const spw_aio_file *file)
-{
-    return file->align;
-}
-
-int
-spw_aio_file_fd(const spw_aio_file *file)
-{
-    return file->buffered_fd;
-}
-
 /* ---------------------------------------------------------------- requests */
 
 spw_status
 spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err)
 {
+    const unsigned need = req->op == SPW_AIO_READ ? SPW_AIO_OPEN_READ : SPW_AIO_OPEN_WRITE;
     uint64_t end;
-    int list = 2 * (int)req->priority + (req->op != SPW_AIO_READ && req->priority != SPW_AIO_URGENT);
-    if (req->file == NULL || (unsigned)req->priority >= SPW_AIO_PRIORITY_COUNT ||
-        (req->op != SPW_AIO_FSYNC && (req->bytes == 0 || req->buf == NULL)))
-        return SPW_RAISE(err, SPW_EINVAL, "aio request without file, buffer or bytes");
-    if (!spw_add_u64(req->offset, req->bytes, &end) || end > (uint64_t)INT64_MAX)
-        return SPW_RAISE(err, SPW_EINVAL, "aio request on %s: offset %llu + %llu bytes is too large", req->file->path,
-                         (unsigned long long)req->offset, (unsigned long long)req->bytes);
-    if (req->op == SPW_AIO_WRITE && (req->file->flags & SPW_AIO_OPEN_WRITE) == 0)
-        return SPW_RAISE(err, SPW_EINVAL, "write to %s, which is open for reading", req->file->path);
+    if (req->file == NULL || req->file->aio != aio)
+        return SPW_RAISE(err, SPW_EINVAL, "aio request for a file of another context");
+    if ((unsigned)req->op > SPW_AIO_FSYNC || (unsigned)req->priority >= SPW_AIO_PRIORITY_COUNT)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: unknown op %d or priority %d", req->file->path, (int)req->op,
+                         (int)req->priority);
+    if (req->op != SPW_AIO_FSYNC) {
+        if (req->bytes == 0 || req->buf == NULL)
+            return SPW_RAISE(err, SPW_EINVAL, "%s %s: zero bytes or no buffer", op_name(req->op), req->file->path);
+        if ((req->file->flags & need) == 0)
+            return SPW_RAISE(err, SPW_EINVAL, "%s %s: the file is not open for that", op_name(req->op),
+                             req->file->path);
+        if (!spw_add_u64(req->offset, req->bytes, &end) || end > INT64_MAX)
+            return SPW_RAISE(err, SPW_EINVAL, "%s %s: %llu bytes at %llu end beyond any file", op_name(req->op),
+                             req->file->path, (unsigned long long)req->bytes, (unsigned long long)req->offset);
+    }
     req->status = SPW_OK;
     req->sys_errno = 0;
-    req->done_bytes = req->issued_bytes = 0;
+    req->done_bytes = 0;
+    req->issued_bytes = 0;
     req->pieces_inflight = 0;
     req->failed = false;
-    req->next = NULL;
+    req->done_ns = 0;
     req->submit_ns = spw_now_ns();
-    if (aio->pending_head[list] == NULL)
-        aio->pending_head[list] = req;
-    else
-        aio->pending_tail[list]->next = req;
-    aio->pending_tail[list] = req;
     aio->stats.requests++;
+    spw__aio_queue_push(&req->file->queues[spw__aio_class(req->op, req->priority)], req);
     return SPW_OK;
-}
-
-static void
-complete(spw_aio *aio, spw_aio_request *req)
-{
-    req->done_ns = spw_now_ns();
-    req->next = NULL;
-    if (aio->done_head == NULL)
-        aio->done_head = req;
-    else
-        aio->done_tail->next = req;
-    aio->done_tail = req;
-}
-
-/* Fewer bytes than asked for until the next multiple of align, so that what follows is aligned. */
-static void
-cut_piece(const spw_aio *aio, aio_piece *p, spw_aio_request *req)
-{
-    const spw_aio_file *f = req->file;
-    uint64_t offset = req->offset + req->issued_bytes, left = req->bytes - req->issued_bytes, a = f->align;
-    char *buf = (char *)req->buf + req->issued_bytes;
-    p->req = req;
-    p->op = req->op;
-    p->fd = f->buffered_fd;
-    p->offset = offset;
-    p->buf = buf;
-    p->bytes = left < aio->options.block_bytes ? left : aio->options.block_bytes;
-    if (f->direct_fd < 0)
-        return;
-    if (((uintptr_t)buf - offset) % a != 0)
-        return; /* the address never meets the alignment: all of it buffered */
-    if (offset % a != 0) {
-        uint64_t head = a - offset % a;
-        p->bytes = left < head ? left : head;
-    } else if (left >= a) {
-        p->fd = f->direct_fd;
-        p->bytes = left < aio->options.block_bytes ? left / a * a : aio->options.block_bytes;
-    }
-}
-
-static void
-count_inflight(spw_aio *aio, spw_aio_op op, int delta)
-{
-    uint64_t now = spw_now_ns();
-    uint32_t *count = op == SPW_AIO_READ ? &aio->reads_inflight : &aio->writes_inflight;
-    uint64_t *since = op == SPW_AIO_READ ? &aio->read_since_ns : &aio->write_since_ns;
-    uint64_t *busy = op == SPW_AIO_READ ? &aio->stats.read_busy_ns : &aio->stats.write_busy_ns;
-    if (delta > 0 && *count == 0)
-        *since = now;
-    *count += (uint32_t)delta;
-    if (delta < 0 && *count == 0)
-        *busy += now - *since;
-}
-
-static void
-start_pieces(spw_aio *aio, int list)
-{
-    spw_aio_request **at = &aio->pending_head[list], *prev = NULL;
-    while (*at != NULL && aio->free_pieces != NULL) {
-        spw_aio_request *req = *at;
-        bool issued_all;
-        while (aio->free_pieces != NULL && req->file->inflight < aio->options.queue_depth && !req->failed &&
-               (req->issued_bytes < req->bytes || req->op == SPW_AIO_FSYNC)) {
-            aio_piece *p = aio->free_pieces;
-            aio->free_pieces = p->next;
-            if (req->op == SPW_AIO_FSYNC) {
-                *p = (aio_piece){.req = req, .op = req->op, .fd = req->file->buffered_fd};
-            } else {
-                cut_piece(aio, p, req);
-                req->issued_bytes += p->bytes;
-            }
-            req->pieces_inflight++;
-            req->file->inflight++;
-            aio->inflight++;
-            aio->stats.pieces++;
-            count_inflight(aio, req->op, 1);
-            aio->backend->submit(aio, p);
-            if (req->op == SPW_AIO_FSYNC)
-                break;
-        }
-        issued_all =
-            req->failed || (req->op == SPW_AIO_FSYNC ? req->pieces_inflight > 0 : req->issued_bytes == req->bytes);
-        if (!issued_all) {
-            prev = req;
-            at = &req->next;
-            continue;
-        }
-        *at = req->next;
-        if (aio->pending_tail[list] == req)
-            aio->pending_tail[list] = prev;
-        if (req->pieces_inflight == 0)
-            complete(aio, req); /* failed, and the last piece came back before this list was looked at again */
-    }
-}
-
-static void
-start_all(spw_aio *aio)
-{
-    for (int list = 0; list < AIO_LISTS; list++)
-        start_pieces(aio, list);
-}
-
-static bool
-waits_in_list(const spw_aio_request *req)
-{
-    return req->op != SPW_AIO_FSYNC && req->issued_bytes < req->bytes;
-}
-
-static void
-end_piece(spw_aio *aio, aio_piece *p)
-{
-    spw_aio_request *req = p->req;
-    req->pieces_inflight--;
-    req->file->inflight--;
-    aio->inflight--;
-    count_inflight(aio, req->op, -1);
-    p->next = aio->free_pieces;
-    aio->free_pieces = p;
-    if (req->pieces_inflight == 0 && !waits_in_list(req))
-        complete(aio, req);
-}
-
-static void
-apply_result(spw_aio *aio, aio_piece *p, int64_t result)
-{
-    spw_aio_request *req = p->req;
-    if (result == -EAGAIN || result == -EINTR) {
-        aio->stats.retries++;
-        aio->backend->submit(aio, p);
-        return;
-    }
-    if (result < 0 || (result == 0 && p->op != SPW_AIO_FSYNC)) {
-        if (!req->failed) {
-            req->failed = true;
-            req->sys_errno = result < 0 ? (int)-result : 0;
-            req->status = result == -ENOSPC ? SPW_ENOSPC : result == -ENOMEM ? SPW_ENOMEM : SPW_EIO;
-        }
-        end_piece(aio, p);
-        return;
-    }
-    if (p->op != SPW_AIO_FSYNC) {
-        req->done_bytes += (uint64_t)result;
-        *(p->op == SPW_AIO_READ ? &aio->stats.read_bytes : &aio->stats.write_bytes) += (uint64_t)result;
-        if ((uint64_t)result < p->bytes) { /* short: the rest goes on, buffered if it lost its alignment */
-            p->offset += (uint64_t)result;
-            p->buf += result;
-            p->bytes -= (uint64_t)result;
-            if ((p->offset | p->bytes | (uintptr_t)p->buf) % req->file->align != 0)
-                p->fd = req->file->buffered_fd;
-            aio->stats.retries++;
-            aio->backend->submit(aio, p);
-            return;
-        }
-    }
-    end_piece(aio, p);
-}
-
-void
-spw__aio_piece_done(spw_aio *aio, aio_piece *p, int64_t result)
-{
-    if (aio->fault != NULL && p->op != SPW_AIO_FSYNC && result > 0) {
-        uint64_t done = (uint64_t)result, delay_ns = 0;
-        int errnum = aio->fault(aio->fault_ctx, p->op, p->offset, p->bytes, &done, &delay_ns);
-        result = errnum != 0 ? -errnum : (int64_t)done;
-        if (delay_ns > 0) {
-            p->due_ns = spw_now_ns() + delay_ns;
-            p->result = result;
-            p->next = aio->delayed;
-            aio->delayed = p;
-            return;
-        }
-    }
-    apply_result(aio, p, result);
-}
-
-/* Lets delayed completions through; returns how long to sleep at most for the next one. */
-static uint64_t
-release_delayed(spw_aio *aio, uint64_t timeout_ns)
-{
-    aio_piece *list = aio->delayed;
-    uint64_t now = list != NULL ? spw_now_ns() : 0;
-    aio->delayed = NULL;
-    while (list != NULL) {
-        aio_piece *p = list;
-        list = p->next;
-        if (p->due_ns <= now) {
-            apply_result(aio, p, p->result);
-        } else {
-            if (p->due_ns - now < timeout_ns)
-                timeout_ns = p->due_ns - now;
-            p->next = aio->delayed;
-            aio->delayed = p;
-        }
-    }
-    return timeout_ns;
-}
-
-static spw_aio_request *
-take_done(spw_aio *aio)
-{
-    spw_aio_request *req = aio->done_head;
-    if (req != NULL) {
-        aio->done_head = req->next;
-        req->next = NULL;
-    }
-    return req;
 }
 
 spw_aio_request *
 spw_aio_poll(spw_aio *aio)
 {
-    spw_aio_request *req;
-    start_all(aio);
-    req = take_done(aio);
-    if (req != NULL)
-        return req;
-    if (aio->inflight > 0)
-        aio->backend->reap(aio, 0);
-    release_delayed(aio, 0);
-    start_all(aio);
-    return take_done(aio);
+    spw__aio_turn(aio, 0);
+    return spw__aio_queue_pop(&aio->finished);
 }
 
 spw_aio_request *
 spw_aio_wait(spw_aio *aio, uint64_t timeout_ns)
 {
-    spw_aio_request *req = spw_aio_poll(aio);
-    uint64_t sleep_ns;
-    if (req != NULL || timeout_ns == 0)
-        return req;
-    sleep_ns = release_delayed(aio, timeout_ns);
-    if (aio->done_head == NULL && !aio->woken)
-        aio->backend->reap(aio, sleep_ns);
-    aio->woken = false;
-    release_delayed(aio, 0);
-    return take_done(aio);
+    uint64_t now = spw_now_ns();
+    uint64_t deadline_ns = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+    for (;;) {
+        spw_aio_request *req;
+        spw__aio_turn(aio, deadline_ns);
+        req = spw__aio_queue_pop(&aio->finished);
+        if (req != NULL)
+            return req;
+        if (aio->woken) {
+            aio->woken = false;
+            return NULL;
+        }
+        if (deadline_ns != UINT64_MAX && spw_now_ns() >= deadline_ns)
+            return NULL;
+    }
 }
 
 void
 spw_aio_wake(spw_aio *aio)
 {
-    aio->backend->wake(aio);
+    int saved_errno = errno; /* may be called from a signal handler */
+    uint64_t one = 1;
+    while (write(aio->wake_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ; /* EAGAIN: the counter is full, which is as good as set */
+    errno = saved_errno;
 }
 
 spw_status
 spw_aio_request_error(const spw_aio_request *req, spw_error *err)
 {
-    const char *op = req->op == SPW_AIO_READ ? "read" : req->op == SPW_AIO_WRITE ? "write" : "fsync";
-    spw_status st = req->status;
-    char cause[128];
-    if (st == SPW_OK)
-        return SPW_OK;
+    const char *path = req->file->path, *cause = req->op == SPW_AIO_READ ? "end of file" : "no progress";
+    char text[128];
     if (req->sys_errno != 0)
-        return spw_error_raise(err, st, "%s of %s at offset %llu: wanted %llu bytes, got %llu: %s", op, req->file->path,
-                               (unsigned long long)req->offset, (unsigned long long)req->bytes,
-                               (unsigned long long)req->done_bytes, strerror_r(req->sys_errno, cause, sizeof cause));
-    return spw_error_raise(err, st, "%s of %s at offset %llu: wanted %llu bytes, got %llu: the file ends there", op,
-                           req->file->path, (unsigned long long)req->offset, (unsigned long long)req->bytes,
-                           (unsigned long long)req->done_bytes);
+        cause = strerror_r(req->sys_errno, text, sizeof text);
+    if (req->op == SPW_AIO_FSYNC)
+        spw_error_raise(err, req->status, "fsync %.400s: %s", path, cause);
+    else
+        spw_error_raise(err, req->status, "%s %.400s at offset %llu: wanted %llu bytes, got %llu: %s", op_name(req->op),
+                        path, (unsigned long long)req->offset, (unsigned long long)req->bytes,
+                        (unsigned long long)req->done_bytes, cause);
+    if (err != NULL)
+        err->sys_errno = req->sys_errno;
+    return req->status;
 }
+
+/* ---------------------------------------------------------------- counters and faults */
 
 void
 spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out)
 {
+    uint64_t now = spw_now_ns();
     *out = aio->stats;
+    if (aio->busy_count[0] > 0)
+        out->read_busy_ns += now - aio->busy_begin_ns[0];
+    if (aio->busy_count[1] > 0)
+        out->write_busy_ns += now - aio->busy_begin_ns[1];
 }
 
 void

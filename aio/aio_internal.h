@@ -48,6 +48,7 @@ typedef struct spw__aio_piece {
     uint32_t fd_idx;   /* SPW__AIO_FD_... for the next transfer */
     uint32_t tries;    /* EAGAIN and EINTR in a row */
     bool landing;      /* parked with a result, else parked before a start */
+    bool blocked;      /* parked because the backend was full */
     uint64_t ready_ns; /* parked until then */
     /* One transfer: io_bytes - io_done bytes at io_offset + io_done. Set by the backend when it is over. */
     int64_t result; /* bytes, or a negative errno */
@@ -164,21 +165,18 @@ struct spw_aio {
     bool closing;      /* delays and retries are over */
     spw_aio_stats stats;
     uint64_t busy_count[2], busy_begin_ns[2]; /* reads, writes */
-    bool woken;                               /* a wake was seen and no wait has returned for it yet */
     spw_aio_fault_fn fault;
     void *fault_ctx;
 };
 
-/* aio_piece.c: one turn of the crank. Starts what may start, reaps for up to timeout_ns, lands, starts again. */
-void spw__aio_turn(spw_aio *aio, uint64_t timeout_ns);
-/* When a parked piece is due next; UINT64_MAX: none. */
-uint64_t spw__aio_parked_due_ns(const spw_aio *aio, uint64_t now_ns);
+/*
+ * aio_piece.c: one turn of the crank. Starts what may start, reaps, lands, starts again. Sleeps at most until
+ * deadline_ns (0: not at all), less when a request has finished, a wake was seen or a parked piece is due.
+ */
+void spw__aio_turn(spw_aio *aio, uint64_t deadline_ns);
 /* Drops what was not started and waits for what was; of one file, or of all when file is NULL. */
 void spw__aio_drain(spw_aio *aio, spw_aio_file *file);
 uint32_t spw__aio_class(spw_aio_op op, spw_aio_priority priority);
-
-/* aio_file.c: a temporary file in dir that has no name any more; direct where accepted. For the probe. */
-spw_status spw__aio_file_temp(spw_aio_file *file, const char *dir, spw_error *err);
 
 static inline void
 spw__aio_queue_push(spw__aio_queue *queue, spw_aio_request *req)

@@ -231,6 +231,7 @@ park(spw_aio *aio, spw__aio_piece *p, bool landing, uint64_t delay_ns)
 {
     uint64_t now = spw_now_ns();
     p->landing = landing;
+    p->blocked = false;
     p->ready_ns = delay_ns > UINT64_MAX - now ? UINT64_MAX : now + delay_ns;
     spw__aio_list_push(&aio->parked, p);
 }
@@ -241,8 +242,12 @@ piece_restart(spw_aio *aio, spw__aio_piece *p, uint64_t delay_ns)
     aio->stats.retries++;
     if (aio->closing)
         piece_finish(aio, p, SPW_ECANCELED, ECANCELED);
-    else
+    else if (delay_ns > 0)
         park(aio, p, false, delay_ns);
+    else if (!aio->ops->start(aio->backend, p)) {
+        park(aio, p, false, 0);
+        p->blocked = true;
+    }
 }
 
 static void
@@ -303,15 +308,14 @@ piece_arrive(spw_aio *aio, spw__aio_piece *p)
 
 /* ---------------------------------------------------------------- the crank */
 
-uint64_t
-spw__aio_parked_due_ns(const spw_aio *aio, uint64_t now_ns)
+/* When a parked piece is due next; UINT64_MAX: none. A blocked one waits for a completion of the full backend. */
+static uint64_t
+parked_due_ns(const spw_aio *aio)
 {
     uint64_t due = UINT64_MAX;
-    for (const spw__aio_piece *p = aio->parked.head; p != NULL; p = p->next) {
-        /* A start that is overdue waits for the full backend, whose next completion ends the sleep. */
-        if ((p->landing || p->ready_ns > now_ns) && p->ready_ns < due)
+    for (const spw__aio_piece *p = aio->parked.head; p != NULL; p = p->next)
+        if (!p->blocked && p->ready_ns < due)
             due = p->ready_ns;
-    }
     return due;
 }
 
@@ -332,20 +336,31 @@ unpark(spw_aio *aio)
             spw__aio_list_push(&aio->parked, p);
         else if (p->landing)
             piece_land(aio, p);
-        else if (!aio->ops->start(aio->backend, p))
+        else if (!aio->ops->start(aio->backend, p)) {
+            p->blocked = true;
             spw__aio_list_push(&aio->parked, p);
+        }
     }
 }
 
 void
-spw__aio_turn(spw_aio *aio, uint64_t timeout_ns)
+spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
 {
     spw__aio_list done = {0};
     spw__aio_piece *p;
+    uint64_t timeout_ns = 0;
     unpark(aio);
     pump(aio);
-    if (aio->finished.head != NULL)
-        timeout_ns = 0;
+    if (deadline_ns > 0 && aio->finished.head == NULL && !aio->woken) {
+        uint64_t due = parked_due_ns(aio);
+        if (due > deadline_ns)
+            due = deadline_ns;
+        timeout_ns = due;
+        if (due != UINT64_MAX) {
+            uint64_t now = spw_now_ns();
+            timeout_ns = due > now ? due - now : 0;
+        }
+    }
     aio->ops->reap(aio->backend, timeout_ns, &done, &aio->woken);
     if (done.head == NULL)
         return;
@@ -359,12 +374,16 @@ spw__aio_turn(spw_aio *aio, uint64_t timeout_ns)
 void
 spw__aio_drain(spw_aio *aio, spw_aio_file *file)
 {
-    bool was_closing = aio->closing;
+    bool was_woken = aio->woken;
     for (spw_aio_file *f = aio->files; f != NULL; f = f->next)
         if (file == NULL || f == file)
             memset(f->queues, 0, sizeof f->queues);
     aio->closing = true;
-    while (file != NULL ? file->inflight > 0 : aio->inflight > 0)
+    while (file != NULL ? file->inflight > 0 : aio->inflight > 0) {
+        aio->woken = false; /* a wake does not end this sleep, but the next wait shall see it */
         spw__aio_turn(aio, UINT64_MAX);
-    aio->closing = was_closing;
+        was_woken |= aio->woken;
+    }
+    aio->woken = was_woken;
+    aio->closing = false;
 }

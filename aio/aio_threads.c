@@ -204,12 +204,9 @@ threads_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woke
     threads_backend *b = backend;
     struct pollfd fds[2] = {{.fd = b->done_fd, .events = POLLIN}, {.fd = b->wake_fd, .events = POLLIN}};
     struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    if (take_done(b, done) || timeout_ns == 0) {
-        if (eventfd_drain(b->wake_fd))
-            *woken = true;
+    if (take_done(b, done) || timeout_ns == 0)
         return;
-    }
-    if (*woken || ppoll(fds, 2, timeout_ns == UINT64_MAX ? NULL : &ts, NULL) <= 0)
+    if (ppoll(fds, 2, timeout_ns == UINT64_MAX ? NULL : &ts, NULL) <= 0)
         return; /* nothing, or EINTR */
     if (fds[0].revents != 0)
         eventfd_drain(b->done_fd); /* before the list is taken: what arrives after that signals again */

@@ -1,200 +1,555 @@
 /*
- * The io_uring backend: one ring, submissions batched until the core polls or waits, an eventfd read in the ring for
- * wakes. The ring is opened at first use, because with SINGLE_ISSUER it belongs to that thread.
+ * aio_uring.c - the backend on io_uring: one ring, registered files, one registered region, submission in batches.
+ *
+ * A ring made with SINGLE_ISSUER and DEFER_TASKRUN saves the kernel locks and interrupts, and belongs to the thread
+ * that enables it. So it is created disabled and enabled by the first transfer or sleep; when the context is handed to
+ * another thread (which is allowed while nothing is in flight) the ring is built anew there. The wake descriptor is
+ * polled inside the ring, so that one system call sleeps for completions, wakes and the timeout.
  */
 #include "aio_internal.h"
+
+#ifdef SPW_HAVE_URING
+
 #include <errno.h>
-
-#ifndef SPW_HAVE_URING
-
-spw_status
-spw__aio_uring_open(spw_aio *aio, spw_error *err)
-{
-    (void)aio;
-    return SPW_RAISE(err, SPW_EUNSUPPORTED, "built without liburing");
-}
-
-#else
-
 #include <liburing.h>
-#include <sys/eventfd.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-enum { ENTRIES = 1024, FIXED_MAX = 64 };
-static const uint64_t fixed_bytes_max = 1ull << 30; /* the kernel's limit for one registered buffer */
+#ifndef IORING_SETUP_SINGLE_ISSUER
+#define IORING_SETUP_SINGLE_ISSUER 0
+#endif
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN 0
+#endif
 
-typedef struct uring {
-    struct io_uring ring;
-    bool open, armed, fixed;
+enum {
+    ENTRY_COUNT_MIN = 16,
+    ENTRY_COUNT_MAX = 4096,
+    FILES_EXPECTED = 8, /* with full queues; beyond that pieces wait in their files */
+    MEMLOCK_TRIES = 8,  /* locked memory of a closed ring is given back a little later */
+    SLOT_COUNT = 256,   /* registered descriptors; further ones are used unregistered */
+    CQE_BATCH = 64,
+};
+static const uint64_t MEMLOCK_PAUSE_NS = 5000000;
+static const uint64_t BUFFER_BYTES_MAX = 1ull << 30; /* the kernel's limit for one registered buffer */
+
+typedef struct uring_backend {
+    /* Fixed after create. */
     int wake_fd;
-    uint64_t wake_value;
-    int open_errno;
-} uring;
+    const spw_region *fixed; /* NULL: none to register */
+    uint32_t entry_count;
+    /* Owned by the context's thread. */
+    struct io_uring ring;
+    bool ring_ready;
+    bool enabled;
+    bool single_issuer;
+    pid_t owner_tid; /* of a single-issuer ring, once enabled */
+    bool files_registered;
+    int slots[SLOT_COUNT]; /* descriptors, as registered; -1: free */
+    uint64_t fixed_bytes;  /* 0: not registered */
+    struct iovec *iovecs;  /* the region, cut; kept because a rebuilt ring registers it again */
+    uint32_t iovec_count;
+    uint32_t inflight; /* pieces in the ring */
+    uint32_t queued;   /* entries that no enter has handed over */
+    bool wake_armed;   /* a poll of wake_fd is in the ring */
+    bool trouble_logged;
+    spw__aio_list refused; /* pieces that could not be started; reap() returns them */
+} uring_backend;
+
+/* ---------------------------------------------------------------- the ring */
+
+static int
+read_disabled_sysctl(void)
+{
+    char text[16] = "";
+    FILE *f = fopen("/proc/sys/kernel/io_uring_disabled", "re");
+    if (f == NULL)
+        return 0;
+    if (fgets(text, sizeof text, f) == NULL)
+        text[0] = '\0';
+    fclose(f);
+    return atoi(text);
+}
 
 static void
-register_fixed(spw_aio *aio, uring *u)
+memlock_limit_text(char *text, size_t text_bytes)
 {
-    const spw_region *r = aio->options.fixed;
-    struct iovec parts[FIXED_MAX];
-    unsigned count = 0;
-    int rc;
-    if (r == NULL || r->bytes == 0 || r->bytes > FIXED_MAX * fixed_bytes_max)
-        return;
-    for (uint64_t at = 0; at < r->bytes; at += fixed_bytes_max)
-        parts[count++] = (struct iovec){.iov_base = (char *)r->base + at,
-                                        .iov_len = r->bytes - at < fixed_bytes_max ? r->bytes - at : fixed_bytes_max};
-    rc = io_uring_register_buffers(&u->ring, parts, count);
-    u->fixed = rc == 0;
-    if (rc != 0)
-        spw_log(SPW_LOG_WARN, "io_uring: %llu bytes could not be registered (%s; see ulimit -l), plain reads are used",
-                (unsigned long long)r->bytes, strerror(-rc));
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+        snprintf(text, text_bytes, "unknown");
+    else if (limit.rlim_cur == RLIM_INFINITY)
+        snprintf(text, text_bytes, "unlimited");
+    else
+        spw_format_bytes(text, text_bytes, limit.rlim_cur);
 }
+
+static spw_status
+raise_setup(spw_error *err, int errnum)
+{
+    char limit[32];
+    int disabled = read_disabled_sysctl();
+    switch (errnum) {
+    case ENOSYS: return SPW_RAISE(err, SPW_EUNSUPPORTED, "io_uring_setup: ENOSYS, this kernel has no io_uring");
+    case EPERM:
+        if (disabled > 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "io_uring_setup: EPERM, sysctl kernel.io_uring_disabled is %d",
+                             disabled);
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "io_uring_setup: EPERM, forbidden by seccomp or a security module");
+    case ENOMEM:
+        memlock_limit_text(limit, sizeof limit);
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "io_uring_setup: ENOMEM, the memlock limit is %s", limit);
+    default: spw_error_raise_sys(err, errnum, "io_uring_setup"); break;
+    }
+    if (err != NULL)
+        err->status = SPW_EUNSUPPORTED;
+    return SPW_EUNSUPPORTED;
+}
+
+/* The region in the ring; a refusal costs speed only. */
+static void
+register_fixed(uring_backend *u)
+{
+    int rc = -ENOMEM;
+    u->fixed_bytes = 0;
+    if (u->iovec_count == 0)
+        return;
+    for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
+        if (tries > 0)
+            spw_sleep_ns(MEMLOCK_PAUSE_NS);
+        rc = io_uring_register_buffers(&u->ring, u->iovecs, u->iovec_count);
+    }
+    if (rc == 0) {
+        u->fixed_bytes = u->fixed->bytes;
+    } else {
+        char need[32], limit[32], reason[128];
+        memlock_limit_text(limit, sizeof limit);
+        spw_log(SPW_LOG_WARN,
+                "aio: io_uring did not register the staging region (%s): it needs %s, the memlock limit is %s; "
+                "plain transfers are used",
+                strerror_r(-rc, reason, sizeof reason), spw_format_bytes(need, sizeof need, u->fixed->bytes), limit);
+    }
+}
+
+static void
+ring_exit(uring_backend *u)
+{
+    if (u->ring_ready)
+        io_uring_queue_exit(&u->ring);
+    u->ring_ready = u->enabled = u->wake_armed = false;
+    u->queued = 0;
+}
+
+/* Best flags first: what the kernel does not know it answers with EINVAL. */
+static int
+ring_init(uring_backend *u)
+{
+    static const unsigned flags[] = {
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN |
+            IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
+        IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED, IORING_SETUP_R_DISABLED};
+    int rc = -EINVAL;
+    for (size_t i = 0; i < sizeof flags / sizeof *flags && rc == -EINVAL; i++) {
+        rc = -ENOMEM;
+        for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
+            if (tries > 0)
+                spw_sleep_ns(MEMLOCK_PAUSE_NS);
+            rc = io_uring_queue_init(u->entry_count, &u->ring, flags[i] | IORING_SETUP_CLAMP);
+        }
+        u->single_issuer = IORING_SETUP_SINGLE_ISSUER != 0 && i == 0;
+    }
+    if (rc != 0)
+        return rc;
+    u->ring_ready = true;
+    if (!(u->ring.features & IORING_FEAT_EXT_ARG) || !(u->ring.features & IORING_FEAT_NODROP)) {
+        ring_exit(u);
+        return -ENOSYS; /* before Linux 5.11 */
+    }
+    if (u->entry_count > u->ring.sq.ring_entries)
+        u->entry_count = u->ring.sq.ring_entries; /* clamped */
+    u->files_registered = io_uring_register_files(&u->ring, u->slots, SLOT_COUNT) == 0;
+    register_fixed(u);
+    return 0;
+}
+
+/*
+ * Makes the ring usable by this thread: enables it at first use, builds another one when the context changed threads.
+ * A negative errno when that fails.
+ */
+static int
+ring_adopt(uring_backend *u)
+{
+    pid_t tid = (pid_t)syscall(SYS_gettid);
+    int rc;
+    if (u->ring_ready && u->enabled && (!u->single_issuer || u->owner_tid == tid))
+        return 0;
+    if (u->ring_ready && u->enabled) {
+        SPW_ASSERT(u->inflight == 0);
+        if (u->inflight > 0)
+            return -EXDEV;
+        ring_exit(u);
+    }
+    if (!u->ring_ready) {
+        rc = ring_init(u);
+        if (rc != 0)
+            return rc;
+    }
+    /* io_uring_enable_rings(), which the shared library of liburing 2.3 declares and does not export. */
+    if (syscall(__NR_io_uring_register, u->ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0)
+        return -errno;
+    u->enabled = true;
+    u->owner_tid = tid;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- create and destroy */
+
+static void
+uring_destroy(void *backend)
+{
+    uring_backend *u = backend;
+    if (u == NULL)
+        return;
+    ring_exit(u);
+    spw_mem_free(u->iovecs);
+    spw_mem_free(u);
+}
+
+static spw_status
+uring_create(void **out, const spw_aio_options *options, int wake_fd, spw_error *err)
+{
+    spw_status st;
+    int rc;
+    uring_backend *u = spw_mem_zalloc(sizeof *u);
+    *out = NULL;
+    if (u == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "aio io_uring backend (%zu bytes)", sizeof *u);
+    u->wake_fd = wake_fd;
+    u->entry_count = options->queue_depth * FILES_EXPECTED;
+    if (u->entry_count < ENTRY_COUNT_MIN)
+        u->entry_count = ENTRY_COUNT_MIN;
+    if (u->entry_count > ENTRY_COUNT_MAX)
+        u->entry_count = ENTRY_COUNT_MAX;
+    for (int i = 0; i < SLOT_COUNT; i++)
+        u->slots[i] = -1;
+    if (options->fixed != NULL) {
+        uint64_t bytes = options->fixed->bytes;
+        u->fixed = options->fixed;
+        u->iovec_count = (uint32_t)((bytes + BUFFER_BYTES_MAX - 1) / BUFFER_BYTES_MAX);
+        u->iovecs = spw_mem_calloc(u->iovec_count, sizeof *u->iovecs);
+        if (u->iovecs == NULL) {
+            st = SPW_RAISE(err, SPW_ENOMEM, "list of %u registered buffers", u->iovec_count);
+            goto fail;
+        }
+        for (uint32_t i = 0; i < u->iovec_count; i++) {
+            uint64_t at = i * BUFFER_BYTES_MAX, left = bytes - at;
+            u->iovecs[i].iov_base = (char *)u->fixed->base + at;
+            u->iovecs[i].iov_len = left < BUFFER_BYTES_MAX ? left : BUFFER_BYTES_MAX;
+        }
+    }
+    rc = ring_init(u);
+    if (rc != 0) {
+        st = raise_setup(err, -rc);
+        goto fail;
+    }
+    *out = u;
+    return SPW_OK;
+fail:
+    uring_destroy(u);
+    return st;
+}
+
+/* ---------------------------------------------------------------- files */
 
 static bool
-ensure_open(spw_aio *aio)
+slot_update(uring_backend *u, int slot, int fd)
 {
-    static const unsigned flag_sets[] = {
-#if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
-        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
-#endif
-        0
-    };
-    uring *u = aio->state;
-    int rc = -ENOSYS;
-    if (u->open)
-        return true;
-    for (size_t i = 0; i < sizeof flag_sets / sizeof flag_sets[0]; i++) {
-        rc = io_uring_queue_init(ENTRIES, &u->ring, flag_sets[i]);
-        if (rc == 0)
-            break;
-    }
-    u->open = rc == 0;
-    u->open_errno = -rc;
-    if (u->open)
-        register_fixed(aio, u);
-    return u->open;
-}
-
-static struct io_uring_sqe *
-get_sqe(uring *u)
-{
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
-    if (sqe == NULL) {
-        (void)io_uring_submit(&u->ring); /* the queue was full; it is empty after a submit */
-        sqe = io_uring_get_sqe(&u->ring);
-    }
-    return sqe;
+    /* Refused on a thread that does not own the ring: then the slot stays as it is. */
+    return io_uring_register_files_update(&u->ring, (unsigned)slot, &fd, 1) == 1;
 }
 
 static void
-uring_submit(spw_aio *aio, aio_piece *p)
+uring_file_add(void *backend, spw_aio_file *file)
 {
-    uring *u = aio->state;
-    struct io_uring_sqe *sqe;
-    int fixed_idx = -1;
-    if (!ensure_open(aio) || (sqe = get_sqe(u)) == NULL) {
-        spw__aio_piece_done(aio, p, u->open ? -EIO : -u->open_errno);
-        return;
+    uring_backend *u = backend;
+    for (int i = 0; i < SPW__AIO_FD_COUNT; i++) {
+        int slot = 0;
+        if (file->fds[i] < 0 || !u->ring_ready || !u->files_registered)
+            continue;
+        while (slot < SLOT_COUNT && u->slots[slot] >= 0)
+            slot++;
+        if (slot < SLOT_COUNT && slot_update(u, slot, file->fds[i])) {
+            u->slots[slot] = file->fds[i];
+            file->slots[i] = slot;
+        }
     }
-    if (u->fixed && p->op != SPW_AIO_FSYNC) {
-        const spw_region *r = aio->options.fixed;
-        uint64_t at = (uint64_t)(p->buf - (char *)r->base);
-        if (p->buf >= (char *)r->base && at + p->bytes <= r->bytes &&
-            at / fixed_bytes_max == (at + p->bytes - 1) / fixed_bytes_max)
-            fixed_idx = (int)(at / fixed_bytes_max);
+}
+
+static void
+uring_file_remove(void *backend, spw_aio_file *file)
+{
+    uring_backend *u = backend;
+    bool stuck = false;
+    for (int i = 0; i < SPW__AIO_FD_COUNT; i++) {
+        int slot = file->slots[i];
+        if (slot < 0)
+            continue;
+        u->slots[slot] = -1;
+        stuck |= u->files_registered && u->ring_ready && !slot_update(u, slot, -1);
     }
-    if (p->op == SPW_AIO_FSYNC)
-        io_uring_prep_fsync(sqe, p->fd, IORING_FSYNC_DATASYNC);
-    else if (p->op == SPW_AIO_READ && fixed_idx >= 0)
-        io_uring_prep_read_fixed(sqe, p->fd, p->buf, (unsigned)p->bytes, p->offset, fixed_idx);
-    else if (p->op == SPW_AIO_READ)
-        io_uring_prep_read(sqe, p->fd, p->buf, (unsigned)p->bytes, p->offset);
-    else if (fixed_idx >= 0)
-        io_uring_prep_write_fixed(sqe, p->fd, p->buf, (unsigned)p->bytes, p->offset, fixed_idx);
+    /* A ring of another thread would keep the file open; without transfers in it, it is built anew at the next use. */
+    if (stuck && u->inflight == 0)
+        ring_exit(u);
+}
+
+/* ---------------------------------------------------------------- transfers */
+
+/* The registered buffer that holds all of the transfer, or -1. */
+static int
+fixed_index(const uring_backend *u, const char *buf, uint64_t bytes)
+{
+    const char *base;
+    uint64_t at;
+    if (u->fixed_bytes == 0)
+        return -1;
+    base = u->fixed->base;
+    if (buf < base || (uint64_t)(buf - base) >= u->fixed_bytes || bytes > u->fixed_bytes - (uint64_t)(buf - base))
+        return -1;
+    at = (uint64_t)(buf - base);
+    return at / BUFFER_BYTES_MAX == (at + bytes - 1) / BUFFER_BYTES_MAX ? (int)(at / BUFFER_BYTES_MAX) : -1;
+}
+
+static void
+fill_entry(uring_backend *u, struct io_uring_sqe *sqe, spw__aio_piece *p)
+{
+    int slot = u->files_registered ? p->file->slots[p->fd_idx] : -1;
+    int fd = slot >= 0 ? slot : p->file->fds[p->fd_idx];
+    char *buf = spw__aio_transfer_buf(p);
+    uint64_t bytes = spw__aio_transfer_bytes(p), offset = spw__aio_transfer_offset(p);
+    int fixed = fixed_index(u, buf, bytes);
+    if (p->req->op == SPW_AIO_FSYNC)
+        io_uring_prep_fsync(sqe, fd, 0);
+    else if (p->req->op == SPW_AIO_READ && fixed >= 0)
+        io_uring_prep_read_fixed(sqe, fd, buf, (unsigned)bytes, offset, fixed);
+    else if (p->req->op == SPW_AIO_READ)
+        io_uring_prep_read(sqe, fd, buf, (unsigned)bytes, offset);
+    else if (fixed >= 0)
+        io_uring_prep_write_fixed(sqe, fd, buf, (unsigned)bytes, offset, fixed);
     else
-        io_uring_prep_write(sqe, p->fd, p->buf, (unsigned)p->bytes, p->offset);
+        io_uring_prep_write(sqe, fd, buf, (unsigned)bytes, offset);
+    if (slot >= 0)
+        sqe->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data(sqe, p);
 }
 
+/* Takes back the entries that the kernel has not seen; reap() returns their pieces with this result. */
 static void
-uring_reap(spw_aio *aio, uint64_t timeout_ns)
+refuse_unsubmitted(uring_backend *u, int result)
 {
-    uring *u = aio->state;
-    struct io_uring_cqe *cqe = NULL;
-    if (!ensure_open(aio)) {
-        if (timeout_ns > 0)
-            spw_sleep_ns(1000000);
+    struct io_uring_sq *sq = &u->ring.sq;
+    unsigned head = io_uring_smp_load_acquire(sq->khead), mask = *sq->kring_mask;
+    for (unsigned at = head; at != sq->sqe_tail; at++) {
+        spw__aio_piece *p = (spw__aio_piece *)(uintptr_t)sq->sqes[at & mask].user_data;
+        if (p == NULL) {
+            u->wake_armed = false;
+            continue;
+        }
+        p->result = result;
+        u->inflight--;
+        spw__aio_list_push(&u->refused, p);
+    }
+    sq->sqe_head = sq->sqe_tail = head;
+    io_uring_smp_store_release(sq->ktail, head);
+    u->queued = 0;
+}
+
+static void
+enter_failed(uring_backend *u, int rc)
+{
+    char reason[128];
+    if (rc == -EINTR || rc == -ETIME)
+        return;
+    if (rc != -EAGAIN && rc != -EBUSY && rc != -ENOMEM) {
+        if (!u->trouble_logged)
+            spw_log(SPW_LOG_WARN, "aio: io_uring_enter: %s", strerror_r(-rc, reason, sizeof reason));
+        u->trouble_logged = true;
+        refuse_unsubmitted(u, rc);
+    }
+    spw_sleep_ns(100000); /* what is in flight may still land; the kernel may be short of something for now */
+}
+
+static void
+uring_flush(void *backend)
+{
+    uring_backend *u = backend;
+    int rc;
+    if (u->queued == 0 || !u->enabled)
+        return;
+    rc = io_uring_submit(&u->ring);
+    if (rc < 0)
+        enter_failed(u, rc);
+    u->queued = io_uring_sq_ready(&u->ring);
+}
+
+static struct io_uring_sqe *
+take_entry(uring_backend *u)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+    if (sqe == NULL) {
+        uring_flush(u);
+        sqe = io_uring_get_sqe(&u->ring);
+    }
+    if (sqe != NULL)
+        u->queued++;
+    return sqe;
+}
+
+static bool
+uring_start(void *backend, spw__aio_piece *p)
+{
+    uring_backend *u = backend;
+    struct io_uring_sqe *sqe;
+    int rc;
+    if (u->inflight + 1 >= u->entry_count) /* one entry is for the wake */
+        return false;
+    rc = ring_adopt(u);
+    if (rc < 0) {
+        p->result = rc == -EAGAIN || rc == -EINTR ? -EBUSY : rc;
+        spw__aio_list_push(&u->refused, p);
+        return true;
+    }
+    sqe = take_entry(u);
+    if (sqe == NULL) {
+        p->result = -EAGAIN; /* comes back and is tried again, a little later each time */
+        spw__aio_list_push(&u->refused, p);
+        return true;
+    }
+    fill_entry(u, sqe, p);
+    u->inflight++;
+    return true;
+}
+
+static void
+wake_arm(uring_backend *u)
+{
+    struct io_uring_sqe *sqe;
+    if (u->wake_armed)
+        return;
+    sqe = take_entry(u);
+    if (sqe == NULL)
+        return; /* the next reap tries again */
+    io_uring_prep_poll_add(sqe, u->wake_fd, POLLIN);
+    io_uring_sqe_set_data(sqe, NULL);
+    u->wake_armed = true;
+}
+
+static bool
+wake_drain(const uring_backend *u)
+{
+    uint64_t count;
+    ssize_t r;
+    do
+        r = read(u->wake_fd, &count, sizeof count);
+    while (r < 0 && errno == EINTR);
+    return r == (ssize_t)sizeof count;
+}
+
+static void
+take_completions(uring_backend *u, spw__aio_list *done, bool *woken)
+{
+    struct io_uring_cqe *cqes[CQE_BATCH];
+    unsigned n;
+    while ((n = io_uring_peek_batch_cqe(&u->ring, cqes, CQE_BATCH)) > 0) {
+        for (unsigned i = 0; i < n; i++) {
+            spw__aio_piece *p = io_uring_cqe_get_data(cqes[i]);
+            if (p == NULL) {
+                u->wake_armed = false;
+                if (wake_drain(u))
+                    *woken = true;
+                continue;
+            }
+            p->result = cqes[i]->res;
+            u->inflight--;
+            spw__aio_list_push(done, p);
+        }
+        io_uring_cq_advance(&u->ring, n);
+    }
+}
+
+static void
+take_refused(uring_backend *u, spw__aio_list *done)
+{
+    spw__aio_piece *p;
+    while ((p = spw__aio_list_pop(&u->refused)) != NULL)
+        spw__aio_list_push(done, p);
+}
+
+/* Without a ring there is nothing to wait for but the wake. */
+static void
+sleep_without_ring(const uring_backend *u, uint64_t timeout_ns, bool *woken)
+{
+    struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+    struct pollfd fd = {.fd = u->wake_fd, .events = POLLIN};
+    if (ppoll(&fd, 1, timeout_ns == UINT64_MAX ? NULL : &ts, NULL) > 0 && wake_drain(u))
+        *woken = true;
+}
+
+static void
+uring_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
+{
+    uring_backend *u = backend;
+    take_refused(u, done);
+    if (done->head != NULL)
+        timeout_ns = 0;
+    if (timeout_ns == 0 && !u->enabled)
+        return;
+    if (timeout_ns > 0 && ring_adopt(u) < 0) {
+        sleep_without_ring(u, timeout_ns, woken);
         return;
     }
-    if (!u->armed) {
-        struct io_uring_sqe *sqe = get_sqe(u);
-        if (sqe != NULL) {
-            io_uring_prep_read(sqe, u->wake_fd, &u->wake_value, sizeof u->wake_value, 0);
-            io_uring_sqe_set_data(sqe, NULL);
-            u->armed = true;
+    if (timeout_ns > 0) {
+        wake_arm(u);
+        if (!u->wake_armed && timeout_ns > 1000000)
+            timeout_ns = 1000000;
+    }
+    uring_flush(u);
+    take_refused(u, done);
+    take_completions(u, done, woken);
+    if (timeout_ns > 0 && done->head == NULL && !*woken) {
+        struct __kernel_timespec ts = {.tv_sec = INT64_MAX / 1000000000, .tv_nsec = 0};
+        struct io_uring_cqe *cqe;
+        int rc;
+        if (timeout_ns != UINT64_MAX) {
+            ts.tv_sec = (long long)(timeout_ns / 1000000000u);
+            ts.tv_nsec = (long long)(timeout_ns % 1000000000u);
         }
+        rc = io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
+        if (rc < 0)
+            enter_failed(u, rc);
+        u->queued = io_uring_sq_ready(&u->ring);
+        take_completions(u, done, woken);
     }
-    if (timeout_ns == UINT64_MAX) {
-        (void)io_uring_submit_and_wait(&u->ring, 1);
-    } else if (timeout_ns > 0) {
-        struct __kernel_timespec ts = {.tv_sec = (long long)(timeout_ns / 1000000000u),
-                                       .tv_nsec = (long long)(timeout_ns % 1000000000u)};
-        (void)io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
-    } else {
-        (void)io_uring_submit_and_get_events(&u->ring);
-    }
-    for (;;) { /* the queue moves on before the core sees a piece: the core may submit again */
-        aio_piece *p;
-        int result;
-        if (io_uring_peek_cqe(&u->ring, &cqe) != 0 || cqe == NULL)
-            return;
-        p = io_uring_cqe_get_data(cqe);
-        result = cqe->res;
-        io_uring_cqe_seen(&u->ring, cqe);
-        if (p == NULL) {
-            u->armed = false;
-            aio->woken = true;
-        } else {
-            spw__aio_piece_done(aio, p, result);
-        }
-    }
+    take_refused(u, done);
 }
 
-static void
-uring_wake(spw_aio *aio)
+static uint64_t
+uring_fixed_bytes(const void *backend)
 {
-    uring *u = aio->state;
-    uint64_t one = 1;
-    ssize_t rc = write(u->wake_fd, &one, sizeof one);
-    (void)rc; /* EAGAIN: the counter is full, so a wake is pending already */
+    return ((const uring_backend *)backend)->fixed_bytes;
 }
 
-static void
-uring_destroy(spw_aio *aio)
-{
-    uring *u = aio->state;
-    if (u->open)
-        io_uring_queue_exit(&u->ring);
-    close(u->wake_fd);
-    spw_mem_free(u);
-    aio->state = NULL;
-}
+const spw__aio_backend_ops spw__aio_uring_ops = {
+    .create = uring_create,
+    .destroy = uring_destroy,
+    .file_add = uring_file_add,
+    .file_remove = uring_file_remove,
+    .start = uring_start,
+    .flush = uring_flush,
+    .reap = uring_reap,
+    .fixed_bytes = uring_fixed_bytes,
+};
 
-spw_status
-spw__aio_uring_open(spw_aio *aio, spw_error *err)
-{
-    static const aio_backend backend = {uring_submit, uring_reap, uring_wake, uring_destroy};
-    uring *u = spw_mem_zalloc(sizeof *u);
-    if (u == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "io_uring backend");
-    u->wake_fd = eventfd(0, EFD_CLOEXEC);
-    if (u->wake_fd < 0) {
-        spw_mem_free(u);
-        return SPW_RAISE_SYS(err, errno, "eventfd");
-    }
-    aio->state = u;
-    aio->backend = &backend;
-    return SPW_OK;
-}
-
-#endif
+#endif /* SPW_HAVE_URING */

@@ -70,7 +70,9 @@ struct spw_aio_request {
  * spw_aio_create - opens a context and chooses a backend with a real write and read in probe_dir.
  * Errors   SPW_EUNSUPPORTED if the backend that was asked for fails its probe (the message says why: ENOSYS, EPERM
  *          by seccomp, sysctl io_uring_disabled, memlock), SPW_EINVAL for bad options, SPW_ENOMEM.
- * Threads  a context, its files and its requests belong to one thread; only spw_aio_wake may come from others.
+ * Threads  a context, its files and its requests belong to one thread; only spw_aio_wake may come from others. While
+ *          nothing is in flight, all of them together may be handed to another thread.
+ * Owns     options->fixed is borrowed until spw_aio_destroy().
  */
 spw_status spw_aio_create(spw_aio **out, const spw_aio_options *options, spw_error *err);
 /* Waits for transfers in flight, drops what was not started, closes all files. NULL is fine. */
@@ -89,14 +91,17 @@ spw_status spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path,
 void spw_aio_file_close(spw_aio_file *file);
 const char *spw_aio_file_path(const spw_aio_file *file);
 bool spw_aio_file_direct(const spw_aio_file *file);
-uint32_t spw_aio_file_align(const spw_aio_file *file); /* bytes; offset, length and address for a copy-free transfer */
-int spw_aio_file_fd(const spw_aio_file *file);         /* for fallocate and the like; not for I/O */
+/* Bytes; offset, length and address for a copy-free transfer. At least a page; 1 for a buffered file. */
+uint32_t spw_aio_file_align(const spw_aio_file *file);
+int spw_aio_file_fd(const spw_aio_file *file); /* for fallocate and the like; not for I/O */
 
 /*
  * spw_aio_submit - start one transfer.
  *   SPW_OK     req and its buffer are lent until spw_aio_poll() or spw_aio_wait() returns req, once, its status set.
  *   otherwise  (SPW_EINVAL: zero bytes, wrong open mode, offset overflow) nothing was started and nothing changed.
- * A queue that is full is no error: the request waits inside.
+ * A queue that is full is no error: the request waits inside. Nothing moves before the next spw_aio_poll() or
+ * spw_aio_wait(), so that requests submitted together are ordered and handed over together. Requests are not ordered
+ * among each other: FSYNC covers the writes that came back before it was submitted.
  */
 spw_status spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err);
 /* Pushes what is queued to the backend and returns one finished request, or NULL if none is finished now. */

@@ -420,12 +420,12 @@ start_job(spw_store *s, unit *u, chunk *c)
     pthread_cond_signal(&s->work_cond);
 }
 
-/* False: no record slot is left. */
+/* may_load: new record slots may be taken. False: there was none left to take. */
 static bool
-advance_unit(spw_store *s, unit *u)
+advance_unit(spw_store *s, unit *u, bool may_load)
 {
     bool runs = op_may_run(s, u), slots_left = true;
-    while (u->load_next < u->plan.chunk_count) {
+    while (may_load && u->load_next < u->plan.chunk_count) {
         chunk *c = unit_chunk(s, u, u->load_next);
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
@@ -469,15 +469,16 @@ advance_unit(spw_store *s, unit *u)
     return slots_left;
 }
 
+/* Out of slots, the higher units still start what they hold: the slots that all wait for are theirs to give back. */
 static void
 schedule_updates(spw_store *s)
 {
+    bool may_load = true;
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
         if (u->op == OP_NONE || (s->gate_open && !op_may_run(s, u)))
             continue;
-        if (!advance_unit(s, u))
-            return;
+        may_load = advance_unit(s, u, may_load) && may_load;
     }
 }
 
