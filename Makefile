@@ -11,7 +11,7 @@ HAVE     := $(shell for p in $(PKGS) liburing cmocka; do pkg-config --exists $$p
 MISSING  := $(filter-out $(HAVE),$(PKGS))
 URING    ?= $(if $(filter liburing,$(HAVE)),1,0)
 
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror -Wno-format-truncation -Wno-unknown-warning-option
 CPPFLAGS := -D_GNU_SOURCE $(addprefix -I,runtime/base aio cpu_adam gpu offload runtime runtime/comm runtime/nn runtime/data runtime/files)
 CFLAGS_release := -O3 -g
 CFLAGS_debug   := -O0 -g -DSPW_CHECKED

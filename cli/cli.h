@@ -1,0 +1,24 @@
+/* What the commands share: exit codes, options, and how errors become exit codes. Public API only. */
+#ifndef SPW_CLI_H
+#define SPW_CLI_H
+
+#include "spillway.h"
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3 };
+
+int cli_train(int argc, char **argv);
+int cli_generate(int argc, char **argv);
+int cli_doctor(int argc, char **argv);
+
+/* Prints "spillway: message" and returns the exit code for its status. */
+int cli_fail(const spw_error *err);
+/* Prints a usage error and where help is. */
+int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
+/* The value of option argv[*i] (the next argument), or NULL after a message. */
+const char *cli_value(const char *command, int argc, char **argv, int *i);
+bool cli_number(const char *text, uint64_t *out);
+/* Draws text from a checkpoint; used by generate and at the end of the demo. */
+int cli_sample(const char *checkpoint, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
+               uint64_t seed);
+
+#endif

@@ -1,0 +1,140 @@
+/* spillway doctor: what this machine offers, each line OK or missing with the fix. */
+#include "cli.h"
+#include <dirent.h>
+#include <dlfcn.h>
+#include <numa.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+static void row(const char *name, bool ok, const char *fmt, ...) SPW_PRINTF(3, 4);
+
+static void
+row(const char *name, bool ok, const char *fmt, ...)
+{
+    va_list args;
+    printf("  %-8s %-14s ", ok ? "OK" : "missing", name);
+    va_start(args, fmt);
+    vprintf(fmt, args);
+    va_end(args);
+    putchar('\n');
+}
+
+static void
+check_aio(const char *dir)
+{
+    for (int backend = SPW_AIO_URING; backend <= SPW_AIO_THREADS; backend++) {
+        spw_aio *aio = NULL;
+        spw_error err = {0};
+        bool ok = spw_aio_create(&aio, &(spw_aio_options){.backend = (spw_aio_backend)backend, .probe_dir = dir},
+                                 &err) == SPW_OK;
+        row(spw_aio_backend_name((spw_aio_backend)backend), ok, "%s", ok ? spw_aio_reason(aio) : err.message);
+        if (!ok && backend == SPW_AIO_URING)
+            printf("           fix: apt install liburing-dev and rebuild; sysctl kernel.io_uring_disabled=0; in a "
+                   "container "
+                   "allow io_uring in its seccomp profile\n");
+        spw_aio_destroy(aio);
+    }
+}
+
+static bool
+check_path(const char *dir)
+{
+    char file[4200], free_text[32];
+    spw_aio *aio = NULL;
+    spw_aio_file *f = NULL;
+    spw_error err = {0};
+    struct statvfs fs;
+    bool ok;
+    snprintf(file, sizeof file, "%s/.spw-doctor-%ld", dir, (long)getpid());
+    ok = spw_aio_create(&aio, &(spw_aio_options){.backend = SPW_AIO_THREADS, .probe_dir = dir}, &err) == SPW_OK &&
+         spw_aio_file_open(&f, aio, file, SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE, &err) == SPW_OK;
+    (void)unlink(file);
+    if (!ok) {
+        row("path", false, "%s", err.message);
+        printf("           fix: name an existing folder that this user may write to\n");
+    } else {
+        row("path", true, "%s: %s, alignment %u, %s free", dir,
+            spw_aio_file_direct(f) ? "O_DIRECT" : "no O_DIRECT (page cache is used; ext4, xfs and NVMe support it)",
+            spw_aio_file_align(f),
+            statvfs(dir, &fs) == 0 ? spw_format_bytes(free_text, sizeof free_text, (uint64_t)fs.f_bavail * fs.f_frsize)
+                                   : "?");
+    }
+    spw_aio_file_close(f);
+    spw_aio_destroy(aio);
+    return ok;
+}
+
+static void
+check_memory(void)
+{
+    struct rlimit lock;
+    char a[32], b[32];
+    uint64_t cgroup = spw_cgroup_memory_bytes();
+    if (getrlimit(RLIMIT_MEMLOCK, &lock) == 0) {
+        bool ok = lock.rlim_cur == RLIM_INFINITY || lock.rlim_cur >= (64u << 20) || geteuid() == 0;
+        row("memlock", ok, "%s%s",
+            lock.rlim_cur == RLIM_INFINITY ? "unlimited" : spw_format_bytes(a, sizeof a, lock.rlim_cur),
+            geteuid() == 0 ? " (root may lock more)" : "");
+        if (!ok)
+            printf("           fix: ulimit -l unlimited, or memlock lines in /etc/security/limits.conf; without it "
+                   "memory is "
+                   "not pinned\n");
+    }
+    row("memory", spw_memory_available_bytes() > 0, "%s available, cgroup limit %s",
+        spw_format_bytes(a, sizeof a, spw_memory_available_bytes()),
+        cgroup == UINT64_MAX ? "none" : spw_format_bytes(b, sizeof b, cgroup));
+    if (numa_available() >= 0)
+        row("numa", true, "%d node(s)", numa_num_configured_nodes());
+    else
+        row("numa", false, "the kernel has no NUMA policy (harmless on one socket)");
+}
+
+static void
+check_gpu(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    row("gpu", false, "%s",
+        driver != NULL ? "an NVIDIA driver is here; not supported yet: device cuda"
+                       : "no NVIDIA driver (libcuda.so.1); training runs on the cpu device");
+    if (driver != NULL)
+        dlclose(driver);
+}
+
+int
+cli_doctor(int argc, char **argv)
+{
+    spw_gpu *gpu = NULL;
+    spw_error err = {0};
+    bool ok = true;
+    const char *tmp = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-')
+            return cli_usage("doctor", "unknown option %s", argv[i]);
+    }
+    printf("spillway %s\n", SPW_VERSION);
+    row("libraries", true, "OpenBLAS, libnuma, jansson, xxhash%s",
+#ifdef SPW_HAVE_URING
+        ", liburing"
+#else
+        " (no liburing: apt install liburing-dev and rebuild)"
+#endif
+    );
+    row("isa", spw_cpu_isa() != SPW_ISA_SCALAR, "%s (cpu has %s); %u CPUs allowed", spw_isa_name(spw_cpu_isa()),
+        spw_isa_name(spw_cpu_isa_native()), spw_cpu_allowed_count());
+    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, &err) == SPW_OK)
+        row("device cpu", true, "%s", spw_gpu_get_info(gpu)->description);
+    else
+        row("device cpu", false, "%s", err.message);
+    spw_gpu_close(gpu);
+    check_aio(argc > 1 ? argv[1] : tmp);
+    for (int i = 1; i < argc; i++)
+        ok = check_path(argv[i]) && ok;
+    if (argc == 1)
+        ok = check_path(tmp);
+    check_memory();
+    check_gpu();
+    return ok ? EXIT_DONE : EXIT_FAILED;
+}

@@ -1,0 +1,148 @@
+/* The program: picks the command. One file per command, on the public API only. */
+#include "cli.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char usage[] =
+    "spillway trains models that do not fit: state streams from host memory and NVMe.\n"
+    "\n"
+    "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
+    "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
+    "  spillway help [COMMAND]         spillway help config: every configuration key\n"
+    "  spillway --version\n"
+    "\n"
+    "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets\n";
+
+static const char train_usage[] =
+    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
+    "\n"
+    "  --set a.b=c    overrides one key of the configuration (spillway help config lists them)\n"
+    "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder\n"
+    "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
+    "  --quiet        no step lines, only the closing table and warnings\n"
+    "\n"
+    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files.\n";
+
+static const char generate_usage[] =
+    "spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "\n"
+    "  CKPT             a checkpoint, or a folder of checkpoints (the newest complete one)\n"
+    "  --tokens N       how many tokens to draw (default 200)\n"
+    "  --temperature T  0 takes the likeliest token (default 0.8)\n"
+    "  --top-k K        draws among the K likeliest only (default 0: all)\n"
+    "  --seed S         the same seed gives the same text (default 1)\n";
+
+static const char doctor_usage[] =
+    "spillway doctor [PATH ...]\n"
+    "\n"
+    "Lists libraries, instruction set, io_uring, O_DIRECT and alignment of each PATH, memory\n"
+    "limits, NUMA and GPU: each OK, or missing with the fix.\n";
+
+int
+cli_fail(const spw_error *err)
+{
+    fprintf(stderr, "spillway: %s\n", err->message);
+    switch (err->status) {
+    case SPW_ENOFIT: return EXIT_NO_FIT;
+    case SPW_ECONFIG: return EXIT_USAGE;
+    default: return EXIT_FAILED;
+    }
+}
+
+int
+cli_usage(const char *command, const char *fmt, ...)
+{
+    va_list args;
+    fprintf(stderr, "spillway %s: ", command);
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fprintf(stderr, "\nspillway help %s shows how it is used\n", command);
+    return EXIT_USAGE;
+}
+
+const char *
+cli_value(const char *command, int argc, char **argv, int *i)
+{
+    if (*i + 1 >= argc) {
+        cli_usage(command, "%s needs a value", argv[*i]);
+        return NULL;
+    }
+    return argv[++*i];
+}
+
+bool
+cli_number(const char *text, uint64_t *out)
+{
+    char *end;
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return errno == 0 && *end == '\0';
+}
+
+static void
+print_line(void *ctx, const char *text)
+{
+    (void)ctx;
+    puts(text);
+}
+
+static int
+help(const char *command)
+{
+    if (command == NULL)
+        fputs(usage, stdout);
+    else if (strcmp(command, "train") == 0)
+        fputs(train_usage, stdout);
+    else if (strcmp(command, "generate") == 0)
+        fputs(generate_usage, stdout);
+    else if (strcmp(command, "doctor") == 0)
+        fputs(doctor_usage, stdout);
+    else if (strcmp(command, "config") == 0)
+        spw_config_help(print_line, NULL);
+    else
+        return cli_usage("help", "there is no command %s", command);
+    return EXIT_DONE;
+}
+
+static void
+log_line(void *ctx, spw_log_level level, const char *line)
+{
+    (void)ctx;
+    if (level >= SPW_LOG_WARN || getenv("SPW_VERBOSE") != NULL)
+        fprintf(stderr, "spillway: %s%s\n", level >= SPW_LOG_WARN ? "warning: " : "", line);
+}
+
+int
+main(int argc, char **argv)
+{
+    const char *command = argc > 1 ? argv[1] : NULL;
+    if (command == NULL) {
+        fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+    spw_log_set(log_line, NULL);
+    if (strcmp(command, "--version") == 0) {
+        printf("spillway %s\n", SPW_VERSION);
+        return EXIT_DONE;
+    }
+    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0)
+        return help(argc > 2 ? argv[2] : NULL);
+    for (int i = 2; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return help(command);
+    }
+    if (strcmp(command, "train") == 0)
+        return cli_train(argc - 1, argv + 1);
+    if (strcmp(command, "generate") == 0)
+        return cli_generate(argc - 1, argv + 1);
+    if (strcmp(command, "doctor") == 0)
+        return cli_doctor(argc - 1, argv + 1);
+    fprintf(stderr, "spillway: there is no command %s\n\n%s", command, usage);
+    return EXIT_USAGE;
+}

@@ -1,0 +1,420 @@
+/*
+ * spillway train: reads the configuration, trains, shows every step, saves, and closes with a table. One process, one
+ * loop; Ctrl-C finishes the step, saves if a checkpoint folder is set, and removes the swap files.
+ */
+#include "cli.h"
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { OVERRIDES_MAX = 256, TIMELINE_EVENTS = 1 << 18 };
+
+static volatile sig_atomic_t stop_asked;
+
+static void
+on_signal(int number)
+{
+    (void)number;
+    stop_asked = 1;
+}
+
+/* Everything one run owns; released in one place. */
+typedef struct run {
+    spw_config config;
+    spw_data *data;
+    spw_model *model;
+    spw_engine *engine;
+    FILE *log;
+    int32_t *tokens, *targets;
+    spw_checkpoint_state at;
+    const char *trace_path;
+    bool quiet, tty, resumed;
+    uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
+    /* Totals for the closing table. */
+    spw_step_result sum;
+    double first_loss, last_loss, tail_loss;
+    uint64_t steps_done, stall_steps;
+    char last_checkpoint[SPW_PATH_BYTES];
+} run;
+
+/* ---------------------------------------------------------------- logs */
+
+static void
+log_object(run *r, json_t *object)
+{
+    char *text = r->log == NULL || object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    if (text != NULL) {
+        fprintf(r->log, "%s\n", text);
+        fflush(r->log);
+    }
+    free(text);
+    json_decref(object);
+}
+
+/* NaN and infinity have no JSON number: null. */
+static json_t *
+number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *
+stall_object(const spw_step_result *s)
+{
+    json_t *o = json_object();
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        json_object_set_new(o, spw_stall_name((spw_stall)k), json_real(s->stall_s[k]));
+    return o;
+}
+
+static json_t *
+bytes_object(const spw_step_result *s)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "nvme_read", (json_int_t)s->nvme_read, "nvme_write",
+                     (json_int_t)s->nvme_write, "h2d", (json_int_t)s->h2d, "d2h", (json_int_t)s->d2h, "gather",
+                     (json_int_t)0, "reduce", (json_int_t)0);
+}
+
+static uint64_t
+accounted_peak(const run *r)
+{
+    return spw_engine_plan(r->engine)->process_host + spw_region_bytes_peak();
+}
+
+static json_t *
+peak_object(const run *r)
+{
+    return json_pack("{s:I, s:I, s:I}", "device", (json_int_t)spw_gpu_bytes_peak(spw_engine_gpu(r->engine)), "host",
+                     (json_int_t)(accounted_peak(r) - spw_gpu_bytes_peak(spw_engine_gpu(r->engine))), "pinned",
+                     (json_int_t)0);
+}
+
+static void
+log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
+{
+    json_t *o;
+    if (r->log == NULL)
+        return;
+    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:o, s:o, s:o}", "step",
+                  (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
+                  "loss_scale", 1.0, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
+                  (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", s->bound_by, "eta",
+                  s->bound_s / s->step_s, "skipped", (int)s->skipped, "stall_s", stall_object(s), "bytes",
+                  bytes_object(s), "peak_bytes", peak_object(r));
+    if (!isnan(eval_loss))
+        json_object_set_new(o, "eval_loss", json_real(eval_loss));
+    log_object(r, o);
+}
+
+static void
+show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
+{
+    uint64_t now = spw_now_ns(), total = r->config.run.steps;
+    bool last = step == total;
+    double stall = 0, per_step = (double)(now - r->begin_ns) * 1e-9 / (double)(step - r->first_step), left;
+    char eval_text[40] = "";
+    if (r->quiet ||
+        (!r->tty && !last && step != r->first_step + 1 && isnan(eval_loss) && now - r->last_line_ns < 5000000000ull))
+        return;
+    r->last_line_ns = now;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        stall += s->stall_s[k];
+    left = per_step * (double)(total - step);
+    if (!isnan(eval_loss))
+        snprintf(eval_text, sizeof eval_text, "  eval %.4f", eval_loss);
+    printf("step %llu/%llu  loss %.4f  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  stall %.0f%%  "
+           "bound %.0f%% %s  left %d:%02d%s%s\n",
+           (unsigned long long)step, (unsigned long long)total, s->loss, s->grad_norm, s->lr,
+           (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
+           (double)s->nvme_write / s->step_s * 1e-9, 100 * stall / s->step_s, 100 * s->bound_s / s->step_s, s->bound_by,
+           (int)left / 60, (int)left % 60, eval_text, s->skipped ? "  skipped (gradient not finite)" : "");
+    fflush(stdout);
+}
+
+/* ---------------------------------------------------------------- parts of a run */
+
+static spw_status
+open_log(run *r, spw_error *err)
+{
+    char folder[SPW_PATH_BYTES], *slash;
+    if (r->config.run.run_log[0] == '\0')
+        return SPW_OK;
+    snprintf(folder, sizeof folder, "%s", r->config.run.run_log);
+    slash = strrchr(folder, '/');
+    if (slash != NULL) {
+        *slash = '\0';
+        if (folder[0] != '\0')
+            SPW_TRY(spw_dir_make(folder, err));
+    }
+    r->log = fopen(r->config.run.run_log, r->resumed ? "ae" : "we");
+    return r->log != NULL ? SPW_OK : SPW_RAISE_SYS(err, errno, "spillway.run_log %s", r->config.run.run_log);
+}
+
+static spw_status
+save(run *r, spw_error *err)
+{
+    if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
+        return SPW_OK;
+    SPW_TRY(spw_checkpoint_save(r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, r->last_checkpoint, err));
+    r->saved_step = r->at.step;
+    return SPW_OK;
+}
+
+static spw_status
+evaluate(run *r, double *loss_out, spw_error *err)
+{
+    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION), B = r->config.micro_batch;
+    uint64_t batches = have / B < r->config.run.eval_batches ? have / B : r->config.run.eval_batches;
+    *loss_out = NAN;
+    if (batches == 0)
+        return SPW_OK;
+    spw_data_fill(r->data, SPW_SPLIT_VALIDATION, 0, batches * B, r->tokens, r->targets);
+    return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)batches, loss_out, err);
+}
+
+static void
+describe(run *r)
+{
+    const spw_config *c = &r->config;
+    const spw_layout *l = spw_engine_layout(r->engine);
+    spw_model_config m = r->model->config;
+    char bytes[32];
+    printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION, c->model.model_type,
+           (double)l->params * 1e-6, l->unit_count, spw_state_name(c->run.state_format));
+    printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
+    printf("data     %u file(s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
+           spw_data_file_count(r->data), spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
+           (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_TRAIN),
+           (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
+           (unsigned long long)c->data.seq_length);
+    printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
+    if (r->resumed)
+        printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
+    log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",
+                            SPW_VERSION, "family", c->model.model_type, "params", (json_int_t)l->params, "layers",
+                            (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
+                            (json_int_t)c->run.chunk_elems, "state_format", spw_state_name(c->run.state_format), "aio",
+                            spw_store_aio_reason(spw_engine_store(r->engine)), "first_step",
+                            (json_int_t)(r->at.step + 1)));
+}
+
+static void
+print_line(void *ctx, const char *text)
+{
+    (void)ctx;
+    puts(text);
+}
+
+static void
+closing_table(run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    const spw_step_result *s = &r->sum;
+    double n = r->steps_done > 0 ? (double)r->steps_done : 1, params = (double)spw_engine_layout(r->engine)->params;
+    double wall = s->step_s > 0 ? s->step_s : 1;
+    char a[32], b[32], c[32];
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(r->engine), &stats);
+    printf("\n%llu steps in %.1f s, %llu tokens, %.0f tokens/s; loss %.4f -> %.4f\n", (unsigned long long)r->steps_done,
+           (double)(spw_now_ns() - r->begin_ns) * 1e-9, (unsigned long long)s->tokens, (double)s->tokens / wall,
+           r->first_loss, r->tail_loss);
+    printf("  %-14s %14s %14s %12s\n", "link", "bytes", "per step", "per param");
+    {
+        const struct {
+            const char *name;
+            uint64_t bytes;
+        } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h}};
+        for (size_t i = 0; i < sizeof links / sizeof links[0]; i++)
+            printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(a, sizeof a, links[i].bytes),
+                   spw_format_bytes(b, sizeof b, (uint64_t)((double)links[i].bytes / n)),
+                   (double)links[i].bytes / n / params);
+    }
+    printf("  waited for     ");
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        printf("%s %.1f%%  ", spw_stall_name((spw_stall)k), 100 * s->stall_s[k] / wall);
+    printf("\n  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
+           stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
+           r->skipped > 0 ? ", steps were skipped" : "");
+    spw_plan_print(p, print_line, NULL);
+    printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
+           spw_format_bytes(a, sizeof a, accounted_peak(r)),
+           spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
+           spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
+    if (r->last_checkpoint[0] != '\0')
+        printf("  checkpoint       %s\n", r->last_checkpoint);
+    log_object(r, json_pack("{s:s, s:I, s:I, s:f, s:o, s:o, s:o, s:I, s:I, s:I}", "run", "closed", "steps",
+                            (json_int_t)r->steps_done, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "stall_s",
+                            stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r), "rss_peak_bytes",
+                            (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses, "hits",
+                            (json_int_t)stats.hits));
+}
+
+static void
+add_step(run *r, const spw_step_result *s)
+{
+    r->sum.tokens += s->tokens;
+    r->sum.step_s += s->step_s;
+    r->sum.bound_s += s->bound_s;
+    r->sum.nvme_read += s->nvme_read;
+    r->sum.nvme_write += s->nvme_write;
+    r->sum.h2d += s->h2d;
+    r->sum.d2h += s->d2h;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        r->sum.stall_s[k] += s->stall_s[k];
+    if (r->steps_done == 0)
+        r->first_loss = r->tail_loss = s->loss;
+    r->tail_loss = 0.8 * r->tail_loss + 0.2 * s->loss;
+    r->last_loss = s->loss;
+    r->steps_done++;
+    r->skipped += s->skipped;
+}
+
+static spw_status
+train_loop(run *r, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    uint64_t per_step = c->micro_batch * c->accumulation;
+    r->first_step = r->at.step;
+    r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
+    r->begin_ns = spw_now_ns();
+    while (r->at.step < c->run.steps && !stop_asked) {
+        spw_step_result s;
+        double eval_loss = NAN;
+        uint64_t step = r->at.step + 1;
+        spw_data_fill(r->data, SPW_SPLIT_TRAIN, r->at.data_position, per_step, r->tokens, r->targets);
+        SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
+                                &s, err));
+        r->at.step = step;
+        r->at.data_position += per_step;
+        r->at.updates = spw_engine_updates(r->engine);
+        r->at.tokens += (double)s.tokens;
+        if (c->run.eval_interval > 0 && (step % c->run.eval_interval == 0 || step == c->run.steps))
+            SPW_TRY(evaluate(r, &eval_loss, err));
+        add_step(r, &s);
+        log_step(r, step, &s, eval_loss);
+        show_step(r, step, &s, eval_loss);
+        if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
+            SPW_TRY(save(r, err));
+    }
+    SPW_TRY(spw_engine_drain(r->engine, err));
+    if (stop_asked)
+        printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
+    if (c->run.save_at_end)
+        SPW_TRY(save(r, err));
+    return SPW_OK;
+}
+
+static spw_status
+prepare(run *r, const char *resume, char *plan_text, uint64_t plan_bytes, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    const char *patterns[SPW_PATHS_MAX];
+    char found[SPW_PATH_BYTES];
+    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    for (uint32_t i = 0; i < c->data.path.count; i++)
+        patterns[i] = c->data.path.item[i];
+    if (resume != NULL) {
+        static spw_config saved;
+        SPW_TRY(spw_checkpoint_find(resume, found, err));
+        SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
+        r->resumed = true;
+    }
+    SPW_TRY(spw_data_open(&r->data,
+                          &(spw_data_options){.patterns = patterns,
+                                              .pattern_count = c->data.path.count,
+                                              .seq_length = c->data.seq_length,
+                                              .validation_split = c->data.validation_split,
+                                              .seed = c->data.seed},
+                          err));
+    r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    if (r->tokens == NULL || r->targets == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
+    SPW_TRY(spw_model_from_config(&r->model, c, err));
+    SPW_TRY(spw_engine_create(
+        &r->engine,
+        &(spw_engine_options){.config = c, .model = r->model, .plan_text = plan_text, .plan_text_bytes = plan_bytes},
+        err));
+    SPW_TRY(open_log(r, err));
+    if (r->trace_path != NULL)
+        SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
+    return resume != NULL ? spw_checkpoint_load(r->engine, found, err)
+                          : spw_engine_init_params(r->engine, c->run.seed, err);
+}
+
+static void
+release(run *r)
+{
+    spw_engine_destroy(r->engine);
+    spw_model_destroy(r->model);
+    spw_data_close(r->data);
+    spw_mem_free(r->tokens);
+    spw_mem_free(r->targets);
+    if (r->log != NULL)
+        fclose(r->log);
+    spw_timeline_close();
+}
+
+int
+cli_train(int argc, char **argv)
+{
+    static run r; /* large: the configuration holds its paths */
+    static char plan_text[4096];
+    const char *path = NULL, *resume = NULL, *overrides[OVERRIDES_MAX];
+    uint32_t override_count = 0;
+    spw_error err = {0};
+    struct sigaction action = {.sa_handler = on_signal};
+    int rc = EXIT_DONE;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value;
+        if (name[0] != '-') {
+            if (path != NULL)
+                return cli_usage("train", "one configuration at a time, got %s too", name);
+            path = name;
+        } else if (strcmp(name, "--quiet") == 0) {
+            r.quiet = true;
+        } else if (strcmp(name, "--set") == 0 || strcmp(name, "--resume") == 0 || strcmp(name, "--trace") == 0) {
+            if ((value = cli_value("train", argc, argv, &i)) == NULL)
+                return EXIT_USAGE;
+            if (strcmp(name, "--resume") == 0)
+                resume = value;
+            else if (strcmp(name, "--trace") == 0)
+                r.trace_path = value;
+            else if (override_count < OVERRIDES_MAX)
+                overrides[override_count++] = value;
+            else
+                return cli_usage("train", "more than %d times --set", OVERRIDES_MAX);
+        } else {
+            return cli_usage("train", "unknown option %s", name);
+        }
+    }
+    if (path == NULL)
+        return cli_usage("train", "a configuration file is needed");
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    r.tty = isatty(STDOUT_FILENO) == 1;
+    if (spw_config_load(&r.config, path, overrides, override_count, &err) != SPW_OK) {
+        cli_fail(&err);
+        return EXIT_USAGE;
+    }
+    if (prepare(&r, resume, plan_text, sizeof plan_text, &err) != SPW_OK) {
+        if (err.status == SPW_ENOFIT)
+            fputs(plan_text, stderr);
+        rc = cli_fail(&err);
+    } else {
+        if (!r.quiet)
+            describe(&r);
+        if (train_loop(&r, &err) != SPW_OK)
+            rc = cli_fail(&err);
+        if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
+            rc = cli_fail(&err);
+        if (r.steps_done > 0 && rc == EXIT_DONE)
+            closing_table(&r);
+    }
+    release(&r);
+    return rc;
+}

@@ -1,0 +1,508 @@
+/*
+ * Checkpoints: a folder with Hugging Face's model.safetensors and config.json, the optimizer's tensors in full shape,
+ * and spillway.json. It is written beside its final name and renamed when everything is on disk: complete or absent.
+ * Tensors are keyed by name and full shape, so any placement, chunk size and exact state format can load them.
+ */
+#include "runtime_internal.h"
+#include "spw_files.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MODEL_FILE     "model.safetensors"
+#define OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
+#define MANIFEST_FILE  "spillway.json"
+enum { BLOCK_ELEMS = 16384, MANIFEST_BYTES_MAX = 16 << 20 };
+
+static const char *const part_suffix[SPW_PART_COUNT] = {"master", "exp_avg", "exp_avg_sq"};
+
+spw_status
+spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
+{
+    spw_model_config m = {.family = strcmp(c->model.model_type, "llama") == 0 ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2,
+                          .vocab = c->model.vocab_size,
+                          .width = c->model.width,
+                          .layers = c->model.layers,
+                          .heads = c->model.heads,
+                          .kv_heads = c->model.kv_heads,
+                          .head_dim = c->model.head_dim,
+                          .mlp_width = c->model.mlp_width,
+                          .positions = c->model.positions,
+                          .norm_eps = (float)c->model.norm_eps,
+                          .rope_theta = (float)c->model.rope_theta,
+                          .init_std = (float)c->model.initializer_range,
+                          .dropout = (float)c->model.dropout,
+                          .tied = c->model.tied};
+    return spw_model_build(out, &m, err);
+}
+
+/* ---------------------------------------------------------------- writing */
+
+typedef struct save_job {
+    spw_engine *e;
+    spw_state_format format;
+    spw_st_writer *model, *optimizer;
+} save_job;
+
+/* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. */
+static bool
+overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end)
+{
+    *first = at->first > c->first ? at->first : c->first;
+    *end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
+    return at->unit_idx == c->unit_idx && *first < *end;
+}
+
+/* fp32's master is the weight itself and is not stored twice. */
+static int
+first_part(spw_state_format f)
+{
+    return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
+}
+
+static spw_status
+save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    save_job *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    uint32_t wb = spw_state_weight_bytes(job->format), parts = SPW_PART_COUNT - (uint32_t)first_part(job->format);
+    (void)grad;
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        uint64_t first, end, at;
+        if (!overlap(&l->places[id], c, &first, &end))
+            continue;
+        at = first - l->places[id].first;
+        SPW_TRY(
+            spw_st_write(job->model, id, at * wb, (char *)weights + (first - c->first) * wb, (end - first) * wb, err));
+        for (uint32_t k = 0; job->optimizer != NULL && k < parts; k++) {
+            for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
+                float block[BLOCK_ELEMS];
+                uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
+                spw_state_get(job->format, weights, record, c->elems,
+                              (spw_state_part)(first_part(job->format) + (int)k), i - c->first, n, block);
+                SPW_TRY(spw_st_write(job->optimizer, id * parts + k, (i - l->places[id].first) * 4, block, n * 4, err));
+            }
+        }
+    }
+    return SPW_OK;
+}
+
+static void
+fill_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype)
+{
+    memset(t, 0, sizeof *t);
+    snprintf(t->name, sizeof t->name, suffix != NULL ? "%s.%s" : "%s", p->name, suffix);
+    t->dtype = dtype;
+    t->ndim = p->ndim;
+    t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
+    t->shape[1] = p->ndim == 1 ? 0 : p->cols;
+}
+
+static spw_status
+write_tensors(spw_engine *e, const char *folder, spw_error *err)
+{
+    const spw_model *m = spw_engine_model(e);
+    save_job job = {.e = e, .format = spw__engine_format(e)};
+    uint32_t parts = SPW_PART_COUNT - (uint32_t)first_part(job.format);
+    spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
+    char path[SPW_PATH_BYTES + 64];
+    spw_status st = SPW_OK;
+    if (infos == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        fill_info(&infos[id], &m->params[id], NULL, spw_state_weight_dtype(job.format));
+        for (uint32_t k = 0; k < parts; k++)
+            fill_info(&infos[m->param_count + id * parts + k], &m->params[id],
+                      part_suffix[first_part(job.format) + (int)k], SPW_F32);
+    }
+    snprintf(path, sizeof path, "%s/" MODEL_FILE, folder);
+    st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
+    snprintf(path, sizeof path, "%s/" OPTIMIZER_FILE, folder);
+    if (st == SPW_OK)
+        st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, m->param_count * parts, err);
+    if (st == SPW_OK)
+        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, save_chunk, &job, err);
+    if (st == SPW_OK)
+        st = spw_st_writer_commit(job.model, err);
+    if (st == SPW_OK)
+        st = spw_st_writer_commit(job.optimizer, err);
+    spw_st_writer_destroy(job.model);
+    spw_st_writer_destroy(job.optimizer);
+    spw_mem_free(infos);
+    return st;
+}
+
+/* XXH3 over the checksums of the file's 1 MiB blocks. */
+static spw_status
+file_digest(const char *path, uint64_t *digest_out, spw_error *err)
+{
+    enum { BLOCK = 1 << 20 };
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    uint64_t *sums, blocks;
+    spw_region buffer;
+    spw_status st;
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        st = SPW_RAISE_SYS(err, errno, "open %s", path);
+        if (fd >= 0)
+            close(fd);
+        return st;
+    }
+    blocks = ((uint64_t)info.st_size + BLOCK - 1) / BLOCK;
+    sums = spw_mem_calloc(blocks + 1, sizeof *sums);
+    st = sums == NULL ? SPW_RAISE(err, SPW_ENOMEM, "digest of %s", path) : spw_region_map(&buffer, BLOCK, 0, err);
+    for (uint64_t i = 0; st == SPW_OK && i < blocks; i++) {
+        uint64_t want = (uint64_t)info.st_size - i * BLOCK < BLOCK ? (uint64_t)info.st_size - i * BLOCK : BLOCK,
+                 got = 0;
+        while (got < want) {
+            ssize_t rc = pread(fd, (char *)buffer.base + got, want - got, (off_t)(i * BLOCK + got));
+            if (rc < 0 && errno == EINTR)
+                continue;
+            if (rc <= 0) {
+                st = rc < 0 ? SPW_RAISE_SYS(err, errno, "read %s", path) : SPW_RAISE(err, SPW_EIO, "%s shrank", path);
+                break;
+            }
+            got += (uint64_t)rc;
+        }
+        sums[i] = spw_checksum(buffer.base, want);
+    }
+    if (st == SPW_OK)
+        *digest_out = spw_checksum(sums, blocks * sizeof *sums);
+    if (sums != NULL)
+        spw_region_unmap(&buffer);
+    spw_mem_free(sums);
+    close(fd);
+    return st;
+}
+
+static spw_status
+write_json(const char *folder, const char *name, json_t *object, spw_error *err)
+{
+    char path[SPW_PATH_BYTES + 64];
+    char *text = object == NULL ? NULL : json_dumps(object, JSON_INDENT(2));
+    spw_status st;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writing %s", path) : spw_file_write_text(path, text, err);
+    free(text);
+    json_decref(object);
+    return st;
+}
+
+/* A Hugging Face config.json, so that the folder loads elsewhere. */
+static json_t *
+hf_config(const spw_model *m, spw_state_format f)
+{
+    const spw_model_config *c = &m->config;
+    const char *dtype = f == SPW_STATE_FP32 ? "float32" : "bfloat16";
+    json_int_t vocab = (json_int_t)c->vocab, width = (json_int_t)c->width, layers = (json_int_t)c->layers,
+               heads = (json_int_t)c->heads;
+    if (c->family == SPW_FAMILY_GPT2)
+        return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:b, s:f, s:f, s:f, s:s}", "model_type",
+                         "gpt2", "architectures", "GPT2LMHeadModel", "vocab_size", vocab, "n_embd", width, "n_layer",
+                         layers, "n_head", heads, "n_inner", (json_int_t)c->mlp_width, "n_positions",
+                         (json_int_t)c->positions, "activation_function", "gelu_new", "layer_norm_epsilon",
+                         (double)c->norm_eps, "tie_word_embeddings", (int)c->tied, "resid_pdrop", (double)c->dropout,
+                         "embd_pdrop", (double)c->dropout, "attn_pdrop", 0.0, "torch_dtype", dtype);
+    return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:b, s:s}", "model_type",
+                     "llama", "architectures", "LlamaForCausalLM", "vocab_size", vocab, "hidden_size", width,
+                     "num_hidden_layers", layers, "num_attention_heads", heads, "num_key_value_heads",
+                     (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "intermediate_size",
+                     (json_int_t)c->mlp_width, "max_position_embeddings", (json_int_t)c->positions, "hidden_act",
+                     "silu", "rms_norm_eps", (double)c->norm_eps, "rope_theta", (double)c->rope_theta,
+                     "tie_word_embeddings", (int)c->tied, "torch_dtype", dtype);
+}
+
+static spw_status
+write_manifest(const char *folder, const spw_config *config, const spw_checkpoint_state *state, spw_error *err)
+{
+    char path[SPW_PATH_BYTES + 64], model[20], optimizer[20], *dump = spw_config_dump(config);
+    uint64_t digest = 0;
+    json_t *parsed;
+    if (dump == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
+    parsed = json_loads(dump, 0, NULL);
+    spw_mem_free(dump);
+    snprintf(path, sizeof path, "%s/" MODEL_FILE, folder);
+    spw_status st = file_digest(path, &digest, err);
+    snprintf(model, sizeof model, "%016llx", (unsigned long long)digest);
+    snprintf(path, sizeof path, "%s/" OPTIMIZER_FILE, folder);
+    if (st == SPW_OK)
+        st = file_digest(path, &digest, err);
+    snprintf(optimizer, sizeof optimizer, "%016llx", (unsigned long long)digest);
+    if (st != SPW_OK) {
+        json_decref(parsed);
+        return st;
+    }
+    return write_json(folder, MANIFEST_FILE,
+                      json_pack("{s:i, s:s, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway",
+                                SPW_VERSION, "step", (json_int_t)state->step, "data_position",
+                                (json_int_t)state->data_position, "updates", (json_int_t)state->updates, "tokens",
+                                state->tokens, "digests", MODEL_FILE, model, OPTIMIZER_FILE, optimizer, "config",
+                                parsed),
+                      err);
+}
+
+spw_status
+spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, const spw_checkpoint_state *state,
+                    char *path_out, spw_error *err)
+{
+    char partial[SPW_PATH_BYTES + 64], final[SPW_PATH_BYTES + 64];
+    spw_error ignored = {0};
+    spw_status st;
+    snprintf(final, sizeof final, "%.900s/step-%llu", dir, (unsigned long long)state->step);
+    snprintf(partial, sizeof partial, "%.1000s.partial", final);
+    SPW_TRY(spw_dir_make(dir, err));
+    if (access(partial, F_OK) == 0)
+        SPW_TRY(spw_dir_remove(partial, err)); /* a save that was killed */
+    SPW_TRY(spw_dir_make(partial, err));
+    st = write_tensors(e, partial, err);
+    if (st == SPW_OK)
+        st = write_json(partial, "config.json", hf_config(spw_engine_model(e), spw__engine_format(e)), err);
+    if (st == SPW_OK)
+        st = write_manifest(partial, config, state, err);
+    if (st == SPW_OK)
+        st = spw_dir_sync(partial, err);
+    if (st == SPW_OK && access(final, F_OK) == 0)
+        st = spw_dir_remove(final, err); /* the same step saved again */
+    if (st == SPW_OK && rename(partial, final) != 0)
+        st = SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
+    if (st == SPW_OK)
+        st = spw_dir_sync(dir, err);
+    if (st != SPW_OK) {
+        (void)spw_dir_remove(partial, &ignored); /* the first error is the one to tell */
+        spw_error_wrap(err, "saving checkpoint %s", final);
+    } else if (path_out != NULL) {
+        snprintf(path_out, SPW_PATH_BYTES, "%.1000s", final);
+    }
+    return st;
+}
+
+/* ---------------------------------------------------------------- finding and reading */
+
+spw_status
+spw_checkpoint_find(const char *path, char *found, spw_error *err)
+{
+    char manifest[SPW_PATH_BYTES + 300];
+    unsigned long long best = 0, n;
+    bool any = false;
+    struct dirent *entry;
+    DIR *dir;
+    snprintf(manifest, sizeof manifest, "%.1000s/" MANIFEST_FILE, path);
+    if (access(manifest, R_OK) == 0) {
+        snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
+        return SPW_OK;
+    }
+    dir = opendir(path);
+    if (dir == NULL)
+        return SPW_RAISE_SYS(err, errno, "checkpoint %s", path);
+    while ((entry = readdir(dir)) != NULL) {
+        char rest;
+        if (sscanf(entry->d_name, "step-%llu%c", &n, &rest) != 1 || (any && n < best))
+            continue;
+        snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" MANIFEST_FILE, path, entry->d_name);
+        if (access(manifest, R_OK) != 0)
+            continue;
+        best = n;
+        any = true;
+    }
+    closedir(dir);
+    if (!any)
+        return SPW_RAISE(err, SPW_ENOENT, "%s holds no complete checkpoint (step-<n>/" MANIFEST_FILE ")", path);
+    snprintf(found, SPW_PATH_BYTES, "%.900s/step-%llu", path, best);
+    return SPW_OK;
+}
+
+static spw_status
+read_manifest(const char *path, json_t **out, spw_error *err)
+{
+    char file[SPW_PATH_BYTES + 64], *text = NULL;
+    json_error_t where;
+    snprintf(file, sizeof file, "%.1000s/" MANIFEST_FILE, path);
+    SPW_TRY(spw_file_read_text(file, MANIFEST_BYTES_MAX, &text, err));
+    *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
+    spw_mem_free(text);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s:%d:%d: %s", file, where.line, where.column, where.text);
+    if (json_integer_value(json_object_get(*out, "format")) != 1 || !json_is_object(json_object_get(*out, "config"))) {
+        json_decref(*out);
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: not a checkpoint manifest of format 1", file);
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err)
+{
+    json_t *root;
+    char *text, name[SPW_PATH_BYTES + 64];
+    spw_status st;
+    SPW_TRY(read_manifest(path, &root, err));
+    text = json_dumps(json_object_get(root, "config"), 0);
+    snprintf(name, sizeof name, "%.1000s/" MANIFEST_FILE, path);
+    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest")
+                      : spw_config_parse(config, text, name, NULL, 0, err);
+    free(text);
+    if (state != NULL)
+        *state = (spw_checkpoint_state){.step = (uint64_t)json_integer_value(json_object_get(root, "step")),
+                                        .data_position =
+                                            (uint64_t)json_integer_value(json_object_get(root, "data_position")),
+                                        .updates = (uint64_t)json_integer_value(json_object_get(root, "updates")),
+                                        .tokens = json_number_value(json_object_get(root, "tokens"))};
+    json_decref(root);
+    return st;
+}
+
+static spw_status
+check_digest(json_t *root, const char *path, const char *name, spw_error *err)
+{
+    const char *want = json_string_value(json_object_get(json_object_get(root, "digests"), name));
+    char file[SPW_PATH_BYTES + 64], got[20];
+    uint64_t digest = 0;
+    snprintf(file, sizeof file, "%.1000s/%s", path, name);
+    SPW_TRY(file_digest(file, &digest, err));
+    snprintf(got, sizeof got, "%016llx", (unsigned long long)digest);
+    if (want == NULL || strcmp(want, got) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: digest is %s, " MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
+                         want != NULL ? want : "nothing");
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- loading */
+
+typedef struct load_job {
+    spw_engine *e;
+    spw_state_format format;
+    spw_st_reader *model, *optimizer; /* optimizer NULL: inference */
+    const spw_tensor_info **tensors; /* (param_count, 1 + SPW_PART_COUNT): weights, then the parts (NULL: not stored) */
+} load_job;
+
+static spw_status
+load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    load_job *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    spw_dtype dtype = spw_state_weight_dtype(job->format);
+    uint32_t wb = spw_state_weight_bytes(job->format);
+    (void)grad;
+    memset(weights, 0, c->elems * wb);
+    if (record != NULL)
+        memset(record, 0, c->elems * spw_state_record_bytes(job->format));
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_tensor_info **t = job->tensors + (size_t)id * (1 + SPW_PART_COUNT);
+        uint64_t first, end;
+        if (!overlap(&l->places[id], c, &first, &end))
+            continue;
+        for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
+            float block[BLOCK_ELEMS], raw[BLOCK_ELEMS];
+            uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS, at = i - l->places[id].first;
+            uint32_t tb = spw_dtype_bytes(t[0]->dtype);
+            SPW_TRY(spw_st_read(job->model, t[0], at * tb, raw, n * tb, err));
+            if (record == NULL) {
+                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+                spw_convert((char *)weights + (i - c->first) * wb, dtype, block, SPW_F32, n);
+                continue;
+            }
+            if (t[1] != NULL)
+                SPW_TRY(spw_st_read(job->optimizer, t[1], at * 4, block, n * 4, err));
+            else
+                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+            spw_state_set(job->format, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+            for (int p = SPW_PART_EXP_AVG; p < SPW_PART_COUNT; p++) {
+                SPW_TRY(spw_st_read(job->optimizer, t[1 + p], at * 4, block, n * 4, err));
+                spw_state_set(job->format, weights, record, c->elems, (spw_state_part)p, i - c->first, n, block);
+            }
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *suffix, const spw_tensor_info **out,
+            spw_error *err)
+{
+    spw_tensor_info want;
+    fill_info(&want, p, suffix, SPW_F32);
+    *out = spw_st_reader_find(r, want.name);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; this is a checkpoint of another model", path,
+                         want.name);
+    if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
+        (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
+                         want.name, (unsigned long long)(*out)->shape[0],
+                         (unsigned long long)((*out)->ndim > 1 ? (*out)->shape[1] : 1),
+                         (unsigned long long)want.shape[0], (unsigned long long)(want.ndim > 1 ? want.shape[1] : 1));
+    return SPW_OK;
+}
+
+static spw_status
+open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *err)
+{
+    const spw_model *m = spw_engine_model(job->e);
+    char file[SPW_PATH_BYTES + 64];
+    snprintf(file, sizeof file, "%.1000s/" MODEL_FILE, path);
+    SPW_TRY(spw_st_reader_open(&job->model, file, err));
+    for (uint32_t id = 0; id < m->param_count; id++)
+        SPW_TRY(
+            find_tensor(job->model, file, &m->params[id], NULL, &job->tensors[(size_t)id * (1 + SPW_PART_COUNT)], err));
+    if (spw_st_reader_count(job->model) != m->param_count)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s has %u tensors, this model has %u", file,
+                         spw_st_reader_count(job->model), m->param_count);
+    if (!with_optimizer)
+        return SPW_OK;
+    snprintf(file, sizeof file, "%.1000s/" OPTIMIZER_FILE, path);
+    SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        for (int p = 0; p < SPW_PART_COUNT; p++) {
+            const spw_tensor_info **slot = &job->tensors[(size_t)id * (1 + SPW_PART_COUNT) + 1 + (size_t)p];
+            spw_tensor_info want;
+            fill_info(&want, &m->params[id], part_suffix[p], SPW_F32);
+            if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
+                continue; /* written by the fp32 format */
+            SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], part_suffix[p], slot, err));
+        }
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
+{
+    load_job job = {.e = e, .format = spw__engine_format(e)};
+    bool with_optimizer = spw_engine_layout(e)->units[0].trainable;
+    spw_checkpoint_state state = {0};
+    json_t *root;
+    spw_status st;
+    job.tensors =
+        spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * (1 + SPW_PART_COUNT), sizeof *job.tensors);
+    if (job.tensors == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    st = read_manifest(path, &root, err);
+    if (st == SPW_OK) {
+        state.updates = (uint64_t)json_integer_value(json_object_get(root, "updates"));
+        st = open_tensors(&job, path, with_optimizer, err);
+        if (st == SPW_OK)
+            st = check_digest(root, path, MODEL_FILE, err);
+        if (st == SPW_OK && with_optimizer)
+            st = check_digest(root, path, OPTIMIZER_FILE, err);
+        json_decref(root);
+    }
+    if (st == SPW_OK)
+        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
+    if (st == SPW_OK)
+        spw_engine_set_updates(e, state.updates);
+    else
+        spw_error_wrap(err, "loading checkpoint %s", path);
+    spw_st_reader_close(job.model);
+    spw_st_reader_close(job.optimizer);
+    spw_mem_free(job.tensors);
+    return st;
+}

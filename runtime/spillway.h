@@ -1,0 +1,14 @@
+/* spillway.h - everything public. */
+#ifndef SPILLWAY_H
+#define SPILLWAY_H
+#include "spw_base.h"
+#include "spw_aio.h"
+#include "spw_cpu_adam.h"
+#include "spw_gpu.h"
+#include "spw_offload.h"
+#include "spw_nn.h"
+#include "spw_data.h"
+#include "spw_files.h"
+#include "spw_config.h"
+#include "spw_engine.h"
+#endif
