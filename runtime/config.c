@@ -1,0 +1,777 @@
+/*
+ * Reading a configuration: JSON by jansson, every leaf looked up in the table of config_keys.c, then the checks that need
+ * more than one key. Errors name the file, the key and the value.
+ */
+#include "config_internal.h"
+#include "spw_files.h"
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { KEY_BYTES = 256, TEXT_MAX = 4 << 20 };
+
+typedef struct reader {
+    spw_config *out;
+    const char *name; /* of the file */
+    spw_error *err;
+} reader;
+
+/* ---------------------------------------------------------------- looking keys up */
+
+static const char *
+last_part(const char *key)
+{
+    const char *dot = strrchr(key, '.');
+    return dot == NULL ? key : dot + 1;
+}
+
+/* The same section, and the last part is the row's own or its alias. */
+static bool
+row_matches(const key_row *row, const char *key)
+{
+    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    if (strcmp(row->key, key) == 0)
+        return true;
+    return row->alias != NULL && strncmp(row->key, key, prefix) == 0 && strcmp(row->alias, key + prefix) == 0;
+}
+
+static const key_row *
+find_row(const char *key)
+{
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        if (row_matches(&spw__config_rows[i], key))
+            return &spw__config_rows[i];
+    }
+    return NULL;
+}
+
+/* Levenshtein distance, cut at 64 characters. */
+static unsigned
+distance(const char *a, const char *b)
+{
+    unsigned row[65], n = (unsigned)strlen(b);
+    if (n > 64 || strlen(a) > 64)
+        return 1000;
+    for (unsigned j = 0; j <= n; j++)
+        row[j] = j;
+    for (unsigned i = 1; a[i - 1] != '\0'; i++) {
+        unsigned diagonal = row[0];
+        row[0] = i;
+        for (unsigned j = 1; j <= n; j++) {
+            unsigned best = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+        }
+    }
+    return row[n];
+}
+
+static spw_status
+unknown_key(const reader *r, const char *key)
+{
+    const key_row *near = NULL, *elsewhere = NULL;
+    unsigned best = 4;
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        unsigned d = distance(key, row->key);
+        if (d < best) {
+            best = d;
+            near = row;
+        }
+        if (strcmp(last_part(row->key), last_part(key)) == 0 ||
+            (row->alias != NULL && strcmp(row->alias, last_part(key)) == 0))
+            elsewhere = row;
+    }
+    if (elsewhere != NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; did you mean \"%s\"? It belongs there", r->name,
+                         key, elsewhere->key);
+    if (near != NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; did you mean \"%s\"?", r->name, key, near->key);
+    return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; spillway help config lists all keys", r->name, key);
+}
+
+/* ---------------------------------------------------------------- values */
+
+static spw_status
+bad_value(const reader *r, const char *key, const char *expected, const json_t *v)
+{
+    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    spw_status st = SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: expected %s, got %.100s", r->name, key, expected,
+                              text != NULL ? text : "something else");
+    free(text);
+    return st;
+}
+
+static spw_status
+read_integer(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
+{
+    char expected[100];
+    double x = json_is_number(v) ? json_number_value(v) : 0;
+    snprintf(expected, sizeof expected, "a whole number from %.0f to %.4g", row->min, row->max);
+    if (!json_is_number(v) || x != floor(x) || x < row->min || x > row->max)
+        return bad_value(r, row->key, expected, v);
+    *out = json_is_integer(v) ? (uint64_t)json_integer_value(v) : (uint64_t)x;
+    return SPW_OK;
+}
+
+static spw_status
+add_path(const reader *r, const key_row *row, spw_path_list *list, const json_t *v)
+{
+    const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
+    if (text == NULL || text[0] == '\0')
+        return bad_value(r, row->key, "a path or a list of paths", v);
+    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
+                         SPW_PATH_BYTES - 1);
+    snprintf(list->item[list->count++], SPW_PATH_BYTES, "%s", text);
+    return SPW_OK;
+}
+
+static spw_status
+read_paths(const reader *r, const key_row *row, const json_t *v, spw_path_list *list)
+{
+    list->count = 0;
+    if (!json_is_array(v))
+        return add_path(r, row, list, v);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        SPW_TRY(add_path(r, row, list, json_array_get(v, i)));
+    return list->count > 0 ? SPW_OK : bad_value(r, row->key, "at least one path", v);
+}
+
+static spw_status
+read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
+{
+    if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) {
+        *out = SPW_AUTO;
+        return SPW_OK;
+    }
+    if (json_is_string(v) && spw_parse_bytes(json_string_value(v), out) && (double)*out >= row->min &&
+        (double)*out <= row->max)
+        return SPW_OK;
+    return json_is_number(v)
+               ? read_integer(r, row, v, out)
+               : bad_value(r, row->key, "bytes (a number, or a text such as \"256MiB\") of at least 4096, or \"auto\"",
+                           v);
+}
+
+static spw_status
+read_text(const reader *r, const key_row *row, const json_t *v, char *out)
+{
+    const char *text = json_string_value(v), *at = row->choices;
+    size_t n;
+    if (text == NULL)
+        return bad_value(r, row->key, "a text", v);
+    n = strlen(text);
+    for (; at != NULL; at = strchr(at, '|') != NULL ? strchr(at, '|') + 1 : NULL) {
+        if (strncmp(at, text, n) == 0 && (at[n] == '|' || at[n] == '\0'))
+            break;
+    }
+    if (row->choices != NULL && at == NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s \"%s\" (one of %s)", r->name, row->key, text,
+                         row->choices);
+    if (out == NULL) { /* scheduler.params.warmup_type */
+        r->out->scheduler.warmup_linear = strcmp(text, "linear") == 0;
+        return SPW_OK;
+    }
+    if (n >= row->size)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is longer than %zu bytes", r->name, row->key, row->size - 1);
+    memset(out, 0, row->size);
+    memcpy(out, text, n);
+    return SPW_OK;
+}
+
+static spw_status
+read_word(const reader *r, const key_row *row, const json_t *v, void *field)
+{
+    const char *text = json_string_value(v) != NULL ? json_string_value(v) : "";
+    static const char *const tiers[] = {"none", "cpu", "nvme"};
+    static const spw_tier tier_values[] = {SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME};
+    for (int i = 0; row->type == K_TIER && i < 3; i++) {
+        if (strcmp(text, tiers[i]) == 0) {
+            *(spw_tier *)field = tier_values[i];
+            return SPW_OK;
+        }
+    }
+    for (int i = 0; row->type == K_BACKEND && i < SPW_AIO_BACKEND_COUNT; i++) {
+        if (strcmp(text, spw_aio_backend_name((spw_aio_backend)i)) == 0) {
+            *(spw_aio_backend *)field = (spw_aio_backend)i;
+            return SPW_OK;
+        }
+    }
+    if (row->type == K_FORMAT && spw_state_parse(text, field))
+        return SPW_OK;
+    for (int i = 0; row->type == K_DTYPE && i <= SPW_BF16; i++) {
+        if (strcmp(text, spw_dtype_name((spw_dtype)i)) == 0) {
+            *(spw_dtype *)field = (spw_dtype)i;
+            return SPW_OK;
+        }
+    }
+    return bad_value(r, row->key, row->help, v);
+}
+
+static spw_status
+read_betas(const reader *r, const key_row *row, const json_t *v)
+{
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *b = json_array_get(v, i);
+        double x = json_is_number(b) ? json_number_value(b) : -1;
+        if (json_array_size(v) != 2 || !(x >= 0 && x < 1))
+            return bad_value(r, row->key, "two numbers in [0, 1)", v);
+        *(i ? &r->out->optimizer.beta2 : &r->out->optimizer.beta1) = x;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_unbuilt(const reader *r, const key_row *row, const json_t *v)
+{
+    json_t *inert = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
+    bool off = json_equal(inert, v) || json_is_null(v) || json_is_false(v) ||
+               (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
+               (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
+    json_decref(inert);
+    return off ? SPW_OK : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s", r->name, row->key);
+}
+
+static spw_status
+read_deprecated(const reader *r, const key_row *row, const json_t *v)
+{
+    const char *name = last_part(row->key);
+    if (!json_is_boolean(v))
+        return bad_value(r, row->key, "true or false", v);
+    spw_log(SPW_LOG_WARN, "%s: %s is deprecated; use %s", r->name, row->key, row->help);
+    if (json_is_true(v) && strcmp(name, "cpu_offload") == 0)
+        r->out->zero.offload_optimizer = SPW_TIER_HOST;
+    else if (json_is_true(v) && strcmp(name, "cpu_offload_params") == 0)
+        r->out->zero.offload_param = SPW_TIER_HOST;
+    else if (strcmp(name, "cpu_offload_use_pin_memory") == 0)
+        r->out->zero.pin_memory_optimizer = json_is_true(v);
+    return SPW_OK;
+}
+
+static spw_status
+read_value(const reader *r, const key_row *row, const json_t *v)
+{
+    void *field = (char *)r->out + row->offset;
+    uint64_t n = 0;
+    if (row->class == C_UNBUILT)
+        return read_unbuilt(r, row, v);
+    if (row->class == C_DEPRECATED)
+        return read_deprecated(r, row, v);
+    if (row->type == K_ANY)
+        return SPW_OK;
+    if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
+        row->type != K_BACKEND)
+        return SPW_OK; /* the default stands */
+    switch (row->type) {
+    case K_BOOL:
+        if (!json_is_boolean(v))
+            return bad_value(r, row->key, "true or false", v);
+        *(bool *)field = json_is_true(v);
+        return SPW_OK;
+    case K_U64: return read_integer(r, row, v, field);
+    case K_U32:
+        SPW_TRY(read_integer(r, row, v, &n));
+        *(uint32_t *)field = (uint32_t)n;
+        return SPW_OK;
+    case K_REAL:
+        if (!json_is_number(v) || !(json_number_value(v) >= row->min && json_number_value(v) <= row->max))
+            return bad_value(r, row->key, "a number in range (spillway help config)", v);
+        *(double *)field = json_number_value(v);
+        return SPW_OK;
+    case K_TEXT: return read_text(r, row, v, row->size == 0 ? NULL : field);
+    case K_BYTES: return read_bytes(r, row, v, field);
+    case K_PATHS: return read_paths(r, row, v, field);
+    case K_BETAS: return read_betas(r, row, v);
+    default: return read_word(r, row, v, field);
+    }
+}
+
+/* ---------------------------------------------------------------- the model section */
+
+typedef struct size_key {
+    const char *gpt2, *llama;
+    size_t offset;
+} size_key;
+
+static const size_key model_sizes[] = {
+    {"vocab_size", "vocab_size", offsetof(spw_config, model.vocab_size)},
+    {"n_embd", "hidden_size", offsetof(spw_config, model.width)},
+    {"n_layer", "num_hidden_layers", offsetof(spw_config, model.layers)},
+    {"n_head", "num_attention_heads", offsetof(spw_config, model.heads)},
+    {"n_inner", "intermediate_size", offsetof(spw_config, model.mlp_width)},
+    {"n_positions", "max_position_embeddings", offsetof(spw_config, model.positions)},
+    {"n_ctx", "num_key_value_heads", offsetof(spw_config, model.kv_heads)},
+    {"head_dim", "head_dim", offsetof(spw_config, model.head_dim)},
+};
+
+static const char *const model_others[] = {"model_type",        "architectures",       "layer_norm_epsilon",
+                                           "rms_norm_eps",      "rope_theta",          "rope_scaling",
+                                           "initializer_range", "tie_word_embeddings", "activation_function",
+                                           "hidden_act",        "attn_pdrop",          "embd_pdrop",
+                                           "resid_pdrop",       "attention_dropout",   "attention_bias",
+                                           "mlp_bias",          "torch_dtype",         "dtype",
+                                           "bos_token_id",      "eos_token_id",        "path",
+                                           "use_cache",         "pretraining_tp",      "transformers_version"};
+
+/* Keys that would make another model than the one built here. */
+static spw_status
+refuse_variants(const reader *r, const json_t *m, bool llama)
+{
+    static const char *const must_be_off[] = {
+        "attention_bias",          "mlp_bias",     "scale_attn_by_inverse_layer_idx",
+        "reorder_and_upcast_attn", "rope_scaling", "sliding_window"};
+    const char *act_key = llama ? "hidden_act" : "activation_function", *want = llama ? "silu" : "gelu_new";
+    const json_t *activation = json_object_get(m, act_key), *rope = json_object_get(m, "rope_parameters");
+    for (size_t i = 0; i < sizeof must_be_off / sizeof must_be_off[0]; i++) {
+        const json_t *v = json_object_get(m, must_be_off[i]);
+        if (v != NULL && !json_is_null(v) && !json_is_false(v))
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.%s", r->name, must_be_off[i]);
+    }
+    if (rope != NULL && strcmp(json_string_value(json_object_get(rope, "rope_type")) != NULL
+                                   ? json_string_value(json_object_get(rope, "rope_type"))
+                                   : "default",
+                               "default") != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.rope_parameters.rope_type", r->name);
+    if (activation != NULL &&
+        (json_string_value(activation) == NULL || strcmp(json_string_value(activation), want) != 0))
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.%s other than %s", r->name, act_key, want);
+    return SPW_OK;
+}
+
+static spw_status
+read_sizes(const reader *r, const json_t *m, bool llama)
+{
+    for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++) {
+        const char *name = llama ? model_sizes[i].llama : model_sizes[i].gpt2;
+        const json_t *v = json_object_get(m, name);
+        char key[KEY_BYTES];
+        key_row row = {.min = 1, .max = 2147483648.0};
+        uint64_t n;
+        if (v == NULL || json_is_null(v) || (!llama && strcmp(name, "head_dim") == 0))
+            continue;
+        snprintf(key, sizeof key, "model.%s", name);
+        row.key = key;
+        SPW_TRY(read_integer(r, &row, v, &n));
+        if (!llama && strcmp(name, "n_ctx") == 0) /* the older name of n_positions */
+            r->out->model.positions = r->out->model.positions > 0 ? r->out->model.positions : n;
+        else
+            *(uint64_t *)((char *)r->out + model_sizes[i].offset) = n;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_real(const reader *r, const json_t *m, const char *name, double fallback, double *out)
+{
+    const json_t *v = json_object_get(m, name);
+    char key[KEY_BYTES];
+    snprintf(key, sizeof key, "model.%s", name);
+    *out = v == NULL || json_is_null(v) ? fallback : json_number_value(v);
+    if (v != NULL && !json_is_null(v) && (!json_is_number(v) || !(*out >= 0 && *out <= 1e12)))
+        return bad_value(r, key, "a number of at least 0", v);
+    return SPW_OK;
+}
+
+static spw_status
+read_model(const reader *r, json_t *m, bool lenient)
+{
+    spw_config *c = r->out;
+    const char *type = json_string_value(json_object_get(m, "model_type")), *name;
+    const json_t *tied = json_object_get(m, "tie_word_embeddings");
+    bool llama = type != NULL && strcmp(type, "llama") == 0;
+    json_t *v;
+    if (type == NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.model_type is missing (gpt2 or llama)", r->name);
+    if (!llama && strcmp(type, "gpt2") != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.model_type \"%s\" (gpt2 and llama are)",
+                         r->name, type);
+    json_object_foreach(m, name, v)
+    {
+        bool known = lenient;
+        for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++)
+            known = known || strcmp(name, llama ? model_sizes[i].llama : model_sizes[i].gpt2) == 0;
+        for (size_t i = 0; i < sizeof model_others / sizeof model_others[0]; i++)
+            known = known || strcmp(name, model_others[i]) == 0;
+        if (!known)
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"model.%s\" for model_type %s", r->name, name,
+                             type);
+    }
+    SPW_TRY(refuse_variants(r, m, llama));
+    snprintf(c->model.model_type, sizeof c->model.model_type, "%s", type);
+    SPW_TRY(read_sizes(r, m, llama));
+    SPW_TRY(read_real(r, m, llama ? "rms_norm_eps" : "layer_norm_epsilon", llama ? 1e-6 : 1e-5, &c->model.norm_eps));
+    SPW_TRY(read_real(r, m, "rope_theta", 10000.0, &c->model.rope_theta));
+    SPW_TRY(read_real(r, m, "initializer_range", 0.02, &c->model.initializer_range));
+    SPW_TRY(read_real(r, m, "resid_pdrop", 0.0, &c->model.dropout));
+    if (lenient)
+        c->model.dropout = 0; /* GPT-2's files say 0.1 whoever reads them */
+    if (c->model.dropout >= 1)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.resid_pdrop must be below 1", r->name);
+    if (tied != NULL && !json_is_boolean(tied))
+        return bad_value(r, "model.tie_word_embeddings", "true or false", tied);
+    c->model.tied = tied != NULL ? json_is_true(tied) : !llama;
+    c->model.vocab_size = c->model.vocab_size > 0 ? c->model.vocab_size : 256;
+    if (c->model.kv_heads == 0 || !llama)
+        c->model.kv_heads = c->model.heads;
+    if (c->model.head_dim == 0 && c->model.heads > 0)
+        c->model.head_dim = c->model.width / c->model.heads;
+    if (c->model.mlp_width == 0 && !llama)
+        c->model.mlp_width = 4 * c->model.width;
+    if (c->model.positions == 0)
+        c->model.positions = 1024;
+    if (c->model.width == 0 || c->model.layers == 0 || c->model.heads == 0 || c->model.mlp_width == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model: %s, %s, %s%s are needed", r->name,
+                         llama ? "hidden_size" : "n_embd", llama ? "num_hidden_layers" : "n_layer",
+                         llama ? "num_attention_heads" : "n_head", llama ? ", intermediate_size" : "");
+    return SPW_OK;
+}
+
+spw_status
+spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err)
+{
+    reader r = {out, name, err};
+    json_error_t where;
+    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
+    spw_status st;
+    if (root == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+    st = read_model(&r, root, true);
+    json_decref(root);
+    return st;
+}
+
+static spw_status
+read_model_section(const reader *r, json_t *m)
+{
+    const char *folder = json_string_value(json_object_get(m, "path"));
+    char file[SPW_PATH_BYTES + 32], *text;
+    spw_status st;
+    if (!json_is_object(m))
+        return bad_value(r, "model", "an object", m);
+    if (folder == NULL || json_object_get(m, "model_type") != NULL)
+        return read_model(r, m, false);
+    snprintf(r->out->model.path, sizeof r->out->model.path, "%s", folder);
+    snprintf(file, sizeof file, "%.1000s/config.json", folder);
+    SPW_TRY(spw_file_read_text(file, TEXT_MAX, &text, r->err));
+    st = spw_config_parse_model(r->out, text, file, r->err);
+    spw_mem_free(text);
+    return st;
+}
+
+/* ---------------------------------------------------------------- the walk */
+
+static spw_status
+read_object(const reader *r, const char *prefix, json_t *object)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach(object, name, v)
+    {
+        char key[KEY_BYTES];
+        const key_row *row;
+        snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
+        row = find_row(key);
+        if (row == NULL)
+            return unknown_key(r, key);
+        if (row->class == C_INERT)
+            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", r->name, row->key, row->help);
+        if (row->type != K_SECTION) {
+            SPW_TRY(read_value(r, row, v));
+        } else if (strcmp(key, "model") == 0) {
+            SPW_TRY(read_model_section(r, v));
+        } else if (!json_is_object(v)) {
+            return bad_value(r, key, "an object", v);
+        } else {
+            SPW_TRY(read_object(r, row->key, v));
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+set_defaults(const reader *r)
+{
+    memset(r->out, 0, sizeof *r->out);
+    r->out->scheduler.warmup_max_lr = NAN;
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        json_t *v;
+        spw_status st;
+        if (row->fallback == NULL || row->type == K_ANY || row->class == C_UNBUILT)
+            continue;
+        v = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
+        st = read_value(r, row, v);
+        json_decref(v);
+        SPW_TRY(st);
+    }
+    return SPW_OK;
+}
+
+/* The three batch sizes agree; what is missing follows from the others. */
+static spw_status
+settle_batch(const reader *r)
+{
+    spw_config *c = r->out;
+    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation;
+    if (all > 0 && micro == 0)
+        micro = steps > 0 ? all / steps : all;
+    if (micro == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size or train_micro_batch_size_per_gpu is needed",
+                         r->name);
+    if (steps == 0)
+        steps = all > 0 ? all / micro : 1;
+    if (all == 0)
+        all = micro * steps;
+    if (all != micro * steps)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
+                         "gradient_accumulation_steps %llu (on one rank)",
+                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps);
+    c->train_batch_size = all;
+    c->micro_batch = micro;
+    c->accumulation = steps;
+    return SPW_OK;
+}
+
+static spw_status
+check_offload(const reader *r)
+{
+    const spw_config *c = r->out;
+    if (c->zero.offload_param != SPW_TIER_DEVICE && c->zero.stage != 3)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param needs stage 3, stage is %u", r->name,
+                         c->zero.stage);
+    if (c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.stage == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_optimizer needs stage 1, 2 or 3, stage is 0", r->name);
+    if (c->zero.offload_param == SPW_TIER_NVME && c->zero.param_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param.nvme_path is needed for device nvme",
+                         r->name);
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->zero.optimizer_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_optimizer.nvme_path is needed for device nvme", r->name);
+    return SPW_OK;
+}
+
+static spw_status
+settle(const reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    bool format_given = json_object_get(json_object_get(root, "spillway"), "state_format") != NULL;
+    if (json_object_get(root, "model") == NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
+    if (c->data.path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing", r->name);
+    SPW_TRY(settle_batch(r));
+    SPW_TRY(check_offload(r));
+    if (strcmp(c->optimizer.type, "Adam") == 0 &&
+        json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
+        c->optimizer.adam_w_mode = false;
+    if (!format_given)
+        c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : SPW_STATE_FP32;
+    if (!c->bf16 && c->run.state_format != SPW_STATE_FP32)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
+                         spw_state_name(c->run.state_format));
+    if (c->run.chunk_elems % 4096 != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
+                         (unsigned long long)c->run.chunk_elems);
+    if (c->aio.block_size % 4096 != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: aio.block_size %llu is not a multiple of 4096", r->name,
+                         (unsigned long long)c->aio.block_size);
+    if (c->data.seq_length == 0)
+        c->data.seq_length = c->model.positions;
+    if (c->model.vocab_size < 256)
+        spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
+                (unsigned long long)c->model.vocab_size);
+    if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0 || strcmp(c->scheduler.type, "WarmupCosineLR") == 0) {
+        if (c->scheduler.total_num_steps == 0)
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name,
+                             c->scheduler.type);
+    }
+    return SPW_OK;
+}
+
+/* "a.b=c": c is JSON, or else a text. Objects are made on the way. */
+static spw_status
+apply_override(const reader *r, json_t *root, const char *text)
+{
+    const char *equals = strchr(text, '='), *at = text;
+    json_t *value, *object = root;
+    char part[KEY_BYTES];
+    if (equals == NULL || equals == text)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "--set %s: expected key=value", text);
+    value = json_loads(equals + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    if (value == NULL)
+        value = json_string(equals + 1);
+    for (;;) {
+        size_t n = strcspn(at, ".=");
+        if (n == 0 || n >= sizeof part || value == NULL) {
+            json_decref(value);
+            return SPW_RAISE(r->err, SPW_ECONFIG,
+                             "--set %s: the key has an empty or overlong part, or the value is not UTF-8", text);
+        }
+        memcpy(part, at, n);
+        part[n] = '\0';
+        if (at[n] == '=')
+            break;
+        if (!json_is_object(json_object_get(object, part)))
+            json_object_set_new(object, part, json_object());
+        object = json_object_get(object, part);
+        at += n + 1;
+    }
+    if (value != NULL && json_object_set_new(object, part, value) != 0)
+        return SPW_RAISE(r->err, SPW_ENOMEM, "--set %s", text);
+    return SPW_OK;
+}
+
+spw_status
+spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
+                 uint32_t override_count, spw_error *err)
+{
+    reader r = {out, name, err};
+    json_error_t where;
+    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
+    spw_status st = SPW_OK;
+    if (root == NULL || !json_is_object(root)) {
+        json_decref(root);
+        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column,
+                         root == NULL ? where.text : "the configuration is not an object");
+    }
+    for (uint32_t i = 0; i < override_count && st == SPW_OK; i++)
+        st = apply_override(&r, root, overrides[i]);
+    if (st == SPW_OK)
+        st = set_defaults(&r);
+    if (st == SPW_OK)
+        st = read_object(&r, "", root);
+    if (st == SPW_OK)
+        st = settle(&r, root);
+    json_decref(root);
+    return st;
+}
+
+spw_status
+spw_config_load(spw_config *out, const char *path, const char *const *overrides, uint32_t override_count,
+                spw_error *err)
+{
+    char *text;
+    spw_status st;
+    SPW_TRY(spw_file_read_text(path, TEXT_MAX, &text, err));
+    st = spw_config_parse(out, text, path, overrides, override_count, err);
+    spw_mem_free(text);
+    return st;
+}
+
+/* ---------------------------------------------------------------- printing */
+
+static json_t *
+value_json(const spw_config *c, const key_row *row)
+{
+    const void *field = (const char *)c + row->offset;
+    static const char *const tiers[] = {"none", "cpu", "nvme"};
+    switch (row->type) {
+    case K_BOOL: return json_boolean(*(const bool *)field);
+    case K_U64:
+        return *(const uint64_t *)field == 0 && row->min > 0 ? NULL
+                                                             : json_integer((json_int_t) * (const uint64_t *)field);
+    case K_U32: return json_integer((json_int_t) * (const uint32_t *)field);
+    case K_REAL: return isnan(*(const double *)field) ? NULL : json_real(*(const double *)field);
+    case K_TEXT:
+        if (row->size == 0)
+            return json_string(c->scheduler.warmup_linear ? "linear" : "log");
+        return json_string(field);
+    case K_BYTES:
+        return *(const uint64_t *)field == SPW_AUTO ? json_string("auto")
+                                                    : json_integer((json_int_t) * (const uint64_t *)field);
+    case K_PATHS: {
+        const spw_path_list *list = field;
+        json_t *array = list->count == 0 ? NULL : json_array();
+        for (uint32_t i = 0; i < list->count; i++)
+            json_array_append_new(array, json_string(list->item[i]));
+        return array;
+    }
+    case K_TIER: return json_string(tiers[*(const spw_tier *)field]);
+    case K_FORMAT: return json_string(spw_state_name(*(const spw_state_format *)field));
+    case K_DTYPE: return json_string(spw_dtype_name(*(const spw_dtype *)field));
+    case K_BACKEND: return json_string(spw_aio_backend_name(*(const spw_aio_backend *)field));
+    case K_BETAS: return json_pack("[f, f]", c->optimizer.beta1, c->optimizer.beta2);
+    default: return NULL;
+    }
+}
+
+static void
+put(json_t *root, const char *key, json_t *value)
+{
+    char part[KEY_BYTES];
+    const char *at = key;
+    size_t n;
+    while (n = strcspn(at, "."), at[n] == '.') {
+        memcpy(part, at, n);
+        part[n] = '\0';
+        if (json_object_get(root, part) == NULL)
+            json_object_set_new(root, part, json_object());
+        root = json_object_get(root, part);
+        at += n + 1;
+    }
+    json_object_set_new(root, at, value);
+}
+
+static json_t *
+model_json(const spw_config *c)
+{
+    bool llama = strcmp(c->model.model_type, "llama") == 0;
+    json_t *m = json_pack("{s:s, s:b, s:f, s:f}", "model_type", c->model.model_type, "tie_word_embeddings",
+                          (int)c->model.tied, llama ? "rms_norm_eps" : "layer_norm_epsilon", c->model.norm_eps,
+                          "initializer_range", c->model.initializer_range);
+    for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++) {
+        const char *name = llama ? model_sizes[i].llama : model_sizes[i].gpt2;
+        if (llama || (strcmp(name, "n_ctx") != 0 && strcmp(name, "head_dim") != 0))
+            json_object_set_new(
+                m, name, json_integer((json_int_t) * (const uint64_t *)((const char *)c + model_sizes[i].offset)));
+    }
+    if (llama)
+        json_object_set_new(m, "rope_theta", json_real(c->model.rope_theta));
+    else
+        json_object_set_new(m, "resid_pdrop", json_real(c->model.dropout));
+    return m;
+}
+
+char *
+spw_config_dump(const spw_config *c)
+{
+    json_t *root = json_object();
+    char *text, *copy;
+    json_object_set_new(root, "model", model_json(c));
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        json_t *v = row->class == C_BUILT && row->type != K_SECTION && row->type != K_ANY ? value_json(c, row) : NULL;
+        if (v != NULL)
+            put(root, row->key, v);
+    }
+    text = json_dumps(root, JSON_INDENT(2));
+    json_decref(root);
+    copy = text == NULL ? NULL : spw_mem_strdup(text);
+    free(text);
+    return copy;
+}
+
+void
+spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
+{
+    static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
+                                          " [deprecated: use it instead]"};
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        char text[400], also[100] = "";
+        if (row->alias != NULL)
+            snprintf(also, sizeof also, " (also %s)", row->alias);
+        snprintf(text, sizeof text, "  %s%s = %s  %s%s", row->key, also,
+                 row->type == K_SECTION  ? "{...}"
+                 : row->fallback != NULL ? row->fallback
+                                         : "(none)",
+                 row->help, classes[row->class]);
+        line(ctx, text);
+    }
+}

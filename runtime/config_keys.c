@@ -1,0 +1,256 @@
+/*
+ * The table of keys: DeepSpeed's with their names, aliases, defaults and meaning, and ours. Parsing, ranges, help and the
+ * printed configuration all come from here.
+ */
+#include "config_internal.h"
+
+#define AT(field)   offsetof(spw_config, field)
+#define SIZE(field) sizeof(((spw_config *)0)->field)
+#define BIG         1e18
+#define SECTION(k, h)                                                                                                  \
+    {                                                                                                                  \
+        k, NULL, K_SECTION, C_BUILT, 0, 0, 0, 0, NULL, h, NULL                                                         \
+    }
+#define BOOL(k, a, f, d, h)                                                                                            \
+    {                                                                                                                  \
+        k, a, K_BOOL, C_BUILT, AT(f), 0, 0, 1, d, h, NULL                                                              \
+    }
+#define U64(k, a, f, lo, hi, d, h)                                                                                     \
+    {                                                                                                                  \
+        k, a, K_U64, C_BUILT, AT(f), 0, lo, hi, d, h, NULL                                                             \
+    }
+#define U32(k, a, f, lo, hi, d, h)                                                                                     \
+    {                                                                                                                  \
+        k, a, K_U32, C_BUILT, AT(f), 0, lo, hi, d, h, NULL                                                             \
+    }
+#define REAL(k, a, f, lo, hi, d, h)                                                                                    \
+    {                                                                                                                  \
+        k, a, K_REAL, C_BUILT, AT(f), 0, lo, hi, d, h, NULL                                                            \
+    }
+#define TEXT(k, f, d, choices, h)                                                                                      \
+    {                                                                                                                  \
+        k, NULL, K_TEXT, C_BUILT, AT(f), SIZE(f), 0, 0, d, h, choices                                                  \
+    }
+#define INERT(k, h)                                                                                                    \
+    {                                                                                                                  \
+        k, NULL, K_ANY, C_INERT, 0, 0, 0, 0, NULL, h, NULL                                                             \
+    }
+#define UNBUILT(k, inert, h)                                                                                           \
+    {                                                                                                                  \
+        k, NULL, K_ANY, C_UNBUILT, 0, 0, 0, 0, inert, h, NULL                                                          \
+    }
+#define ZO "zero_optimization."
+
+const key_row spw__config_rows[] = {
+    U64("train_batch_size", NULL, train_batch_size, 1, 1e9, NULL, "sequences per optimizer step"),
+    U64("train_micro_batch_size_per_gpu", NULL, micro_batch, 1, 1e6, NULL, "sequences per micro-batch"),
+    U64("gradient_accumulation_steps", NULL, accumulation, 1, 1e6, NULL, "micro-batches per optimizer step"),
+    REAL("gradient_clipping", NULL, gradient_clipping, 0, 1e30, "0.0", "largest global gradient norm; 0: off"),
+
+    SECTION("optimizer", "the optimizer"),
+    TEXT("optimizer.type", optimizer.type, "\"AdamW\"", "Adam|AdamW", "Adam or AdamW"),
+    SECTION("optimizer.params", "its hyper-parameters"),
+    REAL("optimizer.params.lr", NULL, optimizer.lr, 0, 1e6, "0.001", "learning rate per step"),
+    {"optimizer.params.betas", NULL, K_BETAS, C_BUILT, 0, 0, 0, 1, "[0.9, 0.999]", "decay of the two moments", NULL},
+    REAL("optimizer.params.eps", NULL, optimizer.eps, 1e-30, 1, "1e-08", "added to the denominator"),
+    REAL("optimizer.params.weight_decay", NULL, optimizer.weight_decay, 0, 1e6, "0.01", "weight decay"),
+    BOOL("optimizer.params.adam_w_mode", NULL, optimizer.adam_w_mode, "true", "decoupled decay (AdamW); false: L2"),
+    BOOL("optimizer.params.bias_correction", NULL, optimizer.bias_correction, "true",
+         "divide the moments by 1 - beta^t"),
+    INERT("optimizer.params.torch_adam", "one implementation serves"),
+    UNBUILT("optimizer.params.amsgrad", "false", "AMSGrad"),
+    UNBUILT("optimizer.legacy_fusion", "false", "legacy fusion"),
+
+    SECTION("scheduler", "learning rate over steps"),
+    TEXT("scheduler.type", scheduler.type, "\"\"", "|WarmupLR|WarmupDecayLR|WarmupCosineLR",
+         "the schedule; empty: constant"),
+    SECTION("scheduler.params", "its parameters"),
+    REAL("scheduler.params.warmup_min_lr", NULL, scheduler.warmup_min_lr, 0, 1e6, "0.0", "lr at the start"),
+    REAL("scheduler.params.warmup_max_lr", NULL, scheduler.warmup_max_lr, 0, 1e6, NULL, "lr after the warm-up"),
+    U64("scheduler.params.warmup_num_steps", NULL, scheduler.warmup_num_steps, 0, 1e12, "1000", "steps of warm-up"),
+    U64("scheduler.params.total_num_steps", NULL, scheduler.total_num_steps, 0, 1e12, "0", "steps in all"),
+    REAL("scheduler.params.warmup_min_ratio", NULL, scheduler.warmup_min_ratio, 0, 1, "0.0",
+         "share of lr at the start (cosine)"),
+    REAL("scheduler.params.cos_min_ratio", NULL, scheduler.cos_min_ratio, 0, 1, "0.0001",
+         "share of lr at the end (cosine)"),
+    {"scheduler.params.warmup_type", NULL, K_TEXT, C_BUILT, 0, 0, 0, 0, "\"log\"", "log or linear", "log|linear"},
+
+    SECTION("bf16", "bf16 weights"),
+    {"bf16.enabled", NULL, K_BOOL, C_BUILT, AT(bf16), 0, 0, 1, "false", "weights in bf16", NULL},
+    BOOL("bf16.check_grad_overflow", NULL, bf16_check_overflow, "false", "skip a step whose gradient is not finite"),
+    INERT("bf16.immediate_grad_update", "gradients are always accumulated at once"),
+    SECTION("fp16", "fp16 weights and loss scaling"),
+    UNBUILT("fp16.enabled", "false", "fp16"),
+    INERT("fp16.auto_cast", "only with fp16"),
+    INERT("fp16.loss_scale", "only with fp16"),
+    INERT("fp16.initial_scale_power", "only with fp16"),
+    INERT("fp16.loss_scale_window", "only with fp16"),
+    INERT("fp16.hysteresis", "only with fp16"),
+    INERT("fp16.consecutive_hysteresis", "only with fp16"),
+    INERT("fp16.min_loss_scale", "only with fp16"),
+
+    SECTION("zero_optimization", "what is partitioned and where it lives"),
+    U32(ZO "stage", NULL, zero.stage, 0, 3, "0", "ZeRO stage"),
+    SECTION(ZO "offload_param", "where the weights live"),
+    {ZO "offload_param.device", NULL, K_TIER, C_BUILT, AT(zero.offload_param), 0, 0, 0, "\"none\"", "none, cpu or nvme",
+     NULL},
+    {ZO "offload_param.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.param_path), 0, 0, 0, NULL,
+     "swap folder or list of folders", NULL},
+    BOOL(ZO "offload_param.pin_memory", NULL, zero.pin_memory_param, "false", "page-lock the host arena"),
+    U64(ZO "offload_param.buffer_count", NULL, zero.param_buffer_count, 1, 1e6, "5", "staging buffers for weights"),
+    U64(ZO "offload_param.buffer_size", NULL, zero.param_buffer_size, 4096, BIG, "100000000",
+        "elements per staging buffer"),
+    U64(ZO "offload_param.max_in_cpu", NULL, zero.max_in_cpu, 0, BIG, "0", "elements of weights cached in host memory"),
+    SECTION(ZO "offload_optimizer", "where the optimizer's records live"),
+    {ZO "offload_optimizer.device", NULL, K_TIER, C_BUILT, AT(zero.offload_optimizer), 0, 0, 0, "\"none\"",
+     "none, cpu or nvme", NULL},
+    {ZO "offload_optimizer.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.optimizer_path), 0, 0, 0, NULL,
+     "swap folder or list of folders", NULL},
+    BOOL(ZO "offload_optimizer.pin_memory", NULL, zero.pin_memory_optimizer, "false", "page-lock the host arena"),
+    U64(ZO "offload_optimizer.buffer_count", NULL, zero.optimizer_buffer_count, 1, 1e6, "4",
+        "staging buffers for records"),
+    BOOL(ZO "offload_optimizer.fast_init", NULL, zero.fast_init, "false", "accepted; initial state is always written"),
+    BOOL(ZO "offload_optimizer.pipeline_read", NULL, zero.pipeline_read, "true",
+         "read the next chunk during the update"),
+    BOOL(ZO "offload_optimizer.pipeline_write", NULL, zero.pipeline_write, "true",
+         "write the last chunk during the update"),
+    INERT(ZO "offload_optimizer.pipeline", "both directions overlap anyway"),
+    UNBUILT(ZO "offload_optimizer.ratio", "1.0", "share of the optimizer updated off-device"),
+    U64(ZO "sub_group_size", NULL, zero.sub_group_size, 4096, BIG, "1000000000", "upper bound of a chunk, elements"),
+    {ZO "prefetch_bucket_size", "stage3_prefetch_bucket_size", K_U64, C_INERT, AT(zero.prefetch_bucket_size), 0, 0, BIG,
+     "50000000", "prefetch is bounded by slots and device memory", NULL},
+    {ZO "max_live_parameters", "stage3_max_live_parameters", K_U64, C_INERT, AT(zero.max_live_parameters), 0, 0, BIG,
+     "1000000000", "bounded by spillway.device_memory", NULL},
+    {ZO "max_reuse_distance", "stage3_max_reuse_distance", K_U64, C_INERT, AT(zero.max_reuse_distance), 0, 0, BIG,
+     "1000000000", "eviction follows the recorded trace", NULL},
+    {ZO "param_persistence_threshold", "stage3_param_persistence_threshold", K_ANY, C_INERT, 0, 0, 0, 0, NULL,
+     "units are gathered whole", NULL},
+    {ZO "model_persistence_threshold", "stage3_model_persistence_threshold", K_ANY, C_INERT, 0, 0, 0, 0, NULL,
+     "units are gathered whole", NULL},
+    {ZO "gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save", K_ANY, C_INERT, 0, 0, 0, 0,
+     NULL, "checkpoints always hold whole weights", NULL},
+    {ZO "use_all_reduce_for_fetch_params", "stage3_use_all_reduce_for_fetch_params", K_ANY, C_INERT, 0, 0, 0, 0, NULL,
+     "one rank", NULL},
+    {ZO "module_granularity_threshold", "stage3_module_granularity_threshold", K_ANY, C_INERT, 0, 0, 0, 0, NULL,
+     "blocks are fetched whole", NULL},
+    INERT(ZO "reduce_bucket_size", "one rank reduces nothing"),
+    INERT(ZO "allgather_bucket_size", "one rank gathers nothing"),
+    INERT(ZO "allgather_partitions", "one rank gathers nothing"),
+    INERT(ZO "reduce_scatter", "one rank reduces nothing"),
+    INERT(ZO "contiguous_gradients", "gradients are always contiguous"),
+    INERT(ZO "overlap_comm", "one rank does not communicate"),
+    INERT(ZO "round_robin_gradients", "one rank"),
+    INERT(ZO "use_multi_rank_bucket_allreduce", "one rank"),
+    INERT(ZO "load_from_fp32_weights", "the master is always loaded"),
+    INERT(ZO "elastic_checkpoint", "checkpoints are always elastic"),
+    INERT(ZO "pipeline_loading_checkpoint", "loading streams anyway"),
+    INERT(ZO "ignore_unused_parameters", "a block that is not walked is not updated"),
+    INERT(ZO "memory_efficient_linear", "activations are recomputed"),
+    INERT(ZO "override_module_apply", "there are no Python modules"),
+    INERT(ZO "legacy_stage1", "there is one stage 1"),
+    UNBUILT(ZO "zero_hpz_partition_size", "1", "ZeRO++ secondary partitions"),
+    UNBUILT(ZO "zero_quantized_weights", "false", "ZeRO++ quantized weights"),
+    UNBUILT(ZO "zero_quantized_nontrainable_weights", "false", "ZeRO++ quantized frozen weights"),
+    UNBUILT(ZO "zero_quantized_gradients", "false", "ZeRO++ quantized gradients"),
+    UNBUILT(ZO "zeropp_loco_param", "null", "ZeRO++ error feedback"),
+    UNBUILT(ZO "mics_shard_size", "-1", "MiCS"),
+    UNBUILT(ZO "mics_hierarchical_params_gather", "false", "MiCS"),
+    UNBUILT(ZO "log_trace_cache_warnings", "false", "trace warnings"),
+    {ZO "cpu_offload", NULL, K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL, "zero_optimization.offload_optimizer.device",
+     NULL},
+    {ZO "cpu_offload_params", NULL, K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL, "zero_optimization.offload_param.device",
+     NULL},
+    {ZO "cpu_offload_use_pin_memory", NULL, K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL,
+     "zero_optimization.offload_optimizer.pin_memory", NULL},
+    {ZO "stage3_gather_fp16_weights_on_model_save", NULL, K_BOOL, C_DEPRECATED, 0, 0, 0, 1, NULL,
+     "zero_optimization.gather_16bit_weights_on_model_save", NULL},
+
+    SECTION("aio", "file transfers"),
+    U64("aio.block_size", NULL, aio.block_size, 4096, 1073741824.0, "1048576", "bytes per transfer"),
+    U32("aio.queue_depth", NULL, aio.queue_depth, 1, 1024, "16", "transfers in flight per file"),
+    U32("aio.thread_count", "intra_op_parallelism", aio.thread_count, 1, 256, "4", "threads of the threads backend"),
+    {"aio.backend", NULL, K_BACKEND, C_BUILT, AT(aio.backend), 0, 0, 0, "\"auto\"", "auto, io_uring or threads", NULL},
+    INERT("aio.single_submit", "submissions are batched"),
+    INERT("aio.overlap_events", "submission and completion always overlap"),
+    UNBUILT("aio.use_gds", "false", "GPUDirect storage"),
+
+    SECTION("activation_checkpointing", "activation checkpoints"),
+    UNBUILT("activation_checkpointing.partition_activations", "false", "needs ranks"),
+    UNBUILT("activation_checkpointing.cpu_checkpointing", "false", "activations in host memory"),
+    INERT("activation_checkpointing.contiguous_memory_optimization", "checkpoints always lie in one arena"),
+    INERT("activation_checkpointing.number_checkpoints", "one per block"),
+    INERT("activation_checkpointing.synchronize_checkpoint_boundary", "nothing to synchronise"),
+    INERT("activation_checkpointing.profile", "the timeline shows it"),
+
+    INERT("steps_per_print", "every step is shown"),
+    INERT("wall_clock_breakdown", "every step says what it waited for"),
+    INERT("dump_state", "use spillway help config"),
+    INERT("zero_allow_untested_optimizer", "the optimizers are ours"),
+    INERT("zero_force_ds_cpu_optimizer", "the optimizers are ours"),
+    INERT("prescale_gradients", "one rank"),
+    INERT("gradient_predivide_factor", "one rank"),
+    INERT("communication_data_type", "one rank"),
+    INERT("seq_parallel_communication_data_type", "one rank"),
+    INERT("disable_allgather", "one rank"),
+    INERT("memory_breakdown", "the plan shows it"),
+    UNBUILT("sparse_gradients", "false", "sparse gradients"),
+    UNBUILT("amp", "{}", "apex amp"),
+    UNBUILT("data_types", "{}", "gradient accumulation types"),
+    UNBUILT("flops_profiler", "{}", "profiler"),
+    UNBUILT("tensorboard", "{}", "monitor"),
+    UNBUILT("wandb", "{}", "monitor"),
+    UNBUILT("comet", "{}", "monitor"),
+    UNBUILT("csv_monitor", "{}", "monitor"),
+    UNBUILT("comms_logger", "{}", "communication log"),
+    UNBUILT("autotuning", "{}", "autotuning"),
+    UNBUILT("elasticity", "{}", "elastic batch sizes"),
+    UNBUILT("compression_training", "{}", "compression"),
+    UNBUILT("curriculum_learning", "{}", "curriculum"),
+    UNBUILT("data_efficiency", "{}", "data efficiency"),
+    UNBUILT("progressive_layer_drop", "{}", "layer drop"),
+    UNBUILT("eigenvalue", "{}", "eigenvalues"),
+    UNBUILT("sparse_attention", "{}", "sparse attention"),
+    UNBUILT("checkpoint", "{}", "DeepSpeed's checkpoint options"),
+    UNBUILT("pipeline", "{}", "pipeline parallelism"),
+    UNBUILT("tensor_parallel", "{}", "tensor parallelism"),
+    UNBUILT("nebula", "{}", "Nebula"),
+
+    SECTION("model", "a Hugging Face config.json's keys, or {\"path\": folder}"),
+    SECTION("data", "the text"),
+    {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL, "files or globs", NULL},
+    TEXT("data.format", data.format, "\"text\"", "text", "text"),
+    TEXT("data.tokenizer", data.tokenizer, "\"bytes\"", "bytes", "bytes"),
+    U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL, "tokens per sequence; default: the model's positions"),
+    REAL("data.validation_split", NULL, data.validation_split, 0, 0.9, "0.05", "share held out"),
+    U64("data.seed", NULL, data.seed, 0, BIG, "0", "order of the sequences"),
+
+    SECTION("spillway", "this engine's own keys"),
+    U64("spillway.steps", NULL, run.steps, 1, 1e12, "100", "optimizer steps, counted from the first run"),
+    U64("spillway.seed", NULL, run.seed, 0, BIG, "0", "initial weights and dropout"),
+    TEXT("spillway.device", run.device, "\"auto\"", NULL, "auto, cpu or cuda[:i]"),
+    {"spillway.device_memory", NULL, K_BYTES, C_BUILT, AT(run.device_memory), 0, 4096, BIG, "\"auto\"",
+     "limit on the device", NULL},
+    {"spillway.host_memory", NULL, K_BYTES, C_BUILT, AT(run.host_memory), 0, 4096, BIG, "\"auto\"",
+     "budget of the process without the device", NULL},
+    {"spillway.state_format", NULL, K_FORMAT, C_BUILT, AT(run.state_format), 0, 0, 0, NULL,
+     "fp32, mixed or split; default split with bf16", NULL},
+    U64("spillway.chunk_elems", NULL, run.chunk_elems, 4096, 268435456, "1048576",
+        "elements per chunk, a multiple of 4096"),
+    U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
+    U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
+    U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
+    U32("spillway.weight_slots", NULL, run.weight_slots, 0, 1e6, "0", "staging slots for weights; 0: by the budget"),
+    U32("spillway.record_slots", NULL, run.record_slots, 0, 1e6, "0", "staging slots for records; 0: by the budget"),
+    BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
+    BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
+    {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, "\"fp32\"", "fp32 or bf16", NULL},
+    TEXT("spillway.checkpoint_dir", run.checkpoint_dir, "\"\"", NULL, "folder of checkpoints; empty: none"),
+    U64("spillway.checkpoint_interval", NULL, run.checkpoint_interval, 0, 1e12, "0",
+        "steps between checkpoints; 0: at the end"),
+    TEXT("spillway.run_log", run.run_log, "\"\"", NULL, "run.jsonl; empty: none"),
+    U64("spillway.eval_interval", NULL, run.eval_interval, 0, 1e12, "0", "steps between evaluations; 0: never"),
+    U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
+    BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),
+    U64("spillway.chaos_seed", NULL, run.chaos_seed, 0, BIG, "0", "tests: random delays, poisoned buffers"),
+};
+const uint32_t spw__config_row_count = sizeof spw__config_rows / sizeof spw__config_rows[0];

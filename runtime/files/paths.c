@@ -1,0 +1,167 @@
+/*
+ * Small files and folders: read whole, replaced by rename after fsync, made with parents, removed without following links.
+ */
+#include "spw_files.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
+
+spw_status
+spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    char *text = NULL;
+    uint64_t got = 0;
+    spw_status st = SPW_OK;
+    *text_out = NULL;
+    if (fd < 0)
+        return SPW_RAISE_SYS(err, errno, "open %s", path);
+    if (fstat(fd, &info) != 0)
+        st = SPW_RAISE_SYS(err, errno, "stat %s", path);
+    else if (!S_ISREG(info.st_mode))
+        st = SPW_RAISE(err, SPW_EINVAL, "%s is not a regular file", path);
+    else if ((uint64_t)info.st_size > bytes_max)
+        st = SPW_RAISE(err, SPW_EINVAL, "%s has %llu bytes, at most %llu are read", path,
+                       (unsigned long long)info.st_size, (unsigned long long)bytes_max);
+    else if ((text = spw_mem_zalloc((uint64_t)info.st_size + 1)) == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "reading %s", path);
+    while (st == SPW_OK && got < (uint64_t)info.st_size) {
+        ssize_t rc = read(fd, text + got, (uint64_t)info.st_size - got);
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            st = SPW_RAISE_SYS(err, errno, "read %s", path);
+        if (rc <= 0)
+            break;
+        got += (uint64_t)rc;
+    }
+    close(fd);
+    if (st != SPW_OK)
+        spw_mem_free(text);
+    else
+        *text_out = text;
+    return st;
+}
+
+/* The folder part of a path. */
+static void
+folder_of(const char *path, char folder[PATH_BYTES])
+{
+    char *slash;
+    snprintf(folder, PATH_BYTES, "%s", path);
+    slash = strrchr(folder, '/');
+    if (slash == NULL)
+        snprintf(folder, PATH_BYTES, ".");
+    else if (slash == folder)
+        slash[1] = '\0';
+    else
+        *slash = '\0';
+}
+
+spw_status
+spw_file_write_text(const char *path, const char *text, spw_error *err)
+{
+    char tmp[PATH_BYTES], folder[PATH_BYTES];
+    uint64_t bytes = strlen(text), done = 0;
+    spw_status st = SPW_OK;
+    int fd;
+    snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid());
+    fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return SPW_RAISE_SYS(err, errno, "open %s", tmp);
+    while (st == SPW_OK && done < bytes) {
+        ssize_t rc = write(fd, text + done, bytes - done);
+        if (rc >= 0)
+            done += (uint64_t)rc;
+        else if (errno != EINTR)
+            st = SPW_RAISE_SYS(err, errno, "write %s", tmp);
+    }
+    if (st == SPW_OK && fsync(fd) != 0)
+        st = SPW_RAISE_SYS(err, errno, "fsync %s", tmp);
+    if (close(fd) != 0 && st == SPW_OK)
+        st = SPW_RAISE_SYS(err, errno, "close %s", tmp);
+    if (st == SPW_OK && rename(tmp, path) != 0)
+        st = SPW_RAISE_SYS(err, errno, "renaming %s to %s", tmp, path);
+    if (st != SPW_OK) {
+        (void)unlink(tmp);
+        return st;
+    }
+    folder_of(path, folder);
+    return spw_dir_sync(folder, err);
+}
+
+spw_status
+spw_dir_make(const char *path, spw_error *err)
+{
+    char part[PATH_BYTES];
+    struct stat info;
+    snprintf(part, sizeof part, "%s", path);
+    for (char *at = part + 1; *at != '\0'; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return SPW_RAISE_SYS(err, errno, "creating folder %s", part);
+        *at = '/';
+    }
+    if (mkdir(part, 0777) != 0 && errno != EEXIST)
+        return SPW_RAISE_SYS(err, errno, "creating folder %s", path);
+    if (stat(part, &info) != 0 || !S_ISDIR(info.st_mode))
+        return SPW_RAISE(err, SPW_EINVAL, "%s is not a folder", path);
+    return SPW_OK;
+}
+
+spw_status
+spw_dir_sync(const char *path, spw_error *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    spw_status st = SPW_OK;
+    if (fd < 0)
+        return SPW_RAISE_SYS(err, errno, "open folder %s", path);
+    if (fsync(fd) != 0 && errno != EINVAL) /* EINVAL: the file system has nothing to flush for a folder */
+        st = SPW_RAISE_SYS(err, errno, "fsync folder %s", path);
+    close(fd);
+    return st;
+}
+
+static spw_status
+remove_below(int parent, const char *name, const char *shown, spw_error *err)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    spw_status st = SPW_OK;
+    struct dirent *entry;
+    DIR *dir;
+    if (fd < 0)
+        return SPW_RAISE_SYS(err, errno, "open folder %s", shown);
+    dir = fdopendir(fd);
+    if (dir == NULL) {
+        close(fd);
+        return SPW_RAISE(err, SPW_ENOMEM, "reading folder %s", shown);
+    }
+    while (st == SPW_OK && (entry = readdir(dir)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0) == 0)
+            continue;
+        if (errno == EISDIR || errno == EPERM)
+            st = remove_below(dirfd(dir), entry->d_name, entry->d_name, err);
+        else
+            st = SPW_RAISE_SYS(err, errno, "removing %s/%s", shown, entry->d_name);
+    }
+    closedir(dir);
+    if (st == SPW_OK && unlinkat(parent, name, AT_REMOVEDIR) != 0)
+        st = SPW_RAISE_SYS(err, errno, "removing folder %s", shown);
+    return st;
+}
+
+spw_status
+spw_dir_remove(const char *path, spw_error *err)
+{
+    return remove_below(AT_FDCWD, path, path, err);
+}

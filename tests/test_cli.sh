@@ -1,0 +1,177 @@
+#!/bin/bash
+# The program as people use it: resume, kills, wrong input, full disks, memory. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-cli-XXXXXX")
+mounted=""
+cleanup() { [ -n "$mounted" ] && umount "$mounted"; rm -rf "$dir"; }
+trap cleanup EXIT
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+# expect CODE TEXT NAME ARGS...: exit code and a message that holds TEXT.
+expect() {
+    local code=$1 text=$2 name=$3
+    shift 3
+    run "$@"
+    local got=$?
+    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
+        echo "# exit $got, wanted $code; message should hold: $text"
+        bad "$name"
+    fi
+}
+nothing_left() { [ -z "$(ls -A "$dir/swap")" ]; }
+
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 3000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/tiny.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 3, "n_head": 4},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 32, "seed": 1},
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 10, "seed": 3, "device": "cpu", "chunk_elems": 16384, "checkpoint_dir": "$dir/a",
+               "run_log": "$dir/a.jsonl", "eval_interval": 5, "eval_batches": 2} }
+JSON
+c=$dir/tiny.json
+
+# Help, version, usage.
+check "version" run --version
+check "help" run help
+check "help config" run help config
+expect 2 "no command" "unknown command is usage" frobnicate
+expect 2 "unknown option" "unknown option is usage" train "$c" --wat
+expect 2 "configuration file is needed" "train without configuration" train
+check "doctor" run doctor "$dir"
+
+# 10 steps == 5 + save + new process + resume + 5, byte for byte.
+check "train 10 steps" run train "$c" --trace "$dir/trace.json"
+check "nothing is left in the swap folder" nothing_left
+check "trace is JSON" python3 -c "import json,sys; json.load(open('$dir/trace.json'))"
+check "train 5 steps" run train "$c" --set spillway.steps=5 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl"
+check "resume to 10" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl"
+same_tensors() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer-00001-of-00001.safetensors" "$2/optimizer-00001-of-00001.safetensors"; }
+check "resumed state is byte-identical" same_tensors "$dir/a/step-10" "$dir/b/step-10"
+losses() { grep -o '"step":[0-9]*,"loss":[^,]*' "$1"; }
+same_losses() { [ "$(losses "$1")" = "$(losses "$2")" ] && [ "$(losses "$1" | wc -l)" -eq 10 ]; }
+check "resumed losses are the same characters" same_losses "$dir/a.jsonl" "$dir/b.jsonl"
+check "resume with another placement and chunk size" run train "$c" --resume "$dir/b/step-5" --set spillway.checkpoint_dir="$dir/p" \
+    --set spillway.chunk_elems=4096 --set 'zero_optimization.offload_param={"device":"cpu"}' --set spillway.run_log=
+check "the same bits from there" same_tensors "$dir/a/step-10" "$dir/p/step-10"
+check "generate" run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
+cp "$dir/out" "$dir/first"
+run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
+check "the same seed gives the same text" cmp -s "$dir/first" "$dir/out"
+
+# kill -9 at any moment: the last checkpoint loads, the next start reclaims the swap files.
+"$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_interval=3 --set spillway.checkpoint_dir="$dir/k" --set spillway.run_log= >/dev/null 2>&1 &
+pid=$!
+for _ in $(seq 200); do [ -e "$dir/k/step-6" ] && break; sleep 0.1; done
+kill -9 $pid
+wait $pid 2>/dev/null
+check "a killed run leaves its swap folder" test -n "$(ls -A "$dir/swap")"
+check "the next run starts" run train "$c" --resume "$dir/k" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+check "and has reclaimed it" nothing_left
+
+# SIGINT finishes the step, saves, cleans up.
+"$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/i" --set spillway.run_log="$dir/i.jsonl" >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 200); do [ "$(wc -l <"$dir/i.jsonl" 2>/dev/null || echo 0)" -gt 3 ] && break; sleep 0.1; done
+kill -INT $pid
+wait $pid
+check "SIGINT ends with 0" test $? -eq 0
+check "SIGINT saves" test -n "$(ls "$dir/i")"
+check "SIGINT cleans up" nothing_left
+
+# Two runs on one path do not disturb each other.
+"$spw" train "$c" --set spillway.checkpoint_dir="$dir/t1" --set spillway.run_log= >/dev/null 2>&1 &
+pid=$!
+run train "$c" --set spillway.checkpoint_dir="$dir/t2" --set spillway.run_log=
+wait $pid
+check "two runs on one path" same_tensors "$dir/t1/step-10" "$dir/t2/step-10"
+check "they are the lone run's bits" same_tensors "$dir/t1/step-10" "$dir/a/step-10"
+
+# Wrong input: file, key and value in the message, the right exit code, nothing left behind.
+expect 2 "zero_optimization.stagee" "unknown key" train "$c" --set zero_optimization.stagee=3
+expect 2 "did you mean" "with a suggestion" train "$c" --set zero_optimization.stagee=3
+expect 2 "spillway.steps" "wrong type" train "$c" --set 'spillway.steps="many"'
+expect 2 "train_micro_batch_size_per_gpu" "negative size" train "$c" --set train_micro_batch_size_per_gpu=-1
+expect 2 "spillway.chunk_elems" "absurd size" train "$c" --set spillway.chunk_elems=5
+expect 2 "not supported yet" "fp16 is refused" train "$c" --set bf16.enabled=false --set fp16.enabled=true
+expect 2 "$dir/none.json" "missing configuration" train "$dir/none.json"
+echo '{"model": ' >"$dir/cut.json"
+expect 2 "cut.json" "cut configuration" train "$dir/cut.json"
+expect 1 "$dir/none.txt" "missing data" train "$c" --set "data.path=$dir/none.txt"
+: >"$dir/empty.txt"
+expect 1 "empty" "empty data" train "$c" --set "data.path=$dir/empty.txt"
+echo short >"$dir/short.txt"
+expect 1 "sequence" "data shorter than a sequence" train "$c" --set "data.path=$dir/short.txt"
+expect 1 "$dir/nowhere" "missing nvme_path" train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/nowhere" --set "zero_optimization.offload_optimizer.nvme_path=$dir/nowhere"
+expect 3 "spillway.host_memory" "host budget too small" train "$c" --set spillway.host_memory=1MiB
+need=$(sed -n 's/.*(\([0-9]*\) bytes).*/\1/p' "$dir/err" | head -n 1)
+check "it names the minimum" test -n "$need"
+check "and the minimum works" run train "$c" --set spillway.host_memory=$((need + 4194304)) --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+expect 3 "spillway.device_memory" "device budget too small" train "$c" --set spillway.device_memory=1MiB
+expect 1 "missing" "resume with another model shape" train "$c" --resume "$dir/b" --set model.n_layer=4
+expect 1 "no complete checkpoint" "resume from an empty folder" train "$c" --resume "$dir/swap"
+cp -r "$dir/a/step-10" "$dir/hurt"
+printf 'x' | dd of="$dir/hurt/model.safetensors" bs=1 seek=20000 conv=notrunc 2>/dev/null
+expect 1 "digest" "a flipped byte in a checkpoint" generate "$dir/hurt" --prompt a
+truncate -s 20000 "$dir/hurt/optimizer-00001-of-00001.safetensors"
+expect 1 "optimizer-00001-of-00001.safetensors" "a truncated checkpoint" train "$c" --resume "$dir/hurt"
+check "nothing is left after all of them" nothing_left
+
+# A full disk and a file system without O_DIRECT on it.
+mkdir "$dir/small"
+if mount -t tmpfs -o size=2m tmpfs "$dir/small" 2>/dev/null; then
+    mounted=$dir/small
+    expect 1 "free" "a full nvme_path names needed and free bytes" train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/small" --set "zero_optimization.offload_optimizer.nvme_path=$dir/small"
+    check "and is left clean" test -z "$(ls -A "$dir/small")"
+    expect 1 "step-10" "a full checkpoint folder" train "$c" --set "spillway.checkpoint_dir=$dir/small" --set spillway.run_log=
+    check "leaves no half checkpoint" test -z "$(ls -A "$dir/small")"
+    mount -o remount,ro "$dir/small"
+    if touch "$dir/small/x" 2>/dev/null; then echo "ok $((n += 1)) - read-only path # SKIP it can be written"; else
+        expect 1 "$dir/small" "a read-only nvme_path" train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/small" --set "zero_optimization.offload_optimizer.nvme_path=$dir/small"
+    fi
+else
+    n=$((n + 1))
+    echo "ok $n - full disk # SKIP mounting is not permitted here"
+fi
+
+# Examples build and run: a user's own block, from host and from disk.
+check "custom block on host" "$build/examples/custom_block"
+check "custom block on nvme" "$build/examples/custom_block" "$dir/swap"
+
+# 120 M parameters, 1.5 GB of state on disk, within 700 MB of host memory (release build only: sanitizers multiply memory).
+case $build in
+*asan* | *tsan*) n=$((n + 1)); echo "ok $n - large model # SKIP under a sanitizer" ;;
+*)
+    free_kib=$(df -k --output=avail "$dir" | tail -n 1)
+    if [ "$free_kib" -lt 4000000 ]; then n=$((n + 1)); echo "ok $n - large model # SKIP less than 4 GB of disk"; else
+        large="--set model={\"model_type\":\"gpt2\",\"vocab_size\":50304,\"n_positions\":64,\"n_embd\":768,\"n_layer\":12,\"n_head\":12}"
+        check "120 M parameters train from disk" run train "$c" $large --set data.seq_length=64 --set train_micro_batch_size_per_gpu=1 \
+            --set gradient_accumulation_steps=1 --set spillway.steps=2 --set spillway.eval_interval=0 --set spillway.chunk_elems=1048576 \
+            --set spillway.checkpoint_dir= --set spillway.run_log="$dir/large.jsonl"
+        cp "$dir/out" "$dir/large.out"
+        within() {
+            python3 - "$dir/large.jsonl" <<'PY'
+import json, sys
+last = json.loads(open(sys.argv[1]).read().splitlines()[-1])
+rss, dev = last["rss_peak_bytes"], last["peak_bytes"]["device"]
+acc = last["peak_bytes"]["host"] + dev
+print("# rss %.0f MB, device %.0f MB, accounted %.0f MB" % (rss / 1e6, dev / 1e6, acc / 1e6))
+sys.exit(0 if rss - dev < 700e6 and abs(rss - acc) < 0.05 * rss else 1)
+PY
+        }
+        check "resident memory within 700 MB of the device's, accounted within 5 %" within
+        check "state is on disk" grep -q "optimizer records .* 1.*GiB" "$dir/large.out"
+    fi
+    ;;
+esac
+echo "1..$n"
