@@ -72,6 +72,9 @@ $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libspillway.a
 $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_LIB) $(BUILD)/libspillway.a
 	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
+$(BUILD)/tests/bench_%: $(BUILD)/tests/bench_%.o $(BUILD)/libspillway.a
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
 $(BUILD)/%_avx2.o: %_avx2.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) $(AVX2_FLAGS) -MMD -MP -c $< -o $@
 
@@ -105,7 +108,11 @@ demo: all
 	@sh examples/demo.sh "$(DATA)"
 
 bench: all
+	@$(MAKE) --no-print-directory build/release/tests/bench_adam
 	@sh tests/bench.sh
+
+fuzz: deps
+	@sh tests/fuzz.sh
 
 lint:
 	@sh tools/lint.sh
