@@ -1,0 +1,270 @@
+/*
+ * Against an independent implementation: the same weights and tokens as plain PyTorch in fp32 (vectors made by
+ * gen_torch_vectors.py) give the same logits, loss, gradients and 20 steps of AdamW with accumulation and clipping.
+ */
+#include "lib_tiny.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum {
+    H_MAGIC,
+    H_FAMILY,
+    H_VOCAB,
+    H_WIDTH,
+    H_LAYERS,
+    H_HEADS,
+    H_KV,
+    H_DIM,
+    H_MLP,
+    H_POSITIONS,
+    H_T,
+    H_B,
+    H_A,
+    H_STEPS,
+    H_TIED,
+    H_TENSORS,
+    H_COUNT
+};
+
+typedef struct vectors {
+    char *bytes;
+    int32_t h[H_COUNT];
+    const char *names[64];
+    int32_t name_len[64], count[64];
+    const char *weights[64], *grads[64]; /* unaligned fp32 */
+    const char *tokens, *targets, *logits, *losses, *norms;
+} vectors;
+
+static void
+load(vectors *v, const char *name)
+{
+    char path[256];
+    FILE *f;
+    long size;
+    const char *at;
+    snprintf(path, sizeof path, "tests/vectors/torch_%s.bin", name);
+    f = fopen(path, "rb");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    size = ftell(f);
+    rewind(f);
+    v->bytes = malloc((size_t)size);
+    assert_non_null(v->bytes);
+    assert_int_equal(fread(v->bytes, 1, (size_t)size, f), size);
+    fclose(f);
+    memcpy(v->h, v->bytes, sizeof v->h);
+    assert_int_equal(v->h[H_MAGIC], 0x53505754);
+    at = v->bytes + sizeof v->h;
+    for (int i = 0; i < v->h[H_TENSORS]; i++) {
+        memcpy(&v->name_len[i], at, 4);
+        v->names[i] = at + 4;
+        at += 4 + v->name_len[i];
+        memcpy(&v->count[i], at, 4);
+        v->weights[i] = at + 4;
+        v->grads[i] = at + 4 + 4 * (size_t)v->count[i];
+        at += 4 + 8 * (size_t)v->count[i];
+    }
+    size_t tokens = (size_t)v->h[H_STEPS] * (size_t)v->h[H_A] * (size_t)v->h[H_B] * (size_t)v->h[H_T];
+    v->tokens = at;
+    v->targets = v->tokens + 4 * tokens;
+    v->logits = v->targets + 4 * tokens;
+    v->losses = v->logits + 4 * (size_t)v->h[H_VOCAB];
+    v->norms = v->losses + 8 * (size_t)v->h[H_STEPS];
+    assert_ptr_equal(v->norms + 8 * (size_t)v->h[H_STEPS], v->bytes + size);
+}
+
+static int
+tensor_of(const vectors *v, const spw_param *p)
+{
+    for (int i = 0; i < v->h[H_TENSORS]; i++) {
+        if (strlen(p->name) == (size_t)v->name_len[i] && memcmp(p->name, v->names[i], (size_t)v->name_len[i]) == 0) {
+            assert_int_equal(v->count[i], p->rows * p->cols);
+            return i;
+        }
+    }
+    fail_msg("the vectors have no tensor %s", p->name);
+    return -1;
+}
+
+typedef struct set_job {
+    spw_engine *e;
+    const vectors *v;
+} set_job;
+
+static spw_status
+set_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    set_job *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    (void)grad;
+    (void)err;
+    memset(weights, 0, c->elems * 4);
+    if (record != NULL)
+        memset(record, 0, c->elems * 8);
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_place *at = &l->places[id];
+        int t = at->unit_idx == c->unit_idx ? tensor_of(job->v, &spw_engine_model(job->e)->params[id]) : -1;
+        for (uint64_t i = at->first; t >= 0 && i < at->first + at->elems; i++) {
+            if (i >= c->first && i < c->first + c->elems)
+                memcpy((char *)weights + (i - c->first) * 4, job->v->weights[t] + (i - at->first) * 4, 4);
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_engine *
+make_engine(const vectors *v, const spw_config *c, spw_model **model, bool inference)
+{
+    spw_model_config m = {.family = v->h[H_FAMILY] == 0 ? SPW_FAMILY_GPT2 : SPW_FAMILY_LLAMA,
+                          .vocab = (uint64_t)v->h[H_VOCAB],
+                          .width = (uint64_t)v->h[H_WIDTH],
+                          .layers = (uint64_t)v->h[H_LAYERS],
+                          .heads = (uint64_t)v->h[H_HEADS],
+                          .kv_heads = (uint64_t)v->h[H_KV],
+                          .head_dim = (uint64_t)v->h[H_DIM],
+                          .mlp_width = (uint64_t)v->h[H_MLP],
+                          .positions = (uint64_t)v->h[H_POSITIONS],
+                          .norm_eps = 1e-5f,
+                          .rope_theta = 10000.0f,
+                          .init_std = 0.02f,
+                          .tied = v->h[H_TIED] != 0};
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    set_job job;
+    assert_int_equal(spw_model_build(model, &m, &err), SPW_OK);
+    (void)spw_engine_create(&e, &(spw_engine_options){.config = c, .model = *model, .inference = inference}, &err);
+    if (e == NULL)
+        fail_msg("%s", err.message);
+    job = (set_job){e, v};
+    assert_int_equal(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, set_chunk, &job, &err), SPW_OK);
+    return e;
+}
+
+/* Largest difference relative to the tensor's norm over sqrt(n): an element's typical size. */
+static void
+compare_grads(spw_engine *e, const vectors *v)
+{
+    const spw_layout *l = spw_engine_layout(e);
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_place *at = &l->places[id];
+        const float *got = (const float *)spw_store_grad(spw_engine_store(e), at->unit_idx) + at->first;
+        const char *want = v->grads[tensor_of(v, &spw_engine_model(e)->params[id])];
+        double diff = 0, norm = 0;
+        for (uint64_t i = 0; i < at->elems; i++) {
+            float w;
+            memcpy(&w, want + 4 * i, 4);
+            diff += ((double)got[i] - (double)w) * ((double)got[i] - (double)w);
+            norm += (double)w * (double)w;
+        }
+        if (!(sqrt(diff) <= 1e-5 * sqrt(norm)) &&
+            !(sqrt(norm) < 1e-7 && sqrt(diff) < 1e-7)) /* k's bias has gradient 0 */
+            fail_msg("gradient of %s: relative error %.3g", spw_engine_model(e)->params[id].name, sqrt(diff / norm));
+    }
+}
+
+static double
+double_at(const char *p, int i)
+{
+    double x;
+    memcpy(&x, p + 8 * i, 8);
+    return x;
+}
+
+static void
+run(const char *name, spw_tier tier)
+{
+    vectors v;
+    spw_config c;
+    spw_model *model = NULL;
+    spw_engine *e;
+    spw_error err = {0};
+    char dir[256];
+    size_t n;
+    load(&v, name);
+    tiny_dir_make(dir);
+    tiny_config(&c, SPW_STATE_FP32);
+    c.micro_batch = (uint64_t)v.h[H_B];
+    c.accumulation = (uint64_t)v.h[H_A];
+    c.data.seq_length = (uint64_t)v.h[H_T];
+    c.optimizer.lr = 3e-3;
+    c.zero.offload_param = c.zero.offload_optimizer = tier;
+    c.zero.param_path.count = c.zero.optimizer_path.count = 1;
+    snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    snprintf(c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    n = (size_t)(v.h[H_A] * v.h[H_B] * v.h[H_T]);
+    {
+        float logits[256], want;
+        int32_t prompt[256];
+        e = make_engine(&v, &c, &model, true);
+        memcpy(prompt, v.tokens, 4 * (size_t)v.h[H_T]);
+        assert_int_equal(spw_engine_logits(e, prompt, (uint64_t)v.h[H_T], logits, &err), SPW_OK);
+        for (int i = 0; i < v.h[H_VOCAB]; i++) {
+            memcpy(&want, v.logits + 4 * i, 4);
+            if (!(fabs((double)logits[i] - (double)want) <= 1e-5))
+                fail_msg("%s: logit %d is %.9g, PyTorch's is %.9g", name, i, (double)logits[i], (double)want);
+        }
+        spw_engine_destroy(e);
+        spw_model_destroy(model);
+    }
+    e = make_engine(&v, &c, &model, false);
+    {
+        int32_t *tokens = malloc(4 * n), *targets = malloc(4 * n);
+        assert_non_null(tokens);
+        assert_non_null(targets);
+        for (int s = 0; s < v.h[H_STEPS]; s++) {
+            spw_step_result r;
+            double loss = double_at(v.losses, s), norm = double_at(v.norms, s);
+            memcpy(tokens, v.tokens + 4 * n * (size_t)s, 4 * n);
+            memcpy(targets, v.targets + 4 * n * (size_t)s, 4 * n);
+            assert_int_equal(spw_engine_step(e, tokens, targets, (uint32_t)v.h[H_A], c.optimizer.lr, &r, &err), SPW_OK);
+            if (!(fabs(r.loss - loss) <= 1e-5 * loss) || !(fabs(r.grad_norm - norm) <= 1e-4 * norm))
+                fail_msg("%s, step %d: loss %.9g and norm %.9g, PyTorch has %.9g and %.9g", name, s + 1, r.loss,
+                         r.grad_norm, loss, norm);
+            if (s == 0) {
+                assert_int_equal(spw_engine_drain(e, &err), SPW_OK);
+                compare_grads(e, &v);
+            }
+        }
+        free(tokens);
+        free(targets);
+    }
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    free(v.bytes);
+    tiny_dir_remove(dir);
+}
+
+/* GPT-2 (tied head, packed qkv, tanh GELU), on host and streamed from disk. */
+static void
+test_gpt2(void **state)
+{
+    (void)state;
+    run("gpt2", SPW_TIER_HOST);
+    run("gpt2", SPW_TIER_NVME);
+}
+
+/* Llama with 2 query heads per key/value head and a tied head, and with one key/value head and a head of its own. */
+static void
+test_llama(void **state)
+{
+    (void)state;
+    run("llama_tied", SPW_TIER_HOST);
+    run("llama_tied", SPW_TIER_NVME);
+    run("llama_untied", SPW_TIER_HOST);
+    run("llama_untied", SPW_TIER_NVME);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_llama),
+    };
+    return cmocka_run_group_tests_name("torch", tests, NULL, NULL);
+}
