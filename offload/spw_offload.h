@@ -138,7 +138,8 @@ typedef enum spw_stall {
 const char *spw_stall_name(spw_stall stall); /* "nvme_read", "nvme_write", "h2d", "optimizer" */
 typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
-    uint64_t uses, hits; /* hit: the fetch had been started by the future before acquire was called */
+    /* hit: when acquire was called the future had started the fetch, or named it while the unit's update still ran */
+    uint64_t uses, hits;
     uint64_t stall_ns[SPW_STALL_COUNT];
     uint64_t update_busy_ns; /* summed over workers */
     uint64_t read_busy_ns, write_busy_ns;

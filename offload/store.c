@@ -512,7 +512,8 @@ spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const vo
     *weights_out = NULL;
     pthread_mutex_lock(&s->lock);
     s->stats.uses++;
-    s->stats.hits += u->d != D_NONE && u->device_generation == generation && !u->by_demand;
+    s->stats.hits += (u->d != D_NONE && u->device_generation == generation && !u->by_demand) ||
+                     (u->next_use != UINT32_MAX && u->generation < generation);
     while (s->poison.status == SPW_OK && !(u->d == D_READY && u->device_generation == generation)) {
         spw_stall cause = stall_cause(s, u, generation);
         uint64_t begin = spw_now_ns();

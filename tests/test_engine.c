@@ -1,0 +1,402 @@
+/*
+ * What the engine promises besides equal bits in every placement: grouping of micro-batches, prefetch, changing chains,
+ * skipped steps, budgets, damaged swap files, and order on disk.
+ */
+#include "lib_tiny.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { TOKENS_MAX = 4096 };
+
+static int32_t tokens[TOKENS_MAX], targets[TOKENS_MAX];
+
+typedef struct rig {
+    char dir[256];
+    spw_config c;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    spw_error err;
+} rig;
+
+static void
+rig_config(rig *r, spw_tier tier)
+{
+    memset(r, 0, sizeof *r);
+    tiny_dir_make(r->dir);
+    tiny_config(&r->c, SPW_STATE_FP32);
+    tiny_model_config(&r->mc, SPW_FAMILY_GPT2);
+    r->c.zero.offload_param = r->c.zero.offload_optimizer = tier;
+    r->c.zero.param_path.count = r->c.zero.optimizer_path.count = 1;
+    snprintf(r->c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", r->dir);
+    snprintf(r->c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", r->dir);
+}
+
+static spw_status
+rig_open(rig *r, uint32_t chain_extra)
+{
+    spw_status st = spw_model_build(&r->model, &r->mc, &r->err);
+    if (st == SPW_OK)
+        st = spw_engine_create(
+            &r->e, &(spw_engine_options){.config = &r->c, .model = r->model, .chain_extra = chain_extra}, &r->err);
+    if (st == SPW_OK)
+        st = spw_engine_init_params(r->e, r->c.run.seed, &r->err);
+    return st;
+}
+
+static void
+rig_need(rig *r, uint32_t chain_extra)
+{
+    if (rig_open(r, chain_extra) != SPW_OK)
+        fail_msg("%s", r->err.message);
+}
+
+static void
+rig_close(rig *r)
+{
+    spw_engine_destroy(r->e);
+    spw_model_destroy(r->model);
+    r->e = NULL;
+    r->model = NULL;
+}
+
+static void
+rig_remove(rig *r)
+{
+    rig_close(r);
+    tiny_dir_remove(r->dir);
+}
+
+static spw_status
+rig_step(rig *r, uint64_t step, spw_step_result *result)
+{
+    tiny_batch(step, r->mc.vocab, r->c.micro_batch * r->c.accumulation * r->c.data.seq_length, tokens, targets);
+    return spw_engine_step(r->e, tokens, targets, (uint32_t)r->c.accumulation, r->c.optimizer.lr, result, &r->err);
+}
+
+static uint32_t
+entries_in(const char *path)
+{
+    uint32_t n = 0;
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    assert_non_null(dir);
+    while ((entry = readdir(dir)) != NULL)
+        n += entry->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+/* 1 micro-batch of 8, 8 of 1 and 4 of 2, in passes of 1, 2 and all: the same losses to 1e-5 relative. */
+static void
+test_micro_batches(void **state)
+{
+    static const uint64_t shapes[][3] = {{8, 1, 0}, {1, 8, 0}, {2, 4, 0}, {1, 8, 1}, {2, 4, 2}, {1, 8, 3}};
+    double want[5];
+    (void)state;
+    for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+        rig r;
+        rig_config(&r, SPW_TIER_NVME);
+        r.c.micro_batch = shapes[k][0];
+        r.c.accumulation = shapes[k][1];
+        r.c.run.micro_batches_per_pass = shapes[k][2];
+        rig_need(&r, 0);
+        for (int s = 0; s < 5; s++) {
+            spw_step_result result;
+            assert_int_equal(rig_step(&r, (uint64_t)s, &result), SPW_OK);
+            if (k == 0)
+                want[s] = result.loss;
+            else if (!(fabs(result.loss - want[s]) <= 1e-5 * want[s]))
+                fail_msg("%llu micro-batches of %llu, step %d: loss %.9g, one batch of 8 gives %.9g",
+                         (unsigned long long)shapes[k][1], (unsigned long long)shapes[k][0], s + 1, result.loss,
+                         want[s]);
+        }
+        rig_remove(&r);
+    }
+}
+
+/* From the third step on at least 99 % of the uses had been fetched before they were asked for, in little device memory. */
+static void
+test_prefetch_hits(void **state)
+{
+    rig r;
+    spw_store_stats before, after;
+    spw_step_result result;
+    (void)state;
+    rig_config(&r, SPW_TIER_NVME);
+    r.mc.layers = 12; /* large enough that a block takes longer than waking the mover */
+    r.mc.width = 256;
+    r.mc.head_dim = 64;
+    r.mc.mlp_width = 1024;
+    r.c.run.chunk_elems = 65536;
+    rig_need(&r, 0);
+    for (uint64_t s = 0; s < 2; s++)
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+    spw_store_get_stats(spw_engine_store(r.e), &before);
+    for (uint64_t s = 2; s < 12; s++)
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+    spw_store_get_stats(spw_engine_store(r.e), &after);
+    assert_true(after.uses - before.uses >= 10 * 28);
+    if ((double)(after.hits - before.hits) < 0.99 * (double)(after.uses - before.uses))
+        fail_msg("%llu of %llu uses were fetched ahead", (unsigned long long)(after.hits - before.hits),
+                 (unsigned long long)(after.uses - before.uses));
+    rig_remove(&r);
+}
+
+/* Blocks permuted, left out and repeated from step to step: the same bits from disk in little memory as on the device. */
+static void
+test_changing_chain(void **state)
+{
+    static const uint32_t chains[][8] = {{5, 0, 1, 2, 3, 4},       {5, 0, 3, 1, 2, 4}, {4, 0, 2, 1, 4},
+                                         {7, 0, 1, 1, 2, 3, 1, 4}, {3, 0, 3, 4},       {5, 0, 2, 3, 1, 4},
+                                         {6, 0, 3, 3, 2, 1, 4},    {5, 0, 1, 2, 3, 4}};
+    enum { STEPS = 16 };
+    double want[STEPS];
+    uint64_t want_digest = 0;
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        rig r;
+        uint64_t digest;
+        rig_config(&r, k == 0 ? SPW_TIER_DEVICE : SPW_TIER_NVME);
+        if (k == 2) {
+            r.c.run.weight_slots = r.c.run.record_slots = 2;
+            r.c.run.chunk_elems = 4096;
+            r.c.run.chaos_seed = 5;
+            r.c.gradient_clipping = 1.0;
+        }
+        rig_need(&r, 4);
+        for (int s = 0; s < STEPS; s++) {
+            const uint32_t *chain = chains[s % 8];
+            spw_step_result result;
+            uint32_t n = chain[0]; /* the first number counts the blocks */
+            if (spw_engine_set_chain(r.e, chain + 1, n, &r.err) != SPW_OK ||
+                rig_step(&r, (uint64_t)s, &result) != SPW_OK)
+                fail_msg("step %d: %s", s + 1, r.err.message);
+            if (k == 0)
+                want[s] = result.loss;
+            else if (memcmp(&want[s], &result.loss, sizeof want[s]) != 0)
+                fail_msg("run %d, step %d: loss %.17g, on device it was %.17g", k, s + 1, result.loss, want[s]);
+        }
+        digest = tiny_digest(r.e);
+        if (k == 0)
+            want_digest = digest;
+        assert_true(digest == want_digest);
+        rig_remove(&r);
+    }
+}
+
+static spw_status
+poison_weight(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    const spw_store_chunk *c = &spw_engine_layout(ctx)->chunks[chunk_idx];
+    (void)grad;
+    (void)err;
+    memset(record, 0, c->elems * 8);
+    for (uint64_t i = 0; i < c->elems; i++)
+        ((float *)weights)[i] = i == 17 && chunk_idx == 0 ? NAN : 0.01f * (float)(i % 7);
+    return SPW_OK;
+}
+
+/* A gradient that is not finite: with clipping the step is skipped and no byte of state changes; without, it is an error. */
+static void
+test_nonfinite(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        spw_step_result result;
+        uint64_t before;
+        rig_config(&r, SPW_TIER_NVME);
+        r.c.gradient_clipping = k == 0 ? 1.0 : 0.0;
+        rig_need(&r, 0);
+        assert_int_equal(spw_store_sweep(spw_engine_store(r.e), SPW_SWEEP_INIT, poison_weight, r.e, &r.err), SPW_OK);
+        before = tiny_digest(r.e);
+        if (k == 0) {
+            for (uint64_t s = 0; s < 3; s++) {
+                assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+                assert_true(result.skipped);
+            }
+            assert_true(tiny_digest(r.e) == before);
+            assert_int_equal(spw_engine_updates(r.e), 0);
+        } else {
+            spw_status st = rig_step(&r, 0, &result);
+            if (st == SPW_OK)
+                st = spw_engine_drain(r.e, &r.err);
+            assert_int_equal(st, SPW_ENONFINITE);
+            assert_non_null(strstr(r.err.message, "gradient"));
+        }
+        rig_remove(&r);
+    }
+}
+
+/* A budget that is too small is refused with the smallest that would do, and exactly that one works. */
+static void
+test_budgets(void **state)
+{
+    static const char *const keys[2] = {"spillway.host_memory", "spillway.device_memory"};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        spw_step_result result;
+        unsigned long long least = 0;
+        const char *at;
+        rig_config(&r, SPW_TIER_NVME);
+        *(k ? &r.c.run.device_memory : &r.c.run.host_memory) = 4096;
+        assert_int_equal(rig_open(&r, 0), SPW_ENOFIT);
+        assert_non_null(strstr(r.err.message, keys[k]));
+        at = strchr(r.err.message, '(');
+        assert_non_null(at);
+        assert_int_equal(sscanf(at, "(%llu bytes)", &least), 1);
+        assert_int_equal(entries_in(r.dir), 0);
+        rig_close(&r);
+        /* the process itself is part of the host budget and grows a little between two tries */
+        *(k ? &r.c.run.device_memory : &r.c.run.host_memory) = least + (k ? 0 : 1u << 20);
+        rig_need(&r, 0);
+        assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
+        if (k == 1)
+            assert_true(spw_gpu_bytes_peak(spw_engine_gpu(r.e)) <= least);
+        rig_remove(&r);
+    }
+}
+
+/* Finds the only swap file below dir. */
+static void
+swap_file(const char *dir, char path[1024])
+{
+    DIR *d = opendir(dir);
+    struct dirent *entry;
+    path[0] = '\0';
+    assert_non_null(d);
+    while ((entry = readdir(d)) != NULL) {
+        if (strncmp(entry->d_name, "spillway-", 9) == 0)
+            snprintf(path, 1024, "%s/%s/rank-0/swap.bin", dir, entry->d_name);
+    }
+    closedir(d);
+    assert_true(path[0] != '\0');
+}
+
+/* A byte that changed on disk is an error that names file and offset; it is never trained on, and nothing is left behind. */
+static void
+test_damaged_swap(void **state)
+{
+    rig r;
+    spw_step_result result;
+    char path[1024];
+    struct stat info;
+    spw_status st = SPW_OK;
+    int fd;
+    (void)state;
+    rig_config(&r, SPW_TIER_NVME);
+    r.c.run.weight_slots = r.c.run.record_slots = 1;
+    rig_need(&r, 0);
+    assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
+    assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+    spw_sleep_ns(200000000); /* writes behind reach the file */
+    swap_file(r.dir, path);
+    fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && fstat(fd, &info) == 0);
+    for (off_t at = 100; at < info.st_size; at += 4096) {
+        char byte;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    assert_int_equal(fsync(fd), 0);
+    close(fd);
+    for (uint64_t s = 1; s < 4 && st == SPW_OK; s++)
+        st = rig_step(&r, s, &result);
+    assert_int_equal(st, SPW_ECORRUPT);
+    assert_non_null(strstr(r.err.message, "swap.bin"));
+    assert_non_null(strstr(r.err.message, "offset"));
+    assert_int_equal(rig_step(&r, 4, &result), SPW_ECORRUPT); /* and it stays so */
+    rig_close(&r);
+    assert_int_equal(entries_in(r.dir), 0);
+    rig_remove(&r);
+}
+
+/* A dead run's folder goes with the next start on the path; a living run's stays and does not disturb. */
+static void
+test_swap_folders(void **state)
+{
+    rig a, b;
+    char path[1024];
+    double losses[2];
+    spw_step_result result;
+    (void)state;
+    rig_config(&a, SPW_TIER_NVME);
+    snprintf(path, sizeof path, "%s/spillway-dead", a.dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0", a.dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0/swap.bin", a.dir);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0/lock", a.dir);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    rig_need(&a, 0);
+    assert_int_equal(entries_in(a.dir), 1);
+    rig_config(&b, SPW_TIER_NVME);
+    tiny_dir_remove(b.dir);
+    b.c = a.c;
+    rig_need(&b, 0);
+    assert_int_equal(entries_in(a.dir), 2);
+    for (uint64_t s = 0; s < 3; s++) {
+        assert_int_equal(rig_step(&a, s, &result), SPW_OK);
+        losses[0] = result.loss;
+        assert_int_equal(rig_step(&b, s, &result), SPW_OK);
+        losses[1] = result.loss;
+        assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
+    }
+    rig_close(&b);
+    assert_int_equal(entries_in(a.dir), 1);
+    rig_close(&a);
+    assert_int_equal(entries_in(a.dir), 0);
+    rig_remove(&a);
+}
+
+/* Every allocation of create may fail: the error is SPW_ENOMEM and nothing is left, in memory or on disk. */
+static void
+test_allocation_failures(void **state)
+{
+    bool through = false;
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_TIER_NVME);
+    assert_int_equal(spw_model_build(&r.model, &r.mc, &r.err), SPW_OK);
+    for (unsigned k = 1; !through; k++) {
+        long live = spw_test_live_allocs();
+        spw_status st;
+        memset(&r.err, 0, sizeof r.err);
+        spw_test_fail_alloc(k);
+        st = spw_engine_create(&r.e, &(spw_engine_options){.config = &r.c, .model = r.model}, &r.err);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        if (st != SPW_OK && st != SPW_ENOMEM)
+            fail_msg("allocation %u: %s: %s", k, spw_status_name(st), r.err.message);
+        spw_engine_destroy(r.e);
+        r.e = NULL;
+        if (spw_test_live_allocs() != live)
+            fail_msg("allocation %u: %ld objects are left", k, spw_test_live_allocs() - live);
+        assert_int_equal(entries_in(r.dir), 0);
+    }
+    rig_remove(&r);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_micro_batches),  cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_changing_chain), cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_budgets),        cmocka_unit_test(test_damaged_swap),
+        cmocka_unit_test(test_swap_folders),   cmocka_unit_test(test_allocation_failures),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}
