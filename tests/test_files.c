@@ -1,0 +1,222 @@
+/* safetensors and small files: round trips, every rule of the format, faults, and nothing left behind. */
+#include "lib_tiny.h"
+#include "spw_files.h"
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static const spw_tensor_info tensors[] = {
+    {.name = "b.half", .dtype = SPW_BF16, .ndim = 1, .shape = {7}},
+    {.name = "a.matrix", .dtype = SPW_F32, .ndim = 2, .shape = {3, 5}},
+    {.name = "scalar", .dtype = SPW_F32, .ndim = 0},
+    {.name = "nothing", .dtype = SPW_F32, .ndim = 2, .shape = {0, 4}},
+};
+
+static uint32_t
+entries(const char *path)
+{
+    uint32_t n = 0;
+    DIR *dir = opendir(path);
+    struct dirent *e;
+    assert_non_null(dir);
+    while ((e = readdir(dir)) != NULL)
+        n += e->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+/* Ranges written in any order come back; the wide tensors lie first; commit leaves one file, destroy without commit none. */
+static void
+test_round_trip(void **state)
+{
+    char dir[256], path[300];
+    float matrix[15], back[15];
+    uint16_t half[7] = {1, 2, 3, 4, 5, 6, 7}, half_back[7];
+    spw_st_writer *w = NULL;
+    spw_st_reader *r = NULL;
+    const spw_tensor_info *t;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/x.safetensors", dir);
+    for (int i = 0; i < 15; i++)
+        matrix[i] = (float)i;
+    assert_int_equal(spw_st_writer_create(&w, path, tensors, 4, &err), SPW_OK);
+    spw_st_writer_destroy(w);
+    assert_int_equal(entries(dir), 0);
+    assert_int_equal(spw_st_writer_create(&w, path, tensors, 4, &err), SPW_OK);
+    assert_int_equal(spw_st_write(w, 1, 20, matrix + 5, 40, &err), SPW_OK);
+    assert_int_equal(spw_st_write(w, 0, 0, half, 14, &err), SPW_OK);
+    assert_int_equal(spw_st_write(w, 1, 0, matrix, 20, &err), SPW_OK);
+    assert_int_equal(spw_st_write(w, 2, 0, matrix + 3, 4, &err), SPW_OK);
+    assert_int_equal(spw_st_write(w, 1, 40, matrix, 24, &err), SPW_EINVAL);
+    assert_int_equal(spw_st_writer_commit(w, &err), SPW_OK);
+    spw_st_writer_destroy(w);
+    assert_int_equal(entries(dir), 1);
+    assert_int_equal(spw_st_reader_open(&r, path, &err), SPW_OK);
+    assert_int_equal(spw_st_reader_count(r), 4);
+    t = spw_st_reader_find(r, "a.matrix");
+    assert_true(t != NULL && t->begin == 0 && t->ndim == 2 && t->shape[1] == 5);
+    assert_int_equal(spw_st_read(r, t, 0, back, 60, &err), SPW_OK);
+    assert_memory_equal(matrix, back, 60);
+    assert_int_equal(spw_st_read(r, spw_st_reader_find(r, "b.half"), 0, half_back, 14, &err), SPW_OK);
+    assert_memory_equal(half, half_back, 14);
+    assert_null(spw_st_reader_find(r, "c"));
+    assert_int_equal(spw_st_read(r, t, 56, back, 8, &err), SPW_EINVAL);
+    spw_st_reader_close(r);
+    tiny_dir_remove(dir);
+}
+
+/* Headers that break a rule are refused, with the file and the field in the message; odd but legal ones are read. */
+static void
+test_headers(void **state)
+{
+    static const struct {
+        const char *header;
+        int data_bytes;
+        const char *says; /* NULL: legal */
+    } cases[] = {
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, NULL},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}   ", 8, NULL},
+        {"{\"b\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[8,10]},\"a\":{\"dtype\":\"F32\",\"shape\":[2],"
+         "\"data_offsets\":[0,8]}}",
+         10, NULL},
+        {"{\"__metadata__\":{\"format\":\"pt\"}}", 0, NULL},
+        {" {}", 0, "'{'"},
+        {"{\"a\":", 0, "header"},
+        {"{\"a\":1,\"a\":2}", 0, "header"},
+        {"{\"__metadata__\":{\"x\":1}}", 0, "__metadata__"},
+        {"{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8, "a.dtype is I64"},
+        {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,8]}}", 8, "a.dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "a.shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "a.shape[0]"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,8]}}", 8, "a.shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "a.data_offsets"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "a.data_offsets begins at 4"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],"
+         "\"data_offsets\":[4,12]}}",
+         12, "b.data_offsets"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "the file has 9"},
+    };
+    char dir[256], path[300];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/h", dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t n = strlen(cases[i].header);
+        FILE *f = fopen(path, "wb");
+        spw_st_reader *r = NULL;
+        spw_error err = {0};
+        spw_status st;
+        assert_non_null(f);
+        fwrite(&n, 8, 1, f);
+        fwrite(cases[i].header, 1, n, f);
+        for (int k = 0; k < cases[i].data_bytes; k++)
+            fputc(0, f);
+        fclose(f);
+        st = spw_st_reader_open(&r, path, &err);
+        if (cases[i].says == NULL
+                ? st != SPW_OK
+                : st != SPW_ECORRUPT || strstr(err.message, cases[i].says) == NULL || strstr(err.message, path) == NULL)
+            fail_msg("%s: %s: %s", cases[i].header, spw_status_name(st), err.message);
+        spw_st_reader_close(r);
+    }
+    {
+        uint64_t n = 1000;
+        FILE *f = fopen(path, "wb");
+        spw_st_reader *r = NULL;
+        spw_error err = {0};
+        assert_non_null(f);
+        fwrite(&n, 8, 1, f);
+        fclose(f);
+        assert_int_equal(spw_st_reader_open(&r, path, &err), SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "header length is 1000"));
+        assert_int_equal(truncate(path, 3), 0);
+        assert_int_equal(spw_st_reader_open(&r, path, &err), SPW_ECORRUPT);
+        assert_int_equal(spw_st_reader_open(&r, "/nowhere/x", &err), SPW_ENOENT);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* Each allocation of writer and reader may fail: SPW_ENOMEM, no object and no file is left. */
+static void
+test_allocation_failures(void **state)
+{
+    char dir[256], path[300];
+    bool through = false;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/x", dir);
+    for (unsigned k = 1; !through; k++) {
+        long live = spw_test_live_allocs();
+        spw_st_writer *w = NULL;
+        spw_status st;
+        spw_test_fail_alloc(k);
+        st = spw_st_writer_create(&w, path, tensors, 4, NULL);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        if (through)
+            assert_int_equal(spw_st_writer_commit(w, NULL), SPW_OK);
+        spw_st_writer_destroy(w);
+        assert_int_equal(spw_test_live_allocs(), live);
+        assert_int_equal(entries(dir), through ? 1 : 0);
+    }
+    through = false;
+    for (unsigned k = 1; !through; k++) {
+        long live = spw_test_live_allocs();
+        spw_st_reader *r = NULL;
+        spw_status st;
+        spw_test_fail_alloc(k);
+        st = spw_st_reader_open(&r, path, NULL);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        spw_st_reader_close(r);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* Text files replace each other whole; folders are made with parents and removed with what is below. */
+static void
+test_paths(void **state)
+{
+    char dir[256], path[400], *text = NULL;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/a/b/c", dir);
+    assert_int_equal(spw_dir_make(path, &err), SPW_OK);
+    assert_int_equal(spw_dir_make(path, &err), SPW_OK);
+    snprintf(path, sizeof path, "%s/a/b/c/t", dir);
+    assert_int_equal(spw_file_write_text(path, "one", &err), SPW_OK);
+    assert_int_equal(spw_file_write_text(path, "two", &err), SPW_OK);
+    assert_int_equal(spw_file_read_text(path, 100, &text, &err), SPW_OK);
+    assert_string_equal(text, "two");
+    spw_mem_free(text);
+    assert_int_equal(spw_file_read_text(path, 2, &text, &err), SPW_EINVAL);
+    assert_int_equal(spw_dir_make(path, &err), SPW_EINVAL);
+    snprintf(path, sizeof path, "%s/a", dir);
+    assert_int_equal(spw_dir_remove(path, &err), SPW_OK);
+    assert_int_equal(entries(dir), 0);
+    assert_int_equal(spw_dir_remove(path, &err), SPW_ENOENT);
+    tiny_dir_remove(dir);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_paths),
+    };
+    return cmocka_run_group_tests_name("files", tests, NULL, NULL);
+}
