@@ -209,7 +209,7 @@ spw_parse_bytes(const char *text, uint64_t *bytes_out)
         return false;
     errno = 0;
     value = strtod(text, &end);
-    if (errno != 0)
+    if (errno != 0 || end != text + strspn(text, "0123456789.")) /* no exponents, no hexadecimal */
         return false;
     while (*end == ' ')
         end++;

@@ -1,0 +1,193 @@
+/* The ground floor: half floats against doubles, Philox against its published answers, sizes, errors, pool, regions. */
+#include "spw_base.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* The value of a half with e exponent and m mantissa bits, by definition. */
+static double
+half_value(uint16_t h, int e_bits, int m_bits)
+{
+    int e = (h >> m_bits) & ((1 << e_bits) - 1), bias = (1 << (e_bits - 1)) - 1, m = h & ((1 << m_bits) - 1);
+    double sign = h & 0x8000 ? -1 : 1;
+    if (e == (1 << e_bits) - 1)
+        return m ? NAN : sign * INFINITY;
+    return e == 0 ? sign * ldexp(m, 1 - bias - m_bits) : sign * ldexp((1 << m_bits) + m, e - bias - m_bits);
+}
+
+/* All 65536 bf16 and fp16 values widen exactly; floats between two neighbours go to the nearer, ties to even. */
+static void
+test_halves(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 65536; i++) {
+        uint16_t h = (uint16_t)i;
+        double b = half_value(h, 8, 7), f = half_value(h, 5, 10);
+        assert_true(isnan(b) ? isnan(spw_bf16_to_f32(h)) : (double)spw_bf16_to_f32(h) == b);
+        assert_true(isnan(f) ? isnan(spw_f16_to_f32(h)) : (double)spw_f16_to_f32(h) == f);
+        if (!isnan(b))
+            assert_int_equal(spw_f32_to_bf16((float)b), h);
+        if (!isnan(f))
+            assert_int_equal(spw_f32_to_f16((float)f), h);
+        if ((h & 0x7fff) < 0x7bff) { /* fp16 and its upper neighbour; the midpoint is exact in fp32 */
+            double up = half_value((uint16_t)(h + 1), 5, 10), mid = (f + up) / 2;
+            assert_int_equal(spw_f32_to_f16((float)mid), h % 2 == 0 ? h : h + 1);
+            assert_int_equal(spw_f32_to_f16(nextafterf((float)mid, (float)f)), h);
+            assert_int_equal(spw_f32_to_f16(nextafterf((float)mid, (float)up)), h + 1);
+        }
+    }
+    assert_int_equal(spw_f32_to_f16(65519.0f), 0x7bff);
+    assert_int_equal(spw_f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(spw_f32_to_bf16(3.4e38f), 0x7f80);
+    assert_true(isnan(spw_bf16_to_f32(spw_f32_to_bf16(spw_bits_f32(0x7f800001u)))));
+    assert_true(isnan(spw_f16_to_f32(spw_f32_to_f16(NAN))));
+}
+
+/* Conversion of arrays is conversion of elements, in every pair of types. */
+static void
+test_convert(void **state)
+{
+    enum { N = 1003 };
+    static float wide[N], back[N];
+    static uint16_t half[N], other[N];
+    (void)state;
+    for (int i = 0; i < N; i++)
+        wide[i] = (float)(i - 500) * 0.37f;
+    spw_convert(half, SPW_BF16, wide, SPW_F32, N);
+    spw_convert(back, SPW_F32, half, SPW_BF16, N);
+    for (int i = 0; i < N; i++)
+        assert_true(half[i] == spw_f32_to_bf16(wide[i]) && back[i] == spw_bf16_to_f32(half[i]));
+    spw_convert(other, SPW_F16, half, SPW_BF16, N);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(other[i], spw_f32_to_f16(back[i]));
+}
+
+/* Philox4x32-10 gives the answers published with it (Random123's known-answer vectors). */
+static void
+test_philox(void **state)
+{
+    uint32_t r[4];
+    (void)state;
+    spw_philox(0, 0, 0, r);
+    assert_true(r[0] == 0x6627e8d5u && r[1] == 0xe169c58du && r[2] == 0xbc57ac4cu && r[3] == 0x9b00dbd8u);
+    spw_philox(UINT64_MAX, UINT64_MAX, UINT64_MAX, r);
+    assert_true(r[0] == 0x408f276du && r[1] == 0x41c83b0eu && r[2] == 0xa20bc7c6u && r[3] == 0x6d5451fdu);
+    assert_true(spw_uniform_f32(0xffffffffu) < 1.0f && spw_uniform_f32(0) == 0.0f);
+}
+
+/* Sizes as people write them; what is not a size is refused. */
+static void
+test_bytes(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"4096", 4096},  {"256MiB", 256u << 20}, {"1.5GiB", 3ull << 29},
+                {"10KB", 10000}, {"2 GB", 2000000000},   {"0", 0}};
+    static const char *const bad[] = {"", "-1", "1XB", "MiB", "1e300", "nan", "0x10 ", "12 MiBs", "99999999999TiB"};
+    char text[32];
+    uint64_t n;
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_true(spw_parse_bytes(good[i].text, &n));
+        assert_true(n == good[i].bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        if (spw_parse_bytes(bad[i], &n))
+            fail_msg("\"%s\" was taken for %llu bytes", bad[i], (unsigned long long)n);
+    }
+    assert_string_equal(spw_format_bytes(text, sizeof text, 1610612736), "1.50 GiB");
+    assert_string_equal(spw_format_bytes(text, sizeof text, 12), "12 B");
+}
+
+/* The first error stays, phrases go in front, and a text that is too long loses its end, not its start. */
+static void
+test_errors(void **state)
+{
+    spw_error err = {0}, second = {0};
+    char longer[2000];
+    (void)state;
+    assert_int_equal(SPW_RAISE_SYS(&err, 28, "write %s", "x"), SPW_ENOSPC);
+    assert_non_null(strstr(err.message, "write x: "));
+    spw_error_wrap(&err, "saving %d", 3);
+    assert_memory_equal(err.message, "saving 3: write x: ", 19);
+    SPW_RAISE(&second, SPW_EIO, "later");
+    spw_error_keep_first(&err, &second);
+    assert_int_equal(err.status, SPW_ENOSPC);
+    memset(longer, 'a', sizeof longer);
+    longer[sizeof longer - 1] = '\0';
+    SPW_RAISE(&err, SPW_EIO, "%s", longer);
+    spw_error_wrap(&err, "front");
+    spw_error_wrap(&err, "%s", longer);
+    assert_int_equal(strlen(err.message), sizeof err.message - 1);
+    spw_error_wrap(NULL, "nothing to do");
+    assert_int_equal(SPW_RAISE(NULL, SPW_EBUSY, "nobody listens"), SPW_EBUSY);
+    assert_string_equal(spw_status_name(SPW_ENONFINITE), "SPW_ENONFINITE");
+}
+
+typedef struct pool_job {
+    uint32_t hits[1000];
+} pool_job;
+
+static void
+hit(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    (void)worker_idx;
+    __atomic_add_fetch(&((pool_job *)ctx)->hits[part_idx], 1, __ATOMIC_RELAXED);
+}
+
+/* Every part runs once, whatever the number of threads and jobs; a NULL pool runs them inline. */
+static void
+test_pool(void **state)
+{
+    (void)state;
+    for (uint32_t threads = 0; threads <= 5; threads++) {
+        spw_pool *pool = NULL;
+        if (threads > 0)
+            assert_int_equal(spw_pool_create(&pool, threads, "test", NULL), SPW_OK);
+        for (uint32_t round = 0; round < 300; round++) {
+            pool_job job = {{0}};
+            uint32_t parts = round * 7 % 1000;
+            spw_pool_run(pool, parts, hit, &job);
+            for (uint32_t i = 0; i < 1000; i++)
+                assert_int_equal(job.hits[i], i < parts ? 1 : 0);
+        }
+        assert_int_equal(spw_pool_threads(pool), threads > 0 ? threads : 1);
+        spw_pool_destroy(pool);
+    }
+}
+
+/* Regions are counted while they live, and carving hands out page-aligned parts until there are none. */
+static void
+test_regions(void **state)
+{
+    uint64_t before = spw_region_bytes_live();
+    spw_region r;
+    spw_carve carve;
+    (void)state;
+    assert_int_equal(spw_region_map(&r, 10000, 0, NULL), SPW_OK);
+    assert_int_equal(r.bytes, 12288);
+    assert_int_equal(spw_region_bytes_live() - before, 12288);
+    carve = (spw_carve){.base = r.base, .bytes = r.bytes};
+    assert_ptr_equal(spw_carve_take(&carve, 1), r.base);
+    assert_ptr_equal(spw_carve_take(&carve, 4097), (char *)r.base + 4096);
+    assert_null(spw_carve_take(&carve, 1));
+    spw_region_unmap(&r);
+    assert_int_equal(spw_region_bytes_live(), before);
+    assert_int_equal(spw_region_map(&r, UINT64_MAX - 5, 0, NULL), SPW_ENOMEM);
+    spw_region_unmap(&r);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_halves),  cmocka_unit_test(test_convert), cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_errors),  cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_regions),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}
