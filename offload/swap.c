@@ -102,7 +102,7 @@ preallocate(int fd, const char *path, const char *dir, uint64_t bytes, spw_error
     uint64_t free_bytes = UINT64_MAX;
     char need[32], have[32];
     int rc;
-    if (fstatvfs(fd, &fs) == 0)
+    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks > 0) /* ramfs and the like do not know their size */
         free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (free_bytes < bytes)
         return SPW_RAISE(err, SPW_ENOSPC, "swap space in %s: needs %s (%llu bytes), %s free", dir,

@@ -203,19 +203,20 @@ hf_config(const spw_model *m, spw_state_format f)
     json_int_t vocab = (json_int_t)c->vocab, width = (json_int_t)c->width, layers = (json_int_t)c->layers,
                heads = (json_int_t)c->heads;
     if (c->family == SPW_FAMILY_GPT2)
-        return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:b, s:f, s:f, s:f, s:s}", "model_type",
-                         "gpt2", "architectures", "GPT2LMHeadModel", "vocab_size", vocab, "n_embd", width, "n_layer",
-                         layers, "n_head", heads, "n_inner", (json_int_t)c->mlp_width, "n_positions",
+        return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:b, s:f, s:f, s:f, s:s, s:n, s:n}",
+                         "model_type", "gpt2", "architectures", "GPT2LMHeadModel", "vocab_size", vocab, "n_embd", width,
+                         "n_layer", layers, "n_head", heads, "n_inner", (json_int_t)c->mlp_width, "n_positions",
                          (json_int_t)c->positions, "activation_function", "gelu_new", "layer_norm_epsilon",
                          (double)c->norm_eps, "tie_word_embeddings", (int)c->tied, "resid_pdrop", (double)c->dropout,
-                         "embd_pdrop", (double)c->dropout, "attn_pdrop", 0.0, "torch_dtype", dtype);
-    return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:b, s:s}", "model_type",
-                     "llama", "architectures", "LlamaForCausalLM", "vocab_size", vocab, "hidden_size", width,
-                     "num_hidden_layers", layers, "num_attention_heads", heads, "num_key_value_heads",
+                         "embd_pdrop", (double)c->dropout, "attn_pdrop", 0.0, "torch_dtype", dtype, "bos_token_id",
+                         "eos_token_id");
+    return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:b, s:s, s:n, s:n}",
+                     "model_type", "llama", "architectures", "LlamaForCausalLM", "vocab_size", vocab, "hidden_size",
+                     width, "num_hidden_layers", layers, "num_attention_heads", heads, "num_key_value_heads",
                      (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "intermediate_size",
                      (json_int_t)c->mlp_width, "max_position_embeddings", (json_int_t)c->positions, "hidden_act",
                      "silu", "rms_norm_eps", (double)c->norm_eps, "rope_theta", (double)c->rope_theta,
-                     "tie_word_embeddings", (int)c->tied, "torch_dtype", dtype);
+                     "tie_word_embeddings", (int)c->tied, "torch_dtype", dtype, "bos_token_id", "eos_token_id");
 }
 
 static spw_status

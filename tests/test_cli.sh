@@ -69,20 +69,25 @@ cp "$dir/out" "$dir/first"
 run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
 check "the same seed gives the same text" cmp -s "$dir/first" "$dir/out"
 
-# kill -9 at any moment: the last checkpoint loads, the next start reclaims the swap files.
-"$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_interval=3 --set spillway.checkpoint_dir="$dir/k" --set spillway.run_log= >/dev/null 2>&1 &
-pid=$!
-for _ in $(seq 200); do [ -e "$dir/k/step-6" ] && break; sleep 0.1; done
-kill -9 $pid
-wait $pid 2>/dev/null
-check "a killed run leaves its swap folder" test -n "$(ls -A "$dir/swap")"
-check "the next run starts" run train "$c" --resume "$dir/k" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
-check "and has reclaimed it" nothing_left
+# kill -9 at any moment, saving at every step: the last checkpoint loads, the next start reclaims the swap files.
+for round in 1 2 3 4 5 6; do
+    "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_interval=1 --set spillway.checkpoint_dir="$dir/k" --set spillway.run_log= >/dev/null 2>&1 &
+    pid=$!
+    for _ in $(seq 300); do [ -n "$(ls -d "$dir"/k/step-* 2>/dev/null | grep -v partial)" ] && break; sleep 0.05; done
+    sleep 0.$((RANDOM % 4))$((RANDOM % 10))
+    kill -9 $pid
+    { wait $pid; } 2>/dev/null
+    [ $round -eq 1 ] && check "a killed run leaves its swap folder" test -n "$(ls -A "$dir/swap")"
+    last=$(ls "$dir/k" | grep -v partial | sed 's/step-//' | sort -n | tail -n 1)
+    check "after kill $round step $last loads and goes on" run train "$c" --resume "$dir/k" --set spillway.steps=$((last + 1)) --set spillway.checkpoint_dir= --set spillway.run_log=
+    check "and the swap files are reclaimed" nothing_left
+    rm -rf "$dir/k"
+done
 
 # SIGINT finishes the step, saves, cleans up.
 "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/i" --set spillway.run_log="$dir/i.jsonl" >"$dir/out" 2>"$dir/err" &
 pid=$!
-for _ in $(seq 200); do [ "$(wc -l <"$dir/i.jsonl" 2>/dev/null || echo 0)" -gt 3 ] && break; sleep 0.1; done
+for _ in $(seq 200); do [ "$(cat "$dir/i.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
 kill -INT $pid
 wait $pid
 check "SIGINT ends with 0" test $? -eq 0
@@ -142,6 +147,31 @@ if mount -t tmpfs -o size=2m tmpfs "$dir/small" 2>/dev/null; then
 else
     n=$((n + 1))
     echo "ok $n - full disk # SKIP mounting is not permitted here"
+fi
+
+# A file system that refuses O_DIRECT: one warning, the same bits.
+if mkdir "$dir/ram" && mount -t ramfs ramfs "$dir/ram" 2>/dev/null; then
+    check "a path without O_DIRECT trains" run train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/ram" --set "zero_optimization.offload_optimizer.nvme_path=$dir/ram" \
+        --set spillway.checkpoint_dir="$dir/r" --set spillway.run_log=
+    check "with a warning" grep -q "O_DIRECT" "$dir/err"
+    check "and the same bits" same_tensors "$dir/r/step-10" "$dir/a/step-10"
+    umount -l "$dir/ram" # the kernel may still be letting go of the ring's files
+else
+    n=$((n + 1))
+    echo "ok $n - no O_DIRECT # SKIP mounting is not permitted here"
+fi
+
+# Data that may not be read, as another user than root.
+echo text >"$dir/secret.txt"
+chmod 000 "$dir/secret.txt"
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    chmod 755 "$dir"
+    cp "$spw" "$dir/spw-copy" && chmod 755 "$dir/spw-copy" && chmod 644 "$c"
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$dir/spw-copy" train "$c" --set "data.path=$dir/secret.txt" >"$dir/out" 2>"$dir/err"
+    code=$?
+    check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"
+else
+    expect 1 "secret.txt" "unreadable data is named" train "$c" --set "data.path=$dir/secret.txt"
 fi
 
 # Examples build and run: a user's own block, from host and from disk.

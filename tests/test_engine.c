@@ -95,12 +95,12 @@ entries_in(const char *path)
     return n;
 }
 
-/* 1 micro-batch of 8, 8 of 1 and 4 of 2, in passes of 1, 2 and all: the same losses to 1e-5 relative. */
+/* 1 micro-batch of 8, 8 of 1 and 4 of 2, in passes of 1, 2 and all: the same losses and gradient norms to 1e-5 relative. */
 static void
 test_micro_batches(void **state)
 {
     static const uint64_t shapes[][3] = {{8, 1, 0}, {1, 8, 0}, {2, 4, 0}, {1, 8, 1}, {2, 4, 2}, {1, 8, 3}};
-    double want[5];
+    double want[5], norm[5];
     (void)state;
     for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
         rig r;
@@ -112,12 +112,15 @@ test_micro_batches(void **state)
         for (int s = 0; s < 5; s++) {
             spw_step_result result;
             assert_int_equal(rig_step(&r, (uint64_t)s, &result), SPW_OK);
-            if (k == 0)
+            if (k == 0) {
                 want[s] = result.loss;
-            else if (!(fabs(result.loss - want[s]) <= 1e-5 * want[s]))
+                norm[s] = result.grad_norm;
+            } else if (!(fabs(result.loss - want[s]) <= 1e-5 * want[s]) ||
+                       !(fabs(result.grad_norm - norm[s]) <= 1e-5 * norm[s])) {
                 fail_msg("%llu micro-batches of %llu, step %d: loss %.9g, one batch of 8 gives %.9g",
                          (unsigned long long)shapes[k][1], (unsigned long long)shapes[k][0], s + 1, result.loss,
                          want[s]);
+            }
         }
         rig_remove(&r);
     }
