@@ -78,6 +78,14 @@ slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
     return w + r;
 }
 
+/* How many slots of a chunk hold that many elements: at least 1, at most one per chunk. */
+static uint32_t
+slots_for(uint64_t elems, uint64_t chunk, uint32_t chunk_count)
+{
+    uint64_t slots = elems / chunk > 0 ? elems / chunk : 1;
+    return slots > chunk_count ? chunk_count : (uint32_t)slots;
+}
+
 static spw_status
 plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -88,10 +96,13 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
     uint32_t w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
     uint32_t r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
+    if (c->zero.param_buffer_count > 0 && c->run.weight_slots == 0) /* the staging budget in DeepSpeed's words */
+        w_want = slots_for(c->zero.param_buffer_count * c->zero.param_buffer_size, chunk, in->layout->chunk_count);
+    if (c->zero.optimizer_buffer_count > 0 && c->run.record_slots == 0)
+        r_want = (uint32_t)c->zero.optimizer_buffer_count;
     if (w_nvme && c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
-        uint64_t slots = c->zero.max_in_cpu / chunk;
-        if (slots > w_want)
-            w_want = slots > in->layout->chunk_count ? in->layout->chunk_count : (uint32_t)slots;
+        uint32_t slots = slots_for(c->zero.max_in_cpu, chunk, in->layout->chunk_count);
+        w_want = slots > w_want ? slots : w_want;
     }
     p->host_budget = budget;
     p->process_host = in->process_bytes;

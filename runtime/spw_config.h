@@ -66,7 +66,6 @@ typedef struct spw_config {
         double ratio;
         uint64_t sub_group_size;                                                /* elements */
         uint64_t prefetch_bucket_size, max_live_parameters, max_reuse_distance; /* elements */
-        bool pipeline_read, pipeline_write, fast_init;
     } zero;
     struct {
         spw_aio_backend backend;

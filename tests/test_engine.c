@@ -270,6 +270,32 @@ test_budgets(void **state)
     }
 }
 
+/* max_in_cpu and the buffer keys set the number of staging slots, as documented; never more than there are chunks. */
+static void
+test_staging_keys(void **state)
+{
+    static const struct {
+        uint64_t count, size, max_in_cpu, records;
+        uint32_t weight_slots, record_slots;
+    } cases[] = {
+        {0, 100000000, 0, 0, 8, 6}, {3, 4096, 0, 2, 3, 2}, {1, 100000000, 0, 0, 11, 6}, {2, 4096, 40960, 5, 10, 5}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rig r;
+        rig_config(&r, SPW_TIER_NVME);
+        r.c.run.chunk_elems = 4096;
+        r.c.zero.param_buffer_count = cases[i].count;
+        r.c.zero.param_buffer_size = cases[i].size;
+        r.c.zero.optimizer_buffer_count = cases[i].records;
+        r.c.zero.max_in_cpu = cases[i].max_in_cpu;
+        rig_need(&r, 0);
+        assert_int_equal(spw_engine_plan(r.e)->weight_slots,
+                         cases[i].weight_slots == 11 ? spw_engine_layout(r.e)->chunk_count : cases[i].weight_slots);
+        assert_int_equal(spw_engine_plan(r.e)->record_slots, cases[i].record_slots);
+        rig_remove(&r);
+    }
+}
+
 /* Finds the only swap file below dir. */
 static void
 swap_file(const char *dir, char path[1024])
@@ -400,6 +426,7 @@ main(void)
         cmocka_unit_test(test_changing_chain), cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_budgets),        cmocka_unit_test(test_damaged_swap),
         cmocka_unit_test(test_swap_folders),   cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_staging_keys),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
