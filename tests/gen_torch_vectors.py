@@ -4,7 +4,11 @@
 Layout of a file, little-endian: int32 header of 16 (magic 0x53505754, family 0 gpt2 / 1 llama, vocab, width, layers, heads,
 kv heads, head size, MLP width, positions, T, micro-batch B, accumulation A, steps, tied, tensors); then per tensor int32 name
 length, name, int32 count, fp32 weights, fp32 gradients of the first step; then int32 tokens and targets (steps, A, B, T); fp32
-logits (vocab) of the last token of the first sequence; fp64 losses (steps); fp64 gradient norms (steps).
+logits (2, vocab) of the first sequence: of its last token, and of the last of its first T / 3 tokens; fp64 losses (steps); fp64
+gradient norms before clipping (steps); fp64 sums of squares of the final weights (tensors). All before the first step but the last
+three. The sums leave out the key third of GPT-2's packed bias: softmax does not change when all keys shift, so its gradient is 0
+(1e-18 in fp64) and Adam makes of the rounding noise of about 1e-9 steps that no two implementations share; PyTorch's own fp32 and
+fp64 runs differ by 6e-4 there, and by less than 1e-6 in the other two thirds.
 """
 import math, os, struct
 import torch
@@ -95,6 +99,14 @@ def llama(p, c, x):
     return rms(h, p["model.norm.weight"]) @ head.T
 
 
+def squares(name, v):
+    v = v.detach().double()
+    if name.endswith("c_attn.bias"):
+        q, _, v3 = v.chunk(3)
+        v = torch.cat([q, v3])
+    return float(v.pow(2).sum())
+
+
 def make(name, family, c):
     torch.manual_seed(5)
     shapes = (gpt2_params if family == 0 else llama_params)(c)
@@ -109,7 +121,7 @@ def make(name, family, c):
     tokens = torch.stack([data[s % 4, ..., :-1] for s in range(S)])
     targets = torch.stack([data[s % 4, ..., 1:] for s in range(S)])
     with torch.no_grad():
-        logits = model(p, c, tokens[0, 0, :1])[0, -1].clone()
+        logits = torch.stack([model(p, c, tokens[0, 0, :1, :n])[0, -1] for n in (T, T // 3)])
     opt = torch.optim.AdamW(p.values(), lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False)
     losses, norms, grads = [], [], None
     for s in range(S):
@@ -133,6 +145,7 @@ def make(name, family, c):
             f.write(start[k].numpy().tobytes() + grads[k].numpy().tobytes())
         f.write(tokens.int().numpy().tobytes() + targets.int().numpy().tobytes() + logits.numpy().tobytes())
         f.write(struct.pack(f"<{S}d", *losses) + struct.pack(f"<{S}d", *norms))
+        f.write(struct.pack(f"<{len(p)}d", *(squares(k, v) for k, v in p.items())))
     print(name, losses[0], losses[-1], norms[0], os.path.getsize(out))
 
 
