@@ -329,9 +329,12 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
     return true;
 }
 
-/* One wanted use. False: memory ran out, later uses must wait. */
+/*
+ * Gives the use its place on the device if it has none: from then on its fill is under way, whoever brings the bytes.
+ * False: memory ran out, later uses must wait.
+ */
 static bool
-serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
+reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
 {
     unit *u = &s->units[use.unit_idx];
     if (!promised(s, u, use.generation))
@@ -340,18 +343,36 @@ serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
         abort_fill(s, u);
     else if (u->d == D_READY && u->device_generation < use.generation && u->pins == 0)
         spw__store_drop_device(s, u);
-    if (u->d == D_NONE) {
-        if (u->generation > use.generation)
-            return true;
-        if (!make_room(s, u, nearer_than))
-            return false;
-        u->d = D_FILLING;
-        u->device_generation = use.generation;
-        u->fill_next = u->read_next = u->copied_count = 0;
-        u->abort_fill = false;
-        u->by_demand = urgent;
+    if (u->d != D_NONE || u->generation > use.generation)
+        return true;
+    if (!make_room(s, u, nearer_than))
+        return false;
+    u->d = D_FILLING;
+    u->device_generation = use.generation;
+    u->fill_next = u->read_next = u->copied_count = 0;
+    u->abort_fill = false;
+    u->by_demand = urgent;
+    return true;
+}
+
+void
+spw__store_reserve(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK; i++) {
+        if (!reserve_use(s, s->future[i], (uint64_t)i + 1, false))
+            break;
     }
-    return u->d != D_FILLING || u->abort_fill || advance_fill(s, u, nearer_than, urgent);
+}
+
+/* One wanted use. False: memory ran out, later uses must wait. */
+static bool
+serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
+{
+    unit *u = &s->units[use.unit_idx];
+    if (!reserve_use(s, use, nearer_than, urgent))
+        return false;
+    return !promised(s, u, use.generation) || u->d != D_FILLING || u->abort_fill ||
+           advance_fill(s, u, nearer_than, urgent);
 }
 
 /* Fills under way go on first, nearest first: whoever waits for device memory may wait for the very unit being filled. */
@@ -365,7 +386,7 @@ schedule_fills(spw_store *s)
                 return;
             continue;
         }
-        for (uint32_t i = 0; i < s->future_count; i++) {
+        for (uint32_t i = 0; i < s->fetch_count; i++) {
             bool filling = s->units[s->future[i].unit_idx].d == D_FILLING;
             if ((start || filling) && !serve_use(s, s->future[i], (uint64_t)i + 1, false))
                 break;

@@ -84,7 +84,7 @@ struct spw_store {
     int32_t *record_slot_free;
     uint32_t record_slot_free_count;
     spw_store_use *future;
-    uint32_t future_count, future_capacity;
+    uint32_t fetch_count, future_capacity; /* of the future: what may be fetched; what it holds at most */
     spw_store_use demand;
     bool demand_set, gate_open, step_open, stop, mover_kicked;
     chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
@@ -103,6 +103,8 @@ void *spw__store_worker_main(void *store);
 void spw__store_kick(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
+/* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
+void spw__store_reserve(spw_store *s);
 void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */
 
 #endif

@@ -104,8 +104,8 @@ void spw_store_destroy(spw_store *store); /* waits for work in flight, removes t
 typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT } spw_sweep;
 spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err);
 
-/* The uses to come, nearest first; a hint that drives prefetch and eviction. Copied. */
-void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count);
+/* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
+void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count);
 /*
  * spw_store_acquire - waits until the unit is on the device at the given generation and keeps it there.
  * Returns the unit's contiguous weights in the compute type. Each acquire needs one release.
@@ -138,8 +138,7 @@ typedef enum spw_stall {
 const char *spw_stall_name(spw_stall stall); /* "nvme_read", "nvme_write", "h2d", "optimizer" */
 typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
-    /* hit: when acquire was called the future had started the fetch, or named it while the unit's update still ran */
-    uint64_t uses, hits;
+    uint64_t uses, hits; /* hit: when acquire was called, the future had started the unit's fetch */
     uint64_t stall_ns[SPW_STALL_COUNT];
     uint64_t update_busy_ns; /* summed over workers */
     uint64_t read_busy_ns, write_busy_ns;

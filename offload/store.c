@@ -463,13 +463,13 @@ spw_store_destroy(spw_store *s)
 /* ---------------------------------------------------------------- uses */
 
 void
-spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count)
+spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count)
 {
     pthread_mutex_lock(&s->lock);
     if (use_count > s->future_capacity)
         use_count = s->future_capacity;
     memcpy(s->future, uses, use_count * sizeof *uses);
-    s->future_count = use_count;
+    s->fetch_count = fetch_count < use_count ? fetch_count : use_count;
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
     for (uint32_t i = 0; i < use_count; i++) {
@@ -479,6 +479,7 @@ spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count
         else if (u->next_use2 == UINT32_MAX)
             u->next_use2 = i;
     }
+    spw__store_reserve(s);
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }
@@ -512,8 +513,7 @@ spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const vo
     *weights_out = NULL;
     pthread_mutex_lock(&s->lock);
     s->stats.uses++;
-    s->stats.hits += (u->d != D_NONE && u->device_generation == generation && !u->by_demand) ||
-                     (u->next_use != UINT32_MAX && u->generation < generation);
+    s->stats.hits += u->d != D_NONE && u->device_generation == generation && !u->by_demand;
     while (s->poison.status == SPW_OK && !(u->d == D_READY && u->device_generation == generation)) {
         spw_stall cause = stall_cause(s, u, generation);
         uint64_t begin = spw_now_ns();
@@ -622,6 +622,7 @@ spw_store_step_go(spw_store *s)
 {
     pthread_mutex_lock(&s->lock);
     s->gate_open = true;
+    spw__store_reserve(s); /* the next step's first use may come before the mover wakes up */
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }

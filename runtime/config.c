@@ -69,27 +69,94 @@ distance(const char *a, const char *b)
     return row[n];
 }
 
+/* The row's key, or with its alias as the last part. */
+static const char *
+row_spelling(const key_row *row, bool alias, char *buf)
+{
+    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    snprintf(buf, KEY_BYTES, "%.*s%s", (int)(alias ? prefix : KEY_BYTES - 1), row->key, alias ? row->alias : "");
+    return buf;
+}
+
+/* The keys of section model, which are not rows of the table: they are Hugging Face's, by family. */
+typedef struct size_key {
+    const char *gpt2, *llama;
+    size_t offset;
+} size_key;
+
+static const size_key model_sizes[] = {
+    {"vocab_size", "vocab_size", offsetof(spw_config, model.vocab_size)},
+    {"n_embd", "hidden_size", offsetof(spw_config, model.width)},
+    {"n_layer", "num_hidden_layers", offsetof(spw_config, model.layers)},
+    {"n_head", "num_attention_heads", offsetof(spw_config, model.heads)},
+    {"n_inner", "intermediate_size", offsetof(spw_config, model.mlp_width)},
+    {"n_positions", "max_position_embeddings", offsetof(spw_config, model.positions)},
+    {"n_ctx", "num_key_value_heads", offsetof(spw_config, model.kv_heads)},
+    {"head_dim", "head_dim", offsetof(spw_config, model.head_dim)},
+};
+
+static const char *const model_others[] = {"model_type",        "architectures",       "layer_norm_epsilon",
+                                           "rms_norm_eps",      "rope_theta",          "rope_scaling",
+                                           "initializer_range", "tie_word_embeddings", "activation_function",
+                                           "hidden_act",        "attn_pdrop",          "embd_pdrop",
+                                           "resid_pdrop",       "attention_dropout",   "attention_bias",
+                                           "mlp_bias",          "torch_dtype",         "dtype",
+                                           "bos_token_id",      "eos_token_id",        "path",
+                                           "use_cache",         "pretraining_tp",      "transformers_version"};
+
+/* What an unknown key may have meant: the same name in another section, or else a key a few letters away. */
+typedef struct guess {
+    char near[KEY_BYTES], elsewhere[KEY_BYTES];
+    unsigned near_distance, elsewhere_distance;
+} guess;
+
+static void
+consider(guess *g, const char *key, const char *candidate)
+{
+    unsigned d = distance(key, candidate);
+    if (strcmp(last_part(candidate), last_part(key)) == 0 && d < g->elsewhere_distance) {
+        g->elsewhere_distance = d;
+        snprintf(g->elsewhere, sizeof g->elsewhere, "%s", candidate);
+    }
+    if (d < g->near_distance && 3 * d <= strlen(key)) {
+        g->near_distance = d;
+        snprintf(g->near, sizeof g->near, "%s", candidate);
+    }
+}
+
+static void
+consider_model_keys(guess *g, const char *key)
+{
+    char candidate[KEY_BYTES];
+    for (size_t i = 0; i < 2 * sizeof model_sizes / sizeof model_sizes[0]; i++) {
+        snprintf(candidate, sizeof candidate, "model.%s", i % 2 ? model_sizes[i / 2].llama : model_sizes[i / 2].gpt2);
+        consider(g, key, candidate);
+    }
+    for (size_t i = 0; i < sizeof model_others / sizeof model_others[0]; i++) {
+        snprintf(candidate, sizeof candidate, "model.%s", model_others[i]);
+        consider(g, key, candidate);
+    }
+}
+
 static spw_status
 unknown_key(const reader *r, const char *key)
 {
-    const key_row *near = NULL, *elsewhere = NULL;
-    unsigned best = 4;
+    guess g = {.near_distance = 4, .elsewhere_distance = UINT32_MAX};
+    char candidate[KEY_BYTES];
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
-        const key_row *row = &spw__config_rows[i];
-        unsigned d = distance(key, row->key);
-        if (d < best) {
-            best = d;
-            near = row;
-        }
-        if (strcmp(last_part(row->key), last_part(key)) == 0 ||
-            (row->alias != NULL && strcmp(row->alias, last_part(key)) == 0))
-            elsewhere = row;
+        consider(&g, key, row_spelling(&spw__config_rows[i], false, candidate));
+        if (spw__config_rows[i].alias != NULL)
+            consider(&g, key, row_spelling(&spw__config_rows[i], true, candidate));
     }
-    if (elsewhere != NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; did you mean \"%s\"? It belongs there", r->name,
-                         key, elsewhere->key);
-    if (near != NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; did you mean \"%s\"?", r->name, key, near->key);
+    consider_model_keys(&g, key);
+    if (g.elsewhere[0] != '\0') {
+        int section = (int)(last_part(g.elsewhere) - g.elsewhere);
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",
+                         r->name, key, last_part(key), section > 0 ? section - 1 : 13,
+                         section > 0 ? g.elsewhere : "the top level", g.elsewhere);
+    }
+    if (g.near[0] != '\0')
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; did you mean \"%s\"?", r->name, key, g.near);
     return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; spillway help config lists all keys", r->name, key);
 }
 
@@ -98,8 +165,11 @@ unknown_key(const reader *r, const char *key)
 static spw_status
 bad_value(const reader *r, const char *key, const char *expected, const json_t *v)
 {
+    /* By jansson's json_type; true, false and null name themselves. */
+    static const char *const kinds[] = {"object", "list", "string", "integer", "number", "", "", ""};
     char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-    spw_status st = SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: expected %s, got %.100s", r->name, key, expected,
+    spw_status st = SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: expected %s, got %s%s%.100s", r->name, key, expected,
+                              kinds[json_typeof(v)], kinds[json_typeof(v)][0] != '\0' ? " " : "",
                               text != NULL ? text : "something else");
     free(text);
     return st;
@@ -110,10 +180,26 @@ read_integer(const reader *r, const key_row *row, const json_t *v, uint64_t *out
 {
     char expected[100];
     double x = json_is_number(v) ? json_number_value(v) : 0;
-    snprintf(expected, sizeof expected, "a whole number from %.0f to %.4g", row->min, row->max);
-    if (!json_is_number(v) || x != floor(x) || x < row->min || x > row->max)
+    if (!json_is_number(v))
+        return bad_value(r, row->key, "integer", v);
+    snprintf(expected, sizeof expected, "integer in [%.10g, %.10g]", row->min, row->max);
+    if (x != floor(x) || x < row->min || x > row->max)
         return bad_value(r, row->key, expected, v);
     *out = json_is_integer(v) ? (uint64_t)json_integer_value(v) : (uint64_t)x;
+    return SPW_OK;
+}
+
+static spw_status
+read_number(const reader *r, const key_row *row, const json_t *v, double *out)
+{
+    char expected[100];
+    double x = json_is_number(v) ? json_number_value(v) : 0;
+    if (!json_is_number(v))
+        return bad_value(r, row->key, "number", v);
+    snprintf(expected, sizeof expected, "number in [%.10g, %.10g]", row->min, row->max);
+    if (!(x >= row->min && x <= row->max))
+        return bad_value(r, row->key, expected, v);
+    *out = x;
     return SPW_OK;
 }
 
@@ -123,6 +209,9 @@ add_path(const reader *r, const key_row *row, spw_path_list *list, const json_t 
     const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
     if (text == NULL || text[0] == '\0')
         return bad_value(r, row->key, "a path or a list of paths", v);
+    if (json_is_object(v) && json_object_size(v) > 1)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s with bytes or weight of a path", r->name,
+                         row->key);
     if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
                          SPW_PATH_BYTES - 1);
@@ -163,7 +252,7 @@ read_text(const reader *r, const key_row *row, const json_t *v, char *out)
     const char *text = json_string_value(v), *at = row->choices;
     size_t n;
     if (text == NULL)
-        return bad_value(r, row->key, "a text", v);
+        return bad_value(r, row->key, "string", v);
     n = strlen(text);
     for (; at != NULL; at = strchr(at, '|') != NULL ? strchr(at, '|') + 1 : NULL) {
         if (strncmp(at, text, n) == 0 && (at[n] == '|' || at[n] == '\0'))
@@ -172,6 +261,8 @@ read_text(const reader *r, const key_row *row, const json_t *v, char *out)
     if (row->choices != NULL && at == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s \"%s\" (one of %s)", r->name, row->key, text,
                          row->choices);
+    if (row->class == C_INERT)
+        return SPW_OK;
     if (out == NULL) { /* scheduler.params.warmup_type */
         r->out->scheduler.warmup_linear = strcmp(text, "linear") == 0;
         return SPW_OK;
@@ -229,7 +320,8 @@ static spw_status
 read_unbuilt(const reader *r, const key_row *row, const json_t *v)
 {
     json_t *inert = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
-    bool off = json_equal(inert, v) || json_is_null(v) || json_is_false(v) ||
+    bool off = json_equal(inert, v) || json_is_null(v) || (json_is_false(v) && !json_is_number(inert)) ||
+               (!json_is_object(inert) && json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) ||
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
     json_decref(inert);
@@ -248,20 +340,20 @@ read_deprecated(const reader *r, const key_row *row, const json_t *v)
     else if (json_is_true(v) && strcmp(name, "cpu_offload_params") == 0)
         r->out->zero.offload_param = SPW_TIER_HOST;
     else if (strcmp(name, "cpu_offload_use_pin_memory") == 0)
-        r->out->zero.pin_memory_optimizer = json_is_true(v);
+        r->out->zero.pin_memory_optimizer = r->out->zero.pin_memory_param = json_is_true(v);
     return SPW_OK;
 }
 
 static spw_status
 read_value(const reader *r, const key_row *row, const json_t *v)
 {
-    void *field = (char *)r->out + row->offset;
-    uint64_t n = 0;
+    uint64_t n = 0, unkept = 0;
+    void *field = row->offset == SPW_CONFIG_NOWHERE ? (char *)&unkept : (char *)r->out + row->offset;
     if (row->class == C_UNBUILT)
         return read_unbuilt(r, row, v);
     if (row->class == C_DEPRECATED)
         return read_deprecated(r, row, v);
-    if (row->type == K_ANY)
+    if (row->type == K_ANY || (row->class == C_INERT && json_is_null(v)))
         return SPW_OK;
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
         row->type != K_BACKEND)
@@ -277,11 +369,7 @@ read_value(const reader *r, const key_row *row, const json_t *v)
         SPW_TRY(read_integer(r, row, v, &n));
         *(uint32_t *)field = (uint32_t)n;
         return SPW_OK;
-    case K_REAL:
-        if (!json_is_number(v) || !(json_number_value(v) >= row->min && json_number_value(v) <= row->max))
-            return bad_value(r, row->key, "a number in range (spillway help config)", v);
-        *(double *)field = json_number_value(v);
-        return SPW_OK;
+    case K_REAL: return read_number(r, row, v, field);
     case K_TEXT: return read_text(r, row, v, row->size == 0 ? NULL : field);
     case K_BYTES: return read_bytes(r, row, v, field);
     case K_PATHS: return read_paths(r, row, v, field);
@@ -292,30 +380,19 @@ read_value(const reader *r, const key_row *row, const json_t *v)
 
 /* ---------------------------------------------------------------- the model section */
 
-typedef struct size_key {
-    const char *gpt2, *llama;
-    size_t offset;
-} size_key;
-
-static const size_key model_sizes[] = {
-    {"vocab_size", "vocab_size", offsetof(spw_config, model.vocab_size)},
-    {"n_embd", "hidden_size", offsetof(spw_config, model.width)},
-    {"n_layer", "num_hidden_layers", offsetof(spw_config, model.layers)},
-    {"n_head", "num_attention_heads", offsetof(spw_config, model.heads)},
-    {"n_inner", "intermediate_size", offsetof(spw_config, model.mlp_width)},
-    {"n_positions", "max_position_embeddings", offsetof(spw_config, model.positions)},
-    {"n_ctx", "num_key_value_heads", offsetof(spw_config, model.kv_heads)},
-    {"head_dim", "head_dim", offsetof(spw_config, model.head_dim)},
-};
-
-static const char *const model_others[] = {"model_type",        "architectures",       "layer_norm_epsilon",
-                                           "rms_norm_eps",      "rope_theta",          "rope_scaling",
-                                           "initializer_range", "tie_word_embeddings", "activation_function",
-                                           "hidden_act",        "attn_pdrop",          "embd_pdrop",
-                                           "resid_pdrop",       "attention_dropout",   "attention_bias",
-                                           "mlp_bias",          "torch_dtype",         "dtype",
-                                           "bos_token_id",      "eos_token_id",        "path",
-                                           "use_cache",         "pretraining_tp",      "transformers_version"};
+static spw_status
+refuse_attention_dropout(const reader *r, const json_t *m)
+{
+    static const char *const no_dropout[] = {"attn_pdrop", "attention_dropout"};
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *p = json_object_get(m, no_dropout[i]);
+        if (p != NULL && !json_is_null(p) && !(json_is_number(p) && json_number_value(p) == 0))
+            return SPW_RAISE(r->err, SPW_ECONFIG,
+                             "%s: not supported yet: model.%s other than 0 (dropout inside attention)", r->name,
+                             no_dropout[i]);
+    }
+    return SPW_OK;
+}
 
 /* Keys that would make another model than the one built here. */
 static spw_status
@@ -331,6 +408,8 @@ refuse_variants(const reader *r, const json_t *m, bool llama)
         if (v != NULL && !json_is_null(v) && !json_is_false(v))
             return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.%s", r->name, must_be_off[i]);
     }
+    if (json_is_false(json_object_get(m, "scale_attn_weights")))
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.scale_attn_weights false", r->name);
     if (rope != NULL && strcmp(json_string_value(json_object_get(rope, "rope_type")) != NULL
                                    ? json_string_value(json_object_get(rope, "rope_type"))
                                    : "default",
@@ -376,6 +455,24 @@ read_real(const reader *r, const json_t *m, const char *name, double fallback, d
     return SPW_OK;
 }
 
+/* One probability for the embedding and the residual branches; GPT-2's files say 0.1 whoever reads them: not for those. */
+static spw_status
+read_dropout(const reader *r, const json_t *m)
+{
+    double resid, embd;
+    SPW_TRY(refuse_attention_dropout(r, m));
+    SPW_TRY(read_real(r, m, "resid_pdrop", -1, &resid));
+    SPW_TRY(read_real(r, m, "embd_pdrop", -1, &embd));
+    if (resid >= 0 && embd >= 0 && resid != embd)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.resid_pdrop %g and model.embd_pdrop %g must be equal", r->name,
+                         resid, embd);
+    if (resid >= 1 || embd >= 1)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.%s: expected number in [0, 1), got %g", r->name,
+                         resid >= 1 ? "resid_pdrop" : "embd_pdrop", resid >= 1 ? resid : embd);
+    r->out->model.dropout = resid > 0 ? resid : embd > 0 ? embd : 0;
+    return SPW_OK;
+}
+
 static spw_status
 read_model(const reader *r, json_t *m, bool lenient)
 {
@@ -396,21 +493,21 @@ read_model(const reader *r, json_t *m, bool lenient)
             known = known || strcmp(name, llama ? model_sizes[i].llama : model_sizes[i].gpt2) == 0;
         for (size_t i = 0; i < sizeof model_others / sizeof model_others[0]; i++)
             known = known || strcmp(name, model_others[i]) == 0;
-        if (!known)
-            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"model.%s\" for model_type %s", r->name, name,
-                             type);
+        if (!known) {
+            char key[KEY_BYTES];
+            snprintf(key, sizeof key, "model.%s", name);
+            return unknown_key(r, key);
+        }
     }
     SPW_TRY(refuse_variants(r, m, llama));
     snprintf(c->model.model_type, sizeof c->model.model_type, "%s", type);
     SPW_TRY(read_sizes(r, m, llama));
     SPW_TRY(read_real(r, m, llama ? "rms_norm_eps" : "layer_norm_epsilon", llama ? 1e-6 : 1e-5, &c->model.norm_eps));
-    SPW_TRY(read_real(r, m, "rope_theta", 10000.0, &c->model.rope_theta));
+    SPW_TRY(read_real(r, json_object_get(m, "rope_theta") != NULL ? m : json_object_get(m, "rope_parameters"),
+                      "rope_theta", 10000.0, &c->model.rope_theta)); /* newer files keep it one level down */
     SPW_TRY(read_real(r, m, "initializer_range", 0.02, &c->model.initializer_range));
-    SPW_TRY(read_real(r, m, "resid_pdrop", 0.0, &c->model.dropout));
-    if (lenient)
-        c->model.dropout = 0; /* GPT-2's files say 0.1 whoever reads them */
-    if (c->model.dropout >= 1)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.resid_pdrop must be below 1", r->name);
+    if (!lenient)
+        SPW_TRY(read_dropout(r, m));
     if (tied != NULL && !json_is_boolean(tied))
         return bad_value(r, "model.tie_word_embeddings", "true or false", tied);
     c->model.tied = tied != NULL ? json_is_true(tied) : !llama;
@@ -452,8 +549,14 @@ read_model_section(const reader *r, json_t *m)
     spw_status st;
     if (!json_is_object(m))
         return bad_value(r, "model", "an object", m);
-    if (folder == NULL || json_object_get(m, "model_type") != NULL)
+    if (json_object_get(m, "path") == NULL)
         return read_model(r, m, false);
+    if (folder == NULL || folder[0] == '\0')
+        return bad_value(r, "model.path", "a folder with config.json", json_object_get(m, "path"));
+    if (json_object_size(m) > 1 || strlen(folder) > 1000)
+        return SPW_RAISE(
+            r->err, SPW_ECONFIG,
+            "%s: model.path stands alone and has at most 1000 bytes: the folder's config.json says the rest", r->name);
     snprintf(r->out->model.path, sizeof r->out->model.path, "%s", folder);
     snprintf(file, sizeof file, "%.1000s/config.json", folder);
     SPW_TRY(spw_file_read_text(file, TEXT_MAX, &text, r->err));
@@ -463,6 +566,24 @@ read_model_section(const reader *r, json_t *m)
 }
 
 /* ---------------------------------------------------------------- the walk */
+
+/* Two spellings of one key, or a deprecated key beside its successor, would leave one of them ignored. */
+static spw_status
+check_said_once(const reader *r, const key_row *row, const json_t *object)
+{
+    char successor[KEY_BYTES] = "";
+    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    if (row->alias != NULL && json_object_get(object, row->alias) != NULL &&
+        json_object_get(object, last_part(row->key)) != NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is given twice, once as %s", r->name, row->key, row->alias);
+    if (row->class == C_DEPRECATED) {
+        snprintf(successor, sizeof successor, "%.*s", (int)strcspn(row->help + prefix, "."), row->help + prefix);
+        if (json_object_get(object, successor) != NULL)
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is deprecated and cannot stand beside %s", r->name, row->key,
+                             row->help);
+    }
+    return SPW_OK;
+}
 
 static spw_status
 read_object(const reader *r, const char *prefix, json_t *object)
@@ -475,8 +596,9 @@ read_object(const reader *r, const char *prefix, json_t *object)
         const key_row *row;
         snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
         row = find_row(key);
-        if (row == NULL)
+        if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
             return unknown_key(r, key);
+        SPW_TRY(check_said_once(r, row, object));
         if (row->class == C_INERT)
             spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", r->name, row->key, row->help);
         if (row->type != K_SECTION) {
@@ -501,7 +623,7 @@ set_defaults(const reader *r)
         const key_row *row = &spw__config_rows[i];
         json_t *v;
         spw_status st;
-        if (row->fallback == NULL || row->type == K_ANY || row->class == C_UNBUILT)
+        if (row->fallback == NULL || row->offset == SPW_CONFIG_NOWHERE || row->class == C_UNBUILT)
             continue;
         v = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
         st = read_value(r, row, v);
@@ -557,6 +679,47 @@ check_offload(const reader *r)
 }
 
 static spw_status
+check_device(const reader *r)
+{
+    const char *name = r->out->run.device, *index = name + 5;
+    bool numbered = strncmp(name, "cuda:", 5) == 0 && index[0] != '\0' && strspn(index, "0123456789") == strlen(index);
+    if (!numbered && strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.device: expected auto, cpu, cuda or cuda:0, got \"%s\"",
+                         r->name, name);
+    return SPW_OK;
+}
+
+/* Which of scheduler.params a type takes. */
+static bool
+scheduler_takes(const char *type, const char *param)
+{
+    bool cosine = strcmp(type, "WarmupCosineLR") == 0;
+    if (strcmp(param, "total_num_steps") == 0)
+        return cosine || strcmp(type, "WarmupDecayLR") == 0;
+    if (strcmp(param, "warmup_min_lr") == 0 || strcmp(param, "warmup_max_lr") == 0)
+        return type[0] != '\0' && !cosine;
+    if (strcmp(param, "warmup_min_ratio") == 0 || strcmp(param, "cos_min_ratio") == 0)
+        return cosine;
+    return type[0] != '\0';
+}
+
+static spw_status
+check_scheduler(const reader *r, json_t *params)
+{
+    const char *type = r->out->scheduler.type, *name;
+    json_t *v;
+    json_object_foreach(params, name, v)
+    {
+        if (!scheduler_takes(type, name))
+            spw_log(SPW_LOG_WARN, "%s: scheduler.params.%s has no meaning for scheduler.type \"%s\"", r->name, name,
+                    type);
+    }
+    if (scheduler_takes(type, "total_num_steps") && r->out->scheduler.total_num_steps == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name, type);
+    return SPW_OK;
+}
+
+static spw_status
 settle(const reader *r, const json_t *root)
 {
     spw_config *c = r->out;
@@ -575,6 +738,8 @@ settle(const reader *r, const json_t *root)
     if (!c->bf16 && c->run.state_format != SPW_STATE_FP32)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));
+    SPW_TRY(check_device(r));
+    SPW_TRY(check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params")));
     if (c->run.chunk_elems % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
                          (unsigned long long)c->run.chunk_elems);
@@ -586,11 +751,6 @@ settle(const reader *r, const json_t *root)
     if (c->model.vocab_size < 256)
         spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
                 (unsigned long long)c->model.vocab_size);
-    if (strcmp(c->scheduler.type, "WarmupDecayLR") == 0 || strcmp(c->scheduler.type, "WarmupCosineLR") == 0) {
-        if (c->scheduler.total_num_steps == 0)
-            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name,
-                             c->scheduler.type);
-    }
     return SPW_OK;
 }
 
@@ -746,7 +906,12 @@ spw_config_dump(const spw_config *c)
     json_object_set_new(root, "model", model_json(c));
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
-        json_t *v = row->class == C_BUILT && row->type != K_SECTION && row->type != K_ANY ? value_json(c, row) : NULL;
+        bool kept = (row->class == C_BUILT || row->class == C_INERT) && row->offset != SPW_CONFIG_NOWHERE;
+        json_t *v = kept && row->type != K_SECTION && row->type != K_ANY ? value_json(c, row) : NULL;
+        if (strncmp(row->key, "scheduler.params.", 17) == 0 && !scheduler_takes(c->scheduler.type, row->key + 17)) {
+            json_decref(v);
+            v = NULL;
+        }
         if (v != NULL)
             put(root, row->key, v);
     }
@@ -760,14 +925,22 @@ spw_config_dump(const spw_config *c)
 void
 spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
 {
+    static const char *const types[] = {
+        [K_SECTION] = "section",   [K_BOOL] = "bool",   [K_U64] = "int",     [K_U32] = "int",
+        [K_REAL] = "number",       [K_TEXT] = "text",   [K_BYTES] = "bytes", [K_PATHS] = "paths",
+        [K_TIER] = "enum",         [K_FORMAT] = "enum", [K_DTYPE] = "enum",  [K_BACKEND] = "enum",
+        [K_BETAS] = "two numbers", [K_ANY] = "any"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
-        char text[400], also[100] = "";
+        char text[500], also[100] = "", range[80] = "";
         if (row->alias != NULL)
             snprintf(also, sizeof also, " (also %s)", row->alias);
-        snprintf(text, sizeof text, "  %s%s = %s  %s%s", row->key, also,
+        if (row->class != C_UNBUILT && row->max > 0 &&
+            (row->type == K_U64 || row->type == K_U32 || row->type == K_REAL))
+            snprintf(range, sizeof range, " in [%.4g, %.4g]", row->min, row->max);
+        snprintf(text, sizeof text, "  %s%s: %s%s = %s  %s%s", row->key, also, types[row->type], range,
                  row->type == K_SECTION  ? "{...}"
                  : row->fallback != NULL ? row->fallback
                                          : "(none)",

@@ -28,6 +28,8 @@ typedef enum key_class {
     C_DEPRECATED /* works; help says what replaces it */
 } key_class;
 
+#define SPW_CONFIG_NOWHERE SIZE_MAX /* offset of a row whose value is checked and not kept */
+
 typedef struct key_row {
     const char *key, *alias; /* dotted; alias: another spelling of the last part, or NULL */
     key_type type;

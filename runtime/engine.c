@@ -526,7 +526,8 @@ tell_future(spw_engine *e, int mode)
     if (!e->config.run.prefetch)
         return;
     n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
-    spw_store_set_future(e->store, e->future, n);
+    spw_store_set_future(e->store, e->future, n,
+                         spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size));
 }
 
 static spw_status

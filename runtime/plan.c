@@ -179,6 +179,14 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     } else if (budget > fixed) {
         p->cache_device = budget - fixed < all_units ? (budget - fixed) / 4096 * 4096 : all_units;
     }
+    if (p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+        p->cache_device = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+        if (st == SPW_OK && p->cache_device < floor_bytes)
+            st = SPW_RAISE(err, SPW_ENOFIT,
+                           "zero_optimization.max_live_parameters is %llu, the largest block of this model has %llu",
+                           (unsigned long long)c->zero.max_live_parameters,
+                           (unsigned long long)(floor_bytes / in->compute_bytes));
+    }
     if (st == SPW_OK && p->cache_device < floor_bytes) {
         char need[32], have[32];
         uint64_t least = fixed + floor_bytes;

@@ -64,8 +64,8 @@ typedef struct spw_config {
         uint64_t optimizer_buffer_count;
         uint64_t max_in_cpu; /* elements */
         double ratio;
-        uint64_t sub_group_size;                                                /* elements */
-        uint64_t prefetch_bucket_size, max_live_parameters, max_reuse_distance; /* elements */
+        uint64_t sub_group_size;                            /* elements */
+        uint64_t prefetch_bucket_size, max_live_parameters; /* elements */
     } zero;
     struct {
         spw_aio_backend backend;

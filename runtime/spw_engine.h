@@ -57,6 +57,8 @@ void spw_trace_end(spw_trace *trace);
  */
 uint32_t spw_trace_future(const spw_trace *trace, const uint64_t *generations, uint64_t wrap_step, spw_store_use *out,
                           uint32_t max);
+/* How many of these uses may be fetched now: those that begin within max_elems elements. */
+uint32_t spw_trace_ahead(const spw_store_use *uses, uint32_t count, const spw_store_unit *units, uint64_t max_elems);
 
 /* ---------------------------------------------------------------- plan (pure) */
 

@@ -59,6 +59,16 @@ spw_trace_end(spw_trace *t)
 }
 
 uint32_t
+spw_trace_ahead(const spw_store_use *uses, uint32_t count, const spw_store_unit *units, uint64_t max_elems)
+{
+    uint64_t ahead = 0;
+    uint32_t n = 0;
+    for (; n < count && ahead < max_elems; n++)
+        ahead += units[uses[n].unit_idx].elems;
+    return n;
+}
+
+uint32_t
 spw_trace_future(const spw_trace *t, const uint64_t *generations, uint64_t wrap_step, spw_store_use *out, uint32_t max)
 {
     uint32_t n = 0;

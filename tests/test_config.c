@@ -2,7 +2,7 @@
  * The configuration: what is right parses to the right values, what is wrong is refused by key and value, and what was
  * parsed prints and parses again to the same.
  */
-#include "spw_config.h"
+#include "config_internal.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -71,17 +71,28 @@ test_refused(void **state)
         const char *set, *says;
     } wrong[] = {
         {"zero_optimization.stagee=3", "did you mean \"zero_optimization.stage\""},
-        {"queue_depth=4", "aio.queue_depth"},
-        {"spillway.stage=3", "zero_optimization.stage"},
+        {"queue_depth=4", "run.json: unknown key \"queue_depth\"; \"queue_depth\" belongs in aio"},
+        {"zero_optimization.gradient_clipping=1", "belongs in the top level; did you mean \"gradient_clipping\""},
+        {"n_layer=2", "belongs in model; did you mean \"model.n_layer\""},
+        {"zero_optimization.stage3_max_live_params=1", "unknown key \"zero_optimization.stage3_max_live_params\""},
+        {"zero_optimization.stage3_max_live_parameter=1",
+         "did you mean \"zero_optimization.stage3_max_live_parameters\""},
+        {"spillway.stage=3", "\"stage\" belongs in zero_optimization; did you mean \"zero_optimization.stage\""},
         {"nonsense=1", "unknown key \"nonsense\""},
-        {"model.n_layers=3", "model.n_layers"},
-        {"spillway.steps=\"x\"", "spillway.steps: expected a whole number"},
-        {"spillway.steps=1.5", "spillway.steps"},
+        {"model.n_layers=3", "unknown key \"model.n_layers\"; did you mean \"model.n_layer\""},
+        {"spillway.steps=\"x\"", "run.json: spillway.steps: expected integer, got string \"x\""},
+        {"spillway.steps=1.5", "spillway.steps: expected integer in [1, 1e+12], got number 1.5"},
+        {"spillway.steps=true", "spillway.steps: expected integer, got true"},
+        {"spillway.integrity=1", "spillway.integrity: expected true or false, got integer 1"},
+        {"spillway.device=3", "spillway.device: expected string, got integer 3"},
+        {"spillway.device=\"gpu\"", "spillway.device: expected auto, cpu, cuda or cuda:0, got \"gpu\""},
+        {"spillway.device=\"cuda:x\"", "spillway.device"},
         {"spillway.steps=0", "spillway.steps"},
-        {"train_micro_batch_size_per_gpu=-3", "train_micro_batch_size_per_gpu"},
+        {"train_micro_batch_size_per_gpu=-3",
+         "train_micro_batch_size_per_gpu: expected integer in [1, 1000000], got integer -3"},
         {"train_batch_size=17", "train_batch_size 17"},
-        {"gradient_clipping=-1", "gradient_clipping"},
-        {"gradient_clipping=\"a\"", "gradient_clipping"},
+        {"gradient_clipping=-1", "gradient_clipping: expected number in [0, 1e+30], got integer -1"},
+        {"gradient_clipping=\"a\"", "gradient_clipping: expected number, got string \"a\""},
         {"optimizer.type=\"Muon\"", "not supported yet: optimizer.type"},
         {"optimizer.params.betas=[0.9]", "optimizer.params.betas"},
         {"optimizer.params.betas=[0.9,1.0]", "optimizer.params.betas"},
@@ -112,6 +123,30 @@ test_refused(void **state)
         {"data.path=[]", "data.path"},
         {"data.format=\"parquet\"", "not supported yet: data.format"},
         {"data.validation_split=1.5", "data.validation_split"},
+        {"zero_optimization.overlap_comm=\"yes\"", "zero_optimization.overlap_comm: expected true or false"},
+        {"zero_optimization.reduce_bucket_size=-1", "zero_optimization.reduce_bucket_size: expected integer in"},
+        {"zero_optimization.cpu_offload=true", "zero_optimization.cpu_offload is deprecated and cannot stand beside "
+                                               "zero_optimization.offload_optimizer.device"},
+        {"zero_optimization={\"max_live_parameters\":1,\"stage3_max_live_parameters\":2}", "is given twice"},
+        {"zero_optimization.offload_optimizer={\"device\":\"nvme\"}", "offload_optimizer.nvme_path is needed"},
+        {"zero_optimization={\"stage\":0,\"offload_optimizer\":{\"device\":\"cpu\"}}",
+         "zero_optimization.offload_optimizer needs stage 1, 2 or 3"},
+        {"zero_optimization.offload_param.nvme_path={\"path\":\"/a\",\"bytes\":1}",
+         "not supported yet: zero_optimization.offload_param.nvme_path"},
+        {"zero_optimization.mics_shard_size=2", "not supported yet: zero_optimization.mics_shard_size"},
+        {"zero_optimization.zero_hpz_partition_size=8", "not supported yet: zero_optimization.zero_hpz_partition_size"},
+        {"zero_optimization.zero_hpz_partition_size=false", "zero_optimization.zero_hpz_partition_size"},
+        {"data_types.grad_accum_dtype=\"bf16\"", "not supported yet: data_types.grad_accum_dtype"},
+        {"checkpoint={\"parallel_write\": {}}", "not supported yet: checkpoint"},
+        {"sparse_gradients=true", "not supported yet: sparse_gradients"},
+        {"model.attn_pdrop=0.1", "not supported yet: model.attn_pdrop"},
+        {"model.scale_attn_weights=false", "model.scale_attn_weights"},
+        {"model.resid_pdrop=1.5", "model.resid_pdrop: expected number in [0, 1)"},
+        {"model.path=\"folder\"", "model.path stands alone"},
+        {"model={\"path\": 3}", "model.path: expected a folder with config.json, got integer 3"},
+        {"model={}", "model.model_type is missing"},
+        {"scheduler={\"type\":\"WarmupDecayLR\"}", "scheduler.params.total_num_steps is needed for WarmupDecayLR"},
+        {"spillway.grad_dtype=\"fp16\"", "spillway.grad_dtype: expected fp32 or bf16, got string \"fp16\""},
         {"=3", "--set =3"},
         {"spillway..steps=3", "--set"},
     };
@@ -130,7 +165,13 @@ test_accepted(void **state)
 {
     static const char *const right[] = {"zero_optimization.stage3_prefetch_bucket_size=5000000",
                                         "zero_optimization.stage3_max_live_parameters=\"auto\"",
-                                        "zero_optimization.cpu_offload=true",
+                                        "zero_optimization={\"stage\":2,\"cpu_offload\":true}",
+                                        "fp16.enabled=\"auto\"",
+                                        "data_types={\"grad_accum_dtype\": null}",
+                                        "communication_data_type=null",
+                                        "spillway.device=\"cuda:1\"",
+                                        "optimizer.params.betas=\"auto\"",
+                                        "zero_optimization.offload_param.nvme_path={\"path\":\"/a\"}",
                                         "zero_optimization.overlap_comm=true",
                                         "zero_optimization.reduce_bucket_size=500000000",
                                         "aio.intra_op_parallelism=8",
@@ -153,6 +194,80 @@ test_accepted(void **state)
     assert_string_equal(c.data.path.item[0], "a.txt");
 }
 
+static char heard[4000];
+
+static void
+hear(void *ctx, spw_log_level level, const char *line)
+{
+    size_t n = strlen(heard);
+    (void)ctx;
+    snprintf(heard + n, sizeof heard - n, "%s %s\n", level == SPW_LOG_WARN ? "warning" : "info", line);
+}
+
+/* Deprecated keys act and name their successor; keys that cannot matter say so; parameters of another schedule too. */
+static void
+test_said(void **state)
+{
+    (void)state;
+    heard[0] = '\0';
+    spw_log_set(hear, NULL);
+    assert_int_equal(parse("zero_optimization={\"stage\":3,\"cpu_offload\":true,\"cpu_offload_param\":true,"
+                           "\"cpu_offload_use_pin_memory\":true,\"stage3_gather_fp16_weights_on_model_save\":true,"
+                           "\"round_robin_gradients\":true,\"stage3_max_live_parameters\":7}",
+                           NULL),
+                     SPW_OK);
+    assert_int_equal(c.zero.offload_optimizer, SPW_TIER_HOST);
+    assert_int_equal(c.zero.offload_param, SPW_TIER_HOST);
+    assert_true(c.zero.pin_memory_optimizer && c.zero.pin_memory_param);
+    assert_int_equal(c.zero.max_live_parameters, 7);
+    assert_int_equal(parse("scheduler.params.warmup_max_lr=0.1", NULL), SPW_OK);
+    spw_log_set(NULL, NULL);
+    assert_non_null(strstr(heard, "warning run.json: zero_optimization.cpu_offload is deprecated; use "
+                                  "zero_optimization.offload_optimizer.device"));
+    assert_non_null(strstr(heard, "use zero_optimization.offload_param.device"));
+    assert_non_null(strstr(heard, "use zero_optimization.offload_optimizer.pin_memory"));
+    assert_non_null(strstr(heard, "use zero_optimization.gather_16bit_weights_on_model_save"));
+    assert_non_null(strstr(heard, "info run.json: zero_optimization.round_robin_gradients has no effect here"));
+    assert_non_null(strstr(heard, "scheduler.params.warmup_max_lr has no meaning for scheduler.type"));
+}
+
+/* Of three batch sizes any one or two give the rest, as DeepSpeed derives them on one rank; none is an error. */
+static void
+test_batches(void **state)
+{
+    static const struct {
+        const char *given;
+        uint64_t all, micro, steps; /* all 0: refused */
+    } cases[] = {{"\"train_batch_size\":12", 12, 12, 1},
+                 {"\"train_micro_batch_size_per_gpu\":3", 3, 3, 1},
+                 {"\"train_batch_size\":12,\"train_micro_batch_size_per_gpu\":3", 12, 3, 4},
+                 {"\"train_batch_size\":12,\"gradient_accumulation_steps\":3", 12, 4, 3},
+                 {"\"train_micro_batch_size_per_gpu\":5,\"gradient_accumulation_steps\":3", 15, 5, 3},
+                 {"\"train_batch_size\":12,\"gradient_accumulation_steps\":5", 0, 0, 0},
+                 {"\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":4", 0, 0, 0},
+                 {"\"gradient_accumulation_steps\":5", 0, 0, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[400];
+        spw_error err = {0};
+        snprintf(text, sizeof text,
+                 "{\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},"
+                 "\"data\":{\"path\":\"a\"},%s}",
+                 cases[i].given);
+        assert_int_equal(spw_config_parse(&c, text, "b.json", NULL, 0, &err), cases[i].all ? SPW_OK : SPW_ECONFIG);
+        if (cases[i].all == 0) {
+            assert_non_null(strstr(err.message, "train_batch_size"));
+            continue;
+        }
+        assert_int_equal(c.train_batch_size, cases[i].all);
+        assert_int_equal(c.micro_batch, cases[i].micro);
+        assert_int_equal(c.accumulation, cases[i].steps);
+        assert_int_equal(c.run.state_format, SPW_STATE_FP32); /* without bf16 */
+        assert_int_equal(c.data.seq_length, 1024);
+        assert_true(c.run.host_memory == SPW_AUTO);
+    }
+}
+
 /* Syntax errors have line and column; a missing file, missing sections and duplicate keys are named. */
 static void
 test_files(void **state)
@@ -165,6 +280,8 @@ test_files(void **state)
     assert_int_equal(spw_config_parse(&c, "{}", "empty.json", NULL, 0, &err), SPW_ECONFIG);
     assert_non_null(strstr(err.message, "model"));
     assert_int_equal(spw_config_parse(&c, "{\"bf16\": {}, \"bf16\": {}}", "twice.json", NULL, 0, &err), SPW_ECONFIG);
+    assert_int_equal(spw_config_parse(&c, "{\"bf16.enabled\": true}", "dot.json", NULL, 0, &err), SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "unknown key \"bf16.enabled\""));
     assert_int_equal(spw_config_load(&c, "/nowhere/x.json", NULL, 0, &err), SPW_ENOENT);
     assert_non_null(strstr(err.message, "/nowhere/x.json"));
 }
@@ -190,6 +307,44 @@ test_dump(void **state)
     spw_mem_free(second);
 }
 
+/* Settings away from their defaults survive printing and parsing, one at a time. */
+static void
+test_dump_settings(void **state)
+{
+    static const char *const sets[] = {"model.embd_pdrop=0.25",
+                                       "spillway.device_memory=\"auto\"",
+                                       "spillway.device_memory=1000000007",
+                                       "spillway.grad_dtype=\"bf16\"",
+                                       "spillway.state_format=\"mixed\"",
+                                       "spillway.state_format=\"fp32\"",
+                                       "spillway.eval_batches=3",
+                                       "spillway.integrity=false",
+                                       "optimizer.type=\"Adam\"",
+                                       "optimizer.params.lr=0.1",
+                                       "scheduler={}",
+                                       "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_type\":\"linear\"}}",
+                                       "zero_optimization.max_reuse_distance=9",
+                                       "zero_optimization.offload_param.max_in_cpu=12345",
+                                       "aio.backend=\"threads\"",
+                                       "data.path=[\"a b\",\"c\"]"};
+    (void)state;
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        spw_error err = {0};
+        char *text = NULL;
+        if (parse(sets[i], &err) != SPW_OK || (text = spw_config_dump(&c)) == NULL)
+            fail_msg("%s: %s", sets[i], err.message);
+        if (spw_config_parse(&d, text, "dump", NULL, 0, &err) != SPW_OK)
+            fail_msg("%s: %s", sets[i], err.message);
+        spw_mem_free(text);
+        if (isnan(c.scheduler.warmup_max_lr) && isnan(d.scheduler.warmup_max_lr))
+            c.scheduler.warmup_max_lr = d.scheduler.warmup_max_lr = 0;
+        if (memcmp(&c, &d, sizeof c) != 0) /* both began as zero bytes, padding too */
+            fail_msg("%s does not survive", sets[i]);
+    }
+    assert_int_equal(parse(sets[0], NULL), SPW_OK);
+    assert_true(c.model.dropout == 0.25);
+}
+
 /* Llama's keys, and a Hugging Face config.json with keys that are not ours. */
 static void
 test_llama(void **state)
@@ -213,6 +368,23 @@ test_llama(void **state)
                                             "config.json", &err),
                      SPW_ECONFIG);
     assert_non_null(strstr(err.message, "rope_scaling"));
+    memset(&c, 0, sizeof c);
+    assert_int_equal(
+        spw_config_parse_model(&c,
+                               "{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
+                               " \"num_attention_heads\": 4, \"intermediate_size\": 96,"
+                               " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}}",
+                               "config.json", &err),
+        SPW_OK);
+    assert_true(c.model.rope_theta == 500000.0);
+    memset(&c, 0, sizeof c);
+    assert_int_equal(
+        spw_config_parse_model(
+            &c,
+            "{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1,\"resid_pdrop\":0.1,\"attn_pdrop\":0.1}",
+            "config.json", NULL),
+        SPW_OK);
+    assert_true(c.model.dropout == 0); /* not inherited silently */
 }
 
 /* The schedules at their corners, by hand. */
@@ -239,36 +411,64 @@ test_schedules(void **state)
                            "steps\":110,\"cos_min_ratio\":0.1}}",
                            NULL),
                      SPW_OK);
-    assert_true(fabs(spw_schedule_lr(&c, 11) - 6e-4) < 1e-12);
-    assert_true(fabs(spw_schedule_lr(&c, 61) - 6e-4 * 0.55) < 1e-12);
-    assert_true(fabs(spw_schedule_lr(&c, 111) - 6e-5) < 1e-12);
+    assert_true(fabs(spw_schedule_lr(&c, 60) - 6e-4 * 0.55) < 1e-12); /* DeepSpeed counts the first cosine step as 1 */
+    assert_true(fabs(spw_schedule_lr(&c, 11) - 6e-4 * (0.1 + 0.45 * (1 + cos(acos(-1.0) / 100)))) < 1e-12);
+    assert_true(fabs(spw_schedule_lr(&c, 110) - 6e-5) < 1e-12);
+    assert_true(fabs(spw_schedule_lr(&c, 999) - 6e-5) < 1e-12);
+    assert_int_equal(parse("scheduler={\"type\":\"WarmupDecayLR\",\"params\":{\"warmup_num_steps\":0,\"total_num_"
+                           "steps\":12,\"warmup_min_lr\":0.01,\"warmup_max_lr\":0.11}}",
+                           NULL),
+                     SPW_OK);
+    assert_true(fabs(spw_schedule_lr(&c, 1) - 0.01) < 1e-12); /* a warm-up has two steps at least, as there */
+    assert_true(fabs(spw_schedule_lr(&c, 2) - 0.11) < 1e-12);
+    assert_true(fabs(spw_schedule_lr(&c, 8) - 0.06) < 1e-12);
     assert_int_equal(parse("scheduler={}", NULL), SPW_OK);
     assert_true(spw_schedule_lr(&c, 77) == 6e-4);
 }
 
 static void
-count_line(void *ctx, const char *text)
+match_line(void *ctx, const char *text)
 {
-    assert_true(strlen(text) > 10);
-    ++*(int *)ctx;
+    uint32_t *i = ctx;
+    size_t n;
+    assert_true(*i < spw__config_row_count);
+    n = strlen(spw__config_rows[*i].key);
+    assert_memory_equal(text, "  ", 2);
+    assert_int_equal(strncmp(text + 2, spw__config_rows[*i].key, n), 0);
+    assert_true(text[2 + n] == ':' || text[2 + n] == ' ');
+    assert_non_null(strstr(text, spw__config_rows[*i].help));
+    ++*i;
 }
 
-/* Help has a line for every key. */
+/* Help has a line for every row of the table, in its order; every default is a value that its own key accepts. */
 static void
 test_help(void **state)
 {
-    int lines = 0;
+    uint32_t lines = 0;
     (void)state;
-    spw_config_help(count_line, &lines);
-    assert_true(lines > 140);
+    spw_config_help(match_line, &lines);
+    assert_int_equal(lines, spw__config_row_count);
+    for (uint32_t i = 0; i < spw__config_row_count; i++) {
+        const key_row *row = &spw__config_rows[i];
+        char set[300];
+        spw_error err = {0};
+        if (row->fallback == NULL)
+            continue;
+        snprintf(set, sizeof set, "%s=%s", row->key, row->fallback);
+        if (parse(set, &err) != SPW_OK && strcmp(row->key, "bf16.enabled") != 0 &&
+            strcmp(row->key, "zero_optimization.stage") != 0 &&
+            strcmp(row->key, "scheduler.params.total_num_steps") != 0)
+            fail_msg("%s: %s", set, err.message);
+    }
 }
 
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),     cmocka_unit_test(test_refused), cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_files),     cmocka_unit_test(test_dump),    cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_whole),     cmocka_unit_test(test_refused),       cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_said),      cmocka_unit_test(test_batches),       cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dump),      cmocka_unit_test(test_dump_settings), cmocka_unit_test(test_llama),
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

@@ -5,6 +5,7 @@
 #include "lib_tiny.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -246,6 +247,47 @@ test_prefetch_hits(void **state)
         fail_msg("%llu of %llu uses were fetched ahead", (unsigned long long)(after.hits - before.hits),
                  (unsigned long long)(after.uses - before.uses));
     rig_remove(&r);
+}
+
+/* The two keys that bound prefetch: a pure limit on uses, losses as without it, and the device's cache. */
+static void
+test_prefetch_bounds(void **state)
+{
+    static const spw_store_unit units[] = {{.elems = 4096}, {.elems = 8192}, {.elems = 4096}};
+    static const spw_store_use uses[] = {{0, 1}, {1, 1}, {2, 1}, {0, 2}};
+    static const uint64_t limits[] = {UINT64_MAX, 1, 0};
+    static const uint32_t wants[] = {4, 1, 0};
+    double want = 0;
+    (void)state;
+    assert_int_equal(spw_trace_ahead(uses, 4, units, 4097), 2);
+    assert_int_equal(spw_trace_ahead(uses, 4, units, 12288), 2);
+    assert_int_equal(spw_trace_ahead(uses, 4, units, 12289), 3);
+    for (int k = 0; k < 3; k++) {
+        rig r;
+        spw_step_result result;
+        spw_store_stats stats;
+        rig_config(&r, SPW_TIER_NVME);
+        r.c.zero.prefetch_bucket_size = limits[k];
+        assert_int_equal(spw_trace_ahead(uses, 4, units, limits[k]), wants[k]);
+        rig_need(&r, 0);
+        for (uint64_t s = 0; s < 4; s++)
+            assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+        want = k == 0 ? result.loss : want;
+        assert_true(result.loss == want);
+        spw_store_get_stats(spw_engine_store(r.e), &stats);
+        if (limits[k] == 0) /* only what an earlier use had left on the device can be there in time */
+            assert_true(stats.hits * 10 < stats.uses * 8);
+        rig_close(&r);
+        r.c.zero.max_live_parameters = 1;
+        assert_int_equal(rig_open(&r, 0), SPW_ENOFIT);
+        assert_non_null(strstr(r.err.message, "max_live_parameters is 1"));
+        rig_close(&r);
+        assert_int_equal(sscanf(strstr(r.err.message, "has "), "has %" SCNu64, &r.c.zero.max_live_parameters), 1);
+        rig_need(&r, 0);
+        assert_true(spw_engine_plan(r.e)->cache_device == r.c.zero.max_live_parameters * sizeof(float));
+        assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
+        rig_remove(&r);
+    }
 }
 
 /* Blocks permuted, left out and repeated from step to step: the same bits from disk in little memory as on the device. */
@@ -539,11 +581,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),  cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_changing_chain), cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_budgets),        cmocka_unit_test(test_damaged_swap),
-        cmocka_unit_test(test_swap_folders),   cmocka_unit_test(test_allocation_failures),
-        cmocka_unit_test(test_staging_keys),
+        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

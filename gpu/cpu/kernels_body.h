@@ -11,10 +11,10 @@
 static inline float
 exp_fast(float x)
 {
-    float n, r, p;
+    float n, r, p, in = x;
     uint32_t bits;
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
+    x = x > -87.0f ? x : -87.0f; /* a NaN too: it has no integer exponent */
+    x = x < 88.0f ? x : 88.0f;
     n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
     r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     p = 1.9875691500e-4f;
@@ -28,7 +28,7 @@ exp_fast(float x)
     {
         float scale;
         memcpy(&scale, &bits, sizeof scale);
-        return p * scale;
+        return in == in ? p * scale : in;
     }
 }
 
