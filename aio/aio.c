@@ -30,7 +30,8 @@ spw_aio_backend_name(spw_aio_backend backend)
 static const char *
 op_name(spw_aio_op op)
 {
-    return op == SPW_AIO_READ ? "read" : op == SPW_AIO_WRITE ? "write" : "fsync";
+    static const char *const names[SPW_AIO_OP_COUNT] = {"read", "write", "fsync", "fdatasync"};
+    return names[op];
 }
 
 /* ---------------------------------------------------------------- probe */
@@ -47,10 +48,10 @@ open_probe_file(const char *dir, int *fd_out, spw_error *err)
     *fd_out = -1;
     if ((size_t)snprintf(path, sizeof path, "%s/spw-probe-XXXXXX", dir) >= sizeof path)
         return SPW_RAISE(err, SPW_EINVAL, "probe folder %.64s...: the path is too long", dir);
-    fd = mkostemp(path, O_CLOEXEC);
+    fd = SPW_CALL(EACCES, mkostemp(path, O_CLOEXEC));
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "probe file %s", path);
-    *fd_out = open(path, O_RDWR | O_DIRECT | O_CLOEXEC); /* as real files are opened */
+    *fd_out = SPW_CALL(EINVAL, open(path, O_RDWR | O_DIRECT | O_CLOEXEC)); /* as real files are opened */
     unlink(path);
     if (*fd_out < 0)
         *fd_out = fd;
@@ -89,14 +90,14 @@ probe_backend(const spw__aio_backend_ops *ops, const spw_aio_options *options, i
               spw_error *err)
 {
     spw_aio_options own = *options;
-    spw_aio_file file = {.fds = {fd, -1}, .slots = {-1, -1}};
+    spw_aio_file file = {.fds = {fd, fd}, .slots = {-1, -1}};
     spw_aio_request req = {.file = &file, .op = SPW_AIO_WRITE};
-    spw__aio_piece p = {.req = &req, .file = &file, .io_bytes = SPW__AIO_PAGE_BYTES};
+    spw__aio_piece p = {.req = &req, .file = &file, .io_bytes = SPW__AIO_PAGE_BYTES, .fd_idx = SPW__AIO_FD_DIRECT};
     void *backend = NULL;
     spw_status st;
     own.fixed = NULL;
     own.thread_count = 1;
-    own.queue_depth = 1;
+    own.queue_depth = 1; /* sqpoll and iopoll stay: the probe is what decides about them */
     SPW_TRY(ops->create(&backend, &own, wake_fd, err));
     ops->file_add(backend, &file);
     for (int i = 0; i < SPW__AIO_PAGE_BYTES; i++)
@@ -140,12 +141,37 @@ backend_try(spw_aio *aio, spw_aio_backend kind, int probe_fd, char *block, spw_e
     return SPW_OK;
 }
 
+/* io_uring with sqpoll and iopoll as far as the probe gets through with them. */
+static spw_status
+uring_try(spw_aio *aio, int probe_fd, char *block, spw_error *err)
+{
+    bool *const extras[2] = {&aio->options.iopoll, &aio->options.sqpoll};
+    static const char *const names[2] = {"iopoll", "sqpoll"};
+    spw_error refusal = {0};
+    spw_status st = backend_try(aio, SPW_AIO_URING, probe_fd, block, &refusal);
+    for (int i = 0; i < 2 && st != SPW_OK && st != SPW_ENOMEM; i++) {
+        spw_error without = {0};
+        if (!*extras[i])
+            continue;
+        *extras[i] = false;
+        st = backend_try(aio, SPW_AIO_URING, probe_fd, block, &without);
+        if (st == SPW_OK)
+            spw_log(SPW_LOG_WARN, "aio: io_uring without %s, which failed its probe: %s", names[i], refusal.message);
+        refusal = without;
+    }
+    if (st != SPW_OK)
+        spw_error_keep_first(err, &refusal);
+    return st;
+}
+
 static void
 reason_set(spw_aio *aio, const spw_error *refusal)
 {
     char size[32];
-    int n =
-        snprintf(aio->reason, sizeof aio->reason, "%s (probe I/O succeeded", spw_aio_backend_name(aio->backend_kind));
+    bool uring = aio->backend_kind == SPW_AIO_URING;
+    int n = snprintf(aio->reason, sizeof aio->reason, "%s%s%s (probe I/O succeeded",
+                     spw_aio_backend_name(aio->backend_kind), uring && aio->options.sqpoll ? " sqpoll" : "",
+                     uring && aio->options.iopoll ? " iopoll" : "");
     uint64_t fixed_bytes = aio->ops->fixed_bytes(aio->backend);
     size_t left = sizeof aio->reason - (size_t)n;
     if (refusal->status != SPW_OK)
@@ -153,8 +179,7 @@ reason_set(spw_aio *aio, const spw_error *refusal)
     else if (fixed_bytes > 0)
         snprintf(aio->reason + n, left, ", %s registered)", spw_format_bytes(size, sizeof size, fixed_bytes));
     else
-        snprintf(aio->reason + n, left, "%s",
-                 aio->backend_kind == SPW_AIO_URING && aio->options.fixed != NULL ? ", buffers not registered)" : ")");
+        snprintf(aio->reason + n, left, "%s", uring && aio->options.fixed != NULL ? ", buffers not registered)" : ")");
 }
 
 static spw_status
@@ -170,7 +195,8 @@ backend_choose(spw_aio *aio, spw_error *err)
     if (st != SPW_OK)
         goto out;
     if (aio->options.backend != SPW_AIO_AUTO) {
-        st = backend_try(aio, aio->options.backend, probe_fd, block.base, err);
+        st = aio->options.backend == SPW_AIO_URING ? uring_try(aio, probe_fd, block.base, err)
+                                                   : backend_try(aio, aio->options.backend, probe_fd, block.base, err);
         if (st != SPW_OK && st != SPW_ENOMEM) {
             spw_error_wrap(err, "aio backend %s", spw_aio_backend_name(aio->options.backend));
             st = SPW_EUNSUPPORTED;
@@ -178,7 +204,7 @@ backend_choose(spw_aio *aio, spw_error *err)
                 err->status = st;
         }
     } else {
-        st = backend_try(aio, SPW_AIO_URING, probe_fd, block.base, &refusal);
+        st = uring_try(aio, probe_fd, block.base, &refusal);
         if (st == SPW_ENOMEM) {
             spw_error_keep_first(err, &refusal); /* short of memory is not short of io_uring */
             goto out;
@@ -237,7 +263,7 @@ spw_aio_create(spw_aio **out, const spw_aio_options *options, spw_error *err)
     aio->bounce_bytes = checked.block_bytes;
     if (aio->bounce_bytes < SPW__AIO_BOUNCE_BYTES_MIN)
         aio->bounce_bytes = SPW__AIO_BOUNCE_BYTES_MIN;
-    aio->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    aio->wake_fd = SPW_CALL(EMFILE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     if (aio->wake_fd < 0) {
         st = SPW_RAISE_SYS(err, errno, "eventfd for aio");
         goto fail;
@@ -299,10 +325,10 @@ spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err)
     uint64_t end;
     if (req->file == NULL || req->file->aio != aio)
         return SPW_RAISE(err, SPW_EINVAL, "aio request for a file of another context");
-    if ((unsigned)req->op > SPW_AIO_FSYNC || (unsigned)req->priority >= SPW_AIO_PRIORITY_COUNT)
+    if ((unsigned)req->op >= SPW_AIO_OP_COUNT || (unsigned)req->priority >= SPW_AIO_PRIORITY_COUNT)
         return SPW_RAISE(err, SPW_EINVAL, "%s: unknown op %d or priority %d", req->file->path, (int)req->op,
                          (int)req->priority);
-    if (req->op != SPW_AIO_FSYNC) {
+    if (!spw__aio_is_sync(req->op)) {
         if (req->bytes == 0 || req->buf == NULL)
             return SPW_RAISE(err, SPW_EINVAL, "%s %s: zero bytes or no buffer", op_name(req->op), req->file->path);
         if ((req->file->flags & need) == 0)
@@ -321,7 +347,7 @@ spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err)
     req->done_ns = 0;
     req->submit_ns = spw_now_ns();
     aio->stats.requests++;
-    spw__aio_queue_push(&req->file->queues[spw__aio_class(req->op, req->priority)], req);
+    spw__aio_enqueue(req);
     return SPW_OK;
 }
 
@@ -369,8 +395,8 @@ spw_aio_request_error(const spw_aio_request *req, spw_error *err)
     char text[128];
     if (req->sys_errno != 0)
         cause = strerror_r(req->sys_errno, text, sizeof text);
-    if (req->op == SPW_AIO_FSYNC)
-        spw_error_raise(err, req->status, "fsync %.400s: %s", path, cause);
+    if (spw__aio_is_sync(req->op))
+        spw_error_raise(err, req->status, "%s %.400s: %s", op_name(req->op), path, cause);
     else
         spw_error_raise(err, req->status, "%s %.400s at offset %llu: wanted %llu bytes, got %llu: %s", op_name(req->op),
                         path, (unsigned long long)req->offset, (unsigned long long)req->bytes,
@@ -380,7 +406,7 @@ spw_aio_request_error(const spw_aio_request *req, spw_error *err)
     return req->status;
 }
 
-/* ---------------------------------------------------------------- counters and faults */
+/* ---------------------------------------------------------------- counters */
 
 void
 spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out)
@@ -391,11 +417,4 @@ spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out)
         out->read_busy_ns += now - aio->busy_begin_ns[0];
     if (aio->busy_count[1] > 0)
         out->write_busy_ns += now - aio->busy_begin_ns[1];
-}
-
-void
-spw_test_aio_fault(spw_aio *aio, spw_aio_fault_fn fn, void *ctx)
-{
-    aio->fault = fn;
-    aio->fault_ctx = ctx;
 }

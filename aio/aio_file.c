@@ -4,6 +4,9 @@
  * The direct descriptor moves whole blocks, the plain one parts of blocks (aio_piece.c says why). The block is what the
  * kernel asks for in direct I/O: statx(STATX_DIOALIGN), else the logical block size of the device, and never less than
  * a page, so that no page is ever written both directly and through the page cache at once.
+ *
+ * Files of one st_dev share a device. Where O_DIRECT is refused, pages are given back to the kernel right after use:
+ * state is read once per step, so the page cache would only push out memory that is needed.
  */
 #include "aio_internal.h"
 
@@ -66,7 +69,8 @@ find_align(spw_aio_file *file, int fd)
     statx_words sx = {0};
     uint32_t align = 0, align_mem = 0;
 #ifdef SYS_statx
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_MASK_DIOALIGN, &sx) == 0 && (sx.mask & STATX_MASK_DIOALIGN)) {
+    if (SPW_CALL(ENOSYS, syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_MASK_DIOALIGN, &sx)) == 0 &&
+        (sx.mask & STATX_MASK_DIOALIGN)) {
         align = sx.dio_align_offset;
         align_mem = sx.dio_align_mem;
         if (align == 0)
@@ -91,7 +95,7 @@ static spw_status
 open_direct(spw_aio_file *file, int mode, spw_error *err)
 {
     struct stat plain, direct;
-    int fd = open(file->path, mode | O_DIRECT | O_CLOEXEC);
+    int fd = SPW_CALL(EMFILE, open(file->path, mode | O_DIRECT | O_CLOEXEC));
     if (fd < 0 && errno != EINVAL)
         return SPW_RAISE_SYS(err, errno, "open %s with O_DIRECT", file->path);
     if (fd >= 0 && (fstat(file->fds[SPW__AIO_FD_PLAIN], &plain) != 0 || fstat(fd, &direct) != 0 ||
@@ -113,13 +117,75 @@ open_direct(spw_aio_file *file, int mode, spw_error *err)
     return SPW_OK;
 }
 
+/* ---------------------------------------------------------------- devices */
+
+static spw_status
+device_acquire(spw_aio *aio, dev_t dev, spw__aio_device **out, spw_error *err)
+{
+    uint32_t depth = aio->options.queue_depth;
+    spw__aio_device *d;
+    for (d = aio->devices; d != NULL && d->dev != dev; d = d->next)
+        ;
+    if (d == NULL) {
+        d = spw_mem_zalloc(sizeof *d);
+        if (d != NULL)
+            d->pieces = spw_mem_calloc(depth, sizeof *d->pieces);
+        if (d == NULL || d->pieces == NULL) {
+            spw_mem_free(d);
+            return SPW_RAISE(err, SPW_ENOMEM, "queue of %u pieces (%zu bytes each)", depth, sizeof *d->pieces);
+        }
+        d->dev = dev;
+        d->load.depth = depth;
+        for (uint32_t i = 0; i < depth; i++)
+            spw__aio_list_push(&d->free, &d->pieces[i]);
+        d->next = aio->devices;
+        aio->devices = d;
+    }
+    d->file_count++;
+    *out = d;
+    return SPW_OK;
+}
+
+static void
+device_release(spw_aio *aio, spw__aio_device *device)
+{
+    spw__aio_device **link = &aio->devices;
+    if (device == NULL || --device->file_count > 0)
+        return;
+    while (*link != device)
+        link = &(*link)->next;
+    *link = device->next;
+    spw_mem_free(device->pieces);
+    spw_mem_free(device);
+}
+
+/* ---------------------------------------------------------------- pages */
+
+/* DONTNEED starts the writing of dirty pages and drops clean ones, so writes are told twice: now and some time later. */
+void
+spw__aio_file_forget(spw_aio_file *file, spw_aio_op op, uint64_t offset, uint64_t bytes)
+{
+    int fd = file->fds[SPW__AIO_FD_PLAIN];
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+    if (op != SPW_AIO_WRITE)
+        return;
+    if (file->behind[file->behind_idx].bytes > 0)
+        (void)posix_fadvise(fd, (off_t)file->behind[file->behind_idx].offset,
+                            (off_t)file->behind[file->behind_idx].bytes, POSIX_FADV_DONTNEED);
+    file->behind[file->behind_idx].offset = offset;
+    file->behind[file->behind_idx].bytes = bytes;
+    file->behind_idx = (file->behind_idx + 1) % SPW__AIO_BEHIND_COUNT;
+}
+
+/* ---------------------------------------------------------------- files */
+
 static void
 file_free(spw_aio_file *file)
 {
     for (int i = 0; i < SPW__AIO_FD_COUNT; i++)
         if (file->fds[i] >= 0)
             close(file->fds[i]);
-    spw_mem_free(file->pieces);
+    device_release(file->aio, file->device);
     spw_mem_free(file->path);
     spw_mem_free(file);
 }
@@ -128,9 +194,9 @@ spw_status
 spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path, unsigned flags, spw_error *err)
 {
     const unsigned known = SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE | SPW_AIO_OPEN_BUFFERED;
-    uint32_t depth = aio->options.queue_depth;
     spw_status st = SPW_OK;
     spw_aio_file *file;
+    struct stat sb;
     int mode;
     *out = NULL;
     if ((flags & ~known) != 0 || (flags & (SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE)) == 0)
@@ -148,24 +214,29 @@ spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path, unsigned f
     file->align = file->align_mem = 1;
     file->block_bytes = aio->options.block_bytes;
     file->path = spw_mem_strdup(path);
-    file->pieces = spw_mem_calloc(depth, sizeof *file->pieces);
-    if (file->path == NULL || file->pieces == NULL) {
-        st = SPW_RAISE(err, SPW_ENOMEM, "open %s: %u pieces (%zu bytes each)", path, depth, sizeof *file->pieces);
+    if (file->path == NULL) {
+        st = SPW_RAISE(err, SPW_ENOMEM, "open %s: its name", path);
         goto fail;
     }
-    for (uint32_t i = 0; i < depth; i++)
-        spw__aio_list_push(&file->free, &file->pieces[i]);
     mode = (flags & SPW_AIO_OPEN_READ) ? ((flags & SPW_AIO_OPEN_WRITE) ? O_RDWR : O_RDONLY) : O_WRONLY;
     file->fds[SPW__AIO_FD_PLAIN] =
-        open(path, mode | O_CLOEXEC | ((flags & SPW_AIO_OPEN_CREATE) ? O_CREAT : 0), 0600); /* it can leave a file */
+        SPW_CALL(EMFILE, open(path, mode | O_CLOEXEC | ((flags & SPW_AIO_OPEN_CREATE) ? O_CREAT : 0),
+                              0600)); /* it can leave a file */
     if (file->fds[SPW__AIO_FD_PLAIN] < 0) {
         st = SPW_RAISE_SYS(err, errno, "open %s", path);
         goto fail;
     }
-    if (!(flags & SPW_AIO_OPEN_BUFFERED))
+    if (SPW_CALL(EIO, fstat(file->fds[SPW__AIO_FD_PLAIN], &sb)) != 0) {
+        st = SPW_RAISE_SYS(err, errno, "stat %s", path);
+        goto fail;
+    }
+    st = device_acquire(aio, sb.st_dev, &file->device, err);
+    if (st == SPW_OK && !(flags & SPW_AIO_OPEN_BUFFERED))
         st = open_direct(file, mode, err);
     if (st != SPW_OK)
         goto fail;
+    if (file->fds[SPW__AIO_FD_DIRECT] < 0) /* what is wanted ahead is asked for; folios read ahead outlive DONTNEED */
+        (void)posix_fadvise(file->fds[SPW__AIO_FD_PLAIN], 0, 0, POSIX_FADV_RANDOM);
     aio->ops->file_add(aio->backend, file);
     file->next = aio->files;
     aio->files = file;
@@ -187,6 +258,8 @@ spw_aio_file_close(spw_aio_file *file)
         link = &(*link)->next;
     *link = file->next;
     file->aio->ops->file_remove(file->aio->backend, file);
+    if (file->fds[SPW__AIO_FD_DIRECT] < 0)
+        (void)posix_fadvise(file->fds[SPW__AIO_FD_PLAIN], 0, 0, POSIX_FADV_DONTNEED);
     file_free(file);
 }
 

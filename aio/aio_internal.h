@@ -1,12 +1,15 @@
 /*
  * aio_internal.h - what the files of aio share: the context, its files, the pieces that requests are cut into, and the
  * table of functions that a backend fills. aio.c talks to the caller, aio_piece.c cuts, starts and lands pieces,
- * aio_file.c opens files; aio_uring.c and aio_threads.c move one piece's bytes and know nothing of requests.
+ * aio_share.c says whose turn it is,
+ * aio_file.c opens files, aio_fault.c draws faults for tests; aio_uring.c and aio_threads.c move one piece's bytes and know nothing of requests.
  */
 #ifndef SPW_AIO_INTERNAL_H
 #define SPW_AIO_INTERNAL_H
 
 #include "spw_aio.h"
+
+#include <sys/types.h>
 
 /* Order of service, first to last: a priority, and inside NORMAL and BULK reads before writes and flushes. */
 enum {
@@ -50,6 +53,12 @@ typedef struct spw__aio_piece {
     bool landing;      /* parked with a result, else parked before a start */
     bool blocked;      /* parked because the backend was full */
     uint64_t ready_ns; /* parked until then */
+    /* Drawn by the test's fault for the next transfer. */
+    bool drawn;
+    int fault_errno;         /* its result, unless 0 */
+    uint64_t fault_bytes;    /* its result at most */
+    uint64_t fault_delay_ns; /* held back that long */
+    uint64_t move_bytes;     /* cut to that many */
     /* One transfer: io_bytes - io_done bytes at io_offset + io_done. Set by the backend when it is over. */
     int64_t result; /* bytes, or a negative errno */
 } spw__aio_piece;
@@ -90,7 +99,8 @@ spw__aio_transfer_offset(const spw__aio_piece *p)
 static inline uint64_t
 spw__aio_transfer_bytes(const spw__aio_piece *p)
 {
-    return p->io_bytes - p->io_done;
+    uint64_t left = p->io_bytes - p->io_done;
+    return p->drawn && p->move_bytes < left ? p->move_bytes : left;
 }
 static inline char *
 spw__aio_transfer_buf(const spw__aio_piece *p)
@@ -126,22 +136,48 @@ typedef struct spw__aio_queue {
     spw_aio_request *head, *tail;
 } spw__aio_queue;
 
+/* aio_share.c: what waits for a device and what is under way; plain data. Side 0 reads, side 1 writes and flushes. */
+typedef struct spw__aio_load {
+    uint32_t depth;                               /* pieces that may be in flight */
+    uint64_t waiting_bytes[SPW__AIO_CLASS_COUNT]; /* of requests that are not all issued */
+    uint64_t waiting_count[SPW__AIO_CLASS_COUNT]; /* such requests */
+    uint32_t inflight[2];                         /* pieces by side */
+    uint32_t passed[2];                           /* turns of the other side since this one waits */
+} spw__aio_load;
+/* The class to serve next; SPW__AIO_CLASS_COUNT: nothing waits. Never leaves a slot empty while something waits. */
+uint32_t spw__aio_share_next(const spw__aio_load *load);
+
+/* What the files of one disk share: the queue of pieces, and the requests that wait for it. */
+typedef struct spw__aio_device {
+    struct spw__aio_device *next;
+    dev_t dev;
+    uint32_t file_count;
+    spw__aio_piece *pieces; /* queue_depth of them */
+    spw__aio_list free;
+    spw__aio_queue queues[SPW__AIO_CLASS_COUNT]; /* only a head may be partly issued */
+    spw__aio_load load;
+} spw__aio_device;
+
+enum { SPW__AIO_BEHIND_COUNT = 32 }; /* buffered writes whose pages are dropped once they are likely clean */
+
 struct spw_aio_file {
     /* Fixed after open. */
     spw_aio *aio;
+    spw__aio_device *device;
     char *path;
     unsigned flags;
     int fds[SPW__AIO_FD_COUNT];   /* the direct one is -1 for a buffered file */
     uint32_t align;               /* of offsets and lengths on the direct descriptor; 1 for a buffered file */
     uint32_t align_mem;           /* of addresses */
     uint64_t block_bytes;         /* the context's, as a multiple of align */
-    spw__aio_piece *pieces;       /* queue_depth of them */
     int slots[SPW__AIO_FD_COUNT]; /* the backend's; -1: none */
     /* Owned by the context's thread. */
     spw_aio_file *next;
-    spw__aio_queue queues[SPW__AIO_CLASS_COUNT]; /* only a head may be partly issued */
-    spw__aio_list free;
-    uint32_t inflight; /* pieces out of the free list */
+    uint32_t inflight; /* pieces of this file */
+    struct {
+        uint64_t offset, bytes;
+    } behind[SPW__AIO_BEHIND_COUNT]; /* a buffered file's last writes, oldest at behind_idx */
+    uint32_t behind_idx;
 };
 
 struct spw_aio {
@@ -155,6 +191,7 @@ struct spw_aio {
     char reason[384];
     /* Owned by the context's thread. */
     spw_aio_file *files;
+    spw__aio_device *devices;
     spw__aio_queue finished;
     spw__aio_list parked; /* delayed completions, and transfers to start again */
     char *bounce_free[SPW__AIO_BOUNCE_COUNT];
@@ -177,6 +214,21 @@ void spw__aio_turn(spw_aio *aio, uint64_t deadline_ns);
 /* Drops what was not started and waits for what was; of one file, or of all when file is NULL. */
 void spw__aio_drain(spw_aio *aio, spw_aio_file *file);
 uint32_t spw__aio_class(spw_aio_op op, spw_aio_priority priority);
+void spw__aio_enqueue(spw_aio_request *req);
+/* aio_file.c: after a transfer through the page cache, gives its pages back. */
+void spw__aio_file_forget(spw_aio_file *file, spw_aio_op op, uint64_t offset, uint64_t bytes);
+
+static inline uint32_t
+spw__aio_side(spw_aio_op op)
+{
+    return op == SPW_AIO_READ ? 0 : 1;
+}
+/* FSYNC and FDATASYNC are one piece without bytes. */
+static inline bool
+spw__aio_is_sync(spw_aio_op op)
+{
+    return op >= SPW_AIO_FSYNC;
+}
 
 static inline void
 spw__aio_queue_push(spw__aio_queue *queue, spw_aio_request *req)

@@ -31,15 +31,15 @@ spw__aio_class(spw_aio_op op, spw_aio_priority priority)
 static bool
 request_all_issued(const spw_aio_request *req)
 {
-    return req->issued_bytes == (req->op == SPW_AIO_FSYNC ? 1 : req->bytes);
+    return req->issued_bytes == (spw__aio_is_sync(req->op) ? 1 : req->bytes);
 }
 
 static void
 busy_change(spw_aio *aio, spw_aio_op op, bool begin)
 {
     uint64_t now;
-    int k = op == SPW_AIO_READ ? 0 : 1;
-    if (op == SPW_AIO_FSYNC)
+    uint32_t k = spw__aio_side(op);
+    if (spw__aio_is_sync(op))
         return;
     if (begin ? aio->busy_count[k]++ > 0 : --aio->busy_count[k] > 0)
         return;
@@ -68,7 +68,7 @@ piece_cut(spw_aio *aio, spw_aio_file *file, spw_aio_request *req, spw__aio_piece
     p->req = req;
     p->file = file;
     p->class_idx = spw__aio_class(req->op, req->priority);
-    if (req->op == SPW_AIO_FSYNC)
+    if (spw__aio_is_sync(req->op))
         return true;
     p->offset = req->offset + req->issued_bytes;
     p->buf = (char *)req->buf + req->issued_bytes;
@@ -103,48 +103,130 @@ piece_cut(spw_aio *aio, spw_aio_file *file, spw_aio_request *req, spw__aio_piece
     return true;
 }
 
-static spw_aio_request *
-file_next_request(spw_aio_file *file, spw__aio_queue **queue)
+/* Asks the test's fault what shall become of the next transfer. True when it shall fail before it starts. */
+static bool
+draw_fault(spw_aio *aio, spw__aio_piece *p)
 {
-    for (uint32_t c = 0; c < SPW__AIO_CLASS_COUNT; c++) {
-        *queue = &file->queues[c];
-        if ((*queue)->head != NULL)
-            return (*queue)->head;
+    uint64_t bytes = spw__aio_transfer_bytes(p), move = bytes, delay_ns = 0;
+    int errnum;
+    if (p->drawn || aio->fault == NULL || aio->closing)
+        return false;
+    errnum = aio->fault(aio->fault_ctx, p->req, spw__aio_transfer_offset(p), bytes, &move, &delay_ns);
+    p->drawn = true;
+    p->fault_errno = errnum;
+    p->fault_bytes = move < bytes ? move : bytes;
+    p->fault_delay_ns = delay_ns;
+    p->move_bytes = p->fault_bytes;
+    if (p->fd_idx == SPW__AIO_FD_DIRECT && p->move_bytes % p->file->align != 0) { /* direct I/O moves whole blocks */
+        p->move_bytes -= p->move_bytes % p->file->align;
+        if (errnum == 0)
+            p->move_bytes += p->file->align; /* more than will be told, which is harmless */
     }
-    return NULL;
+    if (spw__aio_is_sync(p->req->op))
+        return errnum != 0;
+    return p->move_bytes == 0 || (errnum != 0 && move >= bytes);
 }
 
-/* Fills the file's queue depth; false when the backend is full. */
+static void park(spw_aio *aio, spw__aio_piece *p, bool landing, uint64_t delay_ns);
+
+/* Hands the next transfer to the backend; false when that is full. */
 static bool
-file_pump(spw_aio *aio, spw_aio_file *file)
+piece_start(spw_aio *aio, spw__aio_piece *p)
 {
-    while (file->free.head != NULL) {
-        spw__aio_queue *queue;
-        spw_aio_request *req = file_next_request(file, &queue);
-        spw__aio_piece *p = file->free.head, *rest = p->next;
+    if (draw_fault(aio, p)) {
+        p->result = p->fault_errno != 0 ? -(int64_t)p->fault_errno : 0;
+        park(aio, p, true, p->fault_delay_ns);
+        return true;
+    }
+    if (!aio->ops->start(aio->backend, p))
+        return false;
+    if (aio->options.single_submit)
+        aio->ops->flush(aio->backend);
+    return true;
+}
+
+static void
+waiting_change(spw__aio_device *device, uint32_t class_idx, int64_t requests, int64_t bytes)
+{
+    device->load.waiting_count[class_idx] += (uint64_t)requests;
+    device->load.waiting_bytes[class_idx] += (uint64_t)bytes;
+}
+
+void
+spw__aio_enqueue(spw_aio_request *req)
+{
+    spw__aio_device *device = req->file->device;
+    uint32_t c = spw__aio_class(req->op, req->priority);
+    spw__aio_queue_push(&device->queues[c], req);
+    waiting_change(device, c, 1, spw__aio_is_sync(req->op) ? 0 : (int64_t)req->bytes);
+}
+
+/* Takes the head of a queue out, with what is left of it. */
+static spw_aio_request *
+dequeue(spw__aio_device *device, uint32_t class_idx)
+{
+    spw_aio_request *req = spw__aio_queue_pop(&device->queues[class_idx]);
+    if (req != NULL)
+        waiting_change(device, class_idx, -1,
+                       spw__aio_is_sync(req->op) ? 0 : -(int64_t)(req->bytes - req->issued_bytes));
+    return req;
+}
+
+/* A turn was given to one side; the other, if it waits, has let it pass. */
+static void
+count_turn(spw__aio_load *load, spw_aio_op op)
+{
+    static const uint32_t classes[2][2] = {{SPW__AIO_CLASS_READ, SPW__AIO_CLASS_BULK_READ},
+                                           {SPW__AIO_CLASS_WRITE, SPW__AIO_CLASS_BULK_WRITE}};
+    uint32_t side = spw__aio_side(op), other = 1 - side;
+    load->inflight[side]++;
+    load->passed[side] = 0;
+    if (load->waiting_count[classes[other][0]] + load->waiting_count[classes[other][1]] > 0)
+        load->passed[other]++;
+    else
+        load->passed[other] = 0;
+}
+
+/* Fills the device's queue; false when the backend is full. */
+static bool
+device_pump(spw_aio *aio, spw__aio_device *device)
+{
+    spw__aio_load *load = &device->load;
+    if (aio->options.lockstep && load->inflight[0] + load->inflight[1] > 0)
+        return true;
+    while (device->free.head != NULL) {
+        uint32_t c = spw__aio_share_next(load);
+        spw_aio_request *req = c < SPW__AIO_CLASS_COUNT ? device->queues[c].head : NULL;
+        spw__aio_piece *p;
         if (req == NULL)
             return true;
-        if (!piece_cut(aio, file, req, p)) {
-            p->next = rest;
+        p = spw__aio_list_pop(&device->free);
+        if (!piece_cut(aio, req->file, req, p)) {
+            spw__aio_list_push(&device->free, p);
             return true; /* in order: what is behind waits for the bounce buffer too */
         }
-        if (!aio->ops->start(aio->backend, p)) {
+        if (!piece_start(aio, p)) {
             if (p->bounce != NULL)
                 aio->bounce_free[aio->bounce_free_count++] = p->bounce;
-            p->next = rest;
+            spw__aio_list_push(&device->free, p);
             return false;
         }
-        file->free.head = rest;
-        if (rest == NULL)
-            file->free.tail = NULL;
-        file->inflight++;
+        count_turn(load, req->op);
+        req->file->inflight++;
         aio->inflight++;
         aio->stats.pieces++;
         busy_change(aio, req->op, true);
         req->pieces_inflight++;
-        req->issued_bytes += req->op == SPW_AIO_FSYNC ? 1 : p->bytes;
-        if (request_all_issued(req))
-            spw__aio_queue_pop(queue);
+        if (!spw__aio_is_sync(req->op)) {
+            req->issued_bytes += p->bytes;
+            waiting_change(device, c, 0, -(int64_t)p->bytes);
+        } else {
+            req->issued_bytes = 1;
+        }
+        if (request_all_issued(req)) {
+            spw__aio_queue_pop(&device->queues[c]);
+            waiting_change(device, c, -1, 0);
+        }
     }
     return true;
 }
@@ -152,17 +234,17 @@ file_pump(spw_aio *aio, spw_aio_file *file)
 static void
 pump(spw_aio *aio)
 {
-    spw_aio_file *first;
-    if (aio->closing || aio->files == NULL)
+    spw__aio_device *first;
+    if (aio->closing || aio->devices == NULL)
         return;
-    for (spw_aio_file *f = aio->files; f != NULL; f = f->next)
-        if (!file_pump(aio, f))
+    for (spw__aio_device *d = aio->devices; d != NULL; d = d->next)
+        if (!device_pump(aio, d))
             break;
-    /* Another file begins next time, so that a full backend or a lack of bounce buffers starves none. */
-    first = aio->files;
+    /* Another device begins next time, so that a full backend or a lack of bounce buffers starves none. */
+    first = aio->devices;
     if (first->next != NULL) {
-        spw_aio_file *last = first->next;
-        aio->files = last;
+        spw__aio_device *last = first->next;
+        aio->devices = last;
         while (last->next != NULL)
             last = last->next;
         last->next = first;
@@ -184,7 +266,7 @@ request_finish_maybe(spw_aio *aio, spw_aio_request *req)
     if (req->pieces_inflight > 0 || (!req->failed && !request_all_issued(req)))
         return;
     req->done_ns = spw_now_ns();
-    SPW_ASSERT(req->failed || req->op == SPW_AIO_FSYNC || req->done_bytes == req->bytes);
+    SPW_ASSERT(req->failed || spw__aio_is_sync(req->op) || req->done_bytes == req->bytes);
     spw__aio_queue_push(&aio->finished, req);
 }
 
@@ -194,7 +276,7 @@ piece_finish(spw_aio *aio, spw__aio_piece *p, spw_status status, int sys_errno)
 {
     spw_aio_request *req = p->req;
     spw_aio_file *file = p->file;
-    spw__aio_queue *queue = &file->queues[p->class_idx];
+    spw__aio_device *device = file->device;
     uint64_t got = p->io_done > p->skip ? p->io_done - p->skip : 0;
     if (got > p->bytes)
         got = p->bytes;
@@ -209,10 +291,13 @@ piece_finish(spw_aio *aio, spw__aio_piece *p, spw_status status, int sys_errno)
         aio->stats.read_bytes += p->io_done;
     else if (req->op == SPW_AIO_WRITE)
         aio->stats.write_bytes += p->io_done;
+    if (p->io_done > 0 && file->fds[SPW__AIO_FD_DIRECT] < 0)
+        spw__aio_file_forget(file, req->op, p->io_offset, p->io_done);
     busy_change(aio, req->op, false);
     file->inflight--;
     aio->inflight--;
-    spw__aio_list_push(&file->free, p);
+    device->load.inflight[spw__aio_side(req->op)]--;
+    spw__aio_list_push(&device->free, p);
 
     req->done_bytes += got;
     req->pieces_inflight--;
@@ -220,8 +305,8 @@ piece_finish(spw_aio *aio, spw__aio_piece *p, spw_status status, int sys_errno)
         req->failed = true;
         req->status = status;
         req->sys_errno = sys_errno;
-        if (!request_all_issued(req) && queue->head == req)
-            spw__aio_queue_pop(queue); /* the rest is not started */
+        if (!request_all_issued(req) && device->queues[p->class_idx].head == req)
+            dequeue(device, p->class_idx); /* the rest is not started */
     }
     request_finish_maybe(aio, req);
 }
@@ -244,7 +329,7 @@ piece_restart(spw_aio *aio, spw__aio_piece *p, uint64_t delay_ns)
         piece_finish(aio, p, SPW_ECANCELED, ECANCELED);
     else if (delay_ns > 0)
         park(aio, p, false, delay_ns);
-    else if (!aio->ops->start(aio->backend, p)) {
+    else if (!piece_start(aio, p)) {
         park(aio, p, false, 0);
         p->blocked = true;
     }
@@ -254,6 +339,7 @@ static void
 piece_land(spw_aio *aio, spw__aio_piece *p)
 {
     int64_t r = p->result;
+    p->drawn = false; /* the next transfer draws anew */
     if (r == -EAGAIN || r == -EINTR) {
         uint64_t delay_ns = p->tries == 0 ? 0 : 1000ull << (p->tries < 13 ? p->tries : 13);
         if (++p->tries > TRIES_MAX)
@@ -266,13 +352,13 @@ piece_land(spw_aio *aio, spw__aio_piece *p)
         piece_finish(aio, p, status_of_errno((int)-r), (int)-r);
         return;
     }
-    if (p->req->op == SPW_AIO_FSYNC) {
+    if (spw__aio_is_sync(p->req->op)) {
         piece_finish(aio, p, SPW_OK, 0);
         return;
     }
-    SPW_ASSERT((uint64_t)r <= spw__aio_transfer_bytes(p));
     p->tries = 0;
     p->io_done += (uint64_t)r;
+    SPW_ASSERT(p->io_done <= p->io_bytes);
     if (p->io_done >= p->skip + p->bytes) { /* a block around the file's end may stop behind what was wanted */
         piece_finish(aio, p, SPW_OK, 0);
         return;
@@ -290,18 +376,12 @@ piece_land(spw_aio *aio, spw__aio_piece *p)
 static void
 piece_arrive(spw_aio *aio, spw__aio_piece *p)
 {
-    uint64_t delay_ns = 0;
-    if (aio->fault != NULL && !aio->closing) {
-        uint64_t done = p->result > 0 ? (uint64_t)p->result : 0, shortened = done;
-        int errnum = aio->fault(aio->fault_ctx, p->req->op, spw__aio_transfer_offset(p), spw__aio_transfer_bytes(p),
-                                &shortened, &delay_ns);
-        if (errnum != 0)
-            p->result = -(int64_t)errnum;
-        else if (shortened < done)
-            p->result = (int64_t)shortened;
-    }
-    if (delay_ns > 0)
-        park(aio, p, true, delay_ns);
+    if (p->drawn && p->fault_errno != 0)
+        p->result = -(int64_t)p->fault_errno;
+    else if (p->drawn && p->result > (int64_t)p->fault_bytes)
+        p->result = (int64_t)p->fault_bytes;
+    if (p->drawn && p->fault_delay_ns > 0 && !aio->closing)
+        park(aio, p, true, p->fault_delay_ns);
     else
         piece_land(aio, p);
 }
@@ -336,7 +416,7 @@ unpark(spw_aio *aio)
             spw__aio_list_push(&aio->parked, p);
         else if (p->landing)
             piece_land(aio, p);
-        else if (!aio->ops->start(aio->backend, p)) {
+        else if (!piece_start(aio, p)) {
             p->blocked = true;
             spw__aio_list_push(&aio->parked, p);
         }
@@ -371,13 +451,29 @@ spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
     aio->ops->flush(aio->backend); /* the disk works on while the caller computes */
 }
 
+/* Forgets the requests of one file, or of all. */
+static void
+queue_drop(spw__aio_device *device, uint32_t class_idx, const spw_aio_file *file)
+{
+    spw__aio_queue kept = {0};
+    spw_aio_request *req;
+    while ((req = dequeue(device, class_idx)) != NULL)
+        if (file != NULL && req->file != file)
+            spw__aio_queue_push(&kept, req);
+    while ((req = spw__aio_queue_pop(&kept)) != NULL) {
+        spw__aio_queue_push(&device->queues[class_idx], req);
+        waiting_change(device, class_idx, 1, spw__aio_is_sync(req->op) ? 0 : (int64_t)(req->bytes - req->issued_bytes));
+    }
+}
+
 void
 spw__aio_drain(spw_aio *aio, spw_aio_file *file)
 {
     bool was_woken = aio->woken;
-    for (spw_aio_file *f = aio->files; f != NULL; f = f->next)
-        if (file == NULL || f == file)
-            memset(f->queues, 0, sizeof f->queues);
+    for (spw__aio_device *d = aio->devices; d != NULL; d = d->next)
+        if (file == NULL || d == file->device)
+            for (uint32_t c = 0; c < SPW__AIO_CLASS_COUNT; c++)
+                queue_drop(d, c, file);
     aio->closing = true;
     while (file != NULL ? file->inflight > 0 : aio->inflight > 0) {
         aio->woken = false; /* a wake does not end this sleep, but the next wait shall see it */

@@ -38,9 +38,10 @@ transfer(const spw__aio_piece *p)
     off_t offset = (off_t)spw__aio_transfer_offset(p);
     ssize_t r;
     switch (p->req->op) {
-    case SPW_AIO_READ: r = pread(fd, buf, bytes, offset); break;
-    case SPW_AIO_WRITE: r = pwrite(fd, buf, bytes, offset); break;
-    default: r = fsync(fd); break;
+    case SPW_AIO_READ: r = SPW_CALL(EIO, pread(fd, buf, bytes, offset)); break;
+    case SPW_AIO_WRITE: r = SPW_CALL(EIO, pwrite(fd, buf, bytes, offset)); break;
+    case SPW_AIO_FSYNC: r = SPW_CALL(EIO, fsync(fd)); break;
+    default: r = SPW_CALL(EIO, fdatasync(fd)); break;
     }
     return r < 0 ? -(int64_t)errno : (int64_t)r;
 }
@@ -139,7 +140,7 @@ threads_create(void **out, const spw_aio_options *options, int wake_fd, spw_erro
         st = SPW_RAISE(err, SPW_ESYS, "lock of the aio threads");
         goto fail;
     }
-    b->done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    b->done_fd = SPW_CALL(EMFILE, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     if (b->done_fd < 0) {
         st = SPW_RAISE_SYS(err, errno, "eventfd for aio threads");
         goto fail;
@@ -147,7 +148,7 @@ threads_create(void **out, const spw_aio_options *options, int wake_fd, spw_erro
     sigfillset(&all); /* signals go to the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     while (rc == 0 && b->thread_count < options->thread_count) {
-        rc = pthread_create(&b->threads[b->thread_count], NULL, worker, b);
+        rc = spw__call_fails() ? EAGAIN : pthread_create(&b->threads[b->thread_count], NULL, worker, b);
         if (rc == 0)
             pthread_setname_np(b->threads[b->thread_count++], "spw-aio");
     }

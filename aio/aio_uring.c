@@ -5,6 +5,10 @@
  * that enables it. So it is created disabled and enabled by the first transfer or sleep; when the context is handed to
  * another thread (which is allowed while nothing is in flight) the ring is built anew there. The wake descriptor is
  * polled inside the ring, so that one system call sleeps for completions, wakes and the timeout.
+ *
+ * With sqpoll a kernel thread takes the entries; such a ring has none of those flags. With iopoll whole blocks go to a
+ * second ring whose completions come without interrupts: somebody has to ask for them, so a sleep becomes a spin while
+ * that ring has transfers. All else (parts of blocks, flushes, the wake) stays in the first ring.
  */
 #include "aio_internal.h"
 
@@ -36,15 +40,19 @@ enum {
 };
 static const uint64_t MEMLOCK_PAUSE_NS = 5000000;
 static const uint64_t BUFFER_BYTES_MAX = 1ull << 30; /* the kernel's limit for one registered buffer */
+static const unsigned SQPOLL_IDLE_MS = 20;           /* then the kernel's thread sleeps until it is woken */
+static bool iopoll_pretend;
 
 typedef struct uring_backend {
     /* Fixed after create. */
     int wake_fd;
     const spw_region *fixed; /* NULL: none to register */
     uint32_t entry_count;
+    bool sqpoll, iopoll;
     /* Owned by the context's thread. */
-    struct io_uring ring;
-    bool ring_ready;
+    struct io_uring ring, polled; /* polled: only with iopoll */
+    bool ring_ready, polled_ready;
+    uint32_t polled_inflight, polled_queued;
     bool enabled;
     bool single_issuer;
     pid_t owner_tid; /* of a single-issuer ring, once enabled */
@@ -120,7 +128,7 @@ register_fixed(uring_backend *u)
     for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
         if (tries > 0)
             spw_sleep_ns(MEMLOCK_PAUSE_NS);
-        rc = io_uring_register_buffers(&u->ring, u->iovecs, u->iovec_count);
+        rc = SPW_CALL_NEG(ENOMEM, io_uring_register_buffers(&u->ring, u->iovecs, u->iovec_count));
     }
     if (rc == 0) {
         u->fixed_bytes = u->fixed->bytes;
@@ -139,8 +147,23 @@ ring_exit(uring_backend *u)
 {
     if (u->ring_ready)
         io_uring_queue_exit(&u->ring);
-    u->ring_ready = u->enabled = u->wake_armed = false;
+    if (u->polled_ready)
+        io_uring_queue_exit(&u->polled);
+    u->ring_ready = u->polled_ready = u->enabled = u->wake_armed = false;
     u->queued = 0;
+}
+
+static int
+queue_init(uring_backend *u, struct io_uring *ring, unsigned flags)
+{
+    int rc = -ENOMEM;
+    for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
+        struct io_uring_params params = {.flags = flags | IORING_SETUP_CLAMP, .sq_thread_idle = SQPOLL_IDLE_MS};
+        if (tries > 0)
+            spw_sleep_ns(MEMLOCK_PAUSE_NS);
+        rc = SPW_CALL_NEG(ENOMEM, io_uring_queue_init_params(u->entry_count, ring, &params));
+    }
+    return rc;
 }
 
 /* Best flags first: what the kernel does not know it answers with EINVAL. */
@@ -152,13 +175,11 @@ ring_init(uring_backend *u)
             IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
         IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED, IORING_SETUP_R_DISABLED};
     int rc = -EINVAL;
-    for (size_t i = 0; i < sizeof flags / sizeof *flags && rc == -EINVAL; i++) {
-        rc = -ENOMEM;
-        for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
-            if (tries > 0)
-                spw_sleep_ns(MEMLOCK_PAUSE_NS);
-            rc = io_uring_queue_init(u->entry_count, &u->ring, flags[i] | IORING_SETUP_CLAMP);
-        }
+    u->single_issuer = false;
+    if (u->sqpoll)
+        rc = queue_init(u, &u->ring, IORING_SETUP_SQPOLL | IORING_SETUP_R_DISABLED);
+    for (size_t i = 0; !u->sqpoll && i < sizeof flags / sizeof *flags && rc == -EINVAL; i++) {
+        rc = queue_init(u, &u->ring, flags[i]);
         u->single_issuer = IORING_SETUP_SINGLE_ISSUER != 0 && i == 0;
     }
     if (rc != 0)
@@ -168,9 +189,17 @@ ring_init(uring_backend *u)
         ring_exit(u);
         return -ENOSYS; /* before Linux 5.11 */
     }
+    if (u->iopoll) {
+        rc = queue_init(u, &u->polled, iopoll_pretend ? 0 : IORING_SETUP_IOPOLL);
+        if (rc != 0) {
+            ring_exit(u);
+            return rc;
+        }
+        u->polled_ready = true;
+    }
     if (u->entry_count > u->ring.sq.ring_entries)
         u->entry_count = u->ring.sq.ring_entries; /* clamped */
-    u->files_registered = io_uring_register_files(&u->ring, u->slots, SLOT_COUNT) == 0;
+    u->files_registered = SPW_CALL_NEG(ENOMEM, io_uring_register_files(&u->ring, u->slots, SLOT_COUNT)) == 0;
     register_fixed(u);
     return 0;
 }
@@ -228,6 +257,8 @@ uring_create(void **out, const spw_aio_options *options, int wake_fd, spw_error 
     if (u == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "aio io_uring backend (%zu bytes)", sizeof *u);
     u->wake_fd = wake_fd;
+    u->sqpoll = options->sqpoll;
+    u->iopoll = options->iopoll;
     u->entry_count = options->queue_depth * FILES_EXPECTED;
     if (u->entry_count < ENTRY_COUNT_MIN)
         u->entry_count = ENTRY_COUNT_MIN;
@@ -322,16 +353,24 @@ fixed_index(const uring_backend *u, const char *buf, uint64_t bytes)
     return at / BUFFER_BYTES_MAX == (at + bytes - 1) / BUFFER_BYTES_MAX ? (int)(at / BUFFER_BYTES_MAX) : -1;
 }
 
+/* Whole blocks only: the kernel polls for nothing else. */
+static bool
+goes_polled(const uring_backend *u, const spw__aio_piece *p)
+{
+    return u->polled_ready && !spw__aio_is_sync(p->req->op) && (p->fd_idx == SPW__AIO_FD_DIRECT || iopoll_pretend);
+}
+
 static void
 fill_entry(uring_backend *u, struct io_uring_sqe *sqe, spw__aio_piece *p)
 {
-    int slot = u->files_registered ? p->file->slots[p->fd_idx] : -1;
+    bool polled = goes_polled(u, p); /* nothing is registered there */
+    int slot = u->files_registered && !polled ? p->file->slots[p->fd_idx] : -1;
     int fd = slot >= 0 ? slot : p->file->fds[p->fd_idx];
     char *buf = spw__aio_transfer_buf(p);
     uint64_t bytes = spw__aio_transfer_bytes(p), offset = spw__aio_transfer_offset(p);
-    int fixed = fixed_index(u, buf, bytes);
-    if (p->req->op == SPW_AIO_FSYNC)
-        io_uring_prep_fsync(sqe, fd, 0);
+    int fixed = polled ? -1 : fixed_index(u, buf, bytes);
+    if (spw__aio_is_sync(p->req->op))
+        io_uring_prep_fsync(sqe, fd, p->req->op == SPW_AIO_FDATASYNC ? IORING_FSYNC_DATASYNC : 0);
     else if (p->req->op == SPW_AIO_READ && fixed >= 0)
         io_uring_prep_read_fixed(sqe, fd, buf, (unsigned)bytes, offset, fixed);
     else if (p->req->op == SPW_AIO_READ)
@@ -347,9 +386,9 @@ fill_entry(uring_backend *u, struct io_uring_sqe *sqe, spw__aio_piece *p)
 
 /* Takes back the entries that the kernel has not seen; reap() returns their pieces with this result. */
 static void
-refuse_unsubmitted(uring_backend *u, int result)
+refuse_unsubmitted(uring_backend *u, struct io_uring *ring, int result)
 {
-    struct io_uring_sq *sq = &u->ring.sq;
+    struct io_uring_sq *sq = &ring->sq;
     unsigned head = io_uring_smp_load_acquire(sq->khead), mask = *sq->kring_mask;
     for (unsigned at = head; at != sq->sqe_tail; at++) {
         spw__aio_piece *p = (spw__aio_piece *)(uintptr_t)sq->sqes[at & mask].user_data;
@@ -359,15 +398,16 @@ refuse_unsubmitted(uring_backend *u, int result)
         }
         p->result = result;
         u->inflight--;
+        if (ring == &u->polled)
+            u->polled_inflight--;
         spw__aio_list_push(&u->refused, p);
     }
     sq->sqe_head = sq->sqe_tail = head;
     io_uring_smp_store_release(sq->ktail, head);
-    u->queued = 0;
 }
 
 static void
-enter_failed(uring_backend *u, int rc)
+enter_failed(uring_backend *u, struct io_uring *ring, int rc)
 {
     char reason[128];
     if (rc == -EINTR || rc == -ETIME)
@@ -376,7 +416,8 @@ enter_failed(uring_backend *u, int rc)
         if (!u->trouble_logged)
             spw_log(SPW_LOG_WARN, "aio: io_uring_enter: %s", strerror_r(-rc, reason, sizeof reason));
         u->trouble_logged = true;
-        refuse_unsubmitted(u, rc);
+        if (!u->sqpoll || ring == &u->polled) /* else the kernel's thread may be taking them */
+            refuse_unsubmitted(u, ring, rc);
     }
     spw_sleep_ns(100000); /* what is in flight may still land; the kernel may be short of something for now */
 }
@@ -386,12 +427,20 @@ uring_flush(void *backend)
 {
     uring_backend *u = backend;
     int rc;
-    if (u->queued == 0 || !u->enabled)
+    if (!u->enabled)
         return;
-    rc = io_uring_submit(&u->ring);
-    if (rc < 0)
-        enter_failed(u, rc);
-    u->queued = io_uring_sq_ready(&u->ring);
+    if (u->queued > 0) {
+        rc = SPW_CALL_NEG(EIO, io_uring_submit(&u->ring));
+        if (rc < 0)
+            enter_failed(u, &u->ring, rc);
+        u->queued = io_uring_sq_ready(&u->ring);
+    }
+    if (u->polled_queued > 0) {
+        rc = SPW_CALL_NEG(EIO, io_uring_submit(&u->polled));
+        if (rc < 0)
+            enter_failed(u, &u->polled, rc);
+        u->polled_queued = io_uring_sq_ready(&u->polled);
+    }
 }
 
 static struct io_uring_sqe *
@@ -421,7 +470,15 @@ uring_start(void *backend, spw__aio_piece *p)
         spw__aio_list_push(&u->refused, p);
         return true;
     }
-    sqe = take_entry(u);
+    if (goes_polled(u, p)) {
+        sqe = io_uring_get_sqe(&u->polled); /* as many entries as pieces */
+        if (sqe != NULL) {
+            u->polled_inflight++;
+            u->polled_queued++;
+        }
+    } else {
+        sqe = take_entry(u);
+    }
     if (sqe == NULL) {
         p->result = -EAGAIN; /* comes back and is tried again, a little later each time */
         spw__aio_list_push(&u->refused, p);
@@ -458,11 +515,11 @@ wake_drain(const uring_backend *u)
 }
 
 static void
-take_completions(uring_backend *u, spw__aio_list *done, bool *woken)
+take_completions(uring_backend *u, struct io_uring *ring, spw__aio_list *done, bool *woken)
 {
     struct io_uring_cqe *cqes[CQE_BATCH];
     unsigned n;
-    while ((n = io_uring_peek_batch_cqe(&u->ring, cqes, CQE_BATCH)) > 0) {
+    while ((n = io_uring_peek_batch_cqe(ring, cqes, CQE_BATCH)) > 0) {
         for (unsigned i = 0; i < n; i++) {
             spw__aio_piece *p = io_uring_cqe_get_data(cqes[i]);
             if (p == NULL) {
@@ -473,10 +530,25 @@ take_completions(uring_backend *u, spw__aio_list *done, bool *woken)
             }
             p->result = cqes[i]->res;
             u->inflight--;
+            if (ring == &u->polled)
+                u->polled_inflight--;
             spw__aio_list_push(done, p);
         }
-        io_uring_cq_advance(&u->ring, n);
+        io_uring_cq_advance(ring, n);
     }
+}
+
+/* Asks both rings in turn, because nothing interrupts a sleep for the polled one. */
+static void
+spin(uring_backend *u, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
+{
+    uint64_t begin_ns = spw_now_ns();
+    do {
+        (void)io_uring_get_events(&u->polled);
+        take_completions(u, &u->polled, done, woken);
+        (void)io_uring_get_events(&u->ring);
+        take_completions(u, &u->ring, done, woken);
+    } while (done->head == NULL && !*woken && spw_now_ns() - begin_ns < timeout_ns);
 }
 
 static void
@@ -517,8 +589,10 @@ uring_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
     }
     uring_flush(u);
     take_refused(u, done);
-    take_completions(u, done, woken);
-    if (timeout_ns > 0 && done->head == NULL && !*woken) {
+    take_completions(u, &u->ring, done, woken);
+    if (u->polled_inflight > 0)
+        spin(u, done->head != NULL || *woken ? 0 : timeout_ns, done, woken);
+    else if (timeout_ns > 0 && done->head == NULL && !*woken) {
         struct __kernel_timespec ts = {.tv_sec = INT64_MAX / 1000000000, .tv_nsec = 0};
         struct io_uring_cqe *cqe;
         int rc;
@@ -528,9 +602,9 @@ uring_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
         }
         rc = io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
         if (rc < 0)
-            enter_failed(u, rc);
+            enter_failed(u, &u->ring, rc);
         u->queued = io_uring_sq_ready(&u->ring);
-        take_completions(u, done, woken);
+        take_completions(u, &u->ring, done, woken);
     }
     take_refused(u, done);
 }
@@ -551,5 +625,19 @@ const spw__aio_backend_ops spw__aio_uring_ops = {
     .reap = uring_reap,
     .fixed_bytes = uring_fixed_bytes,
 };
+
+void
+spw_test_aio_iopoll_pretend(bool on)
+{
+    iopoll_pretend = on;
+}
+
+#else
+
+void
+spw_test_aio_iopoll_pretend(bool on)
+{
+    (void)on;
+}
 
 #endif /* SPW_HAVE_URING */

@@ -2,8 +2,9 @@
  * spw_aio.h - asynchronous file transfers: one context, one request type, several backends (io_uring, threads).
  *
  * A request is any (file, offset, bytes, buffer). The context cuts it into pieces of block_bytes, keeps queue_depth
- * pieces in flight per file, resumes short transfers, retries EAGAIN and EINTR, and completes each request once, with
- * its own status. Reads go before writes and urgent requests before all others. It knows nothing of chunks or tiers.
+ * pieces in flight per device, resumes short transfers, retries EAGAIN and EINTR, and completes each request once, with
+ * its own status. Files on one device share its queue: urgent requests first, then reads and writes by the bytes that
+ * each still has to move. It knows nothing of chunks or tiers.
  */
 #ifndef SPW_AIO_H
 #define SPW_AIO_H
@@ -25,9 +26,15 @@ typedef enum spw_aio_backend {
 } spw_aio_backend;
 const char *spw_aio_backend_name(spw_aio_backend backend); /* "auto", "io_uring", "threads" */
 
-typedef enum spw_aio_op { SPW_AIO_READ, SPW_AIO_WRITE, SPW_AIO_FSYNC } spw_aio_op;
+typedef enum spw_aio_op {
+    SPW_AIO_READ,
+    SPW_AIO_WRITE,
+    SPW_AIO_FSYNC,
+    SPW_AIO_FDATASYNC, /* FSYNC without the times and other metadata that reading does not need */
+    SPW_AIO_OP_COUNT
+} spw_aio_op;
 
-/* Order of service when pieces compete for the queue of a file. */
+/* Order of service when pieces compete for the queue of a device. */
 typedef enum spw_aio_priority {
     SPW_AIO_URGENT, /* somebody waits for it now */
     SPW_AIO_NORMAL, /* reads ahead */
@@ -38,8 +45,12 @@ typedef enum spw_aio_priority {
 typedef struct spw_aio_options {
     spw_aio_backend backend;
     uint64_t block_bytes;    /* piece size; multiple of 4096; 0: 1 MiB */
-    uint32_t queue_depth;    /* pieces in flight per file; 0: 16 */
+    uint32_t queue_depth;    /* pieces in flight per device; 0: 16 */
     uint32_t thread_count;   /* threads backend only; 0: 4 */
+    bool single_submit;      /* every piece is handed over by itself; else all that can start go together */
+    bool lockstep;           /* a batch of queue_depth pieces lands whole before the next starts; else they overlap */
+    bool sqpoll;             /* io_uring: a kernel thread submits; costs a core. Refusal is logged, not an error */
+    bool iopoll;             /* io_uring: completions are polled, not interrupts; needs poll queues. Likewise */
     const char *probe_dir;   /* folder for the probe I/O; NULL: $TMPDIR or /tmp */
     const spw_region *fixed; /* one region to register with io_uring; NULL: none. Refusal is logged, not an error */
 } spw_aio_options;
@@ -51,7 +62,7 @@ struct spw_aio_request {
     spw_aio_priority priority;
     spw_aio_file *file;
     uint64_t offset; /* any */
-    uint64_t bytes;  /* any above 0; ignored by FSYNC */
+    uint64_t bytes;  /* any above 0; ignored by FSYNC and FDATASYNC */
     void *buf;       /* any address; aligned ones (spw_aio_file_align) are transferred without a bounce copy */
     void *user;      /* the caller's, untouched */
     /* Valid once the request came back from spw_aio_poll or spw_aio_wait. */
@@ -125,13 +136,33 @@ typedef struct spw_aio_stats {
 } spw_aio_stats;
 void spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out);
 
+/* ---------------------------------------------------------------- faults for tests */
+
 /*
- * Faults for tests; NULL (the default) turns them off. Called by the context's thread when a piece finishes: may make
- * it fail (return an errno), shorten it (*done_bytes), or return 0. delay_ns: how long the completion is held back.
+ * Called by the context's thread before each transfer; NULL (the default) turns it off. *move_bytes holds the bytes
+ * wanted: a smaller value makes the transfer short. Returning an errno makes it fail: with *move_bytes untouched before
+ * anything has moved, with a smaller value after that many (a torn write). *delay_ns: how long the completion is held
+ * back; different delays reorder completions.
  */
-typedef int (*spw_aio_fault_fn)(void *ctx, spw_aio_op op, uint64_t offset, uint64_t bytes, uint64_t *done_bytes,
-                                uint64_t *delay_ns);
+typedef int (*spw_aio_fault_fn)(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t bytes,
+                                uint64_t *move_bytes, uint64_t *delay_ns);
 void spw_test_aio_fault(spw_aio *aio, spw_aio_fault_fn fn, void *ctx);
+
+/* A schedule of faults drawn from a seed; chances are per 1000 transfers. Zeroed: no faults. */
+typedef struct spw_test_aio_schedule {
+    uint64_t seed;
+    uint32_t delays, shorts, agains; /* agains: EAGAIN or EINTR */
+    uint32_t errors, full, torn;     /* EIO; ENOSPC and torn for writes only */
+    uint64_t delay_ns_max;
+    uint64_t error_at; /* the error_at-th transfer from now fails with EIO; 0: none */
+    /* Counted as they happen. */
+    uint64_t transfers, failures; /* failures: EIO, ENOSPC and torn writes */
+} spw_test_aio_schedule;
+/* An spw_aio_fault_fn; ctx is an spw_test_aio_schedule. */
+int spw_test_aio_scheduled(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t bytes, uint64_t *move_bytes,
+                           uint64_t *delay_ns);
+/* Makes iopoll take an ordinary second ring, so that its code runs where no device has poll queues. */
+void spw_test_aio_iopoll_pretend(bool on);
 
 #ifdef __cplusplus
 }

@@ -1,186 +1,21 @@
 /*
  * test_aio.c - what spw_aio.h promises, on every backend: the right bytes, each request once, its own status. The
- * reference is always pread() and pwrite() on a descriptor of the test's own.
+ * reference is always pread() and pwrite() on a descriptor of the test's own. With SPW_TEST_AIO_BUFFERED set every file
+ * is opened without O_DIRECT; TMPDIR chooses the file system (test_aio_limits.sh uses both).
  */
-#include "spw_aio.h"
+#include "aio_internal.h"
+#include "lib_aio.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <dirent.h>
-#include <cmocka.h>
 
-enum { KIB = 1024, ALIGN = 4096 };
-static const uint64_t LONG_NS = 60ull * 1000000000u; /* a test that waits this long has failed */
-
-/* ---------------------------------------------------------------- a folder and a backend for each test */
-
-typedef struct world {
-    char dir[PATH_MAX - 64];
-    spw_aio_backend backend;
-    bool available;
-} world;
-
-static int
-setup(void **state, spw_aio_backend backend)
-{
-    const char *tmp = getenv("TMPDIR");
-    spw_aio_options options = {.backend = backend};
-    spw_error err = {0};
-    spw_aio *aio = NULL;
-    spw_status st;
-    world *w = calloc(1, sizeof *w);
-    if (w == NULL)
-        return -1;
-    snprintf(w->dir, sizeof w->dir, "%s/spw-aio-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp");
-    if (mkdtemp(w->dir) == NULL)
-        return -1;
-    w->backend = backend;
-    st = spw_aio_create(&aio, &options, &err);
-    if (st != SPW_OK)
-        print_message("%s\n", err.message);
-    w->available = st == SPW_OK;
-    spw_aio_destroy(aio);
-    *state = w;
-    return st == SPW_OK || st == SPW_EUNSUPPORTED ? 0 : -1;
-}
-
-static int
-setup_uring(void **state)
-{
-    return setup(state, SPW_AIO_URING);
-}
-
-static int
-setup_threads(void **state)
-{
-    return setup(state, SPW_AIO_THREADS);
-}
-
-static int
-teardown(void **state)
-{
-    world *w = *state;
-    DIR *dir = opendir(w->dir);
-    struct dirent *entry;
-    while (dir != NULL && (entry = readdir(dir)) != NULL)
-        if (entry->d_name[0] != '.')
-            unlinkat(dirfd(dir), entry->d_name, 0);
-    if (dir != NULL)
-        closedir(dir);
-    rmdir(w->dir);
-    free(w);
-    spw_log_set(NULL, NULL);
-    return 0;
-}
-
-static world *
-world_or_skip(void **state)
-{
-    world *w = *state;
-    if (!w->available)
-        skip();
-    return w;
-}
-
-static const char *
-path_in(const world *w, const char *name)
-{
-    static char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", w->dir, name);
-    return path;
-}
-
-static spw_aio *
-aio_open(const world *w, uint64_t block_bytes, uint32_t queue_depth)
-{
-    spw_aio_options options = {
-        .backend = w->backend, .block_bytes = block_bytes, .queue_depth = queue_depth, .probe_dir = w->dir};
-    spw_error err = {0};
-    spw_aio *aio = NULL;
-    if (spw_aio_create(&aio, &options, &err) != SPW_OK)
-        fail_msg("%s", err.message);
-    return aio;
-}
-
-static spw_aio_file *
-file_open(spw_aio *aio, const world *w, const char *name, unsigned more_flags)
-{
-    spw_error err = {0};
-    spw_aio_file *file = NULL;
-    if (spw_aio_file_open(&file, aio, path_in(w, name),
-                          SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE | more_flags, &err) != SPW_OK)
-        fail_msg("%s", err.message);
-    return file;
-}
-
-static void
-submit(spw_aio *aio, spw_aio_request *req)
-{
-    spw_error err = {0};
-    if (spw_aio_submit(aio, req, &err) != SPW_OK)
-        fail_msg("%s", err.message);
-}
-
-/* Submits, waits for exactly this one, returns its status. */
-static spw_status
-transfer(spw_aio *aio, spw_aio_file *file, spw_aio_op op, void *buf, uint64_t bytes, uint64_t offset)
-{
-    spw_aio_request req = {.op = op, .file = file, .buf = buf, .bytes = bytes, .offset = offset};
-    submit(aio, &req);
-    assert_ptr_equal(spw_aio_wait(aio, LONG_NS), &req);
-    assert_null(spw_aio_poll(aio));
-    if (req.status == SPW_OK && op != SPW_AIO_FSYNC)
-        assert_int_equal(req.done_bytes, bytes);
-    assert_true(req.done_ns >= req.submit_ns);
-    return req.status;
-}
-
-/* ---------------------------------------------------------------- bytes and numbers */
-
-static uint64_t
-seed_get(void)
-{
-    const char *text = getenv("SPW_SEED");
-    return text != NULL ? strtoull(text, NULL, 0) : 20240117;
-}
-
-typedef struct dice {
-    uint64_t seed, count;
-} dice;
-
-static uint32_t
-roll(dice *d, uint32_t sides)
-{
-    uint32_t words[4];
-    spw_philox(d->seed, 0, d->count++, words);
-    return words[0] % sides;
-}
-
-static void
-pattern_fill(unsigned char *p, uint64_t bytes, uint32_t seed)
-{
-    uint32_t x = seed * 2654435761u + 12345;
-    for (uint64_t i = 0; i < bytes; i++) {
-        x = x * 1664525u + 1013904223u;
-        p[i] = (unsigned char)(x >> 24);
-    }
-}
-
-static unsigned char *
-buffer_new(uint64_t bytes)
-{
-    void *p = NULL;
-    assert_int_equal(posix_memalign(&p, ALIGN, bytes), 0);
-    memset(p, 0, bytes);
-    return p;
-}
+enum { KIB = 1024 };
 
 static void
 file_is(int fd, const unsigned char *want, uint64_t bytes)
@@ -198,40 +33,44 @@ file_is(int fd, const unsigned char *want, uint64_t bytes)
 /* ---------------------------------------------------------------- the right bytes */
 
 static void
-round_trip(const world *w, unsigned flags)
+round_trip(const world *w, unsigned flags, spw_aio_options options)
 {
     static const uint64_t sizes[] = {1, 2, 511, 513, 4095, 4096, 4097, 8191, 8192, 20480, 65537, 100003};
     static const uint64_t offsets[] = {0, 1, 511, 4096, 4097, 12345};
     static const uint64_t shifts[] = {0, 1, 512};
     enum { SPAN = 128 * KIB };
-    spw_aio *aio = aio_open(w, 8192, 4);
-    spw_aio_file *file = file_open(aio, w, "data", flags);
-    unsigned char *model = buffer_new(SPAN), *buf = buffer_new(SPAN);
-    dice d = {.seed = seed_get()};
-    int fd = open(path_in(w, "data"), O_RDWR);
+    options.block_bytes = 8192;
+    options.queue_depth = 4;
+    spw_aio *aio = aio_test_open_with(w, options);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", flags);
+    unsigned char *model = aio_test_buffer_new(SPAN), *buf = aio_test_buffer_new(SPAN);
+    dice d = {.seed = aio_test_seed_get()};
+    int fd = open(aio_test_path_in(w, "data"), O_RDWR);
     assert_true(fd >= 0);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t j = 0; j < sizeof offsets / sizeof *offsets; j++)
             for (size_t k = 0; k < sizeof shifts / sizeof *shifts; k++) {
-                uint64_t bytes = sizes[i], offset = offsets[j], before = roll(&d, 3) == 0 ? 0 : roll(&d, 120000);
+                uint64_t bytes = sizes[i], offset = offsets[j],
+                         before = aio_test_roll(&d, 3) == 0 ? 0 : aio_test_roll(&d, 120000);
                 uint64_t after = offset + bytes > before ? offset + bytes : before;
                 unsigned char *at = buf + shifts[k];
                 memset(model, 0, SPAN);
-                pattern_fill(model, before, (uint32_t)d.count);
+                aio_test_pattern_fill(model, before, (uint32_t)d.count);
                 assert_int_equal(ftruncate(fd, 0), 0);
                 assert_int_equal(pwrite(fd, model, before, 0), before);
-                pattern_fill(at, bytes, (uint32_t)(i * 100 + j * 10 + k));
+                aio_test_pattern_fill(at, bytes, (uint32_t)(i * 100 + j * 10 + k));
                 memcpy(model + offset, at, bytes);
-                assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, at, bytes, offset), SPW_OK);
+                assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, at, bytes, offset), SPW_OK);
                 file_is(fd, model, after);
                 memset(buf, 0xa5, SPAN);
-                assert_int_equal(transfer(aio, file, SPW_AIO_READ, at, bytes, offset), SPW_OK);
+                assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, at, bytes, offset), SPW_OK);
                 assert_memory_equal(at, model + offset, bytes);
                 if (at > buf)
                     assert_int_equal(at[-1], 0xa5);
                 assert_int_equal(at[bytes], 0xa5);
             }
-    assert_int_equal(transfer(aio, file, SPW_AIO_FSYNC, NULL, 0, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_FSYNC, NULL, 0, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_FDATASYNC, NULL, 0, 0), SPW_OK);
     close(fd);
     free(model);
     free(buf);
@@ -243,37 +82,117 @@ static void
 test_round_trip(void **state)
 {
     /* Shows that any size, offset and address moves the right bytes, no neighbour, and never makes the file longer. */
-    round_trip(world_or_skip(state), 0);
+    round_trip(aio_test_world_or_skip(state), 0, (spw_aio_options){0});
 }
 
 static void
 test_round_trip_buffered(void **state)
 {
     /* Shows the same for a file that was opened without O_DIRECT. */
-    round_trip(world_or_skip(state), SPW_AIO_OPEN_BUFFERED);
+    round_trip(aio_test_world_or_skip(state), SPW_AIO_OPEN_BUFFERED, (spw_aio_options){0});
+}
+
+static void
+test_round_trip_one_by_one(void **state)
+{
+    /* Shows the same when pieces are handed over singly and batches land whole (single_submit, no overlap_events). */
+    round_trip(aio_test_world_or_skip(state), 0, (spw_aio_options){.single_submit = true, .lockstep = true});
+}
+
+static void
+keep_reason(void *ctx, spw_log_level level, const char *line)
+{
+    if (level == SPW_LOG_WARN)
+        snprintf(ctx, 512, "%s", line);
+}
+
+static void
+test_round_trip_polled(void **state)
+{
+    /* Shows the same with sqpoll and iopoll; where the machine refuses one, the context works without and says why. */
+    world *w = aio_test_world_or_skip(state);
+    char warning[512] = "";
+    spw_aio *aio;
+    spw_log_set(keep_reason, warning);
+    aio = aio_test_open_with(w, (spw_aio_options){.sqpoll = true, .iopoll = true});
+    if (w->backend == SPW_AIO_URING) {
+        bool sqpoll = strstr(spw_aio_reason(aio), " sqpoll") != NULL, iopoll = strstr(spw_aio_reason(aio), " iopoll");
+        assert_true(sqpoll || strstr(warning, "sqpoll") != NULL || strstr(warning, "iopoll") != NULL);
+        assert_true(iopoll || strstr(warning, "iopoll") != NULL);
+        print_message("%s; %s\n", spw_aio_reason(aio), warning);
+    }
+    spw_aio_destroy(aio);
+    spw_log_set(NULL, NULL);
+    round_trip(w, 0, (spw_aio_options){.sqpoll = true});
+    round_trip(w, 0, (spw_aio_options){.iopoll = true});
+    spw_test_aio_iopoll_pretend(true); /* the code of the second ring, on a device that cannot poll */
+    round_trip(w, 0, (spw_aio_options){.iopoll = true});
+    round_trip(w, 0, (spw_aio_options){.iopoll = true, .sqpoll = true});
+    spw_test_aio_iopoll_pretend(false);
+}
+
+static uint64_t
+resident_bytes(int fd, uint64_t bytes)
+{
+    uint64_t pages = (bytes + 4095) / 4096, resident = 0;
+    unsigned char *in_core = malloc(pages);
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(map != MAP_FAILED);
+    assert_int_equal(mincore(map, bytes, in_core), 0);
+    for (uint64_t i = 0; i < pages; i++)
+        resident += in_core[i] & 1;
+    munmap(map, bytes);
+    free(in_core);
+    return resident * 4096;
+}
+
+static void
+test_pages_given_back(void **state)
+{
+    /* Shows that a file without O_DIRECT does not fill the page cache, neither by writing nor by reading. */
+    world *w = aio_test_world_or_skip(state);
+    enum { BYTES = 32 << 20, MIB = 1 << 20 };
+    spw_aio *aio = aio_test_open(w, 256 * KIB, 8);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", SPW_AIO_OPEN_BUFFERED);
+    unsigned char *buf = aio_test_buffer_new(MIB);
+    int fd = open(aio_test_path_in(w, "data"), O_RDWR);
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint64_t at = 0; at < BYTES; at += MIB)
+            assert_int_equal(aio_test_transfer(aio, file, pass == 0 ? SPW_AIO_WRITE : SPW_AIO_READ, buf, MIB, at),
+                             SPW_OK);
+        if (pass == 1) /* what was written last may still be on its way */
+            assert_true(resident_bytes(fd, BYTES) < BYTES / 8);
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_FDATASYNC, NULL, 0, 0), SPW_OK);
+        spw_aio_file_close(file);
+        assert_true(resident_bytes(fd, BYTES) < BYTES / 8);
+        file = aio_test_file_open(aio, w, "data", SPW_AIO_OPEN_BUFFERED);
+    }
+    close(fd);
+    free(buf);
+    spw_aio_destroy(aio);
 }
 
 static void
 test_neighbours_in_one_block(void **state)
 {
     /* Shows that writes that meet inside a block, all in flight at once, do not undo each other. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     enum { COUNT = 150, STEP = 1009 };
-    spw_aio *aio = aio_open(w, 4096, 16);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
-    unsigned char *buf = buffer_new(COUNT * STEP);
+    spw_aio *aio = aio_test_open(w, 4096, 16);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
+    unsigned char *buf = aio_test_buffer_new(COUNT * STEP);
     spw_aio_request *reqs = calloc(COUNT, sizeof *reqs);
-    int fd = open(path_in(w, "data"), O_RDWR);
+    int fd = open(aio_test_path_in(w, "data"), O_RDWR);
     assert_non_null(reqs);
-    pattern_fill(buf, COUNT * STEP, 7);
+    aio_test_pattern_fill(buf, COUNT * STEP, 7);
     for (int i = 0; i < COUNT; i++) {
         int k = i * 37 % COUNT;
         reqs[k] = (spw_aio_request){
             .op = SPW_AIO_WRITE, .file = file, .buf = buf + k * STEP, .bytes = STEP, .offset = (uint64_t)k * STEP};
-        submit(aio, &reqs[k]);
+        aio_test_submit(aio, &reqs[k]);
     }
     for (int i = 0; i < COUNT; i++) {
-        spw_aio_request *req = spw_aio_wait(aio, LONG_NS);
+        spw_aio_request *req = spw_aio_wait(aio, AIO_TEST_LONG_NS);
         assert_non_null(req);
         assert_int_equal(req->status, SPW_OK);
     }
@@ -287,19 +206,20 @@ test_neighbours_in_one_block(void **state)
 static void
 test_many_against_small_queue(void **state)
 {
-    /* Shows that requests beyond the queue depth wait inside and each comes back once, with two files at it. */
-    world *w = world_or_skip(state);
-    enum { COUNT = 120, BYTES = 12 * KIB };
+    /* Shows that thousands of requests wait for tiny queues and each comes back once, with two files at it. */
+    world *w = aio_test_world_or_skip(state);
+    enum { COUNT = 2000, BYTES = 12 * KIB };
     for (uint32_t depth = 1; depth <= 2; depth++) {
-        spw_aio *aio = aio_open(w, 4096, depth);
-        spw_aio_file *files[2] = {file_open(aio, w, "a", 0), file_open(aio, w, "b", 0)};
-        unsigned char *buf = buffer_new(COUNT * BYTES), *back = buffer_new(COUNT * BYTES);
+        spw_aio *aio = aio_test_open(w, 4096, depth);
+        spw_aio_file *files[2] = {aio_test_file_open(aio, w, "a", 0), aio_test_file_open(aio, w, "b", 0)};
+        unsigned char *buf = aio_test_buffer_new(COUNT * BYTES), *back = aio_test_buffer_new(COUNT * BYTES);
         spw_aio_request *reqs = calloc(COUNT, sizeof *reqs);
         spw_aio_stats stats;
         assert_non_null(reqs);
-        pattern_fill(buf, COUNT * BYTES, depth);
+        aio_test_pattern_fill(buf, COUNT * BYTES, depth);
         for (int pass = 0; pass < 2; pass++) {
-            int seen[COUNT] = {0};
+            static int seen[COUNT];
+            memset(seen, 0, sizeof seen);
             for (int i = 0; i < COUNT; i++) {
                 reqs[i] = (spw_aio_request){.op = pass == 0 ? SPW_AIO_WRITE : SPW_AIO_READ,
                                             .priority = (spw_aio_priority)(i % SPW_AIO_PRIORITY_COUNT),
@@ -308,10 +228,10 @@ test_many_against_small_queue(void **state)
                                             .bytes = BYTES,
                                             .offset = (uint64_t)i * BYTES,
                                             .user = &seen[i]};
-                submit(aio, &reqs[i]);
+                aio_test_submit(aio, &reqs[i]);
             }
             for (int i = 0; i < COUNT; i++) {
-                spw_aio_request *req = spw_aio_wait(aio, LONG_NS);
+                spw_aio_request *req = spw_aio_wait(aio, AIO_TEST_LONG_NS);
                 assert_non_null(req);
                 assert_int_equal(req->status, SPW_OK);
                 assert_int_equal((*(int *)req->user)++, 0);
@@ -324,7 +244,7 @@ test_many_against_small_queue(void **state)
         assert_int_equal(stats.pieces, 2 * COUNT * (BYTES / 4096));
         assert_int_equal(stats.read_bytes, COUNT * BYTES);
         assert_int_equal(stats.write_bytes, COUNT * BYTES);
-        assert_int_equal(stats.bounce_bytes, 0);
+        assert_true(stats.bounce_bytes == 0);
         assert_true(stats.read_busy_ns > 0 && stats.write_busy_ns > 0);
         free(reqs);
         free(buf);
@@ -337,20 +257,20 @@ static void
 test_beyond_2_gib(void **state)
 {
     /* Shows that offsets above 2 and 4 GiB are not cut off; the file is sparse. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     static const uint64_t offsets[] = {(2ull << 30) - 4096, (3ull << 30) + 12288, (5ull << 30) + 77};
     enum { BYTES = 40001 };
-    spw_aio *aio = aio_open(w, 16 * KIB, 4);
-    spw_aio_file *file = file_open(aio, w, "sparse", 0);
-    unsigned char *buf = buffer_new(BYTES), *back = buffer_new(BYTES);
-    int fd = open(path_in(w, "sparse"), O_RDONLY);
+    spw_aio *aio = aio_test_open(w, 16 * KIB, 4);
+    spw_aio_file *file = aio_test_file_open(aio, w, "sparse", 0);
+    unsigned char *buf = aio_test_buffer_new(BYTES), *back = aio_test_buffer_new(BYTES);
+    int fd = open(aio_test_path_in(w, "sparse"), O_RDONLY);
     for (int i = 0; i < 3; i++) {
-        pattern_fill(buf, BYTES, (uint32_t)i);
-        assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, offsets[i]), SPW_OK);
+        aio_test_pattern_fill(buf, BYTES, (uint32_t)i);
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, offsets[i]), SPW_OK);
         assert_int_equal(pread(fd, back, BYTES, (off_t)offsets[i]), BYTES);
         assert_memory_equal(buf, back, BYTES);
         memset(back, 0, BYTES);
-        assert_int_equal(transfer(aio, file, SPW_AIO_READ, back, BYTES, offsets[i]), SPW_OK);
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, back, BYTES, offsets[i]), SPW_OK);
         assert_memory_equal(buf, back, BYTES);
     }
     close(fd);
@@ -363,11 +283,11 @@ static void
 test_registered_region(void **state)
 {
     /* Shows that a registered region moves the same bytes, inside it and beside it, and that the reason tells of it. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     spw_region region = {0};
     spw_error err = {0};
     spw_aio *aio = NULL;
-    unsigned char *other = buffer_new(256 * KIB);
+    unsigned char *other = aio_test_buffer_new(256 * KIB);
     assert_int_equal(spw_region_map(&region, 1024 * KIB, 0, &err), SPW_OK);
     spw_aio_options options = {.backend = w->backend, .block_bytes = 32 * KIB, .probe_dir = w->dir, .fixed = &region};
     assert_int_equal(spw_aio_create(&aio, &options, &err), SPW_OK);
@@ -375,16 +295,16 @@ test_registered_region(void **state)
     assert_non_null(strstr(spw_aio_reason(aio), spw_aio_backend_name(w->backend)));
     if (w->backend == SPW_AIO_URING)
         assert_non_null(strstr(spw_aio_reason(aio), "registered"));
-    spw_aio_file *file = file_open(aio, w, "data", 0);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
     unsigned char *in = region.base, *out = in + 512 * KIB;
-    pattern_fill(in, 256 * KIB, 3);
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, in, 256 * KIB, 0), SPW_OK);
-    assert_int_equal(transfer(aio, file, SPW_AIO_READ, out, 256 * KIB, 0), SPW_OK);
-    assert_int_equal(transfer(aio, file, SPW_AIO_READ, other, 256 * KIB, 0), SPW_OK);
+    aio_test_pattern_fill(in, 256 * KIB, 3);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, in, 256 * KIB, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, out, 256 * KIB, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, other, 256 * KIB, 0), SPW_OK);
     assert_memory_equal(in, out, 256 * KIB);
     assert_memory_equal(in, other, 256 * KIB);
     out = (unsigned char *)region.base + region.bytes - 5000; /* up to the last byte */
-    assert_int_equal(transfer(aio, file, SPW_AIO_READ, out, 5000, 1234), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, out, 5000, 1234), SPW_OK);
     assert_memory_equal(in + 1234, out, 5000);
     spw_aio_destroy(aio);
     spw_region_unmap(&region);
@@ -396,16 +316,17 @@ test_registered_region(void **state)
 typedef struct fault_plan {
     unsigned calls;
     unsigned shorten_every, eagain_every; /* 0: never */
-    int errnum;                           /* for every transfer that covers errnum_offset */
+    int errnum;                           /* for every aio_test_transfer that covers errnum_offset */
     uint64_t errnum_offset;
-    uint64_t delay_offset, delay_ns; /* for the transfer that starts there */
+    uint64_t delay_offset, delay_ns; /* for the aio_test_transfer that starts there */
 } fault_plan;
 
 static int
-fault_by_plan(void *ctx, spw_aio_op op, uint64_t offset, uint64_t bytes, uint64_t *done_bytes, uint64_t *delay_ns)
+fault_by_plan(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t bytes, uint64_t *done_bytes,
+              uint64_t *delay_ns)
 {
     fault_plan *plan = ctx;
-    (void)op;
+    (void)req;
     plan->calls++;
     if (plan->delay_ns > 0 && offset == plan->delay_offset)
         *delay_ns = plan->delay_ns;
@@ -422,24 +343,25 @@ static void
 test_short_and_again(void **state)
 {
     /* Shows that short transfers are resumed and EAGAIN and EINTR retried, with the right bytes in the end. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     static const uint64_t shifts[] = {0, 1, 512};
     enum { BYTES = 100003 };
     for (int round = 0; round < 6; round++) {
-        spw_aio *aio = aio_open(w, 16 * KIB, 4);
-        spw_aio_file *file = file_open(aio, w, "data", round % 2 ? SPW_AIO_OPEN_BUFFERED : 0);
-        unsigned char *buf = buffer_new(BYTES + ALIGN), *back = buffer_new(BYTES + ALIGN);
+        spw_aio *aio = aio_test_open(w, 16 * KIB, 4);
+        spw_aio_file *file = aio_test_file_open(aio, w, "data", round % 2 ? SPW_AIO_OPEN_BUFFERED : 0);
+        unsigned char *buf = aio_test_buffer_new(BYTES + AIO_TEST_ALIGN),
+                      *back = aio_test_buffer_new(BYTES + AIO_TEST_ALIGN);
         fault_plan plan = {.shorten_every = 2, .eagain_every = 3};
         uint64_t offset = round < 3 ? 0 : 777, shift = shifts[round % 3];
         spw_aio_stats stats;
-        int fd = open(path_in(w, "data"), O_RDONLY);
-        pattern_fill(buf, BYTES + ALIGN, (uint32_t)round);
+        int fd = open(aio_test_path_in(w, "data"), O_RDONLY);
+        aio_test_pattern_fill(buf, BYTES + AIO_TEST_ALIGN, (uint32_t)round);
         spw_test_aio_fault(aio, fault_by_plan, &plan);
-        assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf + shift, BYTES, offset), SPW_OK);
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf + shift, BYTES, offset), SPW_OK);
         assert_int_equal(pread(fd, back, BYTES, (off_t)offset), BYTES);
         assert_memory_equal(back, buf + shift, BYTES);
         memset(back, 0, BYTES);
-        assert_int_equal(transfer(aio, file, SPW_AIO_READ, back + shift, BYTES, offset), SPW_OK);
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, back + shift, BYTES, offset), SPW_OK);
         assert_memory_equal(back + shift, buf + shift, BYTES);
         spw_aio_get_stats(aio, &stats);
         assert_true(stats.retries > 0);
@@ -448,21 +370,21 @@ test_short_and_again(void **state)
         free(buf);
         free(back);
         spw_aio_destroy(aio);
-        assert_int_equal(unlink(path_in(w, "data")), 0);
+        assert_int_equal(unlink(aio_test_path_in(w, "data")), 0);
     }
 }
 
 static void
 test_eagain_for_ever(void **state)
 {
-    /* Shows that a transfer that is never accepted fails in the end instead of hanging. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 4096, 2);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
+    /* Shows that a aio_test_transfer that is never accepted fails in the end instead of hanging. */
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 4096, 2);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
     fault_plan plan = {.errnum = EAGAIN};
-    unsigned char *buf = buffer_new(4096);
+    unsigned char *buf = aio_test_buffer_new(4096);
     spw_test_aio_fault(aio, fault_by_plan, &plan);
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf, 4096, 0), SPW_EIO);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf, 4096, 0), SPW_EIO);
     spw_aio_destroy(aio);
     free(buf);
 }
@@ -471,21 +393,21 @@ static void
 test_io_error(void **state)
 {
     /* Shows that a failed piece fails its request alone, and that the message names path, op, offset and counts. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     enum { BYTES = 64 * KIB };
-    spw_aio *aio = aio_open(w, 8192, 2);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
-    unsigned char *buf = buffer_new(2 * BYTES);
+    spw_aio *aio = aio_test_open(w, 8192, 2);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
+    unsigned char *buf = aio_test_buffer_new(2 * BYTES);
     fault_plan plan = {.errnum = EIO, .errnum_offset = 20000};
     char wanted[64];
     spw_aio_request bad = {.op = SPW_AIO_WRITE, .file = file, .buf = buf, .bytes = BYTES, .offset = 4096};
     spw_aio_request good = {.op = SPW_AIO_WRITE, .file = file, .buf = buf, .bytes = BYTES, .offset = 2 * BYTES};
     spw_error err = {0};
     spw_test_aio_fault(aio, fault_by_plan, &plan);
-    submit(aio, &bad);
-    submit(aio, &good);
+    aio_test_submit(aio, &bad);
+    aio_test_submit(aio, &good);
     for (int i = 0; i < 2; i++)
-        assert_non_null(spw_aio_wait(aio, LONG_NS));
+        assert_non_null(spw_aio_wait(aio, AIO_TEST_LONG_NS));
     assert_null(spw_aio_poll(aio));
     assert_int_equal(good.status, SPW_OK);
     assert_int_equal(bad.status, SPW_EIO);
@@ -494,16 +416,16 @@ test_io_error(void **state)
     assert_int_equal(spw_aio_request_error(&bad, &err), SPW_EIO);
     assert_int_equal(err.status, SPW_EIO);
     assert_int_equal(err.sys_errno, EIO);
-    assert_non_null(strstr(err.message, path_in(w, "data")));
+    assert_non_null(strstr(err.message, aio_test_path_in(w, "data")));
     assert_non_null(strstr(err.message, "write"));
     assert_non_null(strstr(err.message, "offset 4096"));
     assert_non_null(strstr(err.message, "wanted 65536"));
     snprintf(wanted, sizeof wanted, "got %llu", (unsigned long long)bad.done_bytes);
     assert_non_null(strstr(err.message, wanted));
     plan.errnum = ENOSPC;
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, 4096), SPW_ENOSPC);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, 4096), SPW_ENOSPC);
     plan.errnum = 0; /* the file is as usable as before */
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, 4096), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf, BYTES, 4096), SPW_OK);
     plan.errnum = EIO;
     plan.errnum_offset = 0;
     spw_aio_file_close(file);
@@ -515,21 +437,21 @@ static void
 test_read_past_end(void **state)
 {
     /* Shows that a read beyond the file's end is an error that says how much was there, never silent zeros. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     static const uint64_t ends[] = {10000, 8192, 100, 4096};
-    unsigned char *buf = buffer_new(64 * KIB), *model = buffer_new(64 * KIB);
-    pattern_fill(model, 64 * KIB, 1);
+    unsigned char *buf = aio_test_buffer_new(64 * KIB), *model = aio_test_buffer_new(64 * KIB);
+    aio_test_pattern_fill(model, 64 * KIB, 1);
     for (int i = 0; i < 8; i++) {
         uint64_t end = ends[i % 4], offset = i < 4 ? 0 : 50;
-        spw_aio *aio = aio_open(w, 4096, 4);
-        spw_aio_file *file = file_open(aio, w, "data", i % 2 ? SPW_AIO_OPEN_BUFFERED : 0);
+        spw_aio *aio = aio_test_open(w, 4096, 4);
+        spw_aio_file *file = aio_test_file_open(aio, w, "data", i % 2 ? SPW_AIO_OPEN_BUFFERED : 0);
         spw_aio_request req = {.op = SPW_AIO_READ, .file = file, .buf = buf, .bytes = 20000, .offset = offset};
         spw_error err = {0};
         char got[32];
-        int fd = open(path_in(w, "data"), O_RDWR | O_TRUNC);
+        int fd = open(aio_test_path_in(w, "data"), O_RDWR | O_TRUNC);
         assert_int_equal(pwrite(fd, model, end, 0), end);
-        submit(aio, &req);
-        assert_ptr_equal(spw_aio_wait(aio, LONG_NS), &req);
+        aio_test_submit(aio, &req);
+        assert_ptr_equal(spw_aio_wait(aio, AIO_TEST_LONG_NS), &req);
         assert_int_equal(req.status, SPW_EIO);
         assert_int_equal(req.sys_errno, 0);
         assert_true(req.done_bytes <= end - offset);
@@ -538,7 +460,8 @@ test_read_past_end(void **state)
         assert_non_null(strstr(err.message, "wanted 20000"));
         snprintf(got, sizeof got, "got %llu", (unsigned long long)req.done_bytes);
         assert_non_null(strstr(err.message, got));
-        assert_int_equal(transfer(aio, file, SPW_AIO_READ, buf, end - offset, offset), SPW_OK); /* up to the end */
+        assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, buf, end - offset, offset),
+                         SPW_OK); /* up to the end */
         assert_memory_equal(buf, model + offset, end - offset);
         close(fd);
         spw_aio_destroy(aio);
@@ -551,12 +474,12 @@ static void
 test_refused_requests(void **state)
 {
     /* Shows that a caller's mistake is SPW_EINVAL at once, and that a refused request never comes back. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 0, 0), *stranger = aio_open(w, 0, 0);
-    spw_aio_file *file = file_open(aio, w, "data", 0), *read_only = NULL, *none = NULL;
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 0, 0), *stranger = aio_test_open(w, 0, 0);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0), *read_only = NULL, *none = NULL;
     char byte = 0;
     spw_error err = {0};
-    assert_int_equal(spw_aio_file_open(&read_only, aio, path_in(w, "data"), SPW_AIO_OPEN_READ, &err), SPW_OK);
+    assert_int_equal(spw_aio_file_open(&read_only, aio, aio_test_path_in(w, "data"), SPW_AIO_OPEN_READ, &err), SPW_OK);
     spw_aio_request ok = {.op = SPW_AIO_WRITE, .file = file, .buf = &byte, .bytes = 1};
     spw_aio_request req = ok;
     req.bytes = 0;
@@ -576,11 +499,13 @@ test_refused_requests(void **state)
     assert_int_equal(spw_aio_submit(stranger, &req, &err), SPW_EINVAL);
     assert_null(spw_aio_poll(aio));
     assert_null(spw_aio_wait(stranger, 1000));
-    assert_int_equal(spw_aio_file_open(&none, aio, path_in(w, "x"), SPW_AIO_OPEN_READ | SPW_AIO_OPEN_CREATE, &err),
-                     SPW_EINVAL);
-    assert_int_equal(spw_aio_file_open(&none, aio, path_in(w, "x"), 0, &err), SPW_EINVAL);
-    assert_int_equal(spw_aio_file_open(&none, aio, path_in(w, "missing"), SPW_AIO_OPEN_READ, &err), SPW_ENOENT);
-    assert_non_null(strstr(err.message, path_in(w, "missing")));
+    assert_int_equal(
+        spw_aio_file_open(&none, aio, aio_test_path_in(w, "x"), SPW_AIO_OPEN_READ | SPW_AIO_OPEN_CREATE, &err),
+        SPW_EINVAL);
+    assert_int_equal(spw_aio_file_open(&none, aio, aio_test_path_in(w, "x"), 0, &err), SPW_EINVAL);
+    assert_int_equal(spw_aio_file_open(&none, aio, aio_test_path_in(w, "missing"), SPW_AIO_OPEN_READ, &err),
+                     SPW_ENOENT);
+    assert_non_null(strstr(err.message, aio_test_path_in(w, "missing")));
     assert_null(none);
     spw_aio_destroy(aio);
     spw_aio_destroy(stranger);
@@ -590,7 +515,7 @@ test_refused_requests(void **state)
     assert_null(aio);
     bad = (spw_aio_options){.backend = SPW_AIO_BACKEND_COUNT};
     assert_int_equal(spw_aio_create(&aio, &bad, &err), SPW_EINVAL);
-    bad = (spw_aio_options){.backend = w->backend, .probe_dir = path_in(w, "missing")};
+    bad = (spw_aio_options){.backend = w->backend, .probe_dir = aio_test_path_in(w, "missing")};
     assert_int_equal(spw_aio_create(&aio, &bad, &err), SPW_ENOENT);
     assert_null(aio);
 }
@@ -606,8 +531,8 @@ static void
 test_direct_refused(void **state)
 {
     /* Shows that a file whose file system refuses O_DIRECT is used through the page cache, with one warning. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 0, 0);
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 0, 0);
     spw_aio_file *file = NULL;
     spw_error err = {0};
     char want[8] = "", got[8] = "";
@@ -626,7 +551,7 @@ test_direct_refused(void **state)
     assert_false(spw_aio_file_direct(file));
     assert_int_equal(spw_aio_file_align(file), 1);
     assert_string_equal(spw_aio_file_path(file), "/proc/version");
-    assert_int_equal(transfer(aio, file, SPW_AIO_READ, got, sizeof got, 1), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, got, sizeof got, 1), SPW_OK);
     assert_memory_equal(got, want, sizeof want);
     assert_int_equal(warnings, 1);
     spw_aio_destroy(aio);
@@ -636,7 +561,7 @@ static void
 test_failed_allocations(void **state)
 {
     /* Shows that create and open survive the failure of every single allocation and leave nothing behind. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     spw_region region = {0};
     bool through = false;
     assert_int_equal(spw_region_map(&region, 64 * KIB, 0, NULL), SPW_OK);
@@ -651,7 +576,8 @@ test_failed_allocations(void **state)
             spw_test_fail_alloc(k);
             spw_status st = spw_aio_create(&aio, &options, &err);
             if (st == SPW_OK)
-                st = spw_aio_file_open(&file, aio, path_in(w, "data"), SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE, &err);
+                st = spw_aio_file_open(&file, aio, aio_test_path_in(w, "data"),
+                                       SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE, &err);
             through = !spw_test_fault_fired();
             spw_test_fail_alloc(0);
             assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
@@ -671,7 +597,7 @@ static void
 test_priority_order(void **state)
 {
     /* Shows the order of service: urgent, normal reads, normal writes, bulk reads, bulk writes. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     static const struct {
         spw_aio_op op;
         spw_aio_priority priority;
@@ -681,11 +607,11 @@ test_priority_order(void **state)
                  {SPW_AIO_READ, SPW_AIO_BULK},
                  {SPW_AIO_WRITE, SPW_AIO_BULK}};
     enum { COUNT = sizeof order / sizeof *order, BYTES = 8192 };
-    spw_aio *aio = aio_open(w, 4096, 1);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
-    unsigned char *buf = buffer_new(2 * COUNT * BYTES);
+    spw_aio *aio = aio_test_open(w, 4096, 1);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
+    unsigned char *buf = aio_test_buffer_new(2 * COUNT * BYTES);
     spw_aio_request reqs[2 * COUNT];
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, buf, 2 * COUNT * BYTES, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, buf, 2 * COUNT * BYTES, 0), SPW_OK);
     for (int i = 2 * COUNT - 1; i >= 0; i--) { /* worst first; two of each */
         reqs[i] = (spw_aio_request){.op = order[i / 2].op,
                                     .priority = order[i / 2].priority,
@@ -693,10 +619,10 @@ test_priority_order(void **state)
                                     .buf = buf + i * BYTES,
                                     .bytes = BYTES,
                                     .offset = (uint64_t)i * BYTES};
-        submit(aio, &reqs[i]);
+        aio_test_submit(aio, &reqs[i]);
     }
     for (int i = 0; i < 2 * COUNT; i++) {
-        spw_aio_request *req = spw_aio_wait(aio, LONG_NS);
+        spw_aio_request *req = spw_aio_wait(aio, AIO_TEST_LONG_NS);
         assert_non_null(req);
         assert_int_equal(req->status, SPW_OK);
         assert_int_equal((req - reqs) / 2, i / 2);
@@ -709,21 +635,21 @@ static void
 test_delay_holds_back_one(void **state)
 {
     /* Shows that a completion that is held back delays its own request and no other, and ends a sleep when it is due. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 4096, 4);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 4096, 4);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
     fault_plan plan = {.delay_offset = 4096, .delay_ns = 60000000};
-    unsigned char *buf = buffer_new(16 * KIB);
+    unsigned char *buf = aio_test_buffer_new(16 * KIB);
     spw_aio_request reqs[4];
     uint64_t begin = spw_now_ns();
     spw_test_aio_fault(aio, fault_by_plan, &plan);
     for (int i = 0; i < 4; i++) {
         reqs[i] = (spw_aio_request){
             .op = SPW_AIO_WRITE, .file = file, .buf = buf + i * 4096, .bytes = 4096, .offset = (uint64_t)i * 4096};
-        submit(aio, &reqs[i]);
+        aio_test_submit(aio, &reqs[i]);
     }
     for (int i = 0; i < 4; i++) {
-        spw_aio_request *req = spw_aio_wait(aio, LONG_NS);
+        spw_aio_request *req = spw_aio_wait(aio, AIO_TEST_LONG_NS);
         assert_non_null(req);
         assert_int_equal(req == &reqs[1], i == 3);
     }
@@ -744,9 +670,9 @@ static void
 test_wake_and_timeout(void **state)
 {
     /* Shows that a wake ends the sleep of now or of next time, once, and that a timeout ends it too. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 0, 0);
-    spw_aio_file *file = file_open(aio, w, "data", 0);
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 0, 0);
+    spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
     pthread_t thread;
     uint64_t begin = spw_now_ns();
     char byte = 1;
@@ -757,7 +683,7 @@ test_wake_and_timeout(void **state)
         assert_null(spw_aio_wait(aio, UINT64_MAX));
         pthread_join(thread, NULL);
     }
-    assert_int_equal(transfer(aio, file, SPW_AIO_WRITE, &byte, 1, 0), SPW_OK);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, &byte, 1, 0), SPW_OK);
     spw_aio_wake(aio); /* nobody sleeps: kept for the next wait, also when polls come in between */
     spw_aio_wake(aio);
     assert_null(spw_aio_poll(aio));
@@ -784,7 +710,7 @@ write_block(void *arg)
     spw_error err = {0};
     h->status = spw_aio_submit(h->aio, &req, &err);
     if (h->status == SPW_OK)
-        h->status = spw_aio_wait(h->aio, LONG_NS) == &req ? req.status : SPW_ETIMEDOUT;
+        h->status = spw_aio_wait(h->aio, AIO_TEST_LONG_NS) == &req ? req.status : SPW_ETIMEDOUT;
     if (h->closes)
         spw_aio_file_close(h->file);
     return NULL;
@@ -794,9 +720,9 @@ static void
 test_handover_between_threads(void **state)
 {
     /* Shows that an idle context with its files may go from thread to thread. */
-    world *w = world_or_skip(state);
-    spw_aio *aio = aio_open(w, 0, 0);
-    handover h = {.aio = aio, .file = file_open(aio, w, "data", 0), .buf = buffer_new(8192)};
+    world *w = aio_test_world_or_skip(state);
+    spw_aio *aio = aio_test_open(w, 0, 0);
+    handover h = {.aio = aio, .file = aio_test_file_open(aio, w, "data", 0), .buf = aio_test_buffer_new(8192)};
     pthread_t thread;
     for (int i = 0; i < 4; i++) {
         h.status = SPW_ESYS;
@@ -805,17 +731,17 @@ test_handover_between_threads(void **state)
         pthread_join(thread, NULL);
         assert_int_equal(h.status, SPW_OK);
         if (i == 1)
-            assert_int_equal(transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
+            assert_int_equal(aio_test_transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
     }
-    h.file = file_open(aio, w, "data", 0);
-    assert_int_equal(transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
+    h.file = aio_test_file_open(aio, w, "data", 0);
+    assert_int_equal(aio_test_transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
     h.closes = false;
     assert_int_equal(pthread_create(&thread, NULL, write_block, &h), 0);
     pthread_join(thread, NULL);
     assert_int_equal(h.status, SPW_OK);
     spw_aio_file_close(h.file); /* here, after the other thread's transfers */
-    h.file = file_open(aio, w, "data", 0);
-    assert_int_equal(transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
+    h.file = aio_test_file_open(aio, w, "data", 0);
+    assert_int_equal(aio_test_transfer(aio, h.file, SPW_AIO_READ, h.buf, 8192, 0), SPW_OK);
     spw_aio_destroy(aio);
     free(h.buf);
 }
@@ -832,17 +758,17 @@ static void
 test_destroy_in_flight(void **state)
 {
     /* Shows that destroy waits for what is in flight, drops the rest, and leaves no memory or descriptor behind. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     enum { COUNT = 40, BYTES = 64 * KIB };
     long live = spw_test_live_allocs();
-    unsigned char *buf = buffer_new(COUNT * BYTES + 1);
+    unsigned char *buf = aio_test_buffer_new(COUNT * BYTES + 1);
     spw_aio_request *reqs = calloc(COUNT, sizeof *reqs);
     int fd_free = lowest_free_fd();
     assert_non_null(reqs);
     for (int round = 0; round < 4; round++) {
-        spw_aio *aio = aio_open(w, 8192, 3);
-        spw_aio_file *file = file_open(aio, w, "data", 0);
-        fault_plan plan = {.delay_offset = 0, .delay_ns = LONG_NS, .eagain_every = round % 2 ? 2 : 0};
+        spw_aio *aio = aio_test_open(w, 8192, 3);
+        spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
+        fault_plan plan = {.delay_offset = 0, .delay_ns = AIO_TEST_LONG_NS, .eagain_every = round % 2 ? 2 : 0};
         if (round > 1)
             spw_test_aio_fault(aio, fault_by_plan, &plan);
         for (int i = 0; i < COUNT; i++) {
@@ -851,7 +777,7 @@ test_destroy_in_flight(void **state)
                                         .buf = buf + i * BYTES + round % 2,
                                         .bytes = BYTES,
                                         .offset = (uint64_t)i * BYTES};
-            submit(aio, &reqs[i]);
+            aio_test_submit(aio, &reqs[i]);
         }
         spw_aio_poll(aio);
         spw_aio_wake(aio);
@@ -871,15 +797,16 @@ typedef struct chaos {
 } chaos;
 
 static int
-fault_by_dice(void *ctx, spw_aio_op op, uint64_t offset, uint64_t bytes, uint64_t *done_bytes, uint64_t *delay_ns)
+fault_by_dice(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t bytes, uint64_t *done_bytes,
+              uint64_t *delay_ns)
 {
     chaos *c = ctx;
-    (void)op;
+    (void)req;
     (void)offset;
     (void)bytes;
-    if (roll(&c->dice, 4) == 0)
-        *delay_ns = 1 + roll(&c->dice, 2000000);
-    switch (roll(&c->dice, 16)) {
+    if (aio_test_roll(&c->dice, 4) == 0)
+        *delay_ns = 1 + aio_test_roll(&c->dice, 2000000);
+    switch (aio_test_roll(&c->dice, 16)) {
     case 0: return EAGAIN;
     case 1: return EINTR;
     case 2: c->errors++; return EIO;
@@ -887,7 +814,7 @@ fault_by_dice(void *ctx, spw_aio_op op, uint64_t offset, uint64_t bytes, uint64_
     case 4:
     case 5:
         if (*done_bytes > 1)
-            *done_bytes = 1 + roll(&c->dice, (uint32_t)*done_bytes - 1);
+            *done_bytes = 1 + aio_test_roll(&c->dice, (uint32_t)*done_bytes - 1);
         return 0;
     default: return 0;
     }
@@ -897,48 +824,53 @@ static void
 test_random_schedule(void **state)
 {
     /* Shows that under delays, errors and short transfers each request comes back once, and what succeeded is right. */
-    world *w = world_or_skip(state);
+    world *w = aio_test_world_or_skip(state);
     enum { COUNT = 250, SPAN = 40 * KIB };
-    uint64_t seed = seed_get();
+    uint64_t seed = aio_test_seed_get();
     print_message("SPW_SEED=%llu\n", (unsigned long long)seed);
     for (int round = 0; round < 2; round++, seed++) {
         chaos c = {.dice = {.seed = seed}};
         dice d = {.seed = ~seed};
-        spw_aio *aio = aio_open(w, 4096u << roll(&d, 3), 1 + roll(&d, 5));
-        spw_aio_file *files[2] = {file_open(aio, w, "a", 0), file_open(aio, w, "b", SPW_AIO_OPEN_BUFFERED)};
-        unsigned char *model = buffer_new(COUNT * SPAN), *buf = buffer_new(COUNT * SPAN);
+        spw_aio *aio = aio_test_open(w, 4096u << aio_test_roll(&d, 3), 1 + aio_test_roll(&d, 5));
+        spw_aio_file *files[2] = {aio_test_file_open(aio, w, "a", 0),
+                                  aio_test_file_open(aio, w, "b", SPW_AIO_OPEN_BUFFERED)};
+        unsigned char *model = aio_test_buffer_new(COUNT * SPAN), *buf = aio_test_buffer_new(COUNT * SPAN);
         spw_aio_request *reqs = calloc(COUNT, sizeof *reqs);
         unsigned char seen[COUNT] = {0};
         unsigned submitted = 0, back = 0, failed = 0;
         int fds[2];
         assert_non_null(reqs);
-        pattern_fill(model, COUNT * SPAN, (uint32_t)seed);
+        aio_test_pattern_fill(model, COUNT * SPAN, (uint32_t)seed);
         for (int f = 0; f < 2; f++) {
-            fds[f] = open(path_in(w, f == 0 ? "a" : "b"), O_RDWR);
+            fds[f] = open(aio_test_path_in(w, f == 0 ? "a" : "b"), O_RDWR);
             assert_int_equal(pwrite(fds[f], model, COUNT * SPAN, 0), COUNT * SPAN);
         }
         spw_test_aio_fault(aio, fault_by_dice, &c);
         while (back < COUNT) {
             spw_aio_request *req;
-            for (uint32_t n = roll(&d, 20); n > 0 && submitted < COUNT; n--, submitted++) {
-                uint64_t skip_bytes = roll(&d, 2) ? roll(&d, 5000) : 0;
-                uint64_t bytes = roll(&d, 2) ? 1 + roll(&d, SPAN - 5000) : 4096 * (1 + roll(&d, 8));
-                uint32_t op = roll(&d, 10);
+            for (uint32_t n = aio_test_roll(&d, 20); n > 0 && submitted < COUNT; n--, submitted++) {
+                uint64_t skip_bytes = aio_test_roll(&d, 2) ? aio_test_roll(&d, 5000) : 0;
+                uint64_t bytes =
+                    aio_test_roll(&d, 2) ? 1 + aio_test_roll(&d, SPAN - 5000) : 4096 * (1 + aio_test_roll(&d, 8));
+                uint32_t op = aio_test_roll(&d, 10);
                 req = &reqs[submitted];
                 *req = (spw_aio_request){.op = op == 0  ? SPW_AIO_FSYNC
                                                : op < 5 ? SPW_AIO_WRITE
                                                         : SPW_AIO_READ,
-                                         .priority = (spw_aio_priority)roll(&d, SPW_AIO_PRIORITY_COUNT),
-                                         .file = files[roll(&d, 2)],
+                                         .priority = (spw_aio_priority)aio_test_roll(&d, SPW_AIO_PRIORITY_COUNT),
+                                         .file = files[aio_test_roll(&d, 2)],
                                          .offset = submitted * (uint64_t)SPAN + skip_bytes,
                                          .bytes = bytes,
-                                         .buf = buf + submitted * (uint64_t)SPAN + (roll(&d, 2) ? skip_bytes : 0)};
+                                         .buf = buf + submitted * (uint64_t)SPAN +
+                                                (aio_test_roll(&d, 2) ? skip_bytes : 0)};
                 if (req->op == SPW_AIO_WRITE)
                     memcpy(req->buf, model + req->offset, bytes); /* the bytes that are there: still true afterwards */
-                submit(aio, req);
+                aio_test_submit(aio, req);
             }
-            req = roll(&d, 2) ? spw_aio_poll(aio)
-                              : spw_aio_wait(aio, submitted > back && roll(&d, 2) ? LONG_NS : roll(&d, 1000000));
+            req = aio_test_roll(&d, 2)
+                      ? spw_aio_poll(aio)
+                      : spw_aio_wait(aio, submitted > back && aio_test_roll(&d, 2) ? AIO_TEST_LONG_NS
+                                                                                   : aio_test_roll(&d, 1000000));
             if (req == NULL)
                 continue;
             assert_in_range(req - reqs, 0, submitted - 1);
@@ -969,18 +901,15 @@ test_random_schedule(void **state)
 
 /* ---------------------------------------------------------------- all of them, on every backend */
 
-#define ON_EACH_BACKEND(test)                                                                                          \
-    {#test " (io_uring)", test, setup_uring, teardown, NULL},                                                          \
-    {                                                                                                                  \
-#test " (threads)", test, setup_threads, teardown, NULL                                                        \
-    }
-
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_EACH_BACKEND(test_round_trip),
         ON_EACH_BACKEND(test_round_trip_buffered),
+        ON_EACH_BACKEND(test_round_trip_one_by_one),
+        ON_EACH_BACKEND(test_round_trip_polled),
+        ON_EACH_BACKEND(test_pages_given_back),
         ON_EACH_BACKEND(test_neighbours_in_one_block),
         ON_EACH_BACKEND(test_many_against_small_queue),
         ON_EACH_BACKEND(test_beyond_2_gib),

@@ -11,29 +11,59 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+enum { HUGE_BYTES = 2 << 20 };
+
 static _Atomic long live_allocs;
-static _Atomic unsigned fail_countdown;
-static _Atomic bool fault_fired;
+typedef struct fault_count {
+    _Atomic unsigned countdown;
+    _Atomic bool fired;
+} fault_count;
+static fault_count alloc_fault, call_fault;
 static _Atomic uint64_t region_live, region_peak;
 
 static bool
-fault_now(void)
+fault_now(fault_count *f)
 {
-    unsigned k = atomic_load(&fail_countdown);
+    unsigned k = atomic_load_explicit(&f->countdown, memory_order_relaxed);
     while (k > 0) {
-        if (atomic_compare_exchange_weak(&fail_countdown, &k, k - 1)) {
+        if (atomic_compare_exchange_weak(&f->countdown, &k, k - 1)) {
             if (k == 1)
-                atomic_store(&fault_fired, true);
+                atomic_store(&f->fired, true);
             return k == 1;
         }
     }
     return false;
 }
 
+static void
+fault_set(fault_count *f, unsigned k)
+{
+    atomic_store(&f->fired, false);
+    atomic_store(&f->countdown, k);
+}
+
+bool
+spw__call_fails(void)
+{
+    return fault_now(&call_fault);
+}
+
+void
+spw_test_fail_call(unsigned k)
+{
+    fault_set(&call_fault, k);
+}
+
+bool
+spw_test_call_fired(void)
+{
+    return atomic_load(&call_fault.fired);
+}
+
 void *
 spw_mem_zalloc(size_t bytes)
 {
-    void *p = fault_now() ? NULL : calloc(1, bytes > 0 ? bytes : 1);
+    void *p = fault_now(&alloc_fault) ? NULL : calloc(1, bytes > 0 ? bytes : 1);
     if (p != NULL)
         atomic_fetch_add(&live_allocs, 1);
     return p;
@@ -67,14 +97,13 @@ spw_mem_free(void *p)
 void
 spw_test_fail_alloc(unsigned k)
 {
-    atomic_store(&fault_fired, false);
-    atomic_store(&fail_countdown, k);
+    fault_set(&alloc_fault, k);
 }
 
 bool
 spw_test_fault_fired(void)
 {
-    return atomic_load(&fault_fired);
+    return atomic_load(&alloc_fault.fired);
 }
 
 long
@@ -92,22 +121,37 @@ count_region(uint64_t bytes)
     }
 }
 
+/* Maps more than is asked for and gives the ends back, because only whole aligned 2 MiB can become one page. */
+static void *
+map_aligned(uint64_t bytes, uint64_t align)
+{
+    char *p = mmap(NULL, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
+    if (p == MAP_FAILED || align == 0)
+        return p;
+    at = p + (align - (uintptr_t)p % align) % align;
+    if (at > p)
+        (void)munmap(p, (size_t)(at - p));
+    if (at + bytes < p + bytes + align)
+        (void)munmap(at + bytes, (size_t)(p + align - at));
+    return at;
+}
+
 spw_status
 spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), huge = 2u << 20, map_bytes;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), map_bytes;
     char text[32];
     void *p;
     memset(region, 0, sizeof *region);
     if (bytes == 0)
         return SPW_OK;
     map_bytes = spw_round_up(bytes, page);
-    if (bytes > UINT64_MAX / 2 || fault_now())
+    if (bytes > UINT64_MAX / 2 || fault_now(&alloc_fault))
         return SPW_RAISE(err, SPW_ENOMEM, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    p = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    p = map_aligned(map_bytes, map_bytes >= HUGE_BYTES ? HUGE_BYTES : 0);
     if (p == MAP_FAILED)
         return SPW_RAISE_SYS(err, errno, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    if (map_bytes >= huge)
+    if (map_bytes >= HUGE_BYTES)
         (void)madvise(p, map_bytes,
                       MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
     if ((flags & SPW_REGION_LAZY) == 0) {

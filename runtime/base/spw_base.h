@@ -108,8 +108,18 @@ bool spw_test_fault_fired(void);
 long spw_test_live_allocs(void);
 
 /*
+ * The same for calls into the system that are written SPW_CALL(errnum, call): the k-th from now on is not made and
+ * returns -1 with errno set. SPW_CALL_NEG is for functions that return a negative errno, or 0 and above.
+ */
+void spw_test_fail_call(unsigned k);
+bool spw_test_call_fired(void);
+bool spw__call_fails(void);
+#define SPW_CALL(errnum, call)     (spw__call_fails() ? (errno = (errnum), -1) : (call))
+#define SPW_CALL_NEG(errnum, call) (spw__call_fails() ? -(errnum) : (call))
+
+/*
  * spw_region - one large mapping, page aligned, touched at once so that its bytes are resident and the peak is known.
- * Tries 2 MiB pages (madvise) when it is at least 2 MiB; locks pages when asked and allowed.
+ * From 2 MiB on it begins at a multiple of 2 MiB and asks for pages of that size; locks pages when asked and allowed.
  */
 typedef struct spw_region {
     void *base;
