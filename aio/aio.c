@@ -354,7 +354,8 @@ spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err)
 spw_aio_request *
 spw_aio_poll(spw_aio *aio)
 {
-    spw__aio_turn(aio, 0);
+    if (aio->finished.head == NULL)
+        spw__aio_turn(aio, 0);
     return spw__aio_queue_pop(&aio->finished);
 }
 
@@ -365,7 +366,8 @@ spw_aio_wait(spw_aio *aio, uint64_t timeout_ns)
     uint64_t deadline_ns = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
     for (;;) {
         spw_aio_request *req;
-        spw__aio_turn(aio, deadline_ns);
+        if (aio->finished.head == NULL) /* else what the caller submits for each goes to the kernel together */
+            spw__aio_turn(aio, deadline_ns);
         req = spw__aio_queue_pop(&aio->finished);
         if (req != NULL)
             return req;

@@ -587,20 +587,20 @@ uring_reap(void *backend, uint64_t timeout_ns, spw__aio_list *done, bool *woken)
         if (!u->wake_armed && timeout_ns > 1000000)
             timeout_ns = 1000000;
     }
-    uring_flush(u);
-    take_refused(u, done);
     take_completions(u, &u->ring, done, woken);
-    if (u->polled_inflight > 0)
-        spin(u, done->head != NULL || *woken ? 0 : timeout_ns, done, woken);
-    else if (timeout_ns > 0 && done->head == NULL && !*woken) {
-        struct __kernel_timespec ts = {.tv_sec = INT64_MAX / 1000000000, .tv_nsec = 0};
+    if (timeout_ns == 0 || done->head != NULL || *woken || u->polled_inflight > 0) {
+        uring_flush(u);
+        if (u->polled_inflight > 0)
+            spin(u, done->head != NULL || *woken ? 0 : timeout_ns, done, woken);
+        else
+            take_completions(u, &u->ring, done, woken);
+    } else { /* one system call hands over and sleeps */
+        struct __kernel_timespec ts = {.tv_sec = (long long)(timeout_ns / 1000000000u),
+                                       .tv_nsec = (long long)(timeout_ns % 1000000000u)};
         struct io_uring_cqe *cqe;
-        int rc;
-        if (timeout_ns != UINT64_MAX) {
-            ts.tv_sec = (long long)(timeout_ns / 1000000000u);
-            ts.tv_nsec = (long long)(timeout_ns % 1000000000u);
-        }
-        rc = io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
+        int rc = spw__call_fails()          ? -EIO
+                 : timeout_ns == UINT64_MAX ? io_uring_submit_and_wait(&u->ring, 1)
+                                            : io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, &ts, NULL);
         if (rc < 0)
             enter_failed(u, &u->ring, rc);
         u->queued = io_uring_sq_ready(&u->ring);

@@ -115,7 +115,7 @@ int spw_aio_file_fd(const spw_aio_file *file); /* for fallocate and the like; no
  * among each other: FSYNC covers the writes that came back before it was submitted.
  */
 spw_status spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err);
-/* Pushes what is queued to the backend and returns one finished request, or NULL if none is finished now. */
+/* Returns one finished request; when none is at hand, pushes what is queued to the backend and looks again. */
 spw_aio_request *spw_aio_poll(spw_aio *aio);
 /*
  * spw_aio_wait - the same, but sleeps until a request finishes, spw_aio_wake() is called, or timeout_ns has passed
