@@ -9,6 +9,7 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3 };
 int cli_train(int argc, char **argv);
 int cli_generate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_plot(int argc, char **argv);
 
 /* Prints "spillway: message" and returns the exit code for its status. */
 int cli_fail(const spw_error *err);

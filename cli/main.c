@@ -11,6 +11,7 @@ static const char usage[] =
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
+    "  spillway plot BENCH.json -o OUT.svg\n"
     "  spillway help [COMMAND]         spillway help config: every configuration key\n"
     "  spillway --version\n"
     "\n"
@@ -40,6 +41,15 @@ static const char doctor_usage[] =
     "\n"
     "Lists libraries, instruction set, io_uring, O_DIRECT and alignment of each PATH, memory\n"
     "limits, NUMA and GPU: each OK, or missing with the fix.\n";
+
+static const char plot_usage[] =
+    "spillway plot BENCH.json -o OUT.svg\n"
+    "\n"
+    "Draws what spillway bench --json wrote: GB/s by size, one panel per pattern (or op), one line per\n"
+    "path, backend and depth; bars where there is only one size.\n"
+    "\n"
+    "  BENCH.json  one JSON object per line, or one array of objects\n"
+    "  -o OUT.svg  the picture; written beside it first, then renamed\n";
 
 int
 cli_fail(const spw_error *err)
@@ -103,6 +113,8 @@ help(const char *command)
         fputs(generate_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
         fputs(doctor_usage, stdout);
+    else if (strcmp(command, "plot") == 0)
+        fputs(plot_usage, stdout);
     else if (strcmp(command, "config") == 0)
         spw_config_help(print_line, NULL);
     else
@@ -143,6 +155,8 @@ main(int argc, char **argv)
         return cli_generate(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)
         return cli_doctor(argc - 1, argv + 1);
+    if (strcmp(command, "plot") == 0)
+        return cli_plot(argc - 1, argv + 1);
     fprintf(stderr, "spillway: there is no command %s\n\n%s", command, usage);
     return EXIT_USAGE;
 }
