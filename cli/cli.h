@@ -9,6 +9,9 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3 };
 int cli_train(int argc, char **argv);
 int cli_generate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+int cli_bench_copy(int argc, char **argv); /* argv[0] is "copy" */
+int cli_plot(int argc, char **argv);
 
 /* Prints "spillway: message" and returns the exit code for its status. */
 int cli_fail(const spw_error *err);
@@ -20,5 +23,7 @@ bool cli_number(const char *text, uint64_t *out);
 /* Draws text from a checkpoint; used by generate and at the end of the demo. */
 int cli_sample(const char *checkpoint, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
                uint64_t seed);
+/* "release", "checked", "debug", "asan" or "tsan": a benchmark's header names it. */
+const char *cli_build_name(void);
 
 #endif

@@ -11,6 +11,8 @@ static const char usage[] =
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
+    "  spillway bench copy [--device cpu] [--size LIST] [--seconds S] [--json] [--smoke]\n"
+    "  spillway plot BENCH.json -o OUT.svg\n"
     "  spillway help [COMMAND]         spillway help config: every configuration key\n"
     "  spillway --version\n"
     "\n"
@@ -40,6 +42,28 @@ static const char doctor_usage[] =
     "\n"
     "Lists libraries, instruction set, io_uring, O_DIRECT and alignment of each PATH, memory\n"
     "limits, NUMA and GPU: each OK, or missing with the fix.\n";
+
+static const char bench_usage[] =
+    "spillway bench copy [--device cpu] [--size LIST] [--seconds S] [--json] [--smoke]\n"
+    "\n"
+    "copy: host to device, device to host, both at once and device to device, bf16 as it is and\n"
+    "converted from or to fp32, from pinned and pageable memory, beside memcpy in the same run.\n"
+    "Every copied element is checked; one that is wrong makes the exit code 1.\n"
+    "\n"
+    "  --device NAME  the device to copy to and from (default cpu)\n"
+    "  --size LIST    bytes of the source, such as 256KiB,4MiB (default 256KiB,4MiB,64MiB)\n"
+    "  --seconds S    time for each row (default 1)\n"
+    "  --json         a header and one JSON object per row, with every sample; spillway plot draws it\n"
+    "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n";
+
+static const char plot_usage[] =
+    "spillway plot BENCH.json -o OUT.svg\n"
+    "\n"
+    "Draws what spillway bench --json wrote: GB/s by size, one panel per pattern (or op), one line per\n"
+    "path, backend and depth; bars where there is only one size.\n"
+    "\n"
+    "  BENCH.json  one JSON object per line, or one array of objects\n"
+    "  -o OUT.svg  the picture; written beside it first, then renamed\n";
 
 int
 cli_fail(const spw_error *err)
@@ -103,6 +127,10 @@ help(const char *command)
         fputs(generate_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
         fputs(doctor_usage, stdout);
+    else if (strcmp(command, "bench") == 0)
+        fputs(bench_usage, stdout);
+    else if (strcmp(command, "plot") == 0)
+        fputs(plot_usage, stdout);
     else if (strcmp(command, "config") == 0)
         spw_config_help(print_line, NULL);
     else
@@ -143,6 +171,10 @@ main(int argc, char **argv)
         return cli_generate(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)
         return cli_doctor(argc - 1, argv + 1);
+    if (strcmp(command, "bench") == 0)
+        return cli_bench(argc - 1, argv + 1);
+    if (strcmp(command, "plot") == 0)
+        return cli_plot(argc - 1, argv + 1);
     fprintf(stderr, "spillway: there is no command %s\n\n%s", command, usage);
     return EXIT_USAGE;
 }
