@@ -136,6 +136,61 @@ typedef struct spw_aio_stats {
 } spw_aio_stats;
 void spw_aio_get_stats(const spw_aio *aio, spw_aio_stats *out);
 
+/* ---------------------------------------------------------------- measuring */
+
+typedef enum spw_aio_pattern {
+    SPW_AIO_PATTERN_READ,
+    SPW_AIO_PATTERN_WRITE,
+    SPW_AIO_PATTERN_MIXED, /* as many bytes read as written */
+    SPW_AIO_PATTERN_SWAP,  /* a training step: records in, compute gap, records out in place, weights read ahead */
+    SPW_AIO_PATTERN_COUNT
+} spw_aio_pattern;
+const char *spw_aio_pattern_name(spw_aio_pattern pattern); /* "read", "write", "mixed", "swap" */
+
+enum { SPW_AIO_BENCH_DIRS_MAX = 16 };
+
+/* A file of numbered pages in each folder, and what every page must hold by now. One thread at a time. */
+typedef struct spw_aio_bench spw_aio_bench;
+
+typedef struct spw_aio_bench_options {
+    const char *const *dirs;
+    uint32_t dir_count;         /* 1 to SPW_AIO_BENCH_DIRS_MAX */
+    uint64_t file_bytes;        /* in each; a multiple of 64 MiB */
+    const spw_aio_options *aio; /* for filling the files; may be NULL */
+    const volatile int *stop;   /* not NULL: becomes nonzero when the user wants no more (SPW_ECANCELED) */
+} spw_aio_bench_options;
+/* Errors  SPW_ENOSPC with needed and free bytes; those of spw_aio_create and spw_aio_file_open. Nothing stays behind. */
+spw_status spw_aio_bench_open(spw_aio_bench **out, const spw_aio_bench_options *options, spw_error *err);
+void spw_aio_bench_close(spw_aio_bench *bench); /* removes the files; NULL is fine */
+
+typedef struct spw_aio_bench_run {
+    spw_aio_pattern pattern;
+    const spw_aio_options *aio; /* fixed and probe_dir are set here */
+    uint64_t duration_ns;       /* after it no request starts */
+    uint32_t dir_first, dir_count;
+    bool bare;    /* the same requests on a bare io_uring loop: what the path gives without this library (not SWAP) */
+    double reads; /* bare and MIXED: share of the bytes that is read; 0: half */
+    bool verify;  /* afterwards, untimed: every byte of the files */
+} spw_aio_bench_run;
+
+typedef struct spw_aio_bench_result {
+    uint64_t read_bytes, write_bytes, requests;
+    double seconds;                  /* until the last transfer, writes flushed to the device */
+    double gb_s;                     /* 1e9 bytes, both directions, over all of it */
+    double burst_gb_s, settled_gb_s; /* in the first quarter of the time, in the second half */
+    double p50_us, p99_us;           /* of a request: a block; of SWAP: a chunk of records read */
+    double cpu_s_per_gb;             /* user and system time of this process */
+    uint64_t wrong;                  /* pages with other bytes than were written */
+    double device_ratio;             /* bytes that the block devices counted / bytes moved; 0: unknown */
+    char device_note[128];           /* why it is unknown */
+    bool direct;                     /* O_DIRECT on every file */
+    spw_aio_backend backend;         /* that was used */
+    char reason[384];
+} spw_aio_bench_result;
+/* Errors  the first failed transfer, SPW_EUNSUPPORTED for bare without io_uring, SPW_ECANCELED after stop. */
+spw_status
+spw_aio_bench_measure(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio_bench_result *out, spw_error *err);
+
 /* ---------------------------------------------------------------- faults for tests */
 
 /*

@@ -1,0 +1,442 @@
+/*
+ * aio_bench_loop.c - keeps transfers going while the clock runs: single blocks, on a context or on a bare ring, and the
+ * pattern of a training step.
+ *
+ * The bare ring is the comparison: registered file and buffers, batched submission, nothing else. It runs the same
+ * loop over the same requests, so a difference is what this library costs. Called by aio_bench.c.
+ */
+#include "aio_bench.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef SPW_HAVE_URING
+#include <liburing.h>
+#endif
+
+enum { SIDE_READ, SIDE_WRITE };
+
+static bool
+time_over(const spw_aio_bench *bench, const spw_aio_bench_run *run, const spw__bench_count *count)
+{
+    return spw_now_ns() - count->begin_ns >= run->duration_ns || (bench->stop != NULL && *bench->stop != 0);
+}
+
+static spw_status
+stopped(const spw_aio_bench *bench, spw_error *err)
+{
+    return bench->stop != NULL && *bench->stop != 0 ? SPW_RAISE(err, SPW_ECANCELED, "stopped") : SPW_OK;
+}
+
+static uint64_t
+stream_take(spw__bench_stream *s, uint64_t bytes)
+{
+    uint64_t at = s->at;
+    s->at = at + 2 * bytes <= s->end ? at + bytes : s->begin;
+    return at;
+}
+
+/* ---------------------------------------------------------------- a bare ring */
+
+typedef struct bare_ring {
+#ifdef SPW_HAVE_URING
+    struct io_uring ring;
+#endif
+    bool ready;
+} bare_ring;
+
+#ifdef SPW_HAVE_URING
+static spw_status
+bare_open(bare_ring *b, const spw_aio_bench_run *run, spw_aio_file **files, const spw_region *region, spw_error *err)
+{
+    unsigned flags[2] = {0, 0};
+    int fds[SPW_AIO_BENCH_DIRS_MAX], rc = -EINVAL;
+    struct iovec all = {.iov_base = region->base, .iov_len = region->bytes};
+#if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
+    flags[0] = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
+#endif
+    for (int i = 0; i < 2 && rc == -EINVAL; i++)
+        rc = io_uring_queue_init(run->aio->queue_depth * run->dir_count, &b->ring, flags[i] | IORING_SETUP_CLAMP);
+    if (rc != 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "bare io_uring: %s", strerror(-rc));
+    b->ready = true;
+    for (uint32_t i = 0; i < run->dir_count; i++)
+        fds[i] = files[i]->fds[files[i]->fds[SPW__AIO_FD_DIRECT] >= 0 ? SPW__AIO_FD_DIRECT : SPW__AIO_FD_PLAIN];
+    rc = io_uring_register_files(&b->ring, fds, run->dir_count);
+    if (rc != 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "bare io_uring, registered files: %s", strerror(-rc));
+    rc = io_uring_register_buffers(&b->ring, &all, 1);
+    return rc == 0 ? SPW_OK : SPW_RAISE(err, SPW_EUNSUPPORTED, "bare io_uring, registered buffers: %s", strerror(-rc));
+}
+
+static void
+bare_close(bare_ring *b)
+{
+    if (b->ready)
+        io_uring_queue_exit(&b->ring);
+}
+
+static void
+bare_start(bare_ring *b, spw_aio_request *req, uint32_t file_idx)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&b->ring); /* as many as requests */
+    if (req->op == SPW_AIO_READ)
+        io_uring_prep_read_fixed(sqe, (int)file_idx, req->buf, (unsigned)req->bytes, req->offset, 0);
+    else
+        io_uring_prep_write_fixed(sqe, (int)file_idx, req->buf, (unsigned)req->bytes, req->offset, 0);
+    sqe->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data(sqe, req);
+    req->submit_ns = spw_now_ns();
+}
+
+/* The next that finished; sleeps only when sleep is true, and hands over first. */
+static spw_aio_request *
+bare_take(bare_ring *b, bool sleep)
+{
+    struct io_uring_cqe *cqe;
+    spw_aio_request *req;
+    if (io_uring_peek_cqe(&b->ring, &cqe) != 0) {
+        if (!sleep || io_uring_submit_and_wait(&b->ring, 1) < 0 || io_uring_peek_cqe(&b->ring, &cqe) != 0)
+            return NULL;
+    }
+    req = io_uring_cqe_get_data(cqe);
+    req->sys_errno = cqe->res < 0 ? -cqe->res : 0;
+    req->done_bytes = cqe->res < 0 ? 0 : (uint64_t)cqe->res;
+    req->status = req->done_bytes == req->bytes ? SPW_OK : SPW_EIO;
+    io_uring_cqe_seen(&b->ring, cqe);
+    return req;
+}
+#else
+static spw_status
+bare_open(bare_ring *b, const spw_aio_bench_run *run, spw_aio_file **files, const spw_region *region, spw_error *err)
+{
+    (void)b, (void)run, (void)files, (void)region;
+    return SPW_RAISE(err, SPW_EUNSUPPORTED, "bare io_uring: this build has no liburing");
+}
+static void
+bare_close(bare_ring *b)
+{
+    (void)b;
+}
+static void
+bare_start(bare_ring *b, spw_aio_request *req, uint32_t file_idx)
+{
+    (void)b, (void)req, (void)file_idx;
+}
+static spw_aio_request *
+bare_take(bare_ring *b, bool sleep)
+{
+    (void)b, (void)sleep;
+    return NULL;
+}
+#endif
+
+/* ---------------------------------------------------------------- blocks */
+
+typedef struct block_loop {
+    spw_aio_bench *bench;
+    const spw_aio_bench_run *run;
+    spw_aio *aio; /* NULL: bare */
+    bare_ring bare;
+    spw_aio_file **files;
+    spw_aio_request *reqs; /* queue_depth of each file, one file after the other */
+    double reads;          /* share of the bytes */
+    spw__bench_stream streams[SPW_AIO_BENCH_DIRS_MAX][2];
+    uint64_t issued[SPW_AIO_BENCH_DIRS_MAX][2];
+} block_loop;
+
+uint64_t
+spw__bench_blocks_bytes(const spw_aio_bench_run *run)
+{
+    return run->aio->block_bytes * run->aio->queue_depth * run->dir_count;
+}
+
+static spw_status
+block_start(block_loop *l, spw_aio_request *req, spw_error *err)
+{
+    uint32_t i = (uint32_t)(req - l->reqs) / l->run->aio->queue_depth;
+    uint64_t *issued = l->issued[i];
+    int side = l->reads >= 1 || (l->reads > 0 && (double)issued[0] * (1 - l->reads) <= (double)issued[1] * l->reads)
+                   ? SIDE_READ
+                   : SIDE_WRITE;
+    req->op = side == SIDE_READ ? SPW_AIO_READ : SPW_AIO_WRITE;
+    req->offset = stream_take(&l->streams[i][side], req->bytes);
+    issued[side] += req->bytes;
+    if (side == SIDE_WRITE)
+        spw__bench_stamp_pages(l->bench, l->run->dir_first + i, req->offset, req->bytes, req->buf);
+    if (l->aio != NULL)
+        return spw_aio_submit(l->aio, req, err);
+    bare_start(&l->bare, req, i);
+    return SPW_OK;
+}
+
+static spw_status
+block_loop_run(block_loop *l, spw__bench_count *count, spw_error *err)
+{
+    const uint32_t depth = l->run->aio->queue_depth, total = depth * l->run->dir_count;
+    uint32_t going = 0;
+    spw_status st = SPW_OK;
+    bool over = false;
+    for (uint32_t i = 0; i < total && st == SPW_OK; i++) {
+        st = block_start(l, &l->reqs[i], err);
+        going += st == SPW_OK;
+    }
+    while (going > 0) {
+        spw_aio_request *req = l->aio != NULL ? spw_aio_wait(l->aio, UINT64_MAX) : bare_take(&l->bare, true);
+        if (req == NULL)
+            continue;
+        going--;
+        if (req->status != SPW_OK) {
+            if (st == SPW_OK)
+                st = spw_aio_request_error(req, err);
+            continue;
+        }
+        spw__bench_land(l->bench, count, req->op, req->bytes, req->submit_ns);
+        if (req->op == SPW_AIO_READ)
+            count->wrong += spw__bench_check_ends(l->bench, l->run->dir_first + (uint32_t)(req - l->reqs) / depth,
+                                                  req->offset, req->bytes, req->buf);
+        over = over || time_over(l->bench, l->run, count);
+        if (!over && st == SPW_OK) {
+            st = block_start(l, req, err);
+            going += st == SPW_OK;
+        }
+    }
+    return st == SPW_OK ? stopped(l->bench, err) : st;
+}
+
+spw_status
+spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *aio, spw_aio_file **files,
+                  const spw_region *region, spw__bench_count *count, spw_error *err)
+{
+    const uint32_t depth = run->aio->queue_depth, total = depth * run->dir_count;
+    const uint64_t half = bench->file_bytes / 2;
+    block_loop l = {.bench = bench, .run = run, .aio = aio, .files = files};
+    spw_status st = SPW_OK;
+    l.reads = run->pattern == SPW_AIO_PATTERN_READ ? 1 : run->pattern == SPW_AIO_PATTERN_WRITE ? 0 : 0.5;
+    if (run->pattern == SPW_AIO_PATTERN_MIXED && run->reads > 0)
+        l.reads = run->reads;
+    l.reqs = spw_mem_calloc(total, sizeof *l.reqs);
+    if (l.reqs == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "bench requests");
+    for (uint32_t i = 0; i < total; i++) {
+        l.reqs[i].file = files[i / depth];
+        l.reqs[i].bytes = run->aio->block_bytes;
+        l.reqs[i].buf = (char *)region->base + i * run->aio->block_bytes;
+    }
+    for (uint32_t i = 0; i < run->dir_count; i++) {
+        bool both = l.reads > 0 && l.reads < 1;
+        l.streams[i][SIDE_READ] = (spw__bench_stream){.end = both ? half : bench->file_bytes};
+        l.streams[i][SIDE_WRITE] =
+            (spw__bench_stream){.begin = both ? half : 0, .end = bench->file_bytes, .at = both ? half : 0};
+    }
+    if (aio == NULL)
+        st = bare_open(&l.bare, run, files, region, err);
+    count->begin_ns = spw_now_ns();
+    if (st == SPW_OK)
+        st = block_loop_run(&l, count, err);
+    bare_close(&l.bare);
+    spw_mem_free(l.reqs);
+    return st;
+}
+
+/* ---------------------------------------------------------------- the pattern of a training step */
+
+/*
+ * With 16-bit weights and the `split` record an element has 10 bytes of record and 2 of weights. Its records come in
+ * and go out once per step, the weights go out once and come in twice, for the forward and for the backward pass. A
+ * chunk here is a unit of weights and five units of records; the update of a chunk takes a nanosecond per element.
+ */
+enum { RECORD_UNITS = 5, WEIGHT_READS = 2, UNIT_BYTES_MIN = 128 * 1024, RECORD_SLOTS_MIN = 3, SLOTS_MAX = 1024 };
+
+typedef enum record_state { RECORD_FREE, RECORD_READING, RECORD_UPDATING, RECORD_WRITING } record_state;
+
+typedef struct record_slot {
+    spw_aio_request record, weight; /* the weight goes out with the record */
+    record_state state;
+    uint32_t going;    /* writes */
+    uint64_t ready_ns; /* the update's end */
+    uint64_t chunk_idx;
+} record_slot;
+
+typedef struct swap_loop {
+    spw_aio_bench *bench;
+    const spw_aio_bench_run *run;
+    spw_aio *aio;
+    spw_aio_file **files;
+    uint64_t unit_bytes, chunk_count; /* of each file */
+    uint32_t slot_count;
+    record_slot *slots;
+    spw_aio_request *reads; /* (slot_count) weights read ahead; file NULL: free */
+    uint64_t next_record, next_weight, busy_until_ns;
+    uint32_t going;
+} swap_loop;
+
+static uint64_t
+swap_unit(const spw_aio_bench_run *run)
+{
+    return run->aio->block_bytes > UNIT_BYTES_MIN ? run->aio->block_bytes : UNIT_BYTES_MIN;
+}
+
+/* Enough to keep the queue full while a third is read, a third updated and a third written. */
+static uint32_t
+swap_slots(const spw_aio_bench_run *run)
+{
+    uint64_t queue = 3 * run->aio->block_bytes * run->aio->queue_depth * run->dir_count;
+    uint64_t n = queue / (RECORD_UNITS * swap_unit(run)) + 1;
+    return n < RECORD_SLOTS_MIN ? RECORD_SLOTS_MIN : n > SLOTS_MAX ? SLOTS_MAX : (uint32_t)n;
+}
+
+uint64_t
+spw__bench_swap_bytes(const spw_aio_bench_run *run)
+{
+    return swap_unit(run) * swap_slots(run) * (RECORD_UNITS + 1 + 1);
+}
+
+static uint64_t
+record_offset(const swap_loop *l, uint64_t chunk)
+{
+    return chunk / l->run->dir_count % l->chunk_count * RECORD_UNITS * l->unit_bytes;
+}
+
+static uint64_t
+weight_offset(const swap_loop *l, uint64_t chunk)
+{
+    return (l->chunk_count * RECORD_UNITS + chunk / l->run->dir_count % l->chunk_count) * l->unit_bytes;
+}
+
+static spw_status
+swap_submit(swap_loop *l, spw_aio_request *req, spw_aio_op op, spw_aio_priority priority, uint64_t chunk,
+            uint64_t offset, uint64_t bytes, spw_error *err)
+{
+    req->op = op;
+    req->priority = priority;
+    req->file = l->files[chunk % l->run->dir_count];
+    req->offset = offset;
+    req->bytes = bytes;
+    if (op == SPW_AIO_WRITE)
+        spw__bench_stamp_pages(l->bench, l->run->dir_first + (uint32_t)(chunk % l->run->dir_count), offset, bytes,
+                               req->buf);
+    SPW_TRY(spw_aio_submit(l->aio, req, err));
+    l->going++;
+    return SPW_OK;
+}
+
+/* Starts what may start; wake_ns: when the next update ends. */
+static spw_status
+swap_start(swap_loop *l, bool over, uint64_t *wake_ns, spw_error *err)
+{
+    uint64_t now = spw_now_ns();
+    *wake_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < l->slot_count; i++) {
+        record_slot *s = &l->slots[i];
+        if (s->state == RECORD_UPDATING && s->ready_ns <= now) {
+            SPW_TRY(swap_submit(l, &s->record, SPW_AIO_WRITE, SPW_AIO_BULK, s->chunk_idx, s->record.offset,
+                                RECORD_UNITS * l->unit_bytes, err));
+            s->state = RECORD_WRITING;
+            s->going = 1;
+            SPW_TRY(swap_submit(l, &s->weight, SPW_AIO_WRITE, SPW_AIO_BULK, s->chunk_idx,
+                                weight_offset(l, s->chunk_idx), l->unit_bytes, err));
+            s->going = 2;
+        } else if (s->state == RECORD_UPDATING && s->ready_ns < *wake_ns) {
+            *wake_ns = s->ready_ns;
+        } else if (s->state == RECORD_FREE && !over) {
+            s->chunk_idx = l->next_record++;
+            SPW_TRY(swap_submit(l, &s->record, SPW_AIO_READ, SPW_AIO_NORMAL, s->chunk_idx,
+                                record_offset(l, s->chunk_idx), RECORD_UNITS * l->unit_bytes, err));
+            s->state = RECORD_READING;
+        }
+    }
+    for (uint32_t i = 0; i < l->slot_count && !over && l->next_weight < WEIGHT_READS * l->next_record; i++) {
+        if (l->reads[i].file != NULL)
+            continue;
+        /* Half a file away from the updates: the forward pass does not read what is just being written. */
+        uint64_t chunk = l->next_weight / WEIGHT_READS + l->chunk_count / 2 * l->run->dir_count;
+        SPW_TRY(swap_submit(l, &l->reads[i], SPW_AIO_READ, SPW_AIO_NORMAL, chunk, weight_offset(l, chunk),
+                            l->unit_bytes, err));
+        l->next_weight++;
+    }
+    return SPW_OK;
+}
+
+static void
+swap_land(swap_loop *l, spw_aio_request *req, spw__bench_count *count)
+{
+    record_slot *s = req->user;
+    uint32_t file_idx = 0;
+    while (l->files[file_idx] != req->file)
+        file_idx++;
+    spw__bench_land(l->bench, count, req->op, req->bytes, s != NULL && req->op == SPW_AIO_READ ? req->submit_ns : 0);
+    if (req->op == SPW_AIO_READ)
+        count->wrong +=
+            spw__bench_check_ends(l->bench, l->run->dir_first + file_idx, req->offset, req->bytes, req->buf);
+    if (s == NULL) {
+        req->file = NULL;
+    } else if (s->state == RECORD_READING) {
+        uint64_t now = spw_now_ns(), begin = l->busy_until_ns > now ? l->busy_until_ns : now;
+        s->ready_ns = l->busy_until_ns = begin + l->unit_bytes / 2;
+        s->state = RECORD_UPDATING;
+    } else if (--s->going == 0) {
+        s->state = RECORD_FREE;
+    }
+}
+
+static spw_status
+swap_loop_run(swap_loop *l, spw__bench_count *count, spw_error *err)
+{
+    spw_status st = SPW_OK;
+    for (;;) {
+        bool over = time_over(l->bench, l->run, count);
+        uint64_t wake_ns, now;
+        spw_aio_request *req;
+        if (st == SPW_OK)
+            st = swap_start(l, over, &wake_ns, err);
+        if (st != SPW_OK)
+            wake_ns = UINT64_MAX;
+        if (l->going == 0 && wake_ns == UINT64_MAX)
+            break;
+        now = spw_now_ns();
+        req = spw_aio_wait(l->aio, wake_ns == UINT64_MAX ? UINT64_MAX : wake_ns > now ? wake_ns - now : 0);
+        for (; req != NULL; req = l->going > 0 ? spw_aio_poll(l->aio) : NULL) {
+            l->going--;
+            if (req->status == SPW_OK)
+                swap_land(l, req, count);
+            else if (st == SPW_OK)
+                st = spw_aio_request_error(req, err);
+        }
+    }
+    return st == SPW_OK ? stopped(l->bench, err) : st;
+}
+
+spw_status
+spw__bench_swap(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *aio, spw_aio_file **files,
+                const spw_region *region, spw__bench_count *count, spw_error *err)
+{
+    swap_loop l = {.bench = bench, .run = run, .aio = aio, .files = files, .unit_bytes = swap_unit(run)};
+    char *at = region->base;
+    spw_status st;
+    l.slot_count = swap_slots(run);
+    l.chunk_count = bench->file_bytes / ((RECORD_UNITS + 1) * l.unit_bytes);
+    if (l.chunk_count < l.slot_count * 2)
+        return SPW_RAISE(err, SPW_EINVAL, "bench: the file is too small for %u chunks of %llu bytes in flight",
+                         l.slot_count, (unsigned long long)((RECORD_UNITS + 1) * l.unit_bytes));
+    l.slots = spw_mem_calloc(l.slot_count, sizeof *l.slots);
+    l.reads = spw_mem_calloc(l.slot_count, sizeof *l.reads);
+    if (l.slots == NULL || l.reads == NULL) {
+        st = SPW_RAISE(err, SPW_ENOMEM, "bench requests");
+        goto out;
+    }
+    for (uint32_t i = 0; i < l.slot_count; i++) {
+        l.slots[i].record.buf = at;
+        l.slots[i].weight.buf = at + RECORD_UNITS * l.unit_bytes;
+        l.slots[i].record.user = l.slots[i].weight.user = &l.slots[i];
+        l.reads[i].buf = at + (RECORD_UNITS + 1) * l.unit_bytes;
+        at += (RECORD_UNITS + 2) * l.unit_bytes;
+    }
+    count->begin_ns = spw_now_ns();
+    st = swap_loop_run(&l, count, err);
+out:
+    spw_mem_free(l.slots);
+    spw_mem_free(l.reads);
+    return st;
+}
