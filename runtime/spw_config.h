@@ -21,6 +21,9 @@ enum { SPW_PATHS_MAX = 16, SPW_PATH_BYTES = 1024 };
 typedef struct spw_path_list {
     uint32_t count;
     char item[SPW_PATHS_MAX][SPW_PATH_BYTES];
+    /* Of swap paths. */
+    double weight[SPW_PATHS_MAX];  /* share of the bytes, relative to the other paths; 0 means 1 */
+    uint64_t bytes[SPW_PATHS_MAX]; /* limit on this path's swap file; 0: none */
 } spw_path_list;
 
 typedef struct spw_config {
