@@ -204,33 +204,6 @@ read_number(const reader *r, const key_row *row, const json_t *v, double *out)
 }
 
 static spw_status
-add_path(const reader *r, const key_row *row, spw_path_list *list, const json_t *v)
-{
-    const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
-    if (text == NULL || text[0] == '\0')
-        return bad_value(r, row->key, "a path or a list of paths", v);
-    if (json_is_object(v) && json_object_size(v) > 1)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s with bytes or weight of a path", r->name,
-                         row->key);
-    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
-                         SPW_PATH_BYTES - 1);
-    snprintf(list->item[list->count++], SPW_PATH_BYTES, "%s", text);
-    return SPW_OK;
-}
-
-static spw_status
-read_paths(const reader *r, const key_row *row, const json_t *v, spw_path_list *list)
-{
-    list->count = 0;
-    if (!json_is_array(v))
-        return add_path(r, row, list, v);
-    for (size_t i = 0; i < json_array_size(v); i++)
-        SPW_TRY(add_path(r, row, list, json_array_get(v, i)));
-    return list->count > 0 ? SPW_OK : bad_value(r, row->key, "at least one path", v);
-}
-
-static spw_status
 read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
 {
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) {
@@ -244,6 +217,64 @@ read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
                ? read_integer(r, row, v, out)
                : bad_value(r, row->key, "bytes (a number, or a text such as \"256MiB\") of at least 4096, or \"auto\"",
                            v);
+}
+
+/* {"path": ..., "weight": ..., "bytes": ...}: the members besides path, which only swap folders have. */
+static spw_status
+read_path_members(const reader *r, const key_row *row, json_t *object, const char *path, double *weight,
+                  uint64_t *bytes)
+{
+    bool swap = strcmp(last_part(row->key), "nvme_path") == 0;
+    char key[KEY_BYTES + SPW_PATH_BYTES];
+    const char *name;
+    json_t *v;
+    json_object_foreach(object, name, v)
+    {
+        key_row member = {.key = key, .min = 4096, .max = 1e18};
+        snprintf(key, sizeof key, "%s: %s of %s", row->key, name, path);
+        if (strcmp(name, "path") == 0)
+            continue;
+        if (swap && strcmp(name, "weight") == 0) {
+            *weight = json_is_number(v) ? json_number_value(v) : 0;
+            if (!(*weight > 0 && *weight <= 1e9))
+                return bad_value(r, key, "number above 0 and up to 1e+09", v);
+        } else if (swap && strcmp(name, "bytes") == 0) {
+            SPW_TRY(read_bytes(r, &member, v, bytes));
+            *bytes = *bytes == SPW_AUTO ? 0 : *bytes;
+        } else {
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: unknown member \"%s\" of %s; allowed: %s", r->name, row->key,
+                             name, path, swap ? "path, weight, bytes" : "path");
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+add_path(const reader *r, const key_row *row, spw_path_list *list, json_t *v)
+{
+    const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
+    uint32_t i = list->count;
+    if (text == NULL || text[0] == '\0')
+        return bad_value(r, row->key, "a path or a list of paths", v);
+    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
+                         SPW_PATH_BYTES - 1);
+    if (json_is_object(v))
+        SPW_TRY(read_path_members(r, row, v, text, &list->weight[i], &list->bytes[i]));
+    snprintf(list->item[i], SPW_PATH_BYTES, "%s", text);
+    list->count++;
+    return SPW_OK;
+}
+
+static spw_status
+read_paths(const reader *r, const key_row *row, json_t *v, spw_path_list *list)
+{
+    memset(list, 0, sizeof *list);
+    if (!json_is_array(v))
+        return add_path(r, row, list, v);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        SPW_TRY(add_path(r, row, list, json_array_get(v, i)));
+    return list->count > 0 ? SPW_OK : bad_value(r, row->key, "at least one path", v);
 }
 
 static spw_status
@@ -345,7 +376,7 @@ read_deprecated(const reader *r, const key_row *row, const json_t *v)
 }
 
 static spw_status
-read_value(const reader *r, const key_row *row, const json_t *v)
+read_value(const reader *r, const key_row *row, json_t *v)
 {
     uint64_t n = 0, unkept = 0;
     void *field = row->offset == SPW_CONFIG_NOWHERE ? (char *)&unkept : (char *)r->out + row->offset;
@@ -678,6 +709,50 @@ check_offload(const reader *r)
     return SPW_OK;
 }
 
+/* A path in both lists, or twice in one, is one swap file: weight and limit are said once, or alike. */
+static spw_status
+settle_paths(const reader *r)
+{
+    spw_path_list *lists[2] = {&r->out->zero.param_path, &r->out->zero.optimizer_path};
+    uint32_t distinct = 0, n = lists[0]->count, all = n + lists[1]->count;
+    for (uint32_t i = 0; i < all; i++) {
+        spw_path_list *a = lists[i >= n];
+        uint32_t ai = i >= n ? i - n : i;
+        bool first = true;
+        for (uint32_t j = 0; j < all; j++) {
+            const spw_path_list *b = lists[j >= n];
+            uint32_t bi = j >= n ? j - n : j;
+            if (i == j || strcmp(a->item[ai], b->item[bi]) != 0)
+                continue;
+            first = first && j > i;
+            a->weight[ai] = a->weight[ai] > 0 ? a->weight[ai] : b->weight[bi];
+            a->bytes[ai] = a->bytes[ai] > 0 ? a->bytes[ai] : b->bytes[bi];
+            if (b->weight[bi] > 0 && a->weight[ai] != b->weight[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two weights, %g and %g; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], a->weight[ai], b->weight[bi]);
+            if (b->bytes[bi] > 0 && a->bytes[ai] != b->bytes[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two limits, %llu and %llu bytes; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], (unsigned long long)a->bytes[ai],
+                                 (unsigned long long)b->bytes[bi]);
+        }
+        distinct += first;
+    }
+    if (distinct > SPW_PATHS_MAX)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path have %u paths, "
+                         "at most %d are used together",
+                         r->name, distinct, SPW_PATHS_MAX);
+    for (uint32_t i = 0; i < all; i++) {
+        double *weight = &lists[i >= n]->weight[i >= n ? i - n : i];
+        *weight = *weight > 0 ? *weight : 1;
+    }
+    return SPW_OK;
+}
+
 static spw_status
 check_device(const reader *r)
 {
@@ -730,6 +805,7 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing", r->name);
     SPW_TRY(settle_batch(r));
     SPW_TRY(check_offload(r));
+    SPW_TRY(settle_paths(r));
     if (strcmp(c->optimizer.type, "Adam") == 0 &&
         json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
         c->optimizer.adam_w_mode = false;
@@ -827,6 +903,18 @@ spw_config_load(spw_config *out, const char *path, const char *const *overrides,
 /* ---------------------------------------------------------------- printing */
 
 static json_t *
+path_json(const spw_path_list *list, uint32_t i)
+{
+    json_t *object;
+    if ((list->weight[i] == 0 || list->weight[i] == 1) && list->bytes[i] == 0)
+        return json_string(list->item[i]);
+    object = json_pack("{s:s, s:f}", "path", list->item[i], "weight", list->weight[i]);
+    if (list->bytes[i] > 0)
+        json_object_set_new(object, "bytes", json_integer((json_int_t)list->bytes[i]));
+    return object;
+}
+
+static json_t *
 value_json(const spw_config *c, const key_row *row)
 {
     const void *field = (const char *)c + row->offset;
@@ -849,7 +937,7 @@ value_json(const spw_config *c, const key_row *row)
         const spw_path_list *list = field;
         json_t *array = list->count == 0 ? NULL : json_array();
         for (uint32_t i = 0; i < list->count; i++)
-            json_array_append_new(array, json_string(list->item[i]));
+            json_array_append_new(array, path_json(list, i));
         return array;
     }
     case K_TIER: return json_string(tiers[*(const spw_tier *)field]);

@@ -30,6 +30,9 @@ static const char whole[] =
     "\"checkpoint_interval\": 100,"
     "               \"run_log\": \"out/run.jsonl\", \"eval_interval\": 50} }";
 
+#define PARAM     "zero_optimization.offload_param.nvme_path"
+#define OPTIMIZER "zero_optimization.offload_optimizer.nvme_path"
+
 static spw_config c, d;
 
 static spw_status
@@ -131,8 +134,19 @@ test_refused(void **state)
         {"zero_optimization.offload_optimizer={\"device\":\"nvme\"}", "offload_optimizer.nvme_path is needed"},
         {"zero_optimization={\"stage\":0,\"offload_optimizer\":{\"device\":\"cpu\"}}",
          "zero_optimization.offload_optimizer needs stage 1, 2 or 3"},
-        {"zero_optimization.offload_param.nvme_path={\"path\":\"/a\",\"bytes\":1}",
-         "not supported yet: zero_optimization.offload_param.nvme_path"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":1}",
+         "run.json: " PARAM ": bytes of /a: expected integer in [4096, 1e+18], got integer 1"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":\"lots\"}", PARAM ": bytes of /a: expected bytes (a number, or a text"},
+        {PARAM "={\"path\":\"/a\",\"weight\":0}",
+         PARAM ": weight of /a: expected number above 0 and up to 1e+09, got integer 0"},
+        {PARAM "=[\"/b\",{\"path\":\"/a\",\"weight\":-2.5}]", "weight of /a: expected number above 0"},
+        {PARAM "={\"path\":\"/a\",\"weight\":\"3\"}",
+         "weight of /a: expected number above 0 and up to 1e+09, got string"},
+        {PARAM "={\"path\":\"/a\",\"weight\":null}", "weight of /a: expected number above 0"},
+        {PARAM "={\"path\":\"/a\",\"wieght\":1}",
+         PARAM ": unknown member \"wieght\" of /a; allowed: path, weight, bytes"},
+        {PARAM "={\"weight\":1}", PARAM ": expected a path or a list of paths"},
+        {"data.path={\"path\":\"/a\",\"weight\":1}", "data.path: unknown member \"weight\" of /a; allowed: path"},
         {"zero_optimization.mics_shard_size=2", "not supported yet: zero_optimization.mics_shard_size"},
         {"zero_optimization.zero_hpz_partition_size=8", "not supported yet: zero_optimization.zero_hpz_partition_size"},
         {"zero_optimization.zero_hpz_partition_size=false", "zero_optimization.zero_hpz_partition_size"},
@@ -157,6 +171,49 @@ test_refused(void **state)
             fail_msg("%s: %s: \"%s\" should hold \"%s\"", wrong[i].set, spw_status_name(err.status), err.message,
                      wrong[i].says);
     }
+}
+
+/* Weights and limits of swap folders: their values, defaults, and one folder in both lists. */
+static void
+test_paths(void **state)
+{
+    static const struct {
+        const char *param, *optimizer, *says;
+    } clash[] = {
+        {PARAM "={\"path\":\"/a\",\"weight\":2}", OPTIMIZER "=[\"/b\",{\"path\":\"/a\",\"weight\":3}]",
+         "give /a two weights, 2 and 3"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":\"4GiB\"}", OPTIMIZER "={\"path\":\"/a\",\"bytes\":4096}",
+         "give /a two limits, 4294967296 and 4096 bytes"},
+        {PARAM "=[{\"path\":\"/a\",\"weight\":2},\"/a\",{\"path\":\"/a\",\"weight\":1}]", OPTIMIZER "=\"/b\"",
+         "give /a two weights, 2 and 1"},
+        {PARAM "=[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"]",
+         OPTIMIZER "=[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\",\"1\"]", "have 17 paths, at most 16"},
+    };
+    static const char *const sets[] = {
+        PARAM "=[\"/a\",{\"path\":\"/b\",\"weight\":2.9,\"bytes\":\"64GiB\"},{\"path\":\"/c\",\"bytes\":8192}]",
+        OPTIMIZER "=[{\"path\":\"/a\",\"weight\":0.5,\"bytes\":\"auto\"},\"/b\"]"};
+    spw_error err = {0};
+    (void)state;
+    if (spw_config_parse(&c, whole, "run.json", sets, 2, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(c.zero.param_path.count, 3);
+    assert_string_equal(c.zero.param_path.item[1], "/b");
+    assert_true(c.zero.param_path.weight[1] == 2.9 && c.zero.param_path.bytes[1] == UINT64_C(64) << 30);
+    assert_true(c.zero.param_path.weight[2] == 1 && c.zero.param_path.bytes[2] == 8192);
+    assert_true(c.zero.param_path.weight[0] == 0.5 && c.zero.param_path.bytes[0] == 0); /* said in the other list */
+    assert_true(c.zero.optimizer_path.weight[1] == 2.9 && c.zero.optimizer_path.bytes[1] == UINT64_C(64) << 30);
+    for (size_t i = 0; i < sizeof clash / sizeof clash[0]; i++) {
+        const char *const both[2] = {clash[i].param, clash[i].optimizer};
+        if (spw_config_parse(&c, whole, "run.json", both, 2, &err) != SPW_ECONFIG ||
+            strstr(err.message, clash[i].says) == NULL)
+            fail_msg("%s %s: \"%s\" should hold \"%s\"", both[0], both[1], err.message, clash[i].says);
+    }
+    assert_int_equal(
+        spw_config_parse(&c,
+                         "{\"zero_optimization\":{\"offload_param\":{\"nvme_path\":{\"path\":\"/a\",\"weight\":NaN}}}}",
+                         "nan.json", NULL, 0, &err),
+        SPW_ECONFIG); /* JSON has no such number */
+    assert_non_null(strstr(err.message, "nan.json:1"));
 }
 
 /* Aliases, deprecated keys, "auto" and keys without effect work. */
@@ -326,6 +383,8 @@ test_dump_settings(void **state)
                                        "zero_optimization.max_reuse_distance=9",
                                        "zero_optimization.offload_param.max_in_cpu=12345",
                                        "aio.backend=\"threads\"",
+                                       "zero_optimization.offload_optimizer.nvme_path=[{\"path\":\"/a\",\"weight\":0.1,"
+                                       "\"bytes\":\"3GiB\"},\"/b\"]",
                                        "data.path=[\"a b\",\"c\"]"};
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
@@ -469,7 +528,8 @@ main(void)
         cmocka_unit_test(test_whole),     cmocka_unit_test(test_refused),       cmocka_unit_test(test_accepted),
         cmocka_unit_test(test_said),      cmocka_unit_test(test_batches),       cmocka_unit_test(test_files),
         cmocka_unit_test(test_dump),      cmocka_unit_test(test_dump_settings), cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),          cmocka_unit_test(test_paths),
+
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
