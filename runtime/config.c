@@ -5,40 +5,50 @@
 #include "config_internal.h"
 #include "spw_files.h"
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { KEY_BYTES = 256, TEXT_MAX = 4 << 20 };
+enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES };
 
 typedef struct reader {
     spw_config *out;
     const char *name; /* of the file */
     spw_error *err;
+    const config_layers *layers; /* NULL: one file only */
 } reader;
 
 /* ---------------------------------------------------------------- looking keys up */
 
-static const char *
-last_part(const char *key)
+const char *
+spw__config_last_part(const char *key)
 {
     const char *dot = strrchr(key, '.');
     return dot == NULL ? key : dot + 1;
+}
+
+/* r for what stands under key: messages name the file that says it. */
+static reader
+reader_of(const reader *r, const char *key, const json_t *v)
+{
+    reader at = *r;
+    if (r->layers != NULL)
+        at.name = spw__config_source(r->layers, r->name, key, v);
+    return at;
 }
 
 /* The same section, and the last part is the row's own or its alias. */
 static bool
 row_matches(const key_row *row, const char *key)
 {
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     if (strcmp(row->key, key) == 0)
         return true;
     return row->alias != NULL && strncmp(row->key, key, prefix) == 0 && strcmp(row->alias, key + prefix) == 0;
 }
 
-static const key_row *
-find_row(const char *key)
+const key_row *
+spw__config_find_row(const char *key)
 {
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         if (row_matches(&spw__config_rows[i], key))
@@ -73,7 +83,7 @@ distance(const char *a, const char *b)
 static const char *
 row_spelling(const key_row *row, bool alias, char *buf)
 {
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     snprintf(buf, KEY_BYTES, "%.*s%s", (int)(alias ? prefix : KEY_BYTES - 1), row->key, alias ? row->alias : "");
     return buf;
 }
@@ -114,7 +124,7 @@ static void
 consider(guess *g, const char *key, const char *candidate)
 {
     unsigned d = distance(key, candidate);
-    if (strcmp(last_part(candidate), last_part(key)) == 0 && d < g->elsewhere_distance) {
+    if (strcmp(spw__config_last_part(candidate), spw__config_last_part(key)) == 0 && d < g->elsewhere_distance) {
         g->elsewhere_distance = d;
         snprintf(g->elsewhere, sizeof g->elsewhere, "%s", candidate);
     }
@@ -150,9 +160,9 @@ unknown_key(const reader *r, const char *key)
     }
     consider_model_keys(&g, key);
     if (g.elsewhere[0] != '\0') {
-        int section = (int)(last_part(g.elsewhere) - g.elsewhere);
+        int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",
-                         r->name, key, last_part(key), section > 0 ? section - 1 : 13,
+                         r->name, key, spw__config_last_part(key), section > 0 ? section - 1 : 13,
                          section > 0 ? g.elsewhere : "the top level", g.elsewhere);
     }
     if (g.near[0] != '\0')
@@ -224,7 +234,7 @@ static spw_status
 read_path_members(const reader *r, const key_row *row, json_t *object, const char *path, double *weight,
                   uint64_t *bytes)
 {
-    bool swap = strcmp(last_part(row->key), "nvme_path") == 0;
+    bool swap = strcmp(spw__config_last_part(row->key), "nvme_path") == 0;
     char key[KEY_BYTES + SPW_PATH_BYTES];
     const char *name;
     json_t *v;
@@ -362,7 +372,7 @@ read_unbuilt(const reader *r, const key_row *row, const json_t *v)
 static spw_status
 read_deprecated(const reader *r, const key_row *row, const json_t *v)
 {
-    const char *name = last_part(row->key);
+    const char *name = spw__config_last_part(row->key);
     if (!json_is_boolean(v))
         return bad_value(r, row->key, "true or false", v);
     spw_log(SPW_LOG_WARN, "%s: %s is deprecated; use %s", r->name, row->key, row->help);
@@ -526,8 +536,10 @@ read_model(const reader *r, json_t *m, bool lenient)
             known = known || strcmp(name, model_others[i]) == 0;
         if (!known) {
             char key[KEY_BYTES];
+            reader at;
             snprintf(key, sizeof key, "model.%s", name);
-            return unknown_key(r, key);
+            at = reader_of(r, key, v);
+            return unknown_key(&at, key);
         }
     }
     SPW_TRY(refuse_variants(r, m, llama));
@@ -561,12 +573,10 @@ read_model(const reader *r, json_t *m, bool lenient)
 spw_status
 spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err)
 {
-    reader r = {out, name, err};
-    json_error_t where;
-    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
+    reader r = {out, name, err, NULL};
+    json_t *root;
     spw_status st;
-    if (root == NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+    SPW_TRY(spw__config_json(&root, json_text, name, err));
     st = read_model(&r, root, true);
     json_decref(root);
     return st;
@@ -603,9 +613,9 @@ static spw_status
 check_said_once(const reader *r, const key_row *row, const json_t *object)
 {
     char successor[KEY_BYTES] = "";
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     if (row->alias != NULL && json_object_get(object, row->alias) != NULL &&
-        json_object_get(object, last_part(row->key)) != NULL)
+        json_object_get(object, spw__config_last_part(row->key)) != NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is given twice, once as %s", r->name, row->key, row->alias);
     if (row->class == C_DEPRECATED) {
         snprintf(successor, sizeof successor, "%.*s", (int)strcspn(row->help + prefix, "."), row->help + prefix);
@@ -625,19 +635,21 @@ read_object(const reader *r, const char *prefix, json_t *object)
     {
         char key[KEY_BYTES];
         const key_row *row;
+        reader at;
         snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
-        row = find_row(key);
+        row = spw__config_find_row(key);
+        at = reader_of(r, key, v);
         if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
-            return unknown_key(r, key);
-        SPW_TRY(check_said_once(r, row, object));
+            return unknown_key(&at, key);
+        SPW_TRY(check_said_once(&at, row, object));
         if (row->class == C_INERT)
-            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", r->name, row->key, row->help);
+            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
         if (row->type != K_SECTION) {
-            SPW_TRY(read_value(r, row, v));
+            SPW_TRY(read_value(&at, row, v));
         } else if (strcmp(key, "model") == 0) {
             SPW_TRY(read_model_section(r, v));
         } else if (!json_is_object(v)) {
-            return bad_value(r, key, "an object", v);
+            return bad_value(&at, key, "an object", v);
         } else {
             SPW_TRY(read_object(r, row->key, v));
         }
@@ -830,13 +842,13 @@ settle(const reader *r, const json_t *root)
     return SPW_OK;
 }
 
-/* "a.b=c": c is JSON, or else a text. Objects are made on the way. */
+/* "a.b=c": c is JSON, or else a text. Objects are made on the way; another spelling of the same key goes. */
 static spw_status
 apply_override(const reader *r, json_t *root, const char *text)
 {
     const char *equals = strchr(text, '='), *at = text;
     json_t *value, *object = root;
-    char part[KEY_BYTES];
+    char part[KEY_BYTES], key[KEY_BYTES];
     if (equals == NULL || equals == text)
         return SPW_RAISE(r->err, SPW_ECONFIG, "--set %s: expected key=value", text);
     value = json_loads(equals + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
@@ -858,6 +870,9 @@ apply_override(const reader *r, json_t *root, const char *text)
         object = json_object_get(object, part);
         at += n + 1;
     }
+    snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+    if (spw__config_other_spelling(key, part) != NULL)
+        (void)json_object_del(object, spw__config_other_spelling(key, part));
     if (value != NULL && json_object_set_new(object, part, value) != 0)
         return SPW_RAISE(r->err, SPW_ENOMEM, "--set %s", text);
     return SPW_OK;
@@ -867,17 +882,19 @@ spw_status
 spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
                  uint32_t override_count, spw_error *err)
 {
-    reader r = {out, name, err};
-    json_error_t where;
-    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    spw_status st = SPW_OK;
-    if (root == NULL || !json_is_object(root)) {
-        json_decref(root);
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column,
-                         root == NULL ? where.text : "the configuration is not an object");
+    config_layers layers = {.count = 0};
+    reader r = {out, name, err, &layers};
+    json_t *root;
+    spw_status st = spw__config_json(&root, json_text, name, err);
+    for (int included = 0; included < 2 && st == SPW_OK; included++) { /* which files, then what stands above them */
+        for (uint32_t i = 0; i < override_count && st == SPW_OK; i++) {
+            bool which = strncmp(overrides[i], "include", 7) == 0 && (overrides[i][7] == '=' || overrides[i][7] == '.');
+            if (which == (included == 0))
+                st = apply_override(&r, root, overrides[i]);
+        }
+        if (st == SPW_OK && included == 0)
+            st = spw__config_include(&root, name, &layers, err);
     }
-    for (uint32_t i = 0; i < override_count && st == SPW_OK; i++)
-        st = apply_override(&r, root, overrides[i]);
     if (st == SPW_OK)
         st = set_defaults(&r);
     if (st == SPW_OK)
@@ -885,6 +902,7 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
     if (st == SPW_OK)
         st = settle(&r, root);
     json_decref(root);
+    spw__config_layers_deinit(&layers);
     return st;
 }
 

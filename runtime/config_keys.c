@@ -48,6 +48,8 @@
     "swap folder, or a list of folders or {path, weight, bytes}; weight: its share (1), bytes: limit of its swap file"
 
 const key_row spw__config_rows[] = {
+    {"include", NULL, K_PATHS, C_BUILT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
+     "configuration file or list of files below this one: what this file says wins, then the last that says it", NULL},
     U64("train_batch_size", NULL, train_batch_size, 1, 1e9, NULL, "sequences per optimizer step"),
     U64("train_micro_batch_size_per_gpu", NULL, micro_batch, 1, 1e6, NULL, "sequences per micro-batch"),
     U64("gradient_accumulation_steps", NULL, accumulation, 1, 1e6, NULL, "micro-batches per optimizer step"),

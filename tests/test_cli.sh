@@ -103,7 +103,7 @@ wait $pid
 check "two runs on one path" same_tensors "$dir/t1/step-10" "$dir/t2/step-10"
 check "they are the lone run's bits" same_tensors "$dir/t1/step-10" "$dir/a/step-10"
 
-# Two swap folders by weight: the same losses and tensors, each folder's bytes at the start.
+# Two swap folders by weight: the same losses and tensors, each folder's bytes at the start; a tuner's file says it too.
 mkdir "$dir/swap2"
 both() { echo "--set zero_optimization.offload_param.nvme_path=$1 --set zero_optimization.offload_optimizer.nvme_path=$1"; }
 check "train over two paths, 3:1" run train "$c" $(both "[{\"path\":\"$dir/swap\",\"weight\":3},\"$dir/swap2\"]") \
@@ -116,6 +116,17 @@ share() { # PATH LOW HIGH: the share that the start shows for a path
 check "the start shows three quarters" share "$dir/swap" 70 80
 check "and a quarter" share "$dir/swap2" 20 30
 check "one path shows none" test -z "$(grep '^path ' "$dir/alone")"
+cat >"$dir/tuned.json" <<JSON
+{ "aio": {"block_size": 65536, "queue_depth": 4, "backend": "threads"},
+  "zero_optimization": {"offload_param": {"nvme_path": [{"path": "$dir/swap", "weight": 3}, "$dir/swap2"]},
+                        "offload_optimizer": {"nvme_path": [{"path": "$dir/swap", "weight": 3}, "$dir/swap2"]}} }
+JSON
+sed -e 's|^{ |{ "include": "tuned.json", |' -e 's|, "nvme_path": "[^"]*"||' "$c" >"$dir/including.json"
+check "train with a tuner's file" run train "$dir/including.json" --set spillway.checkpoint_dir="$dir/inc" --set spillway.run_log="$dir/inc.jsonl"
+check "it chose the backend" grep -q "^aio .*threads" "$dir/out"
+check "and the paths" share "$dir/swap2" 20 30
+check "with the same losses" same_losses "$dir/a.jsonl" "$dir/inc.jsonl"
+expect 2 "$dir/gone.json" "a missing included file" train "$c" --set include=gone.json
 names_only() { grep -qF -- "$1" "$dir/err" && ! grep -qF -- "$2" "$dir/err"; }
 expect 1 "$dir/nowhere" "a missing second path" train "$c" $(both "[\"$dir/swap\",\"$dir/nowhere\"]")
 check "is named alone" names_only "$dir/nowhere" "$dir/swap"
