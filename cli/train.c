@@ -176,6 +176,22 @@ evaluate(run *r, double *loss_out, spw_error *err)
     return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)batches, loss_out, err);
 }
 
+/* What goes to which swap folder, when there is a choice. */
+static void
+describe_paths(const spw_plan *p)
+{
+    uint64_t all = 0;
+    char bytes[32], limit[32];
+    for (uint32_t i = 0; i < p->path_count; i++)
+        all += p->path_bytes[i];
+    for (uint32_t i = 0; p->path_count > 1 && i < p->path_count; i++)
+        printf("path     %s  %s, %.1f %% by weight %g%s%s\n", p->paths[i],
+               spw_format_bytes(bytes, sizeof bytes, p->path_bytes[i]),
+               all > 0 ? 100 * (double)p->path_bytes[i] / (double)all : 0.0, p->path_weight[i],
+               p->path_limit[i] > 0 ? ", at most " : "",
+               p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
+}
+
 static void
 describe(run *r)
 {
@@ -192,6 +208,7 @@ describe(run *r)
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
+    describe_paths(spw_engine_plan(r->engine));
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",

@@ -5,40 +5,50 @@
 #include "config_internal.h"
 #include "spw_files.h"
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { KEY_BYTES = 256, TEXT_MAX = 4 << 20 };
+enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES };
 
 typedef struct reader {
     spw_config *out;
     const char *name; /* of the file */
     spw_error *err;
+    const config_layers *layers; /* NULL: one file only */
 } reader;
 
 /* ---------------------------------------------------------------- looking keys up */
 
-static const char *
-last_part(const char *key)
+const char *
+spw__config_last_part(const char *key)
 {
     const char *dot = strrchr(key, '.');
     return dot == NULL ? key : dot + 1;
+}
+
+/* r for what stands under key: messages name the file that says it. */
+static reader
+reader_of(const reader *r, const char *key, const json_t *v)
+{
+    reader at = *r;
+    if (r->layers != NULL)
+        at.name = spw__config_source(r->layers, r->name, key, v);
+    return at;
 }
 
 /* The same section, and the last part is the row's own or its alias. */
 static bool
 row_matches(const key_row *row, const char *key)
 {
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     if (strcmp(row->key, key) == 0)
         return true;
     return row->alias != NULL && strncmp(row->key, key, prefix) == 0 && strcmp(row->alias, key + prefix) == 0;
 }
 
-static const key_row *
-find_row(const char *key)
+const key_row *
+spw__config_find_row(const char *key)
 {
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         if (row_matches(&spw__config_rows[i], key))
@@ -73,7 +83,7 @@ distance(const char *a, const char *b)
 static const char *
 row_spelling(const key_row *row, bool alias, char *buf)
 {
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     snprintf(buf, KEY_BYTES, "%.*s%s", (int)(alias ? prefix : KEY_BYTES - 1), row->key, alias ? row->alias : "");
     return buf;
 }
@@ -114,7 +124,7 @@ static void
 consider(guess *g, const char *key, const char *candidate)
 {
     unsigned d = distance(key, candidate);
-    if (strcmp(last_part(candidate), last_part(key)) == 0 && d < g->elsewhere_distance) {
+    if (strcmp(spw__config_last_part(candidate), spw__config_last_part(key)) == 0 && d < g->elsewhere_distance) {
         g->elsewhere_distance = d;
         snprintf(g->elsewhere, sizeof g->elsewhere, "%s", candidate);
     }
@@ -150,9 +160,9 @@ unknown_key(const reader *r, const char *key)
     }
     consider_model_keys(&g, key);
     if (g.elsewhere[0] != '\0') {
-        int section = (int)(last_part(g.elsewhere) - g.elsewhere);
+        int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",
-                         r->name, key, last_part(key), section > 0 ? section - 1 : 13,
+                         r->name, key, spw__config_last_part(key), section > 0 ? section - 1 : 13,
                          section > 0 ? g.elsewhere : "the top level", g.elsewhere);
     }
     if (g.near[0] != '\0')
@@ -204,33 +214,6 @@ read_number(const reader *r, const key_row *row, const json_t *v, double *out)
 }
 
 static spw_status
-add_path(const reader *r, const key_row *row, spw_path_list *list, const json_t *v)
-{
-    const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
-    if (text == NULL || text[0] == '\0')
-        return bad_value(r, row->key, "a path or a list of paths", v);
-    if (json_is_object(v) && json_object_size(v) > 1)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s with bytes or weight of a path", r->name,
-                         row->key);
-    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
-                         SPW_PATH_BYTES - 1);
-    snprintf(list->item[list->count++], SPW_PATH_BYTES, "%s", text);
-    return SPW_OK;
-}
-
-static spw_status
-read_paths(const reader *r, const key_row *row, const json_t *v, spw_path_list *list)
-{
-    list->count = 0;
-    if (!json_is_array(v))
-        return add_path(r, row, list, v);
-    for (size_t i = 0; i < json_array_size(v); i++)
-        SPW_TRY(add_path(r, row, list, json_array_get(v, i)));
-    return list->count > 0 ? SPW_OK : bad_value(r, row->key, "at least one path", v);
-}
-
-static spw_status
 read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
 {
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) {
@@ -244,6 +227,64 @@ read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
                ? read_integer(r, row, v, out)
                : bad_value(r, row->key, "bytes (a number, or a text such as \"256MiB\") of at least 4096, or \"auto\"",
                            v);
+}
+
+/* {"path": ..., "weight": ..., "bytes": ...}: the members besides path, which only swap folders have. */
+static spw_status
+read_path_members(const reader *r, const key_row *row, json_t *object, const char *path, double *weight,
+                  uint64_t *bytes)
+{
+    bool swap = strcmp(spw__config_last_part(row->key), "nvme_path") == 0;
+    char key[KEY_BYTES + SPW_PATH_BYTES];
+    const char *name;
+    json_t *v;
+    json_object_foreach(object, name, v)
+    {
+        key_row member = {.key = key, .min = 4096, .max = 1e18};
+        snprintf(key, sizeof key, "%s: %s of %s", row->key, name, path);
+        if (strcmp(name, "path") == 0)
+            continue;
+        if (swap && strcmp(name, "weight") == 0) {
+            *weight = json_is_number(v) ? json_number_value(v) : 0;
+            if (!(*weight > 0 && *weight <= 1e9))
+                return bad_value(r, key, "number above 0 and up to 1e+09", v);
+        } else if (swap && strcmp(name, "bytes") == 0) {
+            SPW_TRY(read_bytes(r, &member, v, bytes));
+            *bytes = *bytes == SPW_AUTO ? 0 : *bytes;
+        } else {
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: unknown member \"%s\" of %s; allowed: %s", r->name, row->key,
+                             name, path, swap ? "path, weight, bytes" : "path");
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+add_path(const reader *r, const key_row *row, spw_path_list *list, json_t *v)
+{
+    const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
+    uint32_t i = list->count;
+    if (text == NULL || text[0] == '\0')
+        return bad_value(r, row->key, "a path or a list of paths", v);
+    if (list->count == SPW_PATHS_MAX || strlen(text) >= SPW_PATH_BYTES)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: at most %d paths of %d bytes", r->name, row->key, SPW_PATHS_MAX,
+                         SPW_PATH_BYTES - 1);
+    if (json_is_object(v))
+        SPW_TRY(read_path_members(r, row, v, text, &list->weight[i], &list->bytes[i]));
+    snprintf(list->item[i], SPW_PATH_BYTES, "%s", text);
+    list->count++;
+    return SPW_OK;
+}
+
+static spw_status
+read_paths(const reader *r, const key_row *row, json_t *v, spw_path_list *list)
+{
+    memset(list, 0, sizeof *list);
+    if (!json_is_array(v))
+        return add_path(r, row, list, v);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        SPW_TRY(add_path(r, row, list, json_array_get(v, i)));
+    return list->count > 0 ? SPW_OK : bad_value(r, row->key, "at least one path", v);
 }
 
 static spw_status
@@ -331,7 +372,7 @@ read_unbuilt(const reader *r, const key_row *row, const json_t *v)
 static spw_status
 read_deprecated(const reader *r, const key_row *row, const json_t *v)
 {
-    const char *name = last_part(row->key);
+    const char *name = spw__config_last_part(row->key);
     if (!json_is_boolean(v))
         return bad_value(r, row->key, "true or false", v);
     spw_log(SPW_LOG_WARN, "%s: %s is deprecated; use %s", r->name, row->key, row->help);
@@ -345,7 +386,7 @@ read_deprecated(const reader *r, const key_row *row, const json_t *v)
 }
 
 static spw_status
-read_value(const reader *r, const key_row *row, const json_t *v)
+read_value(const reader *r, const key_row *row, json_t *v)
 {
     uint64_t n = 0, unkept = 0;
     void *field = row->offset == SPW_CONFIG_NOWHERE ? (char *)&unkept : (char *)r->out + row->offset;
@@ -495,8 +536,10 @@ read_model(const reader *r, json_t *m, bool lenient)
             known = known || strcmp(name, model_others[i]) == 0;
         if (!known) {
             char key[KEY_BYTES];
+            reader at;
             snprintf(key, sizeof key, "model.%s", name);
-            return unknown_key(r, key);
+            at = reader_of(r, key, v);
+            return unknown_key(&at, key);
         }
     }
     SPW_TRY(refuse_variants(r, m, llama));
@@ -530,12 +573,10 @@ read_model(const reader *r, json_t *m, bool lenient)
 spw_status
 spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err)
 {
-    reader r = {out, name, err};
-    json_error_t where;
-    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
+    reader r = {out, name, err, NULL};
+    json_t *root;
     spw_status st;
-    if (root == NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+    SPW_TRY(spw__config_json(&root, json_text, name, err));
     st = read_model(&r, root, true);
     json_decref(root);
     return st;
@@ -572,9 +613,9 @@ static spw_status
 check_said_once(const reader *r, const key_row *row, const json_t *object)
 {
     char successor[KEY_BYTES] = "";
-    size_t prefix = (size_t)(last_part(row->key) - row->key);
+    size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
     if (row->alias != NULL && json_object_get(object, row->alias) != NULL &&
-        json_object_get(object, last_part(row->key)) != NULL)
+        json_object_get(object, spw__config_last_part(row->key)) != NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s is given twice, once as %s", r->name, row->key, row->alias);
     if (row->class == C_DEPRECATED) {
         snprintf(successor, sizeof successor, "%.*s", (int)strcspn(row->help + prefix, "."), row->help + prefix);
@@ -594,19 +635,21 @@ read_object(const reader *r, const char *prefix, json_t *object)
     {
         char key[KEY_BYTES];
         const key_row *row;
+        reader at;
         snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
-        row = find_row(key);
+        row = spw__config_find_row(key);
+        at = reader_of(r, key, v);
         if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
-            return unknown_key(r, key);
-        SPW_TRY(check_said_once(r, row, object));
+            return unknown_key(&at, key);
+        SPW_TRY(check_said_once(&at, row, object));
         if (row->class == C_INERT)
-            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", r->name, row->key, row->help);
+            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
         if (row->type != K_SECTION) {
-            SPW_TRY(read_value(r, row, v));
+            SPW_TRY(read_value(&at, row, v));
         } else if (strcmp(key, "model") == 0) {
             SPW_TRY(read_model_section(r, v));
         } else if (!json_is_object(v)) {
-            return bad_value(r, key, "an object", v);
+            return bad_value(&at, key, "an object", v);
         } else {
             SPW_TRY(read_object(r, row->key, v));
         }
@@ -678,6 +721,50 @@ check_offload(const reader *r)
     return SPW_OK;
 }
 
+/* A path in both lists, or twice in one, is one swap file: weight and limit are said once, or alike. */
+static spw_status
+settle_paths(const reader *r)
+{
+    spw_path_list *lists[2] = {&r->out->zero.param_path, &r->out->zero.optimizer_path};
+    uint32_t distinct = 0, n = lists[0]->count, all = n + lists[1]->count;
+    for (uint32_t i = 0; i < all; i++) {
+        spw_path_list *a = lists[i >= n];
+        uint32_t ai = i >= n ? i - n : i;
+        bool first = true;
+        for (uint32_t j = 0; j < all; j++) {
+            const spw_path_list *b = lists[j >= n];
+            uint32_t bi = j >= n ? j - n : j;
+            if (i == j || strcmp(a->item[ai], b->item[bi]) != 0)
+                continue;
+            first = first && j > i;
+            a->weight[ai] = a->weight[ai] > 0 ? a->weight[ai] : b->weight[bi];
+            a->bytes[ai] = a->bytes[ai] > 0 ? a->bytes[ai] : b->bytes[bi];
+            if (b->weight[bi] > 0 && a->weight[ai] != b->weight[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two weights, %g and %g; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], a->weight[ai], b->weight[bi]);
+            if (b->bytes[bi] > 0 && a->bytes[ai] != b->bytes[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two limits, %llu and %llu bytes; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], (unsigned long long)a->bytes[ai],
+                                 (unsigned long long)b->bytes[bi]);
+        }
+        distinct += first;
+    }
+    if (distinct > SPW_PATHS_MAX)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path have %u paths, "
+                         "at most %d are used together",
+                         r->name, distinct, SPW_PATHS_MAX);
+    for (uint32_t i = 0; i < all; i++) {
+        double *weight = &lists[i >= n]->weight[i >= n ? i - n : i];
+        *weight = *weight > 0 ? *weight : 1;
+    }
+    return SPW_OK;
+}
+
 static spw_status
 check_device(const reader *r)
 {
@@ -730,6 +817,7 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing", r->name);
     SPW_TRY(settle_batch(r));
     SPW_TRY(check_offload(r));
+    SPW_TRY(settle_paths(r));
     if (strcmp(c->optimizer.type, "Adam") == 0 &&
         json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
         c->optimizer.adam_w_mode = false;
@@ -754,13 +842,13 @@ settle(const reader *r, const json_t *root)
     return SPW_OK;
 }
 
-/* "a.b=c": c is JSON, or else a text. Objects are made on the way. */
+/* "a.b=c": c is JSON, or else a text. Objects are made on the way; another spelling of the same key goes. */
 static spw_status
 apply_override(const reader *r, json_t *root, const char *text)
 {
     const char *equals = strchr(text, '='), *at = text;
     json_t *value, *object = root;
-    char part[KEY_BYTES];
+    char part[KEY_BYTES], key[KEY_BYTES];
     if (equals == NULL || equals == text)
         return SPW_RAISE(r->err, SPW_ECONFIG, "--set %s: expected key=value", text);
     value = json_loads(equals + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
@@ -782,6 +870,9 @@ apply_override(const reader *r, json_t *root, const char *text)
         object = json_object_get(object, part);
         at += n + 1;
     }
+    snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
+    if (spw__config_other_spelling(key, part) != NULL)
+        (void)json_object_del(object, spw__config_other_spelling(key, part));
     if (value != NULL && json_object_set_new(object, part, value) != 0)
         return SPW_RAISE(r->err, SPW_ENOMEM, "--set %s", text);
     return SPW_OK;
@@ -791,17 +882,19 @@ spw_status
 spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
                  uint32_t override_count, spw_error *err)
 {
-    reader r = {out, name, err};
-    json_error_t where;
-    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    spw_status st = SPW_OK;
-    if (root == NULL || !json_is_object(root)) {
-        json_decref(root);
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column,
-                         root == NULL ? where.text : "the configuration is not an object");
+    config_layers layers = {.count = 0};
+    reader r = {out, name, err, &layers};
+    json_t *root;
+    spw_status st = spw__config_json(&root, json_text, name, err);
+    for (int included = 0; included < 2 && st == SPW_OK; included++) { /* which files, then what stands above them */
+        for (uint32_t i = 0; i < override_count && st == SPW_OK; i++) {
+            bool which = strncmp(overrides[i], "include", 7) == 0 && (overrides[i][7] == '=' || overrides[i][7] == '.');
+            if (which == (included == 0))
+                st = apply_override(&r, root, overrides[i]);
+        }
+        if (st == SPW_OK && included == 0)
+            st = spw__config_include(&root, name, &layers, err);
     }
-    for (uint32_t i = 0; i < override_count && st == SPW_OK; i++)
-        st = apply_override(&r, root, overrides[i]);
     if (st == SPW_OK)
         st = set_defaults(&r);
     if (st == SPW_OK)
@@ -809,6 +902,7 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
     if (st == SPW_OK)
         st = settle(&r, root);
     json_decref(root);
+    spw__config_layers_deinit(&layers);
     return st;
 }
 
@@ -825,6 +919,18 @@ spw_config_load(spw_config *out, const char *path, const char *const *overrides,
 }
 
 /* ---------------------------------------------------------------- printing */
+
+static json_t *
+path_json(const spw_path_list *list, uint32_t i)
+{
+    json_t *object;
+    if ((list->weight[i] == 0 || list->weight[i] == 1) && list->bytes[i] == 0)
+        return json_string(list->item[i]);
+    object = json_pack("{s:s, s:f}", "path", list->item[i], "weight", list->weight[i]);
+    if (list->bytes[i] > 0)
+        json_object_set_new(object, "bytes", json_integer((json_int_t)list->bytes[i]));
+    return object;
+}
 
 static json_t *
 value_json(const spw_config *c, const key_row *row)
@@ -849,7 +955,7 @@ value_json(const spw_config *c, const key_row *row)
         const spw_path_list *list = field;
         json_t *array = list->count == 0 ? NULL : json_array();
         for (uint32_t i = 0; i < list->count; i++)
-            json_array_append_new(array, json_string(list->item[i]));
+            json_array_append_new(array, path_json(list, i));
         return array;
     }
     case K_TIER: return json_string(tiers[*(const spw_tier *)field]);

@@ -3,6 +3,7 @@
 #define SPW_CONFIG_INTERNAL_H
 
 #include "spw_config.h"
+#include <jansson.h>
 
 typedef enum key_type {
     K_SECTION, /* an object whose keys are rows of their own */
@@ -43,5 +44,31 @@ typedef struct key_row {
 
 extern const key_row spw__config_rows[];
 extern const uint32_t spw__config_row_count;
+
+enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20 };
+const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none */
+const char *spw__config_last_part(const char *key);
+/* The spelling of the last part of key that is not name: an alias or what it is for; NULL: there is one spelling. */
+const char *spw__config_other_spelling(const char *key, const char *name);
+
+spw_status spw__config_json(json_t **out, const char *text, const char *name, spw_error *err); /* an object */
+
+/* The files that a configuration was merged from, the including one last. Zeroed: one file only. */
+typedef struct config_layers {
+    struct {
+        char *name;
+        json_t *root;
+    } layer[SPW_PATHS_MAX + 1];
+    uint32_t count;
+} config_layers;
+/*
+ * spw__config_include - takes "include" out of *root and merges the files it names below the rest (how: config_include.c).
+ * Errors  SPW_ECONFIG, SPW_ENOENT and the like, with the file. layers may be partly filled; deinit always.
+ * Owns    *root may be another object afterwards; the caller's reference moves along.
+ */
+spw_status spw__config_include(json_t **root, const char *name, config_layers *layers, spw_error *err);
+/* Which file says v under this key; name where none does (an override, a default). */
+const char *spw__config_source(const config_layers *layers, const char *name, const char *key, const json_t *v);
+void spw__config_layers_deinit(config_layers *layers);
 
 #endif

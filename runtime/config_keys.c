@@ -44,8 +44,12 @@
         k, NULL, K_ANY, C_UNBUILT, 0, 0, 0, 0, inert, h, NULL                                                          \
     }
 #define ZO "zero_optimization."
+#define SWAP_PATHS                                                                                                     \
+    "swap folder, or a list of folders or {path, weight, bytes}; weight: its share (1), bytes: limit of its swap file"
 
 const key_row spw__config_rows[] = {
+    {"include", NULL, K_PATHS, C_BUILT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
+     "configuration file or list of files below this one: what this file says wins, then the last that says it", NULL},
     U64("train_batch_size", NULL, train_batch_size, 1, 1e9, NULL, "sequences per optimizer step"),
     U64("train_micro_batch_size_per_gpu", NULL, micro_batch, 1, 1e6, NULL, "sequences per micro-batch"),
     U64("gradient_accumulation_steps", NULL, accumulation, 1, 1e6, NULL, "micro-batches per optimizer step"),
@@ -100,8 +104,7 @@ const key_row spw__config_rows[] = {
     SECTION(ZO "offload_param", "where the weights live"),
     {ZO "offload_param.device", NULL, K_TIER, C_BUILT, AT(zero.offload_param), 0, 0, 0, "\"none\"", "none, cpu or nvme",
      NULL},
-    {ZO "offload_param.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.param_path), 0, 0, 0, NULL,
-     "swap folder or list of folders", NULL},
+    {ZO "offload_param.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.param_path), 0, 0, 0, NULL, SWAP_PATHS, NULL},
     BOOL(ZO "offload_param.pin_memory", NULL, zero.pin_memory_param, "false", "page-lock the host arena"),
     U64(ZO "offload_param.buffer_count", NULL, zero.param_buffer_count, 0, 1e6, "0",
         "staging buffers for weights; 0: by the budget"),
@@ -111,8 +114,8 @@ const key_row spw__config_rows[] = {
     SECTION(ZO "offload_optimizer", "where the optimizer's records live"),
     {ZO "offload_optimizer.device", NULL, K_TIER, C_BUILT, AT(zero.offload_optimizer), 0, 0, 0, "\"none\"",
      "none, cpu or nvme", NULL},
-    {ZO "offload_optimizer.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.optimizer_path), 0, 0, 0, NULL,
-     "swap folder or list of folders", NULL},
+    {ZO "offload_optimizer.nvme_path", NULL, K_PATHS, C_BUILT, AT(zero.optimizer_path), 0, 0, 0, NULL, SWAP_PATHS,
+     NULL},
     BOOL(ZO "offload_optimizer.pin_memory", NULL, zero.pin_memory_optimizer, "false", "page-lock the host arena"),
     U64(ZO "offload_optimizer.buffer_count", NULL, zero.optimizer_buffer_count, 0, 1e6, "0",
         "staging buffers for records, a chunk each; 0: by the budget"),

@@ -43,12 +43,36 @@ add_up(spw_plan *p, const plan_input *in)
         uint64_t w = c->elems * in->weight_bytes, r = in->inference ? 0 : c->elems * in->record_bytes;
         *weight[c->weight_tier] += w;
         *record[c->record_tier] += r;
-        c->path_idx = p->path_count > 0 ? i % p->path_count : 0;
-        if (c->weight_tier == SPW_TIER_NVME)
-            p->path_bytes[c->path_idx] += w;
-        if (c->record_tier == SPW_TIER_NVME)
-            p->path_bytes[c->path_idx] += r;
     }
+}
+
+/* Weights and record of a chunk go to one path. */
+static spw_status
+spread(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    uint32_t count = in->layout->chunk_count;
+    stripe_path paths[SPW_PATHS_MAX];
+    uint64_t *bytes = spw_mem_calloc(count, sizeof *bytes);
+    uint32_t *path_idx = spw_mem_calloc(count, sizeof *path_idx);
+    spw_status st = SPW_OK;
+    for (uint32_t i = 0; i < p->path_count; i++)
+        paths[i] = (stripe_path){p->paths[i], p->path_weight[i], p->path_limit[i], 0};
+    if (bytes == NULL || path_idx == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u chunks", count);
+    for (uint32_t i = 0; st == SPW_OK && i < count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        bytes[i] = (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0) +
+                   (c->record_tier == SPW_TIER_NVME && !in->inference ? c->elems * in->record_bytes : 0);
+    }
+    if (st == SPW_OK)
+        st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
+    for (uint32_t i = 0; st == SPW_OK && i < count; i++)
+        in->layout->chunks[i].path_idx = path_idx[i];
+    for (uint32_t i = 0; st == SPW_OK && i < p->path_count; i++)
+        p->path_bytes[i] = paths[i].bytes;
+    spw_mem_free(bytes);
+    spw_mem_free(path_idx);
+    return st;
 }
 
 /* One list of paths for both kinds; a path named twice counts once. */
@@ -62,8 +86,11 @@ collect_paths(spw_plan *p, const spw_config *c)
             bool known = false;
             for (uint32_t j = 0; j < p->path_count; j++)
                 known = known || strcmp(p->paths[j], lists[k]->item[i]) == 0;
-            if (!known)
-                p->paths[p->path_count++] = lists[k]->item[i];
+            if (known)
+                continue;
+            p->path_weight[p->path_count] = lists[k]->weight[i] > 0 ? lists[k]->weight[i] : 1;
+            p->path_limit[p->path_count] = lists[k]->bytes[i];
+            p->paths[p->path_count++] = lists[k]->item[i];
         }
     }
 }
@@ -169,6 +196,8 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     p->batch_device = in->batch_device;
     st = plan_host(p, in, err);
     add_up(p, in);
+    if (st == SPW_OK && p->path_count > 0)
+        st = spread(p, in, err);
     p->host_bytes = p->process_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
     fixed = in->grads_device + in->activations_device + in->arena_device + in->batch_device + p->weight_device +
             p->record_device;

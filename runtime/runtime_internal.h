@@ -17,6 +17,22 @@ typedef struct plan_input {
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
 
+/* One swap path to stripe over. */
+typedef struct stripe_path {
+    const char *name; /* for messages */
+    double weight;    /* > 0 */
+    uint64_t limit;   /* bytes; 0: none */
+    uint64_t bytes;   /* out: what was assigned */
+} stripe_path;
+/*
+ * spw__stripe - the path of each chunk, by weight and within the limits (how: stripe.c). Pure.
+ *   chunk_bytes  (chunk_count) in   bytes on nvme; 0: none, and path 0
+ *   path_idx     (chunk_count) out  index of a path
+ * Errors  SPW_ENOFIT with the bytes needed and each path's limit. path_count is 1 to SPW_PATHS_MAX.
+ */
+spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *chunk_bytes, uint32_t chunk_count,
+                       uint32_t *path_idx, spw_error *err);
+
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
 

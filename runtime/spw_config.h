@@ -21,6 +21,9 @@ enum { SPW_PATHS_MAX = 16, SPW_PATH_BYTES = 1024 };
 typedef struct spw_path_list {
     uint32_t count;
     char item[SPW_PATHS_MAX][SPW_PATH_BYTES];
+    /* Of swap paths. */
+    double weight[SPW_PATHS_MAX];  /* share of the bytes, relative to the other paths; 0 means 1 */
+    uint64_t bytes[SPW_PATHS_MAX]; /* limit on this path's swap file; 0: none */
 } spw_path_list;
 
 typedef struct spw_config {
@@ -91,12 +94,12 @@ typedef struct spw_config {
 } spw_config;
 
 /*
- * spw_config_load - reads a JSON file, applies `a.b=c` overrides, checks everything, fills defaults.
+ * spw_config_load - reads a JSON file and those it includes, applies `a.b=c` overrides, checks everything, fills defaults.
  * Errors  SPW_ENOENT, SPW_ECONFIG with file, key and value (and a suggestion). Nothing is touched on disk.
  */
 spw_status spw_config_load(spw_config *out, const char *path, const char *const *overrides, uint32_t override_count,
                            spw_error *err);
-/* The same from text; name stands for the file in messages. */
+/* The same from text; name stands for the file in messages, and relative includes start at its folder if it has one. */
 spw_status spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
                             uint32_t override_count, spw_error *err);
 /* Fills config->model from a Hugging Face config.json's text. */

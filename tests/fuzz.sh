@@ -8,7 +8,7 @@ flags="-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined"
 mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/
 clang $flags $inc tests/fuzz_safetensors.c runtime/files/*.c runtime/base/*.c -ljansson -lm -pthread -o build/fuzz/safetensors
-clang $flags $inc tests/fuzz_config.c runtime/config.c runtime/config_keys.c runtime/files/*.c runtime/base/*.c cpu_adam/state.c \
+clang $flags $inc tests/fuzz_config.c runtime/config.c runtime/config_include.c runtime/config_keys.c runtime/files/*.c runtime/base/*.c cpu_adam/state.c \
     aio/*.c -ljansson -lm -pthread -o build/fuzz/config
 for t in safetensors config; do
     echo "fuzzing $t for ${FUZZ_SECONDS:-30} s"

@@ -52,6 +52,7 @@ check "doctor" run doctor "$dir"
 
 # 10 steps == 5 + save + new process + resume + 5, byte for byte.
 check "train 10 steps" run train "$c" --trace "$dir/trace.json"
+cp "$dir/out" "$dir/alone"
 check "nothing is left in the swap folder" nothing_left
 check "trace is JSON" python3 -c "import json,sys; json.load(open('$dir/trace.json'))"
 check "train 5 steps" run train "$c" --set spillway.steps=5 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl"
@@ -102,6 +103,37 @@ wait $pid
 check "two runs on one path" same_tensors "$dir/t1/step-10" "$dir/t2/step-10"
 check "they are the lone run's bits" same_tensors "$dir/t1/step-10" "$dir/a/step-10"
 
+# Two swap folders by weight: the same losses and tensors, each folder's bytes at the start; a tuner's file says it too.
+mkdir "$dir/swap2"
+both() { echo "--set zero_optimization.offload_param.nvme_path=$1 --set zero_optimization.offload_optimizer.nvme_path=$1"; }
+check "train over two paths, 3:1" run train "$c" $(both "[{\"path\":\"$dir/swap\",\"weight\":3},\"$dir/swap2\"]") \
+    --set spillway.checkpoint_dir="$dir/two" --set spillway.run_log="$dir/two.jsonl"
+check "the same losses" same_losses "$dir/a.jsonl" "$dir/two.jsonl"
+check "the same tensors" same_tensors "$dir/a/step-10" "$dir/two/step-10"
+share() { # PATH LOW HIGH: the share that the start shows for a path
+    awk -v path="$1" -v low="$2" -v high="$3" '$1 == "path" && $2 == path { seen = 1; ok = $5 >= low && $5 <= high } END { exit !(seen && ok) }' "$dir/out"
+}
+check "the start shows three quarters" share "$dir/swap" 70 80
+check "and a quarter" share "$dir/swap2" 20 30
+check "one path shows none" test -z "$(grep '^path ' "$dir/alone")"
+cat >"$dir/tuned.json" <<JSON
+{ "aio": {"block_size": 65536, "queue_depth": 4, "backend": "threads"},
+  "zero_optimization": {"offload_param": {"nvme_path": [{"path": "$dir/swap", "weight": 3}, "$dir/swap2"]},
+                        "offload_optimizer": {"nvme_path": [{"path": "$dir/swap", "weight": 3}, "$dir/swap2"]}} }
+JSON
+sed -e 's|^{ |{ "include": "tuned.json", |' -e 's|, "nvme_path": "[^"]*"||' "$c" >"$dir/including.json"
+check "train with a tuner's file" run train "$dir/including.json" --set spillway.checkpoint_dir="$dir/inc" --set spillway.run_log="$dir/inc.jsonl"
+check "it chose the backend" grep -q "^aio .*threads" "$dir/out"
+check "and the paths" share "$dir/swap2" 20 30
+check "with the same losses" same_losses "$dir/a.jsonl" "$dir/inc.jsonl"
+expect 2 "$dir/gone.json" "a missing included file" train "$c" --set include=gone.json
+names_only() { grep -qF -- "$1" "$dir/err" && ! grep -qF -- "$2" "$dir/err"; }
+expect 1 "$dir/nowhere" "a missing second path" train "$c" $(both "[\"$dir/swap\",\"$dir/nowhere\"]")
+check "is named alone" names_only "$dir/nowhere" "$dir/swap"
+check "and leaves nothing in the first" nothing_left
+expect 3 "$dir/swap2 at most 4.00 KiB" "limits that are too small" train "$c" $(both "[{\"path\":\"$dir/swap\",\"bytes\":\"64KiB\"},{\"path\":\"$dir/swap2\",\"bytes\":4096}]")
+check "leave nothing" nothing_left
+
 # Wrong input: file, key and value in the message, the right exit code, nothing left behind.
 expect 2 "zero_optimization.stagee" "unknown key" train "$c" --set zero_optimization.stagee=3
 expect 2 "did you mean" "with a suggestion" train "$c" --set zero_optimization.stagee=3
@@ -138,6 +170,9 @@ if mount -t tmpfs -o size=2m tmpfs "$dir/small" 2>/dev/null; then
     mounted=$dir/small
     expect 1 "free" "a full nvme_path names needed and free bytes" train "$c" --set "zero_optimization.offload_param.nvme_path=$dir/small" --set "zero_optimization.offload_optimizer.nvme_path=$dir/small"
     check "and is left clean" test -z "$(ls -A "$dir/small")"
+    expect 1 "swap space in $dir/small" "a full second path is named" train "$c" $(both "[{\"path\":\"$dir/swap\",\"weight\":0.001},\"$dir/small\"]")
+    check "alone" names_only "$dir/small" "$dir/swap"
+    check "and both are left clean" test -z "$(ls -A "$dir/small")$(ls -A "$dir/swap")"
     expect 1 "step-10" "a full checkpoint folder" train "$c" --set "spillway.checkpoint_dir=$dir/small" --set spillway.run_log=
     check "leaves no half checkpoint" test -z "$(ls -A "$dir/small")"
     mount -o remount,ro "$dir/small"
@@ -161,15 +196,23 @@ else
     echo "ok $n - no O_DIRECT # SKIP mounting is not permitted here"
 fi
 
-# Data that may not be read, as another user than root.
+# A second path and data that are not ours, as another user than root.
 echo text >"$dir/secret.txt"
 chmod 000 "$dir/secret.txt"
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     chmod 755 "$dir"
     cp "$spw" "$dir/spw-copy" && chmod 755 "$dir/spw-copy" && chmod 644 "$c"
-    setpriv --reuid=65534 --regid=65534 --clear-groups "$dir/spw-copy" train "$c" --set "data.path=$dir/secret.txt" >"$dir/out" 2>"$dir/err"
+    nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$dir/spw-copy" "$@" >"$dir/out" 2>"$dir/err"; }
+    nobody train "$c" --set "data.path=$dir/secret.txt"
     code=$?
     check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"
+    chmod 777 "$dir/swap" && chmod 555 "$dir/swap2"
+    nobody train "$c" $(both "[\"$dir/swap\",\"$dir/swap2\"]") --set spillway.checkpoint_dir= --set spillway.run_log=
+    code=$?
+    check "a second path that may not be written is named" test $code -eq 1 -a -n "$(grep "$dir/swap2.*Permission" "$dir/err")"
+    check "and nothing is left in the first" nothing_left
+    nobody train "$c" $(both "[\"$dir/swap\"]") --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1
+    check "which alone may be" test $? -eq 0
 else
     expect 1 "secret.txt" "unreadable data is named" train "$c" --set "data.path=$dir/secret.txt"
 fi

@@ -3,6 +3,7 @@
  * parsed prints and parses again to the same.
  */
 #include "config_internal.h"
+#include "lib_tiny.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,6 +30,9 @@ static const char whole[] =
     "               \"chunk_elems\": 1048576, \"micro_batches_per_pass\": 0, \"checkpoint_dir\": \"out\", "
     "\"checkpoint_interval\": 100,"
     "               \"run_log\": \"out/run.jsonl\", \"eval_interval\": 50} }";
+
+#define PARAM     "zero_optimization.offload_param.nvme_path"
+#define OPTIMIZER "zero_optimization.offload_optimizer.nvme_path"
 
 static spw_config c, d;
 
@@ -131,8 +135,19 @@ test_refused(void **state)
         {"zero_optimization.offload_optimizer={\"device\":\"nvme\"}", "offload_optimizer.nvme_path is needed"},
         {"zero_optimization={\"stage\":0,\"offload_optimizer\":{\"device\":\"cpu\"}}",
          "zero_optimization.offload_optimizer needs stage 1, 2 or 3"},
-        {"zero_optimization.offload_param.nvme_path={\"path\":\"/a\",\"bytes\":1}",
-         "not supported yet: zero_optimization.offload_param.nvme_path"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":1}",
+         "run.json: " PARAM ": bytes of /a: expected integer in [4096, 1e+18], got integer 1"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":\"lots\"}", PARAM ": bytes of /a: expected bytes (a number, or a text"},
+        {PARAM "={\"path\":\"/a\",\"weight\":0}",
+         PARAM ": weight of /a: expected number above 0 and up to 1e+09, got integer 0"},
+        {PARAM "=[\"/b\",{\"path\":\"/a\",\"weight\":-2.5}]", "weight of /a: expected number above 0"},
+        {PARAM "={\"path\":\"/a\",\"weight\":\"3\"}",
+         "weight of /a: expected number above 0 and up to 1e+09, got string"},
+        {PARAM "={\"path\":\"/a\",\"weight\":null}", "weight of /a: expected number above 0"},
+        {PARAM "={\"path\":\"/a\",\"wieght\":1}",
+         PARAM ": unknown member \"wieght\" of /a; allowed: path, weight, bytes"},
+        {PARAM "={\"weight\":1}", PARAM ": expected a path or a list of paths"},
+        {"data.path={\"path\":\"/a\",\"weight\":1}", "data.path: unknown member \"weight\" of /a; allowed: path"},
         {"zero_optimization.mics_shard_size=2", "not supported yet: zero_optimization.mics_shard_size"},
         {"zero_optimization.zero_hpz_partition_size=8", "not supported yet: zero_optimization.zero_hpz_partition_size"},
         {"zero_optimization.zero_hpz_partition_size=false", "zero_optimization.zero_hpz_partition_size"},
@@ -157,6 +172,49 @@ test_refused(void **state)
             fail_msg("%s: %s: \"%s\" should hold \"%s\"", wrong[i].set, spw_status_name(err.status), err.message,
                      wrong[i].says);
     }
+}
+
+/* Weights and limits of swap folders: their values, defaults, and one folder in both lists. */
+static void
+test_paths(void **state)
+{
+    static const struct {
+        const char *param, *optimizer, *says;
+    } clash[] = {
+        {PARAM "={\"path\":\"/a\",\"weight\":2}", OPTIMIZER "=[\"/b\",{\"path\":\"/a\",\"weight\":3}]",
+         "give /a two weights, 2 and 3"},
+        {PARAM "={\"path\":\"/a\",\"bytes\":\"4GiB\"}", OPTIMIZER "={\"path\":\"/a\",\"bytes\":4096}",
+         "give /a two limits, 4294967296 and 4096 bytes"},
+        {PARAM "=[{\"path\":\"/a\",\"weight\":2},\"/a\",{\"path\":\"/a\",\"weight\":1}]", OPTIMIZER "=\"/b\"",
+         "give /a two weights, 2 and 1"},
+        {PARAM "=[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"]",
+         OPTIMIZER "=[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\",\"1\"]", "have 17 paths, at most 16"},
+    };
+    static const char *const sets[] = {
+        PARAM "=[\"/a\",{\"path\":\"/b\",\"weight\":2.9,\"bytes\":\"64GiB\"},{\"path\":\"/c\",\"bytes\":8192}]",
+        OPTIMIZER "=[{\"path\":\"/a\",\"weight\":0.5,\"bytes\":\"auto\"},\"/b\"]"};
+    spw_error err = {0};
+    (void)state;
+    if (spw_config_parse(&c, whole, "run.json", sets, 2, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(c.zero.param_path.count, 3);
+    assert_string_equal(c.zero.param_path.item[1], "/b");
+    assert_true(c.zero.param_path.weight[1] == 2.9 && c.zero.param_path.bytes[1] == UINT64_C(64) << 30);
+    assert_true(c.zero.param_path.weight[2] == 1 && c.zero.param_path.bytes[2] == 8192);
+    assert_true(c.zero.param_path.weight[0] == 0.5 && c.zero.param_path.bytes[0] == 0); /* said in the other list */
+    assert_true(c.zero.optimizer_path.weight[1] == 2.9 && c.zero.optimizer_path.bytes[1] == UINT64_C(64) << 30);
+    for (size_t i = 0; i < sizeof clash / sizeof clash[0]; i++) {
+        const char *const both[2] = {clash[i].param, clash[i].optimizer};
+        if (spw_config_parse(&c, whole, "run.json", both, 2, &err) != SPW_ECONFIG ||
+            strstr(err.message, clash[i].says) == NULL)
+            fail_msg("%s %s: \"%s\" should hold \"%s\"", both[0], both[1], err.message, clash[i].says);
+    }
+    assert_int_equal(
+        spw_config_parse(&c,
+                         "{\"zero_optimization\":{\"offload_param\":{\"nvme_path\":{\"path\":\"/a\",\"weight\":NaN}}}}",
+                         "nan.json", NULL, 0, &err),
+        SPW_ECONFIG); /* JSON has no such number */
+    assert_non_null(strstr(err.message, "nan.json:1"));
 }
 
 /* Aliases, deprecated keys, "auto" and keys without effect work. */
@@ -286,6 +344,145 @@ test_files(void **state)
     assert_non_null(strstr(err.message, "/nowhere/x.json"));
 }
 
+static char folder[256];
+
+static void
+put_file(const char *name, const char *text)
+{
+    char path[300];
+    FILE *f;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* The whole configuration with one more member in front, as folder/run.json. */
+static spw_status
+load_with(const char *member, const char *const *sets, uint32_t set_count, spw_error *err)
+{
+    char path[300], text[4000];
+    snprintf(path, sizeof path, "%s/run.json", folder);
+    snprintf(text, sizeof text, "{%s,%s", member, whole + 1);
+    put_file("run.json", text);
+    return spw_config_load(&c, path, sets, set_count, err);
+}
+
+/*
+ * Included files lie below the including one, later ones above earlier ones, overrides above all; objects merge and lists
+ * do not; an alias is the same key. The merged configuration prints as one.
+ */
+static void
+test_include(void **state)
+{
+    static const char *const sets[] = {"aio.thread_count=7", "zero_optimization.offload_param={\"device\":\"cpu\"}"};
+    spw_error err = {0};
+    char member[700], *text, *again;
+    (void)state;
+    tiny_dir_make(folder);
+    put_file("tuned.json",
+             "{\"aio\": {\"block_size\": 8192, \"queue_depth\": 3, \"thread_count\": 5, \"backend\": "
+             "\"threads\"},\n \"zero_optimization\": {\"offload_param\": {\"pin_memory\": true, \"nvme_path\": "
+             "[{\"path\": \"/x\", \"weight\": 2.9}]}, \"stage3_max_live_parameters\": 11}}");
+    put_file("later.json", "{\"aio\": {\"intra_op_parallelism\": 6}, \"gradient_clipping\": 3, \"data\": {\"seed\": 9},"
+                           " \"zero_optimization\": {\"max_live_parameters\": 12}}");
+    if (load_with("\"include\": \"tuned.json\"", NULL, 0, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_true(c.aio.block_size == 1048576 && c.aio.queue_depth == 16); /* this file's own */
+    assert_true(c.aio.thread_count == 5 && c.aio.backend == SPW_AIO_THREADS && c.zero.pin_memory_param);
+    assert_true(c.zero.param_path.count == 1 && c.zero.max_live_parameters == 11);
+    assert_string_equal(c.zero.param_path.item[0], "/mnt/nvme0"); /* a list is taken whole, here from this file */
+    snprintf(member, sizeof member, "\"include\": [\"tuned.json\", \"%s/later.json\"]", folder);
+    if (load_with(member, NULL, 0, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_true(c.aio.thread_count == 6 && c.zero.max_live_parameters == 12 && c.aio.backend == SPW_AIO_THREADS);
+    assert_true(c.gradient_clipping == 1.0 && c.data.seed == 1);
+    text = spw_config_dump(&c);
+    assert_non_null(text);
+    assert_null(strstr(text, "include")); /* it is one configuration now */
+    assert_int_equal(spw_config_parse(&d, text, "dump", NULL, 0, &err), SPW_OK);
+    again = spw_config_dump(&d);
+    assert_string_equal(text, again);
+    spw_mem_free(text);
+    spw_mem_free(again);
+    if (load_with(member, sets, 2, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_true(c.aio.thread_count == 7 && c.zero.offload_param == SPW_TIER_HOST);
+    assert_true(c.zero.param_path.count == 0 && !c.zero.pin_memory_param); /* an object that is set replaces */
+    {
+        static const char *const off[] = {"include=[]"};
+        assert_int_equal(load_with(member, off, 1, &err), SPW_OK);
+        assert_true(c.aio.backend != SPW_AIO_THREADS && c.aio.thread_count != 6);
+    }
+    { /* from text, with the folder that its name has; and the tuner's lists where this file has none */
+        char name[300];
+        static const char bare[] =
+            "{\"include\":[\"tuned.json\"],\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,"
+            "\"n_head\":1},\"data\":{\"path\":\"a\"},\"train_batch_size\":1,"
+            "\"zero_optimization\":{\"stage\":3,\"offload_param\":{\"device\":\"nvme\"}}}";
+        snprintf(name, sizeof name, "%s/text", folder);
+        if (spw_config_parse(&c, bare, name, NULL, 0, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_true(c.zero.param_path.weight[0] == 2.9 && c.aio.queue_depth == 3);
+        assert_string_equal(c.zero.param_path.item[0], "/x");
+        assert_int_equal(spw_config_parse(&c, bare, "text", NULL, 0, &err), SPW_ENOENT); /* the working folder */
+        assert_non_null(strstr(err.message, "text: include: open tuned.json"));
+    }
+    tiny_dir_remove(folder);
+}
+
+/* What is wrong with or in an included file is said of that file. */
+static void
+test_include_refused(void **state)
+{
+    static const struct {
+        const char *text, *says[3]; /* NULL: the included file is not there */
+    } wrong[] = {
+        {NULL, {"run.json: include: open", "/inc.json", "No such file"}},
+        {"{\n \"aio\": }", {"run.json: include: ", "/inc.json:2:", ""}},
+        {"[]", {"/inc.json:", "not an object", "run.json"}},
+        {"{\"aio\": {}, \"aio\": {}}", {"/inc.json:1", "duplicate", "aio"}},
+        {"{\"include\": \"other.json\"}", {"/inc.json: include", "itself included", "run.json"}},
+        {"{\"aio\": {\"queue_dept\": 1}}", {"/inc.json: unknown key", "aio.queue_dept", "did you mean"}},
+        {"{\"queue_depth\": 1}", {"/inc.json: unknown key", "queue_depth", "belongs in aio"}},
+        {"{\"model\": {\"n_layers\": 1}}", {"/inc.json: unknown key", "model.n_layers", "model.n_layer"}},
+        {"{\"aio\": {\"thread_count\": \"x\"}}", {"/inc.json: aio.thread_count", "expected integer", "\"x\""}},
+        {"{\"aio\": {\"thread_count\": 1, \"intra_op_parallelism\": 2}}", {"/inc.json: aio.", "given twice", "thread"}},
+        {"{\"csv_monitor\": {\"enabled\": true}}", {"/inc.json: not supported yet: csv_monitor", "", ""}},
+    };
+    static const struct {
+        const char *member, *says;
+    } named[] = {{"\"include\": 3", "run.json: include: expected a path or a list of paths"},
+                 {"\"include\": [\"\"]", "run.json: include: expected a path or a list of paths"},
+                 {"\"include\": \".\"", "is not a regular file"},
+                 {"\"include\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]", "run.json: include: at most 16 files"},
+                 {"\"include\": \"fine.json\", \"wat\": 1", "/run.json: unknown key \"wat\""}};
+    static const char *const bad_set[] = {"aio.queue_depth=\"x\""};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(folder);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        if (wrong[i].text != NULL)
+            put_file("inc.json", wrong[i].text);
+        if (load_with("\"include\": [\"inc.json\"]", NULL, 0, &err) == SPW_OK)
+            fail_msg("%s was accepted", wrong[i].text);
+        for (int k = 0; k < 3; k++) {
+            if (strstr(err.message, wrong[i].says[k]) == NULL)
+                fail_msg("%s: \"%s\" should hold \"%s\"", wrong[i].text, err.message, wrong[i].says[k]);
+        }
+    }
+    put_file("fine.json", "{\"aio\": {\"queue_depth\": 4}, \"wat\": 2}");
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
+        if (load_with(named[i].member, NULL, 0, &err) == SPW_OK || strstr(err.message, named[i].says) == NULL)
+            fail_msg("%s: \"%s\" should hold \"%s\"", named[i].member, err.message, named[i].says);
+    }
+    put_file("fine.json", "{\"aio\": {\"queue_depth\": 4}}"); /* it is not this file's fault */
+    assert_int_equal(load_with("\"include\": \"fine.json\"", bad_set, 1, &err), SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "/run.json: aio.queue_depth"));
+    tiny_dir_remove(folder);
+}
+
 /* What is printed parses to the same values. */
 static void
 test_dump(void **state)
@@ -326,6 +523,8 @@ test_dump_settings(void **state)
                                        "zero_optimization.max_reuse_distance=9",
                                        "zero_optimization.offload_param.max_in_cpu=12345",
                                        "aio.backend=\"threads\"",
+                                       "zero_optimization.offload_optimizer.nvme_path=[{\"path\":\"/a\",\"weight\":0.1,"
+                                       "\"bytes\":\"3GiB\"},\"/b\"]",
                                        "data.path=[\"a b\",\"c\"]"};
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
@@ -466,10 +665,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),     cmocka_unit_test(test_refused),       cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_said),      cmocka_unit_test(test_batches),       cmocka_unit_test(test_files),
-        cmocka_unit_test(test_dump),      cmocka_unit_test(test_dump_settings), cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_whole),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted), cmocka_unit_test(test_said),
+        cmocka_unit_test(test_batches),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dump),     cmocka_unit_test(test_dump_settings),
+        cmocka_unit_test(test_llama),    cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_help),     cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_include),  cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * skipped steps, budgets, damaged swap files, and order on disk.
  */
 #include "lib_tiny.h"
+#include "runtime_internal.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -509,6 +510,316 @@ test_damaged_swap(void **state)
     rig_remove(&r);
 }
 
+/* Printed; SPW_SEED gives another. Never 0, for draw(). */
+static uint64_t
+seed_of_run(void)
+{
+    const char *text = getenv("SPW_SEED");
+    uint64_t seed = text != NULL ? strtoull(text, NULL, 10) : 20240117;
+    print_message("SPW_SEED=%" PRIu64 "\n", seed);
+    return seed * 2 + 1;
+}
+
+static uint64_t
+draw(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state >> 11;
+}
+
+enum { STRIPE_CHUNKS = 600 };
+
+/* Chunks of one size with a short one now and then, as units have them, or of any sizes; some are not on nvme. */
+static uint32_t
+draw_chunks(uint64_t *seed, uint64_t bytes[STRIPE_CHUNKS], uint64_t *largest, uint64_t *total)
+{
+    uint32_t n = 1 + (uint32_t)(draw(seed) % STRIPE_CHUNKS), kind = (uint32_t)(draw(seed) % 3);
+    *largest = *total = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes[i] = 4096 * (kind == 0 ? 64 : kind == 1 && draw(seed) % 4 ? 64 : 1 + draw(seed) % 64);
+        bytes[i] = kind == 2 && draw(seed) % 8 == 0 ? 0 : bytes[i];
+        *largest = bytes[i] > *largest ? bytes[i] : *largest;
+        *total += bytes[i];
+    }
+    return n;
+}
+
+static uint32_t
+draw_paths(uint64_t *seed, stripe_path paths[SPW_PATHS_MAX], double *weights)
+{
+    uint32_t n = 1 + (uint32_t)(draw(seed) % SPW_PATHS_MAX);
+    *weights = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double w = draw(seed) % 3 == 0 ? 1 : (double)(1 + draw(seed) % 10000) * (draw(seed) % 4 == 0 ? 1 : 1e-3);
+        paths[i] = (stripe_path){.name = "p", .weight = w};
+        *weights += w;
+    }
+    return n;
+}
+
+/*
+ * Random weights and sizes: after every chunk each path is within one (largest) chunk of its share, so every window of
+ * consecutive chunks is within two; what is reported is what was assigned.
+ */
+static void
+test_stripe_shares(void **state)
+{
+    uint64_t seed = seed_of_run();
+    (void)state;
+    for (int round = 0; round < 2000; round++) {
+        static uint64_t bytes[STRIPE_CHUNKS];
+        static uint32_t to[STRIPE_CHUNKS];
+        stripe_path paths[SPW_PATHS_MAX];
+        uint64_t largest, total, sum[SPW_PATHS_MAX] = {0}, done = 0;
+        double weights;
+        uint32_t n = draw_chunks(&seed, bytes, &largest, &total), path_count = draw_paths(&seed, paths, &weights);
+        assert_int_equal(spw__stripe(paths, path_count, bytes, n, to, NULL), SPW_OK);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_true(to[i] < path_count);
+            assert_true(bytes[i] > 0 || to[i] == 0);
+            sum[to[i]] += bytes[i];
+            done += bytes[i];
+            for (uint32_t p = 0; p < path_count; p++) {
+                double off = (double)sum[p] - paths[p].weight / weights * (double)done;
+                if (fabs(off) > (double)largest * (1 + 1e-9))
+                    fail_msg("round %d, chunk %u of %u, path %u of %u: %g chunks off", round, i, n, p, path_count,
+                             off / (double)largest);
+            }
+        }
+        assert_memory_equal(&done, &total, sizeof done);
+        for (uint32_t p = 0; p < path_count; p++)
+            assert_true(paths[p].bytes == sum[p]);
+    }
+}
+
+/* With limits: never more than a limit; refused only when there is less room than the chunks and one more per path; and
+ * paths below their limits share the rest by weight, give or take the chunk that each limit may leave over. */
+static void
+test_stripe_limits(void **state)
+{
+    uint64_t seed = seed_of_run();
+    uint32_t refused = 0;
+    (void)state;
+    for (int round = 0; round < 2000; round++) {
+        static uint64_t bytes[STRIPE_CHUNKS];
+        static uint32_t to[STRIPE_CHUNKS];
+        stripe_path paths[SPW_PATHS_MAX];
+        spw_error err = {0};
+        uint64_t largest, total, room = 0;
+        double weights, low = 0, high;
+        uint32_t n = draw_chunks(&seed, bytes, &largest, &total), path_count = draw_paths(&seed, paths, &weights);
+        spw_status st;
+        for (uint32_t p = 0; p < path_count; p++) {
+            uint64_t fair = total / path_count + 4096;
+            paths[p].limit = draw(&seed) % 3 == 0 ? 0 : 4096 + draw(&seed) % (2 * fair);
+            room += paths[p].limit == 0 ? 2 * total + largest : paths[p].limit;
+        }
+        st = spw__stripe(paths, path_count, bytes, n, to, &err);
+        if (st != SPW_OK) {
+            assert_int_equal(st, SPW_ENOFIT);
+            assert_true(room < total + path_count * largest);
+            refused++;
+            continue;
+        }
+        assert_true(room >= total);
+        for (uint32_t p = 0; p < path_count; p++)
+            assert_true(paths[p].limit == 0 || paths[p].bytes <= paths[p].limit);
+        /* the level at which min(limit, level * weight) adds up to the total, by bisection */
+        high = (double)total / 1e-3 + 1;
+        for (int i = 0; i < 200; i++) {
+            double level = (low + high) / 2, held = 0;
+            for (uint32_t p = 0; p < path_count; p++) {
+                double w = level * paths[p].weight, limit = (double)paths[p].limit;
+                held += limit > 0 && w > limit ? limit : w;
+            }
+            *(held < (double)total ? &low : &high) = level;
+        }
+        for (uint32_t p = 0; p < path_count; p++) {
+            double limit = (double)paths[p].limit, want = low * paths[p].weight, off;
+            want = limit > 0 && want > limit ? limit : want;
+            off = (double)paths[p].bytes - want;
+            if (fabs(off) > (double)(path_count * largest)) /* what fits under no limit goes to the others */
+                fail_msg("round %d, path %u of %u: %g chunks off", round, p, path_count, off / (double)largest);
+        }
+    }
+    assert_true(refused > 20 && refused < 1900); /* both happened */
+}
+
+/* Small cases by hand: ties to the lower path, 3:1, one path, a limit that spreads, and what a refusal says. */
+static void
+test_stripe_cases(void **state)
+{
+    static const struct {
+        double weights[3];
+        uint64_t limits[3], chunk;
+        const char *to; /* the path of each chunk */
+    } cases[] = {{{1, 1, 0}, {0, 0, 0}, 4096, "01010101"},       {{3, 1, 0}, {0, 0, 0}, 4096, "00010001"},
+                 {{1, 3, 0}, {0, 0, 0}, 4096, "11011101"},       {{5, 0, 0}, {0, 0, 0}, 4096, "000000"},
+                 {{5, 0, 0}, {6 * 4096, 0, 0}, 4096, "000000"},  {{2, 1, 1}, {0, 0, 0}, 8192, "01020102"},
+                 {{9, 1, 0}, {2 * 4096, 0, 0}, 4096, "11011101"}};
+    stripe_path two[] = {{"/mnt/a", 1, 3 << 20, 0}, {"/mnt/b", 1, 2 << 20, 0}};
+    static const uint64_t six[6] = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20};
+    uint32_t to[8];
+    spw_error err = {0};
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        stripe_path paths[3];
+        uint64_t bytes[8];
+        uint32_t n = (uint32_t)strlen(cases[k].to), path_count = 0;
+        char got[9] = "";
+        for (; path_count < 3 && cases[k].weights[path_count] > 0; path_count++)
+            paths[path_count] = (stripe_path){"p", cases[k].weights[path_count], cases[k].limits[path_count], 0};
+        for (uint32_t i = 0; i < n; i++)
+            bytes[i] = cases[k].chunk;
+        assert_int_equal(spw__stripe(paths, path_count, bytes, n, to, NULL), SPW_OK);
+        for (uint32_t i = 0; i < n; i++)
+            got[i] = (char)('0' + to[i]);
+        assert_string_equal(got, cases[k].to);
+    }
+    assert_int_equal(spw__stripe(two, 2, six, 6, to, &err), SPW_ENOFIT);
+    assert_non_null(strstr(err.message, "(6291456 bytes)"));
+    assert_non_null(strstr(err.message, "/mnt/a at most 3.00 MiB, /mnt/b at most 2.00 MiB"));
+    assert_int_equal(spw__stripe(two, 2, six, 5, to, &err), SPW_OK);
+    two[0].limit = two[1].limit = (3 << 20) + (3 << 19); /* 4.5 each hold 9 together, but not 9 whole ones */
+    {
+        static const uint64_t three[3] = {3 << 20, 3 << 20, 3 << 20};
+        assert_int_equal(spw__stripe(two, 2, three, 3, to, &err), SPW_ENOFIT);
+        assert_non_null(strstr(err.message, "chunks of up to 3.00 MiB"));
+    }
+}
+
+/* One more swap folder below the rig's own, for both kinds; returns its name. */
+static const char *
+rig_add_path(rig *r, const char *name, double weight, uint64_t bytes)
+{
+    spw_path_list *lists[2] = {&r->c.zero.param_path, &r->c.zero.optimizer_path};
+    uint32_t i = lists[0]->count;
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", r->dir, name);
+    for (int k = 0; k < 2; k++) {
+        snprintf(lists[k]->item[i], SPW_PATH_BYTES, "%s", path);
+        lists[k]->weight[i] = weight;
+        lists[k]->bytes[i] = bytes;
+        lists[k]->count = i + 1;
+    }
+    return lists[0]->item[i];
+}
+
+/* Two folders below the rig's instead of the rig's own. */
+static void
+rig_two_paths(rig *r, double weight_a, double weight_b)
+{
+    rig_config(r, SPW_TIER_NVME);
+    r->c.run.chunk_elems = 4096;
+    r->c.zero.param_path.count = 0;
+    assert_int_equal(mkdir(rig_add_path(r, "first", weight_a, 0), 0700), 0);
+    (void)rig_add_path(r, "second", weight_b, 0);
+}
+
+/* Two paths with weights 3:1: the losses and the state of one path, and swap files of three quarters and a quarter. */
+static void
+test_two_paths(void **state)
+{
+    rig r;
+    double losses[4];
+    uint64_t digest, size[2];
+    (void)state;
+    rig_config(&r, SPW_TIER_NVME);
+    r.c.run.chunk_elems = 4096;
+    rig_need(&r, 0);
+    for (uint64_t s = 0; s < 4; s++) {
+        spw_step_result result;
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+        losses[s] = result.loss;
+    }
+    digest = tiny_digest(r.e);
+    rig_remove(&r);
+    rig_two_paths(&r, 3, 1);
+    assert_int_equal(mkdir(r.c.zero.param_path.item[1], 0700), 0);
+    rig_need(&r, 0);
+    for (uint64_t s = 0; s < 4; s++) {
+        spw_step_result result;
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+        assert_memory_equal(&result.loss, &losses[s], sizeof losses[s]);
+    }
+    assert_true(tiny_digest(r.e) == digest);
+    for (int k = 0; k < 2; k++) {
+        char path[1024];
+        struct stat info;
+        swap_file(r.c.zero.param_path.item[k], path);
+        assert_int_equal(stat(path, &info), 0);
+        size[k] = (uint64_t)info.st_size;
+        assert_true(size[k] == spw_engine_plan(r.e)->path_bytes[k]);
+    }
+    assert_true(fabs((double)size[0] - 0.75 * (double)(size[0] + size[1])) <= 4096 * 16); /* a chunk and its record */
+    rig_close(&r);
+    assert_int_equal(entries_in(r.c.zero.param_path.item[0]) + entries_in(r.c.zero.param_path.item[1]), 0);
+    rig_remove(&r);
+}
+
+/* The second of two paths is missing, is a file, may not be written, is limited to too little, or loses a byte while
+ * training: the error names it and not the first, and nothing stays behind. */
+static void
+test_second_path_fails(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 5; k++) {
+        rig r;
+        const char *first, *second;
+        spw_status st;
+        rig_two_paths(&r, 1, 1);
+        first = r.c.zero.param_path.item[0];
+        second = r.c.zero.param_path.item[1];
+        if (k == 1)
+            close(open(second, O_CREAT | O_WRONLY, 0600));
+        else if (k > 1)
+            assert_int_equal(mkdir(second, k == 2 ? 0500 : 0700), 0);
+        if (k == 2 && access(second, W_OK) == 0) { /* root writes everywhere: test_cli.sh does it as another user */
+            rig_remove(&r);
+            continue;
+        }
+        if (k == 3)
+            for (int i = 0; i < 2; i++)
+                r.c.zero.param_path.bytes[i] = r.c.zero.optimizer_path.bytes[i] = i == 0 ? 1 << 19 : 8192;
+        st = rig_open(&r, 0);
+        if (k == 3) {
+            assert_int_equal(st, SPW_ENOFIT);
+            assert_non_null(strstr(r.err.message, "/first at most 512 KiB"));
+            assert_non_null(strstr(r.err.message, "/second at most 8.00 KiB"));
+            assert_true(least_named(&r, "nvme_path") > (1 << 19) + 8192);
+        } else if (k == 4) {
+            spw_step_result result;
+            char path[1024], zeros[4096] = {0};
+            struct stat info;
+            int fd;
+            assert_int_equal(st, SPW_OK);
+            assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+            swap_file(second, path);
+            fd = open(path, O_WRONLY);
+            assert_true(fd >= 0 && fstat(fd, &info) == 0);
+            spw_sleep_ns(200000000); /* writes behind reach the file */
+            memset(zeros, 0x5a, sizeof zeros);
+            for (off_t at = 0; at < info.st_size; at += 4096)
+                assert_int_equal(pwrite(fd, zeros, 4096, at), 4096);
+            close(fd);
+            for (uint64_t s = 0; s < 4 && st == SPW_OK; s++)
+                st = rig_step(&r, s, &result);
+            assert_int_equal(st, SPW_ECORRUPT);
+        } else {
+            assert_true(st != SPW_OK && st != SPW_ENOFIT);
+        }
+        if (strstr(r.err.message, second) == NULL && k != 3)
+            fail_msg("case %d: %s: no %s", k, r.err.message, second);
+        assert_true(k == 3 || strstr(r.err.message, first) == NULL);
+        rig_close(&r);
+        assert_int_equal(entries_in(first), 0);
+        assert_true(k < 2 || entries_in(second) == 0);
+        rig_remove(&r);
+    }
+}
+
 /* A dead run's folder goes with the next start on the path; a living run's stays and does not disturb. */
 static void
 test_swap_folders(void **state)
@@ -586,6 +897,9 @@ main(void)
         cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_swap_folders),
         cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
+        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
+        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
