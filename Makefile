@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo test check bench bench-aio asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -111,6 +111,11 @@ bench: all
 	@$(MAKE) --no-print-directory build/release/tests/bench_adam
 	@sh tests/bench.sh
 
+# aio beside fio on the disk of DIR (default: this folder), about six minutes.
+bench-aio: all
+	@$(MAKE) --no-print-directory build/release/tests/bench_aio
+	@build/release/tests/bench_aio $(or $(DIR),.) $(or $(ROUNDS),5)
+
 fuzz: deps
 	@sh tests/fuzz.sh
 
@@ -137,6 +142,7 @@ help:
 	@echo "make check    lint, test and asan: what runs before a push"
 	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
 	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
+	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
 	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1"

@@ -11,7 +11,9 @@ static const char usage[] =
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
-    "  spillway bench copy [--device cpu] [--size LIST] [--seconds S] [--json] [--smoke]\n"
+    "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
+    "  spillway bench copy             what copies between host and device deliver, beside memcpy\n"
+    "  spillway tune PATH ... [-o F]   the best aio settings, and what a training step will cost\n"
     "  spillway plot BENCH.json -o OUT.svg\n"
     "  spillway help [COMMAND]         spillway help config: every configuration key\n"
     "  spillway --version\n"
@@ -44,6 +46,25 @@ static const char doctor_usage[] =
     "limits, NUMA and GPU: each OK, or missing with the fix.\n";
 
 static const char bench_usage[] =
+    "spillway bench io PATH... [--size S] [--block LIST] [--depth LIST] [--threads N] [--backend LIST]\n"
+    "                          [--pattern LIST] [--seconds S] [--sqpoll] [--iopoll] [--json] [--smoke]\n"
+    "\n"
+    "io: reads and writes a file in each PATH as training does, then checks every byte of it. Rounds with\n"
+    "this library and with a bare io_uring loop take turns; shown are medians. Several paths are measured\n"
+    "one by one and all at once. The file is removed at the end, also after Ctrl-C.\n"
+    "\n"
+    "  --size S        bytes of the file (default 2GiB; a multiple of 64MiB)\n"
+    "  --block LIST    bytes of a transfer, such as 256KiB,1MiB (default 256KiB; powers of two to 32MiB)\n"
+    "  --depth LIST    transfers in flight, such as 4,8,16 (default 8)\n"
+    "  --threads N     threads of that backend (default: as many as the depth)\n"
+    "  --backend LIST  auto, io_uring, threads (default auto)\n"
+    "  --pattern LIST  read, write, mixed (as much of each), swap: records in, compute gap, records out in\n"
+    "                  place, weights read ahead (default: all four)\n"
+    "  --seconds S     of each round, three rounds to a row (default 1)\n"
+    "  --sqpoll, --iopoll  as the aio keys of the configuration\n"
+    "  --json          one JSON object per row; spillway plot draws it\n"
+    "  --smoke         a small file and short rounds: shows that it runs, measures nothing\n"
+    "\n"
     "spillway bench copy [--device cpu] [--size LIST] [--seconds S] [--json] [--smoke]\n"
     "\n"
     "copy: host to device, device to host, both at once and device to device, bf16 as it is and\n"
@@ -55,6 +76,19 @@ static const char bench_usage[] =
     "  --seconds S    time for each row (default 1)\n"
     "  --json         a header and one JSON object per row, with every sample; spillway plot draws it\n"
     "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n";
+
+static const char tune_usage[] =
+    "spillway tune PATH... [--seconds N] [--size S] [--params P] [--json] [-o FILE]\n"
+    "\n"
+    "Searches block size, queue depth and backend with the pattern of a training step on each PATH, shows\n"
+    "what it found, and predicts the NVMe part of a step.\n"
+    "\n"
+    "  --seconds N  for each path (default 60)\n"
+    "  --size S     bytes of the file in each path (default 1GiB); removed at the end\n"
+    "  --params P   predict for a model of P parameters, such as 7e9 (default: a few sizes)\n"
+    "  --json       one JSON object per measurement instead of tables; spillway plot draws it\n"
+    "  -o FILE      writes the aio section and the paths with their weights; a configuration takes it\n"
+    "               with \"include\": \"FILE\"\n";
 
 static const char plot_usage[] =
     "spillway plot BENCH.json -o OUT.svg\n"
@@ -129,6 +163,8 @@ help(const char *command)
         fputs(doctor_usage, stdout);
     else if (strcmp(command, "bench") == 0)
         fputs(bench_usage, stdout);
+    else if (strcmp(command, "tune") == 0)
+        fputs(tune_usage, stdout);
     else if (strcmp(command, "plot") == 0)
         fputs(plot_usage, stdout);
     else if (strcmp(command, "config") == 0)
@@ -173,6 +209,8 @@ main(int argc, char **argv)
         return cli_doctor(argc - 1, argv + 1);
     if (strcmp(command, "bench") == 0)
         return cli_bench(argc - 1, argv + 1);
+    if (strcmp(command, "tune") == 0)
+        return cli_tune(argc - 1, argv + 1);
     if (strcmp(command, "plot") == 0)
         return cli_plot(argc - 1, argv + 1);
     fprintf(stderr, "spillway: there is no command %s\n\n%s", command, usage);

@@ -83,7 +83,8 @@ typedef struct spw_store_config {
     spw_aio_options aio;
     spw_store_fn update;
     void *update_ctx;
-    uint64_t chaos_seed; /* tests: random delays everywhere and poisoned released buffers; 0: off */
+    uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
+    spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
 } spw_store_config;
 
 /* What create will take, from the same arithmetic. Pure. */

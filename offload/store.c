@@ -314,6 +314,8 @@ carve_memory(spw_store *s, spw_error *err)
         if (s->cfg.aio.probe_dir == NULL)
             s->cfg.aio.probe_dir = cfg->paths[0];
         st = spw_aio_create(&s->aio, &s->cfg.aio, err);
+        if (st == SPW_OK && cfg->aio_faults != NULL)
+            spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
         for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)
             st = spw_swap_open(&s->swaps[i], s->aio, cfg->paths[i], cfg->job != NULL ? cfg->job : job, cfg->rank,
                                need.path_bytes[i] > 0 ? need.path_bytes[i] : 4096, err);

@@ -169,11 +169,14 @@ const key_row spw__config_rows[] = {
 
     SECTION("aio", "file transfers"),
     U64("aio.block_size", NULL, aio.block_size, 4096, 1073741824.0, "1048576", "bytes per transfer"),
-    U32("aio.queue_depth", NULL, aio.queue_depth, 1, 1024, "16", "transfers in flight per file"),
+    U32("aio.queue_depth", NULL, aio.queue_depth, 1, 1024, "16", "transfers in flight per device"),
     U32("aio.thread_count", "intra_op_parallelism", aio.thread_count, 1, 256, "4", "threads of the threads backend"),
     {"aio.backend", NULL, K_BACKEND, C_BUILT, AT(aio.backend), 0, 0, 0, "\"auto\"", "auto, io_uring or threads", NULL},
-    INERT_BOOL("aio.single_submit", "false", "submissions are batched"),
-    INERT_BOOL("aio.overlap_events", "true", "submission and completion always overlap"),
+    BOOL("aio.single_submit", NULL, aio.single_submit, "false", "hand transfers to the kernel one by one"),
+    BOOL("aio.overlap_events", NULL, aio.overlap_events, "true",
+         "start transfers while others are under way; false: a batch of queue_depth lands before the next"),
+    BOOL("aio.sqpoll", NULL, aio.sqpoll, "false", "io_uring: a kernel thread submits (costs a core)"),
+    BOOL("aio.iopoll", NULL, aio.iopoll, "false", "io_uring: poll for completions (needs poll queues)"),
     UNBUILT("aio.use_gds", "false", "GPUDirect storage"),
 
     SECTION("activation_checkpointing", "activation checkpoints"),

@@ -323,10 +323,15 @@ make_store(spw_engine *e, spw_error *err)
                           .aio = {.backend = c->aio.backend,
                                   .block_bytes = c->aio.block_size,
                                   .queue_depth = c->aio.queue_depth,
-                                  .thread_count = c->aio.thread_count},
+                                  .thread_count = c->aio.thread_count,
+                                  .single_submit = c->aio.single_submit,
+                                  .lockstep = !c->aio.overlap_events,
+                                  .sqpoll = c->aio.sqpoll,
+                                  .iopoll = c->aio.iopoll},
                           .update = update_chunk,
                           .update_ctx = e,
-                          .chaos_seed = c->run.chaos_seed};
+                          .chaos_seed = c->run.chaos_seed,
+                          .aio_faults = c->run.aio_faults};
     return spw_store_create(&e->store, &s, err);
 }
 

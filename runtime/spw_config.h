@@ -72,6 +72,7 @@ typedef struct spw_config {
     } zero;
     struct {
         spw_aio_backend backend;
+        bool single_submit, overlap_events, sqpoll, iopoll;
         uint64_t block_size;
         uint32_t queue_depth, thread_count;
     } aio;
@@ -89,7 +90,8 @@ typedef struct spw_config {
         char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end;
-        uint64_t chaos_seed; /* tests */
+        uint64_t chaos_seed;               /* tests */
+        spw_test_aio_schedule *aio_faults; /* tests; NULL: none */
     } run;
 } spw_config;
 
