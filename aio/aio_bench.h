@@ -21,18 +21,23 @@ struct spw_aio_bench {
     dev_t devs[SPW_AIO_BENCH_DIRS_MAX];
     uint8_t *generations[SPW_AIO_BENCH_DIRS_MAX]; /* (file_bytes / 4096): of the last write of a page */
     uint8_t generation;                           /* of the writes of this run */
+    uint64_t rotation;                            /* which pages of a block were stamped last */
     const volatile int *stop;
     float *latency_us; /* (SPW__BENCH_LATENCY_MAX) */
 };
 
-/* A page holds its number and generation in its first and last word, and between them words that are the same in all. */
+/* A page holds its number and generation in two words, and in all others what every page holds there. */
 static inline uint64_t
 spw__bench_stamp(uint64_t file_idx, uint64_t page_idx, uint8_t generation)
 {
     return ((page_idx << 8 | generation) + 1) * 0x9e3779b97f4a7c15u ^ file_idx << 56;
 }
-/* Prepares a buffer for writing: stamps its pages and notes their generation. */
-void spw__bench_stamp_pages(spw_aio_bench *bench, uint32_t file_idx, uint64_t offset, uint64_t bytes, void *buf);
+/*
+ * Prepares a buffer, which held the pages at old_offset (UINT64_MAX: none), for being written at offset: stamps its
+ * pages, or one in `every`, and notes their generation.
+ */
+void spw__bench_stamp_pages(spw_aio_bench *bench, uint32_t file_idx, uint64_t old_offset, uint64_t offset,
+                            uint64_t bytes, uint64_t every, void *buf);
 /* First and last page of a buffer that was read; returns how many are wrong. */
 uint64_t
 spw__bench_check_ends(const spw_aio_bench *bench, uint32_t file_idx, uint64_t offset, uint64_t bytes, const void *buf);

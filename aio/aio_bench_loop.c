@@ -160,11 +160,12 @@ block_start(block_loop *l, spw_aio_request *req, spw_error *err)
     int side = l->reads >= 1 || (l->reads > 0 && (double)issued[0] * (1 - l->reads) <= (double)issued[1] * l->reads)
                    ? SIDE_READ
                    : SIDE_WRITE;
+    uint64_t old_offset = req->offset;
     req->op = side == SIDE_READ ? SPW_AIO_READ : SPW_AIO_WRITE;
     req->offset = stream_take(&l->streams[i][side], req->bytes);
     issued[side] += req->bytes;
     if (side == SIDE_WRITE)
-        spw__bench_stamp_pages(l->bench, l->run->dir_first + i, req->offset, req->bytes, req->buf);
+        spw__bench_stamp_pages(l->bench, l->run->dir_first + i, old_offset, req->offset, req->bytes, 1, req->buf);
     if (l->aio != NULL)
         return spw_aio_submit(l->aio, req, err);
     bare_start(&l->bare, req, i);
@@ -222,6 +223,7 @@ spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *a
     for (uint32_t i = 0; i < total; i++) {
         l.reqs[i].file = files[i / depth];
         l.reqs[i].bytes = run->aio->block_bytes;
+        l.reqs[i].offset = UINT64_MAX;
         l.reqs[i].buf = (char *)region->base + i * run->aio->block_bytes;
     }
     for (uint32_t i = 0; i < run->dir_count; i++) {
@@ -244,80 +246,61 @@ spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *a
 
 /*
  * With 16-bit weights and the `split` record an element has 10 bytes of record and 2 of weights. Its records come in
- * and go out once per step, the weights go out once and come in twice, for the forward and for the backward pass. A
- * chunk here is a unit of weights and five units of records; the update of a chunk takes a nanosecond per element.
+ * and go out once per step, the weights go out once and come in twice, for the forward and for the backward pass. So
+ * for five blocks of records there are one of weights out and two in. The update of a block takes a nanosecond per
+ * element, one block after the other; meanwhile its buffer waits.
  */
-enum { RECORD_UNITS = 5, WEIGHT_READS = 2, UNIT_BYTES_MIN = 128 * 1024, RECORD_SLOTS_MIN = 3, SLOTS_MAX = 1024 };
+enum { JOB_RECORD, JOB_WEIGHT_OUT, JOB_WEIGHT_IN };
+static const uint8_t jobs[] = {JOB_RECORD, JOB_RECORD,     JOB_WEIGHT_IN, JOB_RECORD,
+                               JOB_RECORD, JOB_WEIGHT_OUT, JOB_RECORD,    JOB_WEIGHT_IN};
+enum { JOB_COUNT = sizeof jobs / sizeof *jobs, ELEMENT_RECORD_BYTES = 10, IN_PLACE_STAMP_EVERY = 8 };
 
-typedef enum record_state { RECORD_FREE, RECORD_READING, RECORD_UPDATING, RECORD_WRITING } record_state;
+typedef enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_UPDATING } slot_state;
 
-typedef struct record_slot {
-    spw_aio_request record, weight; /* the weight goes out with the record */
-    record_state state;
-    uint32_t going;    /* writes */
-    uint64_t ready_ns; /* the update's end */
-    uint64_t chunk_idx;
-} record_slot;
+typedef struct swap_slot {
+    spw_aio_request req;
+    slot_state state;
+    uint32_t job, file_idx;
+    uint64_t ready_ns;   /* the update's end */
+    uint64_t old_offset; /* of what the buffer holds; UINT64_MAX: nothing yet */
+} swap_slot;
 
 typedef struct swap_loop {
     spw_aio_bench *bench;
     const spw_aio_bench_run *run;
     spw_aio *aio;
     spw_aio_file **files;
-    uint64_t unit_bytes, chunk_count; /* of each file */
+    swap_slot *slots;
     uint32_t slot_count;
-    record_slot *slots;
-    spw_aio_request *reads; /* (slot_count) weights read ahead; file NULL: free */
-    uint64_t next_record, next_weight, busy_until_ns;
+    spw__bench_stream streams[SPW_AIO_BENCH_DIRS_MAX][3]; /* by job */
+    uint64_t jobs_begun, busy_until_ns;
     uint32_t going;
 } swap_loop;
 
-static uint64_t
-swap_unit(const spw_aio_bench_run *run)
-{
-    return run->aio->block_bytes > UNIT_BYTES_MIN ? run->aio->block_bytes : UNIT_BYTES_MIN;
-}
-
-/* Enough to keep the queue full while a third is read, a third updated and a third written. */
+/* The queue full, and half as much again being updated. */
 static uint32_t
 swap_slots(const spw_aio_bench_run *run)
 {
-    uint64_t queue = 3 * run->aio->block_bytes * run->aio->queue_depth * run->dir_count;
-    uint64_t n = queue / (RECORD_UNITS * swap_unit(run)) + 1;
-    return n < RECORD_SLOTS_MIN ? RECORD_SLOTS_MIN : n > SLOTS_MAX ? SLOTS_MAX : (uint32_t)n;
+    return (run->aio->queue_depth * 3 / 2 + 1) * run->dir_count;
 }
 
 uint64_t
 spw__bench_swap_bytes(const spw_aio_bench_run *run)
 {
-    return swap_unit(run) * swap_slots(run) * (RECORD_UNITS + 1 + 1);
-}
-
-static uint64_t
-record_offset(const swap_loop *l, uint64_t chunk)
-{
-    return chunk / l->run->dir_count % l->chunk_count * RECORD_UNITS * l->unit_bytes;
-}
-
-static uint64_t
-weight_offset(const swap_loop *l, uint64_t chunk)
-{
-    return (l->chunk_count * RECORD_UNITS + chunk / l->run->dir_count % l->chunk_count) * l->unit_bytes;
+    return swap_slots(run) * run->aio->block_bytes;
 }
 
 static spw_status
-swap_submit(swap_loop *l, spw_aio_request *req, spw_aio_op op, spw_aio_priority priority, uint64_t chunk,
-            uint64_t offset, uint64_t bytes, spw_error *err)
+swap_submit(swap_loop *l, swap_slot *s, spw_aio_op op, spw_error *err)
 {
-    req->op = op;
-    req->priority = priority;
-    req->file = l->files[chunk % l->run->dir_count];
-    req->offset = offset;
-    req->bytes = bytes;
+    s->req.op = op;
+    s->req.priority = op == SPW_AIO_WRITE ? SPW_AIO_BULK : SPW_AIO_NORMAL;
     if (op == SPW_AIO_WRITE)
-        spw__bench_stamp_pages(l->bench, l->run->dir_first + (uint32_t)(chunk % l->run->dir_count), offset, bytes,
-                               req->buf);
-    SPW_TRY(spw_aio_submit(l->aio, req, err));
+        spw__bench_stamp_pages(l->bench, l->run->dir_first + s->file_idx, s->old_offset, s->req.offset, s->req.bytes,
+                               s->job == JOB_RECORD ? IN_PLACE_STAMP_EVERY : 1, s->req.buf);
+    s->old_offset = s->req.offset;
+    SPW_TRY(spw_aio_submit(l->aio, &s->req, err));
+    s->state = SLOT_MOVING;
     l->going++;
     return SPW_OK;
 }
@@ -329,65 +312,46 @@ swap_start(swap_loop *l, bool over, uint64_t *wake_ns, spw_error *err)
     uint64_t now = spw_now_ns();
     *wake_ns = UINT64_MAX;
     for (uint32_t i = 0; i < l->slot_count; i++) {
-        record_slot *s = &l->slots[i];
-        if (s->state == RECORD_UPDATING && s->ready_ns <= now) {
-            SPW_TRY(swap_submit(l, &s->record, SPW_AIO_WRITE, SPW_AIO_BULK, s->chunk_idx, s->record.offset,
-                                RECORD_UNITS * l->unit_bytes, err));
-            s->state = RECORD_WRITING;
-            s->going = 1;
-            SPW_TRY(swap_submit(l, &s->weight, SPW_AIO_WRITE, SPW_AIO_BULK, s->chunk_idx,
-                                weight_offset(l, s->chunk_idx), l->unit_bytes, err));
-            s->going = 2;
-        } else if (s->state == RECORD_UPDATING && s->ready_ns < *wake_ns) {
-            *wake_ns = s->ready_ns;
-        } else if (s->state == RECORD_FREE && !over) {
-            s->chunk_idx = l->next_record++;
-            SPW_TRY(swap_submit(l, &s->record, SPW_AIO_READ, SPW_AIO_NORMAL, s->chunk_idx,
-                                record_offset(l, s->chunk_idx), RECORD_UNITS * l->unit_bytes, err));
-            s->state = RECORD_READING;
+        swap_slot *s = &l->slots[i];
+        if (s->state == SLOT_UPDATING && s->ready_ns <= now) {
+            SPW_TRY(swap_submit(l, s, SPW_AIO_WRITE, err));
+        } else if (s->state == SLOT_UPDATING) {
+            *wake_ns = s->ready_ns < *wake_ns ? s->ready_ns : *wake_ns;
+        } else if (s->state == SLOT_FREE && !over) {
+            s->file_idx = (uint32_t)(l->jobs_begun / JOB_COUNT % l->run->dir_count);
+            s->job = jobs[l->jobs_begun++ % JOB_COUNT];
+            s->req.file = l->files[s->file_idx];
+            s->req.offset = stream_take(&l->streams[s->file_idx][s->job], s->req.bytes);
+            SPW_TRY(swap_submit(l, s, s->job == JOB_WEIGHT_OUT ? SPW_AIO_WRITE : SPW_AIO_READ, err));
         }
-    }
-    for (uint32_t i = 0; i < l->slot_count && !over && l->next_weight < WEIGHT_READS * l->next_record; i++) {
-        if (l->reads[i].file != NULL)
-            continue;
-        /* Half a file away from the updates: the forward pass does not read what is just being written. */
-        uint64_t chunk = l->next_weight / WEIGHT_READS + l->chunk_count / 2 * l->run->dir_count;
-        SPW_TRY(swap_submit(l, &l->reads[i], SPW_AIO_READ, SPW_AIO_NORMAL, chunk, weight_offset(l, chunk),
-                            l->unit_bytes, err));
-        l->next_weight++;
     }
     return SPW_OK;
 }
 
 static void
-swap_land(swap_loop *l, spw_aio_request *req, spw__bench_count *count)
+swap_land(swap_loop *l, swap_slot *s, spw__bench_count *count)
 {
-    record_slot *s = req->user;
-    uint32_t file_idx = 0;
-    while (l->files[file_idx] != req->file)
-        file_idx++;
-    spw__bench_land(l->bench, count, req->op, req->bytes, s != NULL && req->op == SPW_AIO_READ ? req->submit_ns : 0);
+    const spw_aio_request *req = &s->req;
+    bool updates = s->job == JOB_RECORD && req->op == SPW_AIO_READ;
+    spw__bench_land(l->bench, count, req->op, req->bytes, updates ? req->submit_ns : 0);
     if (req->op == SPW_AIO_READ)
         count->wrong +=
-            spw__bench_check_ends(l->bench, l->run->dir_first + file_idx, req->offset, req->bytes, req->buf);
-    if (s == NULL) {
-        req->file = NULL;
-    } else if (s->state == RECORD_READING) {
+            spw__bench_check_ends(l->bench, l->run->dir_first + s->file_idx, req->offset, req->bytes, req->buf);
+    if (updates) {
         uint64_t now = spw_now_ns(), begin = l->busy_until_ns > now ? l->busy_until_ns : now;
-        s->ready_ns = l->busy_until_ns = begin + l->unit_bytes / 2;
-        s->state = RECORD_UPDATING;
-    } else if (--s->going == 0) {
-        s->state = RECORD_FREE;
+        s->ready_ns = l->busy_until_ns = begin + req->bytes / ELEMENT_RECORD_BYTES;
     }
+    s->state = updates ? SLOT_UPDATING : SLOT_FREE;
 }
 
 static spw_status
 swap_loop_run(swap_loop *l, spw__bench_count *count, spw_error *err)
 {
+    const uint32_t queue = l->run->aio->queue_depth * l->run->dir_count;
     spw_status st = SPW_OK;
     for (;;) {
         bool over = time_over(l->bench, l->run, count);
-        uint64_t wake_ns, now;
+        uint64_t wake_ns = UINT64_MAX, now;
         spw_aio_request *req;
         if (st == SPW_OK)
             st = swap_start(l, over, &wake_ns, err);
@@ -396,14 +360,16 @@ swap_loop_run(swap_loop *l, spw__bench_count *count, spw_error *err)
         if (l->going == 0 && wake_ns == UINT64_MAX)
             break;
         now = spw_now_ns();
+        if (l->going >= queue) /* the disk is busy; what it finishes wakes us soon enough */
+            wake_ns = UINT64_MAX;
         req = spw_aio_wait(l->aio, wake_ns == UINT64_MAX ? UINT64_MAX : wake_ns > now ? wake_ns - now : 0);
-        for (; req != NULL; req = l->going > 0 ? spw_aio_poll(l->aio) : NULL) {
-            l->going--;
-            if (req->status == SPW_OK)
-                swap_land(l, req, count);
-            else if (st == SPW_OK)
-                st = spw_aio_request_error(req, err);
-        }
+        if (req == NULL)
+            continue;
+        l->going--;
+        if (req->status == SPW_OK)
+            swap_land(l, req->user, count);
+        else if (st == SPW_OK)
+            st = spw_aio_request_error(req, err);
     }
     return st == SPW_OK ? stopped(l->bench, err) : st;
 }
@@ -412,31 +378,29 @@ spw_status
 spw__bench_swap(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *aio, spw_aio_file **files,
                 const spw_region *region, spw__bench_count *count, spw_error *err)
 {
-    swap_loop l = {.bench = bench, .run = run, .aio = aio, .files = files, .unit_bytes = swap_unit(run)};
-    char *at = region->base;
+    swap_loop l = {.bench = bench, .run = run, .aio = aio, .files = files, .slot_count = swap_slots(run)};
+    const uint64_t block = run->aio->block_bytes, eighth = bench->file_bytes / 8 / block * block;
     spw_status st;
-    l.slot_count = swap_slots(run);
-    l.chunk_count = bench->file_bytes / ((RECORD_UNITS + 1) * l.unit_bytes);
-    if (l.chunk_count < l.slot_count * 2)
-        return SPW_RAISE(err, SPW_EINVAL, "bench: the file is too small for %u chunks of %llu bytes in flight",
-                         l.slot_count, (unsigned long long)((RECORD_UNITS + 1) * l.unit_bytes));
+    if (eighth < 4 * block)
+        return SPW_RAISE(err, SPW_EINVAL, "bench: a file of %llu bytes is too small for blocks of %llu",
+                         (unsigned long long)bench->file_bytes, (unsigned long long)block);
     l.slots = spw_mem_calloc(l.slot_count, sizeof *l.slots);
-    l.reads = spw_mem_calloc(l.slot_count, sizeof *l.reads);
-    if (l.slots == NULL || l.reads == NULL) {
-        st = SPW_RAISE(err, SPW_ENOMEM, "bench requests");
-        goto out;
-    }
+    if (l.slots == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "bench requests");
     for (uint32_t i = 0; i < l.slot_count; i++) {
-        l.slots[i].record.buf = at;
-        l.slots[i].weight.buf = at + RECORD_UNITS * l.unit_bytes;
-        l.slots[i].record.user = l.slots[i].weight.user = &l.slots[i];
-        l.reads[i].buf = at + (RECORD_UNITS + 1) * l.unit_bytes;
-        at += (RECORD_UNITS + 2) * l.unit_bytes;
+        l.slots[i].req.bytes = block;
+        l.slots[i].old_offset = UINT64_MAX;
+        l.slots[i].req.buf = (char *)region->base + i * block;
+        l.slots[i].req.user = &l.slots[i];
+    }
+    for (uint32_t i = 0; i < run->dir_count;
+         i++) { /* weights that are read are not those that are just being written */
+        l.streams[i][JOB_RECORD] = (spw__bench_stream){.begin = 0, .end = 6 * eighth};
+        l.streams[i][JOB_WEIGHT_OUT] = (spw__bench_stream){.begin = 6 * eighth, .end = 7 * eighth, .at = 6 * eighth};
+        l.streams[i][JOB_WEIGHT_IN] = (spw__bench_stream){.begin = 7 * eighth, .end = 8 * eighth, .at = 7 * eighth};
     }
     count->begin_ns = spw_now_ns();
     st = swap_loop_run(&l, count, err);
-out:
     spw_mem_free(l.slots);
-    spw_mem_free(l.reads);
     return st;
 }

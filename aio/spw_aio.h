@@ -178,7 +178,7 @@ typedef struct spw_aio_bench_result {
     double seconds;                  /* until the last transfer, writes flushed to the device */
     double gb_s;                     /* 1e9 bytes, both directions, over all of it */
     double burst_gb_s, settled_gb_s; /* in the first quarter of the time, in the second half */
-    double p50_us, p99_us;           /* of a request: a block; of SWAP: a chunk of records read */
+    double p50_us, p99_us;           /* of a block, from its request on; of SWAP: of records read */
     double cpu_s_per_gb;             /* user and system time of this process */
     uint64_t wrong;                  /* pages with other bytes than were written */
     double device_ratio;             /* bytes that the block devices counted / bytes moved; 0: unknown */
