@@ -420,7 +420,7 @@ spw_aio_bench_measure(spw_aio_bench *b, const spw_aio_bench_run *run, spw_aio_be
     spw_aio_file *files[SPW_AIO_BENCH_DIRS_MAX];
     spw__bench_count count = {0};
     spw_region region = {0};
-    uint64_t before[2], after[2], bytes;
+    uint64_t before[2], after[2], bytes, flush_ns;
     double cpu;
     bool counted;
     spw_aio *aio = NULL;
@@ -454,9 +454,11 @@ spw_aio_bench_measure(spw_aio_bench *b, const spw_aio_bench_run *run, spw_aio_be
     count.begin_ns = spw_now_ns();
     st = swap ? spw__bench_swap(b, &checked, aio, files, &region, &count, err)
               : spw__bench_blocks(b, &checked, run->bare ? NULL : aio, files, &region, &count, err);
+    flush_ns = spw_now_ns();
     if (st == SPW_OK && count.bytes[1] > 0)
         st = flush_files(aio, files, run->dir_count, err);
     count.end_ns = spw_now_ns();
+    out->flush_seconds = (double)(count.end_ns - flush_ns) * 1e-9;
     cpu = cpu_seconds() - cpu;
     if (st != SPW_OK)
         goto out;

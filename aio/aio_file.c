@@ -253,7 +253,7 @@ spw_aio_file_close(spw_aio_file *file)
     spw_aio_file **link;
     if (file == NULL)
         return;
-    spw__aio_drain(file->aio, file); /* nothing to wait for, unless the caller broke the contract */
+    spw__aio_drain(file->aio, file);
     for (link = &file->aio->files; *link != file;)
         link = &(*link)->next;
     *link = file->next;

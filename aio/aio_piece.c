@@ -470,6 +470,8 @@ void
 spw__aio_drain(spw_aio *aio, spw_aio_file *file)
 {
     bool was_woken = aio->woken;
+    spw__aio_queue kept = {0};
+    spw_aio_request *req;
     for (spw__aio_device *d = aio->devices; d != NULL; d = d->next)
         if (file == NULL || d == file->device)
             for (uint32_t c = 0; c < SPW__AIO_CLASS_COUNT; c++)
@@ -482,4 +484,8 @@ spw__aio_drain(spw_aio *aio, spw_aio_file *file)
     }
     aio->woken = was_woken;
     aio->closing = false;
+    while ((req = spw__aio_queue_pop(&aio->finished)) != NULL) /* finished, and never taken */
+        if (file != NULL && req->file != file)
+            spw__aio_queue_push(&kept, req);
+    aio->finished = kept;
 }

@@ -34,11 +34,12 @@ enum {
     ENTRY_COUNT_MIN = 16,
     ENTRY_COUNT_MAX = 4096,
     FILES_EXPECTED = 8, /* with full queues; beyond that pieces wait in their files */
-    MEMLOCK_TRIES = 8,  /* locked memory of a closed ring is given back a little later */
+    MEMLOCK_TRIES = 10, /* locked memory of a closed ring is given back a little later: a second in all */
     SLOT_COUNT = 256,   /* registered descriptors; further ones are used unregistered */
     CQE_BATCH = 64,
+    RING_ENTRY_BYTES = 64 + 2 * 16 + 4, /* one submission, two completions, one index */
 };
-static const uint64_t MEMLOCK_PAUSE_NS = 5000000;
+static const uint64_t MEMLOCK_PAUSE_NS = 1000000;    /* doubled with each try */
 static const uint64_t BUFFER_BYTES_MAX = 1ull << 30; /* the kernel's limit for one registered buffer */
 static const unsigned SQPOLL_IDLE_MS = 20;           /* then the kernel's thread sleeps until it is woken */
 static bool iopoll_pretend;
@@ -95,6 +96,14 @@ memlock_limit_text(char *text, size_t text_bytes)
         spw_format_bytes(text, text_bytes, limit.rlim_cur);
 }
 
+/* Whether waiting for others to give back locked memory has any sense. */
+static bool
+memlock_may_suffice(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur >= bytes;
+}
+
 static spw_status
 raise_setup(spw_error *err, int errnum)
 {
@@ -126,8 +135,10 @@ register_fixed(uring_backend *u)
     if (u->iovec_count == 0)
         return;
     for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
+        if (tries > 0 && !memlock_may_suffice(u->fixed->bytes))
+            break;
         if (tries > 0)
-            spw_sleep_ns(MEMLOCK_PAUSE_NS);
+            spw_sleep_ns(MEMLOCK_PAUSE_NS << tries);
         rc = SPW_CALL_NEG(ENOMEM, io_uring_register_buffers(&u->ring, u->iovecs, u->iovec_count));
     }
     if (rc == 0) {
@@ -159,8 +170,10 @@ queue_init(uring_backend *u, struct io_uring *ring, unsigned flags)
     int rc = -ENOMEM;
     for (int tries = 0; tries < MEMLOCK_TRIES && rc == -ENOMEM; tries++) {
         struct io_uring_params params = {.flags = flags | IORING_SETUP_CLAMP, .sq_thread_idle = SQPOLL_IDLE_MS};
+        if (tries > 0 && !memlock_may_suffice(u->entry_count * RING_ENTRY_BYTES))
+            break;
         if (tries > 0)
-            spw_sleep_ns(MEMLOCK_PAUSE_NS);
+            spw_sleep_ns(MEMLOCK_PAUSE_NS << tries);
         rc = SPW_CALL_NEG(ENOMEM, io_uring_queue_init_params(u->entry_count, ring, &params));
     }
     return rc;

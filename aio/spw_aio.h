@@ -98,7 +98,7 @@ enum { SPW_AIO_OPEN_READ = 1, SPW_AIO_OPEN_WRITE = 2, SPW_AIO_OPEN_CREATE = 4, S
  * buffered, with one warning. Errors name the path.
  */
 spw_status spw_aio_file_open(spw_aio_file **out, spw_aio *aio, const char *path, unsigned flags, spw_error *err);
-/* Only with none of the file's requests in flight. NULL is fine. */
+/* Waits for the file's requests in flight and drops those that have not come back: none of them will. NULL is fine. */
 void spw_aio_file_close(spw_aio_file *file);
 const char *spw_aio_file_path(const spw_aio_file *file);
 bool spw_aio_file_direct(const spw_aio_file *file);
@@ -176,6 +176,7 @@ typedef struct spw_aio_bench_run {
 typedef struct spw_aio_bench_result {
     uint64_t read_bytes, write_bytes, requests;
     double seconds;                  /* until the last transfer, writes flushed to the device */
+    double flush_seconds;            /* of these: the closing flush */
     double gb_s;                     /* 1e9 bytes, both directions, over all of it */
     double burst_gb_s, settled_gb_s; /* in the first quarter of the time, in the second half */
     double p50_us, p99_us;           /* of a block, from its request on; of SWAP: of records read */

@@ -46,7 +46,7 @@ measure_ours(spw_aio_pattern pattern, spw_aio_backend backend, int candidate, do
         return false;
     }
     wrong += r.wrong;
-    *out = (figure){r.gb_s, r.cpu_s_per_gb};
+    *out = (figure){r.gb_s * r.seconds / (r.seconds - r.flush_seconds), r.cpu_s_per_gb}; /* fio counts no flush */
     return true;
 }
 
@@ -103,7 +103,7 @@ measure(int who, spw_aio_pattern pattern, int candidate, double seconds, bool ve
     bool ok = who < FIO ? measure_ours(pattern, who == OURS ? SPW_AIO_URING : SPW_AIO_THREADS, candidate, seconds,
                                        verify, out)
                         : measure_fio(pattern, who == FIO_HUGE, candidate, seconds, out);
-    usleep(1500000);
+    usleep(1000000);
     return ok;
 }
 
@@ -124,33 +124,50 @@ median(const double *v, int n)
 }
 
 static bool
+present(int who)
+{
+    return !(who == FIO && !have_fio) && !(who == FIO_HUGE && !have_huge);
+}
+
+/* The candidate with the best median of three short runs, all candidates in turn. */
+static bool
+choose(int who, spw_aio_pattern pattern, int *best)
+{
+    double rates[CANDIDATES][3], top = 0;
+    for (int r = 0; r < 3; r++)
+        for (int c = 0; c < CANDIDATES; c++) {
+            figure f;
+            if (!measure(who, pattern, c, 0.5, false, &f))
+                return false;
+            rates[c][r] = f.gb_s;
+        }
+    for (int c = 0; c < CANDIDATES; c++)
+        if (median(rates[c], 3) > top) {
+            top = median(rates[c], 3);
+            *best = c;
+        }
+    return true;
+}
+
+static bool
 run_pattern(spw_aio_pattern pattern, int rounds)
 {
     static figure got[CONTENDERS][ROUNDS_MAX];
-    int best[CONTENDERS] = {0};
-    for (int who = 0; who < CONTENDERS; who++) {
-        double top = 0;
-        for (int c = 0; c < CANDIDATES && !(who == FIO && !have_fio) && !(who == FIO_HUGE && !have_huge); c++) {
-            figure f;
-            if (!measure(who, pattern, c, 0.6, false, &f))
-                return false;
-            if (f.gb_s > top) {
-                top = f.gb_s;
-                best[who] = c;
-            }
-        }
-    }
+    int best[CONTENDERS];
+    for (int who = 0; who < CONTENDERS; who++)
+        if (present(who) && !choose(who, pattern, &best[who]))
+            return false;
     for (int r = 0; r < rounds; r++)
         for (int k = 0; k < CONTENDERS; k++) {
             int who = (r + k) % CONTENDERS;
-            if ((who == FIO && !have_fio) || (who == FIO_HUGE && !have_huge))
+            if (!present(who))
                 continue;
             if (!measure(who, pattern, best[who], 1.0, who < FIO && r + 1 == rounds, &got[who][r]))
                 return false;
         }
     for (int who = 0; who < CONTENDERS; who++) {
         double rate[ROUNDS_MAX], cpu[ROUNDS_MAX], to[2][ROUNDS_MAX], cpu_to[ROUNDS_MAX];
-        if ((who == FIO && !have_fio) || (who == FIO_HUGE && !have_huge))
+        if (!present(who))
             continue;
         for (int r = 0; r < rounds; r++) {
             rate[r] = got[who][r].gb_s;

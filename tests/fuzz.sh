@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the parsers' fuzzers with clang and runs each for FUZZ_SECONDS (default 30).
+# Builds the fuzzers with clang and runs each for FUZZ_SECONDS (default 30).
 set -eu
 cd "$(dirname "$0")/.."
 command -v clang >/dev/null || { echo "make fuzz needs clang: apt install clang libclang-rt-14-dev"; exit 1; }
@@ -10,9 +10,13 @@ cp examples/demo.json build/fuzz/corpus/
 clang $flags $inc tests/fuzz_safetensors.c runtime/files/*.c runtime/base/*.c -ljansson -lm -pthread -o build/fuzz/safetensors
 clang $flags $inc tests/fuzz_config.c runtime/config.c runtime/config_include.c runtime/config_keys.c runtime/files/*.c runtime/base/*.c cpu_adam/state.c \
     aio/*.c -ljansson -lm -pthread -o build/fuzz/config
-for t in safetensors config; do
+uring=
+pkg-config --exists liburing 2>/dev/null && uring="-DSPW_HAVE_URING=1 -luring"
+clang $flags $inc tests/fuzz_aio.c aio/*.c runtime/base/*.c -lm -pthread $uring -o build/fuzz/aio
+for t in safetensors config aio; do
     echo "fuzzing $t for ${FUZZ_SECONDS:-30} s"
     mkdir -p build/fuzz/$t-corpus
     build/fuzz/$t -max_total_time="${FUZZ_SECONDS:-30}" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
         build/fuzz/$t-corpus build/fuzz/corpus
 done
+rm -f "${TMPDIR:-/tmp}"/spw-fuzz-aio-*
