@@ -344,7 +344,7 @@ spw_aio_submit(spw_aio *aio, spw_aio_request *req, spw_error *err)
     req->issued_bytes = 0;
     req->pieces_inflight = 0;
     req->failed = false;
-    req->done_ns = 0;
+    req->start_ns = req->done_ns = 0;
     req->submit_ns = spw_now_ns();
     aio->stats.requests++;
     spw__aio_enqueue(req);

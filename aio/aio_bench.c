@@ -341,13 +341,13 @@ compare_floats(const void *a, const void *b)
 }
 
 void
-spw__bench_land(spw_aio_bench *b, spw__bench_count *c, spw_aio_op op, uint64_t bytes, uint64_t submit_ns)
+spw__bench_land(spw_aio_bench *b, spw__bench_count *c, spw_aio_op op, uint64_t bytes, uint64_t start_ns)
 {
     uint64_t now = spw_now_ns(), window = (now - c->begin_ns) / c->window_ns;
     c->bytes[spw__aio_side(op)] += bytes;
     c->requests++;
-    if (submit_ns != 0) {
-        b->latency_us[c->latency_count % SPW__BENCH_LATENCY_MAX] = (float)(now - submit_ns) * 1e-3f;
+    if (start_ns != 0) {
+        b->latency_us[c->latency_count % SPW__BENCH_LATENCY_MAX] = (float)(now - start_ns) * 1e-3f;
         c->latency_count++;
     }
     c->window_bytes[window < SPW__BENCH_WINDOW_COUNT ? window : SPW__BENCH_WINDOW_COUNT - 1] += bytes;

@@ -51,9 +51,9 @@ typedef struct spw__bench_count {
     uint64_t window_ns;
 } spw__bench_count;
 
-void spw__bench_land(spw_aio_bench *bench, spw__bench_count *count, spw_aio_op op, uint64_t bytes, uint64_t submit_ns);
+void spw__bench_land(spw_aio_bench *bench, spw__bench_count *count, spw_aio_op op, uint64_t bytes, uint64_t start_ns);
 
-/* Reads and writes of one block each, queue_depth of them going per file, on aio; or on a bare ring when aio is NULL. */
+/* Reads and writes of one block each, a full queue of them per file, on aio; or on a bare ring when aio is NULL. */
 spw_status spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *aio, spw_aio_file **files,
                              const spw_region *region, spw__bench_count *count, spw_error *err);
 uint64_t spw__bench_blocks_bytes(const spw_aio_bench_run *run); /* of the region */

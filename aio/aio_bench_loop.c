@@ -87,7 +87,7 @@ bare_start(bare_ring *b, spw_aio_request *req, uint32_t file_idx)
         io_uring_prep_write_fixed(sqe, (int)file_idx, req->buf, (unsigned)req->bytes, req->offset, 0);
     sqe->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data(sqe, req);
-    req->submit_ns = spw_now_ns();
+    req->start_ns = spw_now_ns();
 }
 
 /* The next that finished; sleeps only when sleep is true, and hands over first. */
@@ -193,7 +193,7 @@ block_loop_run(block_loop *l, spw__bench_count *count, spw_error *err)
                 st = spw_aio_request_error(req, err);
             continue;
         }
-        spw__bench_land(l->bench, count, req->op, req->bytes, req->submit_ns);
+        spw__bench_land(l->bench, count, req->op, req->bytes, req->start_ns);
         if (req->op == SPW_AIO_READ)
             count->wrong += spw__bench_check_ends(l->bench, l->run->dir_first + (uint32_t)(req - l->reqs) / depth,
                                                   req->offset, req->bytes, req->buf);
@@ -333,7 +333,7 @@ swap_land(swap_loop *l, swap_slot *s, spw__bench_count *count)
 {
     const spw_aio_request *req = &s->req;
     bool updates = s->job == JOB_RECORD && req->op == SPW_AIO_READ;
-    spw__bench_land(l->bench, count, req->op, req->bytes, updates ? req->submit_ns : 0);
+    spw__bench_land(l->bench, count, req->op, req->bytes, updates ? req->start_ns : 0);
     if (req->op == SPW_AIO_READ)
         count->wrong +=
             spw__bench_check_ends(l->bench, l->run->dir_first + s->file_idx, req->offset, req->bytes, req->buf);

@@ -217,6 +217,8 @@ device_pump(spw_aio *aio, spw__aio_device *device)
         aio->stats.pieces++;
         busy_change(aio, req->op, true);
         req->pieces_inflight++;
+        if (req->start_ns == 0)
+            req->start_ns = spw_now_ns();
         if (!spw__aio_is_sync(req->op)) {
             req->issued_bytes += p->bytes;
             waiting_change(device, c, 0, -(int64_t)p->bytes);

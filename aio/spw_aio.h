@@ -67,9 +67,9 @@ struct spw_aio_request {
     void *user;      /* the caller's, untouched */
     /* Valid once the request came back from spw_aio_poll or spw_aio_wait. */
     spw_status status;
-    int sys_errno;       /* of the failed piece, else 0 */
-    uint64_t done_bytes; /* equals bytes when status is SPW_OK */
-    uint64_t submit_ns, done_ns;
+    int sys_errno;                         /* of the failed piece, else 0 */
+    uint64_t done_bytes;                   /* equals bytes when status is SPW_OK */
+    uint64_t submit_ns, start_ns, done_ns; /* start: the first piece went to the backend; 0: none did */
     /* Private to aio. */
     spw_aio_request *next;
     uint64_t issued_bytes;
@@ -179,7 +179,7 @@ typedef struct spw_aio_bench_result {
     double flush_seconds;            /* of these: the closing flush */
     double gb_s;                     /* 1e9 bytes, both directions, over all of it */
     double burst_gb_s, settled_gb_s; /* in the first quarter of the time, in the second half */
-    double p50_us, p99_us;           /* of a block, from its request on; of SWAP: of records read */
+    double p50_us, p99_us;           /* of a block, from its start to its end; of SWAP: of records read */
     double cpu_s_per_gb;             /* user and system time of this process */
     uint64_t wrong;                  /* pages with other bytes than were written */
     double device_ratio;             /* bytes that the block devices counted / bytes moved; 0: unknown */

@@ -169,8 +169,8 @@ print_header(const job *j)
         printf("# path %s, file %s\n", j->dirs[i], spw_format_bytes(size, sizeof size, j->file_bytes));
     printf("# %u round(s) of %.2f s per row, medians; %%bare: of a bare io_uring loop in the same run (registered file "
            "and\n"
-           "# buffers); %%disk: of these bytes that /proc/diskstats counted; latency of a block, of swap: a chunk of "
-           "records\n",
+           "# buffers); %%disk: of these bytes that /proc/diskstats counted; latency of a block from\n"
+           "# start to end (swap: of records read)\n",
            j->rounds, j->seconds);
     printf("#   op       block inflight backend       p50      p99    rate   burst settled  %%bare      CPU   %%disk "
            "#wrong\n"

@@ -15,6 +15,40 @@ uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice);
 extern const spw__adam_fn spw__adam_avx2;
 extern const spw__adam_fn spw__adam_avx512;
 
+/* opt_block.h, once per instruction set: rules and codecs on blocks of up to SPW_OPT_BLOCK elements in L1. */
+enum { SPW__GROUP = SPW_STATE_GROUP };
+typedef struct spw__opt_table {
+    spw_opt_rule rules[SPW_OPT_BUILTIN_COUNT];
+    uint64_t (*load_grad)(float *g, const void *grad, spw_dtype dtype, uint32_t n, float scale); /* returns nonfinite */
+    void (*store_bf16)(uint16_t *out, const float *w, uint32_t n);
+    void (*store_f16)(uint16_t *out, const float *w, uint32_t n);
+    void (*load_split)(float *w, const uint16_t *hi, const int16_t *lo, uint32_t n);
+    void (*store_split)(uint16_t *hi, int16_t *lo, const float *w, uint32_t n);
+    void (*load_split24)(float *w, const uint16_t *hi, const int8_t *lo, uint32_t n);
+    void (*store_split24)(uint16_t *hi, int8_t *lo, const float *w, uint32_t n);
+    void (*load_bf16)(float *x, const uint16_t *in, uint32_t n);
+    void (*store_bf16_stochastic)(uint16_t *out, const float *x, uint32_t n, uint32_t key, uint32_t first);
+    void (*load_int8)(float *x, const int8_t *code, const uint16_t *scale, uint32_t n);
+    void (*store_int8)(int8_t *code, uint16_t *scale, const float *x, uint32_t n);
+    void (*load_uint8)(float *x, const uint8_t *code, const uint16_t *scale, uint32_t n);
+    void (*store_uint8)(uint8_t *code, uint16_t *scale, const float *x, uint32_t n);
+} spw__opt_table;
+extern const spw__opt_table spw__opt_table_ref;
+extern const spw__opt_table *const spw__opt_table_avx2, *const spw__opt_table_avx512; /* NULL when not built */
+
+/* state.c: where the arrays of a chunk lie. */
+typedef enum spw__moment_code { SPW__MOMENT_F32, SPW__MOMENT_BF16, SPW__MOMENT_INT8 } spw__moment_code;
+typedef struct spw__state_layout {
+    const char *name;
+    spw_dtype weight_dtype;
+    uint32_t low_bytes; /* of master or lo, per element */
+    spw__moment_code code;
+} spw__state_layout;
+extern const spw__state_layout spw__state_layouts[SPW_STATE_COUNT];
+/* Moment k of the record, and its scales (NULL unless 8 bit). */
+void *spw__state_moment(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
+uint16_t *spw__state_scales(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
+
 /* Elements [first, elems) of a slice as a slice of their own. */
 spw_adam_slice spw__adam_slice_rest(const spw_adam_slice *slice, uint64_t first);
 

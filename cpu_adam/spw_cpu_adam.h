@@ -1,8 +1,8 @@
 /*
- * spw_cpu_adam.h - the optimizer on the CPU: one pass over one chunk, in place, in any state format.
+ * spw_cpu_adam.h - the optimizers on the CPU: one pass over one chunk, in place, in any state format.
  *
- * adam_ref.c is the truth; adam_avx2.c and adam_avx512.c give the same bits. It knows neither tiers nor threads: the
- * caller brings a chunk whose bytes are in memory, and may run different chunks on different threads.
+ * Every instruction set gives the same bits. It knows neither tiers nor threads: the caller brings a chunk whose bytes
+ * are in memory, and may run different chunks on different threads.
  */
 #ifndef SPW_CPU_ADAM_H
 #define SPW_CPU_ADAM_H
@@ -13,21 +13,85 @@
 extern "C" {
 #endif
 
+/* ---------------------------------------------------------------- optimizers */
+
+enum { SPW_MOMENTS_MAX = 2, SPW_OPT_COEFS = 8, SPW_OPT_BLOCK = 512 };
+
+/* Hyper-parameters of one step, as the user gives them; an optimizer looks at its own. */
+typedef struct spw_opt_hp {
+    double lr, weight_decay;
+    double beta1, beta2, eps;   /* Adam; Lion: the betas; Adagrad: eps */
+    bool decoupled;             /* Adam: AdamW (decay times lr), else L2 added to the gradient */
+    bool bias_correction;       /* Adam: divide the moments by 1 - beta^t */
+    double momentum, dampening; /* SGD */
+    bool nesterov;              /* SGD */
+    double lr_decay;            /* Adagrad: lr / (1 + (t - 1) lr_decay) */
+    uint64_t step;              /* t, counts from 1 */
+    double grad_scale;          /* multiplied into every gradient on load: clip factor / loss scale */
+    uint64_t seed;              /* of stochastic rounding */
+} spw_opt_hp;
+
 /*
- * State formats (docs/DESIGN.md, section 4). n elements of one chunk, n a multiple of 4096; arrays lie back to back:
- *   fp32    weights: p fp32 (the master)        record: m fp32 | v fp32                   4 + 8  bytes per element
- *   mixed   weights: p bf16                     record: master fp32 | m fp32 | v fp32     2 + 12
- *   split   weights: hi bf16                    record: lo i16 | m fp32 | v fp32          2 + 10
+ * The update of n elements (1 to SPW_OPT_BLOCK), in place; g is the scaled gradient. coef is what prepare() made. The
+ * arrays are fp32, do not overlap and lie in L1. What it writes may depend on nothing but its arguments, element by
+ * element; with explicit fmaf() where a multiply-add is meant, it gives the same bits everywhere.
+ */
+typedef void (*spw_opt_rule)(const float *coef, uint32_t n, float *w, float *m0, float *m1, const float *g);
+
+typedef struct spw_optimizer {
+    const char *name;                          /* as in the configuration, in any case */
+    uint32_t moment_count;                     /* fp32 arrays beside the master: 0 to SPW_MOMENTS_MAX */
+    const char *moment_names[SPW_MOMENTS_MAX]; /* in checkpoints */
+    bool moment_unsigned[SPW_MOMENTS_MAX];     /* never negative: 8-bit codes spend no bit on the sign */
+    /* Errors  SPW_EINVAL naming the value; coef is then not used. */
+    spw_status (*prepare)(float coef[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err);
+    spw_opt_rule rule; /* NULL: one of ours, which has one for each instruction set */
+    int builtin;       /* of ours: SPW_OPT_...; ignored with a rule */
+} spw_optimizer;
+
+enum { SPW_OPT_ADAM, SPW_OPT_ADAGRAD, SPW_OPT_LION, SPW_OPT_SGD, SPW_OPT_BUILTIN_COUNT };
+extern const spw_optimizer spw_opt_adam, spw_opt_adagrad, spw_opt_lion, spw_opt_sgd;
+/* NULL when there is none of that name. "AdamW" is spw_opt_adam. */
+const spw_optimizer *spw_optimizer_find(const char *name);
+/* Adds a third party's; it must live on. Before any thread looks for one. Errors SPW_EINVAL: incomplete, or taken. */
+spw_status spw_optimizer_register(const spw_optimizer *optimizer, spw_error *err);
+
+/* ---------------------------------------------------------------- state formats */
+
+/*
+ * State formats (docs/DESIGN.md, section 4). n elements of one chunk, n a multiple of 4096; arrays lie back to back, one
+ * moment array per moment of the optimizer (m, v: Adam has two). Bytes per element for weights and record, with Adam:
+ *   fp32           weights: p fp32 (the master)   record: m fp32 | v fp32                            4 + 8
+ *   mixed          weights: p bf16                record: master fp32 | m fp32 | v fp32              2 + 12
+ *   mixed-fp16     weights: p fp16                record: the same                                   2 + 12
+ *   split          weights: hi bf16               record: lo i16 | m fp32 | v fp32                   2 + 10
+ *   split-bf16     weights: hi bf16               record: lo i16 | m bf16 | v bf16                   2 + 6
+ *   split-int8     weights: hi bf16               record: lo i16 | m 8 bit | v 8 bit | scales        2 + 4.125
+ *   split24-int8   weights: hi bf16               record: lo i8 | m 8 bit | v 8 bit | scales         2 + 3.125
  * Split: u = bits of the fp32 master; hi = (u + 0x8000) >> 16, lo = (int16)(u & 0xffff); u = (hi << 16) + lo (signed).
  * hi is round-to-nearest with ties away from zero, and a finite master never gives an infinite hi; see spw_split_f32.
+ * bf16 moments are rounded stochastically, keyed by seed, step and element. 8-bit moments are in groups of 32 elements
+ * with a bf16 scale each, companded (opt_block.h says how). split24 keeps the upper 8 bits of lo, rounded.
  */
-typedef enum spw_state_format { SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT, SPW_STATE_COUNT } spw_state_format;
-const char *spw_state_name(spw_state_format f);                /* "fp32", "mixed", "split" */
+typedef enum spw_state_format {
+    SPW_STATE_FP32,
+    SPW_STATE_MIXED,
+    SPW_STATE_SPLIT,
+    SPW_STATE_MIXED_F16,
+    SPW_STATE_SPLIT_BF16,
+    SPW_STATE_SPLIT_INT8,
+    SPW_STATE_SPLIT24_INT8,
+    SPW_STATE_COUNT
+} spw_state_format;
+enum { SPW_STATE_GROUP = 32 };                                 /* elements that share a scale */
+const char *spw_state_name(spw_state_format f);                /* as above */
 bool spw_state_parse(const char *name, spw_state_format *out); /* false: not one of ours */
-spw_dtype spw_state_weight_dtype(spw_state_format f);          /* SPW_F32 or SPW_BF16 */
+spw_dtype spw_state_weight_dtype(spw_state_format f);          /* SPW_F32, SPW_BF16 or SPW_F16 */
 uint32_t spw_state_weight_bytes(spw_state_format f);           /* per element */
-uint32_t spw_state_record_bytes(spw_state_format f);           /* per element */
-bool spw_state_update_reads_weights(spw_state_format f);       /* fp32 and split: yes; mixed: only writes them */
+/* Of elems elements, a multiple of SPW_STATE_GROUP. */
+uint64_t spw_state_record_bytes(spw_state_format f, const spw_optimizer *optimizer, uint64_t elems);
+bool spw_state_update_reads_weights(spw_state_format f); /* all but mixed, which only writes them */
+bool spw_state_exact(spw_state_format f);                /* master and moments are exactly fp32's */
 
 /*
  * hi and lo of one master, and back. Exact for the infinities and for every finite master up to 0x7f7f7fff, which is
@@ -40,15 +104,53 @@ float spw_join_f32(uint16_t hi, int16_t lo);
 /* Chunk-wide access to the state, for initialisation and checkpoints. n elements from element `first` of the chunk. */
 typedef enum spw_state_part { SPW_PART_MASTER, SPW_PART_EXP_AVG, SPW_PART_EXP_AVG_SQ, SPW_PART_COUNT } spw_state_part;
 /*
- * spw_state_get - copies one part as fp32 into out (n).  spw_state_set - the reverse; setting the master also sets the
- * weights. weights and record are the chunk's arrays (chunk_elems elements); record may be NULL with fp32's master.
+ * spw_state_get - copies one part (the master, the first or the second moment) as fp32 into out (n).
+ * spw_state_set - the reverse, rounded to the format; setting the master also sets the weights.
+ * weights and record are the chunk's arrays (chunk_elems elements); record may be NULL with fp32's master.
  */
-void spw_state_get(spw_state_format f, const void *weights, const void *record, uint64_t chunk_elems,
-                   spw_state_part part, uint64_t first, uint64_t n, float *out);
-void spw_state_set(spw_state_format f, void *weights, void *record, uint64_t chunk_elems, spw_state_part part,
-                   uint64_t first, uint64_t n, const float *in);
+void spw_state_get(spw_state_format f, const spw_optimizer *optimizer, const void *weights, const void *record,
+                   uint64_t chunk_elems, spw_state_part part, uint64_t first, uint64_t n, float *out);
+void spw_state_set(spw_state_format f, const spw_optimizer *optimizer, void *weights, void *record,
+                   uint64_t chunk_elems, spw_state_part part, uint64_t first, uint64_t n, const float *in);
 
-/* Hyper-parameters of one step, as the user gives them. */
+/* ---------------------------------------------------------------- a step */
+
+/* What a step of one parameter group computes with: made once per step. */
+typedef struct spw_opt_coef {
+    const spw_optimizer *optimizer;
+    float grad_scale;
+    uint32_t key; /* of stochastic rounding */
+    float c[SPW_OPT_COEFS];
+} spw_opt_coef;
+/* Errors  SPW_EINVAL, naming the value; *out is untouched. */
+spw_status spw_opt_prepare(spw_opt_coef *out, const spw_optimizer *optimizer, const spw_opt_hp *hp, spw_error *err);
+
+/* A chunk in memory, and which coefficients its elements take: those before ranges[0].end the first, and so on. */
+typedef struct spw_opt_range {
+    uint64_t end;             /* element of the chunk */
+    const spw_opt_coef *coef; /* one optimizer for the whole chunk */
+} spw_opt_range;
+typedef struct spw_opt_chunk {
+    spw_state_format format;
+    uint64_t elems; /* a multiple of SPW_STATE_GROUP */
+    void *weights, *record;
+    const void *grad;
+    spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
+    uint64_t first;       /* the chunk's place among all elements, so that stochastic rounding ignores the cut */
+} spw_opt_chunk;
+/*
+ * spw_opt_step - one update of a chunk, in place, one pass over memory. The last range ends at elems.
+ * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same).
+ * Threads  any; different chunks on different threads at once. Does not block.
+ */
+uint64_t spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count);
+/* The same on a given instruction set; SPW_EUNSUPPORTED when CPU or build lack it. For tests and benchmarks. */
+spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count,
+                            uint64_t *nonfinite_out);
+
+/* ---------------------------------------------------------------- Adam's fused kernels */
+
+/* Hyper-parameters of one step of Adam. */
 typedef struct spw_adam_hp {
     double lr, beta1, beta2, eps, weight_decay;
     bool decoupled;       /* true: AdamW (decay times lr); false: L2 added to the gradient */
@@ -90,7 +192,7 @@ typedef struct spw_adam_slice {
     const void *grad;     /* (n) in */
     spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
 } spw_adam_slice;
-/* Elements [first, first + n) of a chunk of chunk_elems whose arrays start at weights, record and grad. */
+/* Elements [first, first + n) of a chunk of chunk_elems whose arrays start at weights, record and grad. fp32, mixed, split. */
 void spw_adam_slice_init(spw_adam_slice *slice, spw_state_format f, void *weights, void *record, uint64_t chunk_elems,
                          const void *grad, spw_dtype grad_dtype, uint64_t first, uint64_t n);
 

@@ -19,7 +19,7 @@ weight_bytes(const spw_store *s, const chunk *c)
 static uint64_t
 record_bytes(const spw_store *s, const chunk *c)
 {
-    return c->plan.elems * s->cfg.record_bytes;
+    return c->plan.elems / 32 * s->cfg.record_bytes_32;
 }
 
 static chunk *

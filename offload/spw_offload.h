@@ -70,7 +70,8 @@ typedef struct spw_store_config {
     const spw_store_chunk *chunks;
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
-    uint32_t weight_bytes, record_bytes; /* per element */
+    uint32_t weight_bytes;    /* per element */
+    uint32_t record_bytes_32; /* per 32 elements: 8-bit state shares scales */
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
     uint64_t device_cache_bytes;                   /* for gathered units, in the device's compute type */

@@ -78,7 +78,7 @@ static spw_status
 run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    uint64_t rec_bytes = c->plan.elems * s->cfg.record_bytes;
+    uint64_t rec_bytes = c->plan.elems / 32 * s->cfg.record_bytes_32;
     const char *grad =
         op == OP_UPDATE ? (const char *)u->grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype) : NULL;
     void *record = u->plan.trainable ? c->record : NULL;
@@ -223,6 +223,12 @@ largest_nvme_chunk(const spw_store_config *cfg, bool records)
     return largest;
 }
 
+static uint64_t
+chunk_bytes(const spw_store_config *cfg, uint64_t elems, bool records)
+{
+    return records ? elems / 32 * cfg->record_bytes_32 : elems * cfg->weight_bytes;
+}
+
 void
 spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
 {
@@ -234,7 +240,7 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
         const spw_store_chunk *c = &cfg->chunks[i];
         for (int records = 0; records < 2; records++) {
             spw_tier tier = records ? c->record_tier : c->weight_tier;
-            uint64_t bytes = page_up(c->elems * (records ? cfg->record_bytes : cfg->weight_bytes));
+            uint64_t bytes = page_up(chunk_bytes(cfg, c->elems, records));
             if (records && !cfg->units[c->unit_idx].trainable)
                 continue;
             if (tier == SPW_TIER_HOST)
@@ -250,7 +256,7 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             need->host_bytes += page_up(cfg->units[i].elems * spw_dtype_bytes(cfg->grad_dtype));
     }
     need->host_bytes += cfg->weight_slot_count * page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
-    need->host_bytes += cfg->record_slot_count * page_up(largest_nvme_chunk(cfg, true) * cfg->record_bytes);
+    need->host_bytes += cfg->record_slot_count * page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
 }
 
 static spw_status
@@ -274,7 +280,7 @@ carve_memory(spw_store *s, spw_error *err)
     host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
     device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
     s->slot_weight_bytes = page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
-    s->slot_record_bytes = page_up(largest_nvme_chunk(cfg, true) * cfg->record_bytes);
+    s->slot_record_bytes = page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
     s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
     s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
@@ -283,7 +289,7 @@ carve_memory(spw_store *s, spw_error *err)
         for (uint32_t i = 0; i < s->chunk_count; i++) {
             chunk *c = &s->chunks[i];
             spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
-            uint64_t bytes = page_up(c->plan.elems * (records ? cfg->record_bytes : cfg->weight_bytes));
+            uint64_t bytes = page_up(chunk_bytes(cfg, c->plan.elems, records));
             void *home;
             if (records && !cfg->units[c->plan.unit_idx].trainable)
                 continue;

@@ -19,7 +19,18 @@
 #define MANIFEST_FILE  "spillway.json"
 enum { BLOCK_ELEMS = 16384, MANIFEST_BYTES_MAX = 16 << 20 };
 
-static const char *const part_suffix[SPW_PART_COUNT] = {"master", "exp_avg", "exp_avg_sq"};
+/* "master", then what the optimizer calls its moments. */
+static const char *
+part_suffix(const spw_optimizer *o, int part)
+{
+    return part == SPW_PART_MASTER ? "master" : o->moment_names[part - SPW_PART_EXP_AVG];
+}
+
+static uint32_t
+part_end(const spw_optimizer *o)
+{
+    return SPW_PART_EXP_AVG + o->moment_count;
+}
 
 spw_status
 spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
@@ -46,6 +57,7 @@ spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
 typedef struct save_job {
     spw_engine *e;
     spw_state_format format;
+    const spw_optimizer *rule;
     spw_st_writer *model, *optimizer;
 } save_job;
 
@@ -71,7 +83,7 @@ save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     save_job *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
-    uint32_t wb = spw_state_weight_bytes(job->format), parts = SPW_PART_COUNT - (uint32_t)first_part(job->format);
+    uint32_t wb = spw_state_weight_bytes(job->format), parts = part_end(job->rule) - (uint32_t)first_part(job->format);
     (void)grad;
     for (uint32_t id = 0; id < l->param_count; id++) {
         uint64_t first, end, at;
@@ -84,7 +96,7 @@ save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
             for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
                 float block[BLOCK_ELEMS];
                 uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
-                spw_state_get(job->format, weights, record, c->elems,
+                spw_state_get(job->format, job->rule, weights, record, c->elems,
                               (spw_state_part)(first_part(job->format) + (int)k), i - c->first, n, block);
                 SPW_TRY(spw_st_write(job->optimizer, id * parts + k, (i - l->places[id].first) * 4, block, n * 4, err));
             }
@@ -108,8 +120,8 @@ static spw_status
 write_tensors(spw_engine *e, const char *folder, spw_error *err)
 {
     const spw_model *m = spw_engine_model(e);
-    save_job job = {.e = e, .format = spw__engine_format(e)};
-    uint32_t parts = SPW_PART_COUNT - (uint32_t)first_part(job.format);
+    save_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    uint32_t parts = part_end(job.rule) - (uint32_t)first_part(job.format);
     spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
     char path[SPW_PATH_BYTES + 64];
     spw_status st = SPW_OK;
@@ -119,7 +131,7 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
         fill_info(&infos[id], &m->params[id], NULL, spw_state_weight_dtype(job.format));
         for (uint32_t k = 0; k < parts; k++)
             fill_info(&infos[m->param_count + id * parts + k], &m->params[id],
-                      part_suffix[first_part(job.format) + (int)k], SPW_F32);
+                      part_suffix(job.rule, first_part(job.format) + (int)k), SPW_F32);
     }
     snprintf(path, sizeof path, "%s/" MODEL_FILE, folder);
     st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
@@ -199,7 +211,7 @@ static json_t *
 hf_config(const spw_model *m, spw_state_format f)
 {
     const spw_model_config *c = &m->config;
-    const char *dtype = f == SPW_STATE_FP32 ? "float32" : "bfloat16";
+    const char *dtype = f == SPW_STATE_FP32 ? "float32" : f == SPW_STATE_MIXED_F16 ? "float16" : "bfloat16";
     json_int_t vocab = (json_int_t)c->vocab, width = (json_int_t)c->width, layers = (json_int_t)c->layers,
                heads = (json_int_t)c->heads;
     if (c->family == SPW_FAMILY_GPT2)
@@ -380,6 +392,7 @@ check_digest(json_t *root, const char *path, const char *name, spw_error *err)
 typedef struct load_job {
     spw_engine *e;
     spw_state_format format;
+    const spw_optimizer *rule;
     spw_st_reader *model, *optimizer; /* optimizer NULL: inference */
     const spw_tensor_info **tensors; /* (param_count, 1 + SPW_PART_COUNT): weights, then the parts (NULL: not stored) */
 } load_job;
@@ -395,7 +408,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     (void)grad;
     memset(weights, 0, c->elems * wb);
     if (record != NULL)
-        memset(record, 0, c->elems * spw_state_record_bytes(job->format));
+        memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
         const spw_tensor_info **t = job->tensors + (size_t)id * (1 + SPW_PART_COUNT);
         uint64_t first, end;
@@ -415,10 +428,11 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
                 SPW_TRY(spw_st_read(job->optimizer, t[1], at * 4, block, n * 4, err));
             else
                 spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
-            spw_state_set(job->format, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
-            for (int p = SPW_PART_EXP_AVG; p < SPW_PART_COUNT; p++) {
+            spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+            for (int p = SPW_PART_EXP_AVG; p < (int)part_end(job->rule); p++) {
                 SPW_TRY(spw_st_read(job->optimizer, t[1 + p], at * 4, block, n * 4, err));
-                spw_state_set(job->format, weights, record, c->elems, (spw_state_part)p, i - c->first, n, block);
+                spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
+                              block);
             }
         }
     }
@@ -433,8 +447,8 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
     fill_info(&want, p, suffix, SPW_F32);
     *out = spw_st_reader_find(r, want.name);
     if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; this is a checkpoint of another model", path,
-                         want.name);
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; this is a checkpoint of another %s", path,
+                         want.name, suffix != NULL ? "optimizer or model" : "model");
     if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
         (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
@@ -462,13 +476,13 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     snprintf(file, sizeof file, "%.1000s/" OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
-        for (int p = 0; p < SPW_PART_COUNT; p++) {
+        for (int p = 0; p < (int)part_end(job->rule); p++) {
             const spw_tensor_info **slot = &job->tensors[(size_t)id * (1 + SPW_PART_COUNT) + 1 + (size_t)p];
             spw_tensor_info want;
-            fill_info(&want, &m->params[id], part_suffix[p], SPW_F32);
+            fill_info(&want, &m->params[id], part_suffix(job->rule, p), SPW_F32);
             if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
                 continue; /* written by the fp32 format */
-            SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], part_suffix[p], slot, err));
+            SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], part_suffix(job->rule, p), slot, err));
         }
     }
     return SPW_OK;
@@ -477,7 +491,7 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
 spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
-    load_job job = {.e = e, .format = spw__engine_format(e)};
+    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     bool with_optimizer = spw_engine_layout(e)->units[0].trainable;
     spw_checkpoint_state state = {0};
     json_t *root;

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES };
 
@@ -818,11 +819,17 @@ settle(const reader *r, const json_t *root)
     SPW_TRY(settle_batch(r));
     SPW_TRY(check_offload(r));
     SPW_TRY(settle_paths(r));
-    if (strcmp(c->optimizer.type, "Adam") == 0 &&
+    if (spw_optimizer_find(c->optimizer.type) == NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
+                         r->name, c->optimizer.type);
+    if (strcasecmp(c->optimizer.type, "Adam") == 0 &&
         json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
         c->optimizer.adam_w_mode = false;
     if (!format_given)
         c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : SPW_STATE_FP32;
+    if (c->run.state_format == SPW_STATE_MIXED_F16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: spillway.state_format mixed-fp16", r->name);
     if (!c->bf16 && c->run.state_format != SPW_STATE_FP32)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));

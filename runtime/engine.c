@@ -56,7 +56,8 @@ struct spw_engine {
     spw_store_use *future;
     uint32_t future_max;
     uint64_t updates, step_count;
-    spw_adam_coef coef;
+    const spw_optimizer *optimizer;
+    spw_opt_coef coef;
     uint64_t d2h_bytes, grad_h2d_bytes;
 };
 
@@ -240,7 +241,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .layout = &e->layout,
                      .inference = e->inference,
                      .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
-                     .record_bytes = spw_state_record_bytes(e->config.run.state_format),
+                     .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
                      .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
                      .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
                      .process_bytes = spw_process_rss_bytes()};
@@ -309,7 +310,7 @@ make_store(spw_engine *e, spw_error *err)
                           .weight_dtype = spw_state_weight_dtype(c->run.state_format),
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
-                          .record_bytes = spw_state_record_bytes(c->run.state_format),
+                          .record_bytes_32 = (uint32_t)spw_state_record_bytes(c->run.state_format, e->optimizer, 32),
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
@@ -408,7 +409,9 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
-    st = build(e, o, err);
+    e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
+    st = e->optimizer != NULL ? build(e, o, err)
+                              : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
     if (st != SPW_OK)
         spw_engine_destroy(e);
     else
@@ -451,10 +454,16 @@ static spw_status
 update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
 {
     spw_engine *e = ctx;
-    uint64_t n = e->layout.chunks[chunk_idx].elems, bad;
-    spw_adam_slice slice;
-    spw_adam_slice_init(&slice, e->config.run.state_format, weights, record, n, grad, e->config.run.grad_dtype, 0, n);
-    bad = spw_adam_step(&e->coef, &slice);
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    spw_opt_chunk chunk = {.format = e->config.run.state_format,
+                           .elems = c->elems,
+                           .weights = weights,
+                           .record = record,
+                           .grad = grad,
+                           .grad_dtype = e->config.run.grad_dtype,
+                           .first = e->unit_partial[c->unit_idx] * 4096 + c->first};
+    spw_opt_range all = {.end = c->elems, .coef = &e->coef};
+    uint64_t bad = spw_opt_step(&chunk, &all, 1);
     if (bad > 0)
         return SPW_RAISE(err, SPW_ENONFINITE,
                          "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
@@ -499,7 +508,7 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     (void)err;
     memset(weights, 0, c->elems * spw_state_weight_bytes(f));
     if (record != NULL)
-        memset(record, 0, c->elems * spw_state_record_bytes(f));
+        memset(record, 0, spw_state_record_bytes(f, e->optimizer, c->elems));
     for (uint32_t id = 0; id < e->layout.param_count; id++) {
         const spw_place *at = &e->layout.places[id];
         uint64_t first = at->first > c->first ? at->first : c->first;
@@ -509,7 +518,7 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (; first < end; first += 4096) {
             uint64_t n = end - first < 4096 ? end - first : 4096;
             draw(block, &e->model->params[id], id, job->seed, first - at->first, n);
-            spw_state_set(f, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
+            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
         }
     }
     return SPW_OK;
@@ -748,16 +757,21 @@ static spw_status
 set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
 {
     const spw_config *c = &e->config;
-    spw_adam_hp hp = {.lr = lr,
-                      .beta1 = c->optimizer.beta1,
-                      .beta2 = c->optimizer.beta2,
-                      .eps = c->optimizer.eps,
-                      .weight_decay = c->optimizer.weight_decay,
-                      .decoupled = c->optimizer.adam_w_mode,
-                      .bias_correction = c->optimizer.bias_correction,
-                      .step = e->updates + 1,
-                      .grad_scale = grad_scale};
-    return spw_adam_prepare(&e->coef, &hp, err);
+    spw_opt_hp hp = {.lr = lr,
+                     .beta1 = c->optimizer.beta1,
+                     .beta2 = c->optimizer.beta2,
+                     .eps = c->optimizer.eps,
+                     .weight_decay = c->optimizer.weight_decay,
+                     .decoupled = c->optimizer.adam_w_mode,
+                     .bias_correction = c->optimizer.bias_correction,
+                     .momentum = c->optimizer.momentum,
+                     .dampening = c->optimizer.dampening,
+                     .nesterov = c->optimizer.nesterov,
+                     .lr_decay = c->optimizer.lr_decay,
+                     .step = e->updates + 1,
+                     .grad_scale = grad_scale,
+                     .seed = c->run.seed};
+    return spw_opt_prepare(&e->coef, e->optimizer, &hp, err);
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -1001,6 +1015,12 @@ spw_state_format
 spw__engine_format(const spw_engine *e)
 {
     return e->config.run.state_format;
+}
+
+const spw_optimizer *
+spw__engine_optimizer(const spw_engine *e)
+{
+    return e->optimizer;
 }
 
 const spw_config *

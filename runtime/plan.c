@@ -17,13 +17,19 @@ largest_chunk(const spw_layout *l)
     return largest;
 }
 
+static uint64_t
+record_bytes(const plan_input *in, uint64_t elems)
+{
+    return elems / 32 * in->record_bytes_32;
+}
+
 /* Every chunk of one kind to one tier, or (nvme with a budget) as many as fit to host memory first. */
 static void
 place(const plan_input *in, bool records, spw_tier tier, uint64_t *host_left)
 {
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t bytes = c->elems * (records ? in->record_bytes : in->weight_bytes);
+        uint64_t bytes = records ? record_bytes(in, c->elems) : c->elems * in->weight_bytes;
         spw_tier t = tier;
         if (tier == SPW_TIER_NVME && *host_left >= bytes) {
             t = SPW_TIER_HOST;
@@ -40,7 +46,7 @@ add_up(spw_plan *p, const plan_input *in)
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t w = c->elems * in->weight_bytes, r = in->inference ? 0 : c->elems * in->record_bytes;
+        uint64_t w = c->elems * in->weight_bytes, r = in->inference ? 0 : record_bytes(in, c->elems);
         *weight[c->weight_tier] += w;
         *record[c->record_tier] += r;
     }
@@ -62,7 +68,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
     for (uint32_t i = 0; st == SPW_OK && i < count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bytes[i] = (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0) +
-                   (c->record_tier == SPW_TIER_NVME && !in->inference ? c->elems * in->record_bytes : 0);
+                   (c->record_tier == SPW_TIER_NVME && !in->inference ? record_bytes(in, c->elems) : 0);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -101,7 +107,7 @@ slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
     const spw_config *c = in->config;
     uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * chunk * in->weight_bytes : 0;
     uint64_t r =
-        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * chunk * in->record_bytes : 0;
+        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_bytes(in, chunk) : 0;
     return w + r;
 }
 
@@ -140,7 +146,7 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
-        fixed += all * in->record_bytes;
+        fixed += record_bytes(in, all);
     if (budget == SPW_AUTO) {
         p->weight_slots = w_nvme ? w_want : 0;
         p->record_slots = r_nvme ? r_want : 0;

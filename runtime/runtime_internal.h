@@ -9,7 +9,8 @@ typedef struct plan_input {
     const spw_config *config;
     spw_layout *layout; /* its chunks get their tiers */
     bool inference;
-    uint32_t weight_bytes, record_bytes, grad_bytes, compute_bytes;
+    uint32_t weight_bytes, grad_bytes, compute_bytes;
+    uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
     uint64_t grads_device, activations_device, arena_device, batch_device;
     uint64_t process_bytes; /* resident before the engine takes anything */
@@ -34,6 +35,7 @@ spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *
                        uint32_t *path_idx, spw_error *err);
 
 spw_state_format spw__engine_format(const spw_engine *e);
+const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
 
 #endif

@@ -47,9 +47,11 @@ typedef struct spw_config {
     double gradient_clipping;
     bool bf16, fp16, bf16_check_overflow;
     struct {
-        char type[32]; /* Adam, AdamW */
+        char type[32]; /* of spw_optimizer_find() */
         double lr, beta1, beta2, eps, weight_decay;
         bool adam_w_mode, bias_correction;
+        double momentum, dampening, lr_decay;
+        bool nesterov;
     } optimizer;
     struct {
         char type[32];                       /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR */

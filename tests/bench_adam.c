@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUNDS = 9 };
+enum { ROUNDS = 9, EXACT_FORMATS = SPW_STATE_SPLIT + 1 };
 
 static int
 by_value(const void *a, const void *b)
@@ -30,8 +30,8 @@ main(int argc, char **argv)
     printf("# bench adam  spillway %s  isa %s  1 thread  %.1f M parameters per chunk\n", SPW_VERSION,
            spw_isa_name(spw_cpu_isa()), (double)n * 1e-6);
     printf("#  format  Mparam/s     GB/s  ceiling GB/s  ratio\n");
-    for (int f = 0; f < SPW_STATE_COUNT; f++) {
-        static const double bytes[SPW_STATE_COUNT] = {28, 30, 28}; /* read and written per parameter, fp32 gradients */
+    for (int f = 0; f < EXACT_FORMATS; f++) {
+        static const double bytes[EXACT_FORMATS] = {28, 30, 28}; /* read and written per parameter, fp32 gradients */
         spw_region weights, record, grad;
         spw_adam_coef coef;
         spw_adam_slice slice;
@@ -45,7 +45,7 @@ main(int argc, char **argv)
                           .bias_correction = true,
                           .step = 1,
                           .grad_scale = 1};
-        uint64_t record_bytes = n * spw_state_record_bytes((spw_state_format)f);
+        uint64_t record_bytes = spw_state_record_bytes((spw_state_format)f, &spw_opt_adam, n);
         if (spw_region_map(&weights, n * spw_state_weight_bytes((spw_state_format)f), 0, NULL) != SPW_OK ||
             spw_region_map(&record, record_bytes, 0, NULL) != SPW_OK ||
             spw_region_map(&grad, n * 4, 0, NULL) != SPW_OK || spw_adam_prepare(&coef, &hp, NULL) != SPW_OK)

@@ -1,5 +1,6 @@
 /* See lib_tiny.h. */
 #include "lib_tiny.h"
+#include "runtime_internal.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -103,8 +104,9 @@ digest_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
     for (uint64_t at = 0; at < c->elems; at += 4096) {
         float part[4096];
         uint64_t sum = 0;
-        for (int p = 0; p < SPW_PART_COUNT; p++) {
-            spw_state_get(d->format, weights, record, c->elems, (spw_state_part)p, at, 4096, part);
+        for (int p = 0; p <= (int)spw__engine_optimizer(d->e)->moment_count; p++) {
+            spw_state_get(d->format, spw__engine_optimizer(d->e), weights, record, c->elems, (spw_state_part)p, at,
+                          4096, part);
             sum = sum * 31 + spw_checksum(part, sizeof part);
         }
         sum = sum * 31 + spw_checksum((char *)weights + at * spw_state_weight_bytes(d->format),
@@ -128,13 +130,7 @@ tiny_digest(spw_engine *e)
     digest_ctx d = {e, SPW_STATE_FP32, spw_mem_calloc(l->elems / 4096, sizeof(uint64_t))};
     spw_error err = {0};
     uint64_t sum;
-    uint32_t bytes = (uint32_t)((spw_engine_plan(e)->weight_host + spw_engine_plan(e)->weight_device +
-                                 spw_engine_plan(e)->weight_nvme) /
-                                l->elems);
-    uint64_t records =
-        (spw_engine_plan(e)->record_host + spw_engine_plan(e)->record_device + spw_engine_plan(e)->record_nvme) /
-        l->elems;
-    d.format = bytes == 4 ? SPW_STATE_FP32 : records == 12 ? SPW_STATE_MIXED : SPW_STATE_SPLIT;
+    d.format = spw__engine_format(e);
     assert_non_null(d.sums);
     spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, digest_chunk, &d, &err);
     show(&err);

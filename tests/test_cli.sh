@@ -65,6 +65,18 @@ check "resumed losses are the same characters" same_losses "$dir/a.jsonl" "$dir/
 check "resume with another placement and chunk size" run train "$c" --resume "$dir/b/step-5" --set spillway.checkpoint_dir="$dir/p" \
     --set spillway.chunk_elems=4096 --set 'zero_optimization.offload_param={"device":"cpu"}' --set spillway.run_log=
 check "the same bits from there" same_tensors "$dir/a/step-10" "$dir/p/step-10"
+for kind in 'AdamW split-bf16' 'AdamW split24-int8' 'Lion split-int8' 'SGD mixed' 'Adagrad split'; do
+    name=${kind% *} format=${kind#* }
+    set -- --set optimizer.type=\"$name\" --set optimizer.params.momentum=0.9 --set spillway.state_format=\"$format\" --set spillway.run_log= \
+        --set optimizer.params.lr=0.001
+    run train "$c" "$@" --set spillway.steps=6 --set spillway.checkpoint_dir="$dir/o1" &&
+        run train "$c" "$@" --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/o2" &&
+        run train "$c" "$@" --set spillway.steps=6 --set spillway.checkpoint_dir="$dir/o2" --resume "$dir/o2" --set spillway.chunk_elems=4096
+    check "$kind: 6 steps" test -d "$dir/o1/step-6"
+    check "$kind: resumed after 3 steps, with other chunks, the same bytes" same_tensors "$dir/o1/step-6" "$dir/o2/step-6"
+    rm -rf "$dir/o1" "$dir/o2"
+done
+expect 1 "another optimizer" "resume with another optimizer" train "$c" --resume "$dir/b/step-5" --set optimizer.type='"SGD"'
 check "generate" run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
 cp "$dir/out" "$dir/first"
 run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
@@ -218,6 +230,7 @@ else
 fi
 
 # Examples build and run: a user's own block, from host and from disk.
+check "custom optimizer" "$build/examples/custom_optimizer" "$c" 3
 check "custom block on host" "$build/examples/custom_block"
 check "custom block on nvme" "$build/examples/custom_block" "$dir/swap"
 

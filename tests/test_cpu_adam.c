@@ -14,7 +14,7 @@
 #include "cpu_adam_internal.h"
 #include "vectors/adam_vectors.h"
 
-enum { CHUNK_ELEMS = 4096 };
+enum { CHUNK_ELEMS = 4096, EXACT_FORMATS = SPW_STATE_SPLIT + 1 }; /* those with fused kernels */
 
 /* One chunk in its own arrays, big enough for every format, with room to start anywhere in a cache line. */
 typedef struct chunk {
@@ -101,7 +101,8 @@ skewed_slice(chunk *c, spw_state_format f, spw_dtype grad_dtype, uint64_t n, con
         .format = f,
         .elems = n,
         .weights = c->weights + skew[0] * spw_state_weight_bytes(f),
-        .master = f == SPW_STATE_FP32 ? NULL : c->record + skew[1] * (spw_state_record_bytes(f) - 8),
+        .master =
+            f == SPW_STATE_FP32 ? NULL : c->record + skew[1] * (spw_state_record_bytes(f, &spw_opt_adam, 32) / 32 - 8),
         .m = (float *)(void *)m + skew[2],
         .v = (float *)(void *)v + skew[3],
         .grad = c->grad + skew[4] * spw_dtype_bytes(grad_dtype),
@@ -295,8 +296,8 @@ test_rounding_every_isa(void **state)
                 values[i] = spw_bits_f32((base << 23) + (i < 256 ? i - 128 : i * 2039 + base));
             for (int f = SPW_STATE_MIXED; f <= SPW_STATE_SPLIT; f++) {
                 memset(&chunk_a, 0, sizeof chunk_a);
-                spw_state_set((spw_state_format)f, chunk_a.weights, chunk_a.record, CHUNK_ELEMS, SPW_PART_MASTER, 0,
-                              CHUNK_ELEMS, values);
+                spw_state_set((spw_state_format)f, &spw_opt_adam, chunk_a.weights, chunk_a.record, CHUNK_ELEMS,
+                              SPW_PART_MASTER, 0, CHUNK_ELEMS, values);
                 chunk_b = chunk_a;
                 if (f == SPW_STATE_MIXED)
                     memset(chunk_a.weights, 0xa5, sizeof chunk_a.weights);
@@ -318,20 +319,20 @@ static void
 test_split_equals_mixed(void **state)
 {
     /* 200 steps from the same start: split and mixed hold the same master, m and v bit for bit, and fp32 too. */
-    static _Alignas(64) chunk chunks[SPW_STATE_COUNT];
+    static _Alignas(64) chunk chunks[EXACT_FORMATS];
     spw_adam_hp hp = usual_hp();
     (void)state;
     for (uint32_t i = 0; i < CHUNK_ELEMS; i++)
         values[i] = random_float(false);
     memset(chunks, 0, sizeof chunks);
-    for (int f = 0; f < SPW_STATE_COUNT; f++)
-        spw_state_set((spw_state_format)f, chunks[f].weights, chunks[f].record, CHUNK_ELEMS, SPW_PART_MASTER, 0,
-                      CHUNK_ELEMS, values);
+    for (int f = 0; f < EXACT_FORMATS; f++)
+        spw_state_set((spw_state_format)f, &spw_opt_adam, chunks[f].weights, chunks[f].record, CHUNK_ELEMS,
+                      SPW_PART_MASTER, 0, CHUNK_ELEMS, values);
     for (hp.step = 1; hp.step <= 200; hp.step++) {
         spw_adam_coef coef = prepared(&hp);
         for (uint32_t i = 0; i < CHUNK_ELEMS; i++)
             values[i] = random_float(false);
-        for (int f = 0; f < SPW_STATE_COUNT; f++) {
+        for (int f = 0; f < EXACT_FORMATS; f++) {
             spw_adam_slice s;
             spw_adam_slice_init(&s, (spw_state_format)f, chunks[f].weights, chunks[f].record, CHUNK_ELEMS, values,
                                 SPW_F32, 0, CHUNK_ELEMS);
@@ -339,9 +340,9 @@ test_split_equals_mixed(void **state)
         }
     }
     for (int part = 0; part < SPW_PART_COUNT; part++) {
-        for (int f = 0; f < SPW_STATE_COUNT; f++) {
-            spw_state_get((spw_state_format)f, chunks[f].weights, chunks[f].record, CHUNK_ELEMS, (spw_state_part)part,
-                          0, CHUNK_ELEMS, f == 0 ? values : values_b);
+        for (int f = 0; f < EXACT_FORMATS; f++) {
+            spw_state_get((spw_state_format)f, &spw_opt_adam, chunks[f].weights, chunks[f].record, CHUNK_ELEMS,
+                          (spw_state_part)part, 0, CHUNK_ELEMS, f == 0 ? values : values_b);
             assert_memory_equal(values, f == 0 ? values : values_b, sizeof values);
         }
     }
@@ -568,7 +569,7 @@ test_state_get_set(void **state)
      * others; setting the master sets the weights the model reads. */
     static float want[SPW_PART_COUNT][CHUNK_ELEMS];
     (void)state;
-    for (int f = 0; f < SPW_STATE_COUNT; f++) {
+    for (int f = 0; f < EXACT_FORMATS; f++) {
         spw_state_format format = (spw_state_format)f, parsed = SPW_STATE_COUNT;
         assert_true(spw_state_parse(spw_state_name(format), &parsed) && parsed == format);
         memset(&chunk_a, 0, sizeof chunk_a);
@@ -578,12 +579,12 @@ test_state_get_set(void **state)
             uint32_t first = random_below(CHUNK_ELEMS + 1), n = random_below(CHUNK_ELEMS - first + 1);
             for (uint32_t i = 0; i < n; i++)
                 values[i] = want[part][first + i] = random_float(false);
-            spw_state_set(format, chunk_a.weights, chunk_a.record, CHUNK_ELEMS, part, first, n, values);
+            spw_state_set(format, &spw_opt_adam, chunk_a.weights, chunk_a.record, CHUNK_ELEMS, part, first, n, values);
             first = random_below(CHUNK_ELEMS + 1);
             n = random_below(CHUNK_ELEMS - first + 1);
             for (int p = 0; p < SPW_PART_COUNT; p++) {
-                spw_state_get(format, chunk_a.weights, chunk_a.record, CHUNK_ELEMS, (spw_state_part)p, first, n,
-                              values_b);
+                spw_state_get(format, &spw_opt_adam, chunk_a.weights, chunk_a.record, CHUNK_ELEMS, (spw_state_part)p,
+                              first, n, values_b);
                 assert_memory_equal(values_b, want[p] + first, n * sizeof(float));
             }
         }
@@ -597,8 +598,8 @@ test_state_get_set(void **state)
                 assert_int_equal(((uint16_t *)(void *)chunk_a.weights)[i], hi);
         }
     }
-    spw_state_set(SPW_STATE_FP32, chunk_a.weights, NULL, CHUNK_ELEMS, SPW_PART_MASTER, 7, 100, values);
-    spw_state_get(SPW_STATE_FP32, chunk_a.weights, NULL, CHUNK_ELEMS, SPW_PART_MASTER, 7, 100, values_b);
+    spw_state_set(SPW_STATE_FP32, &spw_opt_adam, chunk_a.weights, NULL, CHUNK_ELEMS, SPW_PART_MASTER, 7, 100, values);
+    spw_state_get(SPW_STATE_FP32, &spw_opt_adam, chunk_a.weights, NULL, CHUNK_ELEMS, SPW_PART_MASTER, 7, 100, values_b);
     assert_memory_equal(values, values_b, 400);
 }
 
@@ -609,11 +610,11 @@ test_state_facts(void **state)
     spw_state_format f = SPW_STATE_MIXED;
     (void)state;
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_FP32), 4);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_FP32), 8);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_FP32, &spw_opt_adam, 32), 256);
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_MIXED), 2);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_MIXED), 12);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_MIXED, &spw_opt_adam, 32), 384);
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_SPLIT), 2);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_SPLIT), 10);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_SPLIT, &spw_opt_adam, 32), 320);
     assert_int_equal(spw_state_weight_dtype(SPW_STATE_SPLIT), SPW_BF16);
     assert_true(spw_state_update_reads_weights(SPW_STATE_FP32) && spw_state_update_reads_weights(SPW_STATE_SPLIT));
     assert_false(spw_state_update_reads_weights(SPW_STATE_MIXED));

@@ -136,7 +136,8 @@ copy_masters(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
     (void)err;
     for (uint32_t u = 0; u < c->unit_idx; u++)
         first += m->l->units[u].elems;
-    spw_state_get(SPW_STATE_FP32, weights, record, c->elems, SPW_PART_MASTER, 0, c->elems, m->out + first);
+    spw_state_get(SPW_STATE_FP32, &spw_opt_adam, weights, record, c->elems, SPW_PART_MASTER, 0, c->elems,
+                  m->out + first);
     return SPW_OK;
 }
 

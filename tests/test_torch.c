@@ -119,10 +119,12 @@ walk_chunk(job *j, uint32_t chunk_idx, void *weights, void *record, bool set)
             n = to - from < 4096 ? to - from : 4096;
             if (set) {
                 memcpy(part, j->v->weights[t] + 4 * (from - at->first), 4 * n);
-                spw_state_set(SPW_STATE_FP32, weights, record, c->elems, SPW_PART_MASTER, from - c->first, n, part);
+                spw_state_set(SPW_STATE_FP32, &spw_opt_adam, weights, record, c->elems, SPW_PART_MASTER,
+                              from - c->first, n, part);
                 continue;
             }
-            spw_state_get(SPW_STATE_FP32, weights, record, c->elems, SPW_PART_MASTER, from - c->first, n, part);
+            spw_state_get(SPW_STATE_FP32, &spw_opt_adam, weights, record, c->elems, SPW_PART_MASTER, from - c->first, n,
+                          part);
             for (uint64_t i = 0; i < n; i++)
                 sum += packed && (from - at->first + i) * 3 / at->elems == 1 ? 0 : (double)part[i] * (double)part[i];
         }
@@ -143,7 +145,7 @@ set_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void
     (void)err;
     memset(weights, 0, elems * spw_state_weight_bytes(SPW_STATE_FP32));
     if (record != NULL)
-        memset(record, 0, elems * spw_state_record_bytes(SPW_STATE_FP32));
+        memset(record, 0, spw_state_record_bytes(SPW_STATE_FP32, &spw_opt_adam, elems));
     walk_chunk(j, chunk_idx, weights, record, true);
     return SPW_OK;
 }

@@ -1,0 +1,391 @@
+/*
+ * opt.c - a step of any optimizer in any state format: checks hyper-parameters, then walks a chunk in blocks that fit
+ * L1. Adam in fp32, mixed and split has kernels of its own that keep everything in registers (adam.c); the rest is
+ * decoded, updated by its rule and encoded, block by block (opt_block.h).
+ */
+#include "cpu_adam_internal.h"
+#include <math.h>
+#include <strings.h>
+
+enum { THIRD_PARTY_MAX = 16 };
+static const spw_optimizer *third_party[THIRD_PARTY_MAX];
+static uint32_t third_party_count;
+
+/* ---------------------------------------------------------------- hyper-parameters */
+
+static bool
+usable(double x) /* finite and not negative, also in fp32 */
+{
+    return x >= 0.0 && isfinite((float)x);
+}
+
+static spw_status
+check(const char *optimizer, const char *name, double x, bool below_one, spw_error *err)
+{
+    if (!usable(x) || (below_one && x >= 1.0))
+        return SPW_RAISE(err, SPW_EINVAL, "%s: %s %g is %s", optimizer, name, x,
+                         below_one ? "outside [0, 1)" : "not a finite number >= 0");
+    return SPW_OK;
+}
+
+static spw_status
+check_eps(const char *optimizer, double eps, spw_error *err)
+{
+    if (!usable(eps) || (float)eps <= 0.0f)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: eps %g is not a finite number above 0 in fp32", optimizer, eps);
+    return SPW_OK;
+}
+
+static spw_status
+prepare_adam(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    spw_adam_hp adam = {.lr = hp->lr,
+                        .beta1 = hp->beta1,
+                        .beta2 = hp->beta2,
+                        .eps = hp->eps,
+                        .weight_decay = hp->weight_decay,
+                        .decoupled = hp->decoupled,
+                        .bias_correction = hp->bias_correction,
+                        .step = hp->step,
+                        .grad_scale = hp->grad_scale};
+    spw_adam_coef k;
+    SPW_TRY(spw_adam_prepare(&k, &adam, err));
+    c[0] = k.one_minus_beta1;
+    c[1] = k.beta2;
+    c[2] = k.one_minus_beta2;
+    c[3] = k.eps;
+    c[4] = k.l2;
+    c[5] = k.decay;
+    c[6] = k.step_size;
+    c[7] = k.inv_bc2_sqrt;
+    return SPW_OK;
+}
+
+static spw_status
+prepare_adagrad(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    SPW_TRY(check("Adagrad", "lr_decay", hp->lr_decay, false, err));
+    SPW_TRY(check_eps("Adagrad", hp->eps, err));
+    c[0] = (float)(hp->lr / (1.0 + (double)(hp->step - 1) * hp->lr_decay));
+    c[1] = (float)hp->eps;
+    c[2] = (float)hp->weight_decay;
+    return SPW_OK;
+}
+
+static spw_status
+prepare_lion(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    SPW_TRY(check("Lion", "beta1", hp->beta1, true, err));
+    SPW_TRY(check("Lion", "beta2", hp->beta2, true, err));
+    c[0] = (float)hp->beta1;
+    c[1] = (float)(1.0 - hp->beta1);
+    c[2] = (float)hp->beta2;
+    c[3] = (float)(1.0 - hp->beta2);
+    c[4] = (float)(1.0 - hp->lr * hp->weight_decay);
+    c[5] = (float)hp->lr;
+    return isfinite(c[4]) ? SPW_OK
+                          : SPW_RAISE(err, SPW_EINVAL, "Lion: lr %g with weight_decay %g overflows fp32", hp->lr,
+                                      hp->weight_decay);
+}
+
+static spw_status
+prepare_sgd(float c[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    SPW_TRY(check("SGD", "momentum", hp->momentum, false, err));
+    if (!isfinite((float)hp->dampening))
+        return SPW_RAISE(err, SPW_EINVAL, "SGD: dampening %g is not a finite number", hp->dampening);
+    if (hp->nesterov && (hp->momentum <= 0.0 || hp->dampening != 0.0))
+        return SPW_RAISE(err, SPW_EINVAL, "SGD: nesterov needs a momentum above 0 and no dampening, not %g and %g",
+                         hp->momentum, hp->dampening);
+    c[0] = (float)hp->lr;
+    c[1] = (float)hp->momentum;
+    c[2] = hp->step == 1 ? 1.0f : (float)(1.0 - hp->dampening);
+    c[3] = (float)hp->weight_decay;
+    c[4] = hp->nesterov ? 1.0f : 0.0f;
+    return SPW_OK;
+}
+
+const spw_optimizer spw_opt_adam = {.name = "Adam",
+                                    .moment_count = 2,
+                                    .moment_names = {"exp_avg", "exp_avg_sq"},
+                                    .moment_unsigned = {false, true},
+                                    .prepare = prepare_adam,
+                                    .builtin = SPW_OPT_ADAM};
+const spw_optimizer spw_opt_adagrad = {.name = "Adagrad",
+                                       .moment_count = 1,
+                                       .moment_names = {"sum"},
+                                       .moment_unsigned = {true},
+                                       .prepare = prepare_adagrad,
+                                       .builtin = SPW_OPT_ADAGRAD};
+const spw_optimizer spw_opt_lion = {
+    .name = "Lion", .moment_count = 1, .moment_names = {"exp_avg"}, .prepare = prepare_lion, .builtin = SPW_OPT_LION};
+const spw_optimizer spw_opt_sgd = {.name = "SGD",
+                                   .moment_count = 1,
+                                   .moment_names = {"momentum_buffer"},
+                                   .prepare = prepare_sgd,
+                                   .builtin = SPW_OPT_SGD};
+
+const spw_optimizer *
+spw_optimizer_find(const char *name)
+{
+    static const spw_optimizer *const ours[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd};
+    if (strcasecmp(name, "AdamW") == 0)
+        return &spw_opt_adam;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (strcasecmp(name, ours[i]->name) == 0)
+            return ours[i];
+    for (uint32_t i = 0; i < third_party_count; i++)
+        if (strcasecmp(name, third_party[i]->name) == 0)
+            return third_party[i];
+    return NULL;
+}
+
+spw_status
+spw_optimizer_register(const spw_optimizer *o, spw_error *err)
+{
+    if (o->name == NULL || o->name[0] == '\0' || o->prepare == NULL || o->rule == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "an optimizer needs a name, prepare and a rule");
+    if (o->moment_count > SPW_MOMENTS_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: %u moments, at most %d", o->name, o->moment_count,
+                         SPW_MOMENTS_MAX);
+    for (uint32_t k = 0; k < o->moment_count; k++)
+        if (o->moment_names[k] == NULL || o->moment_names[k][0] == '\0')
+            return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: moment %u has no name", o->name, k);
+    if (spw_optimizer_find(o->name) != NULL || third_party_count == THIRD_PARTY_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "optimizer %s: the name is taken, or there are %d already", o->name,
+                         THIRD_PARTY_MAX);
+    third_party[third_party_count++] = o;
+    return SPW_OK;
+}
+
+spw_status
+spw_opt_prepare(spw_opt_coef *out, const spw_optimizer *o, const spw_opt_hp *hp, spw_error *err)
+{
+    spw_opt_coef made = {.optimizer = o, .grad_scale = (float)hp->grad_scale};
+    uint32_t words[4];
+    SPW_TRY(check(o->name, "lr", hp->lr, false, err));
+    SPW_TRY(check(o->name, "weight_decay", hp->weight_decay, false, err));
+    SPW_TRY(check(o->name, "grad_scale", hp->grad_scale, false, err));
+    if (hp->step == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: step 0; steps count from 1", o->name);
+    SPW_TRY(o->prepare(made.c, hp, err));
+    spw_philox(hp->seed, 0x6f7074, hp->step, words);
+    made.key = words[0];
+    *out = made;
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- a chunk, block by block */
+
+typedef struct block {
+    _Alignas(64) float w[SPW_OPT_BLOCK], g[SPW_OPT_BLOCK], m[SPW_MOMENTS_MAX][SPW_OPT_BLOCK];
+} block;
+
+/* The arrays of a chunk that are not fp32 themselves. */
+typedef struct walk {
+    const spw_opt_chunk *chunk;
+    const spw__opt_table *table;
+    const spw_optimizer *o;
+    spw_opt_rule rule;
+    const spw__state_layout *layout;
+    char *moments[SPW_MOMENTS_MAX];
+    uint16_t *scales[SPW_MOMENTS_MAX];
+} walk;
+
+static float *
+load_master(const walk *k, uint64_t i, uint32_t n, float *w)
+{
+    const spw_opt_chunk *c = k->chunk;
+    if (c->format == SPW_STATE_FP32)
+        return (float *)c->weights + i;
+    if (k->layout->low_bytes == 4)
+        return (float *)c->record + i;
+    if (k->layout->low_bytes == 2)
+        k->table->load_split(w, (uint16_t *)c->weights + i, (int16_t *)c->record + i, n);
+    else
+        k->table->load_split24(w, (uint16_t *)c->weights + i, (int8_t *)c->record + i, n);
+    return w;
+}
+
+static void
+store_master(const walk *k, uint64_t i, uint32_t n, const float *w)
+{
+    const spw_opt_chunk *c = k->chunk;
+    if (c->format == SPW_STATE_FP32)
+        return;
+    if (k->layout->low_bytes == 4 && k->layout->weight_dtype == SPW_BF16)
+        k->table->store_bf16((uint16_t *)c->weights + i, w, n);
+    else if (k->layout->low_bytes == 4)
+        k->table->store_f16((uint16_t *)c->weights + i, w, n);
+    else if (k->layout->low_bytes == 2)
+        k->table->store_split((uint16_t *)c->weights + i, (int16_t *)c->record + i, w, n);
+    else
+        k->table->store_split24((uint16_t *)c->weights + i, (int8_t *)c->record + i, w, n);
+}
+
+static float *
+load_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, float *m)
+{
+    char *at = k->moments[j];
+    uint16_t *scale = k->scales[j] != NULL ? k->scales[j] + i / SPW_STATE_GROUP : NULL;
+    if (k->layout->code == SPW__MOMENT_F32)
+        return (float *)(void *)at + i;
+    if (k->layout->code == SPW__MOMENT_BF16)
+        k->table->load_bf16(m, (uint16_t *)(void *)at + i, n);
+    else if (k->o->moment_unsigned[j])
+        k->table->load_uint8(m, (uint8_t *)at + i, scale, n);
+    else
+        k->table->load_int8(m, (int8_t *)at + i, scale, n);
+    return m;
+}
+
+static void
+store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, uint32_t key)
+{
+    char *at = k->moments[j];
+    uint16_t *scale = k->scales[j] != NULL ? k->scales[j] + i / SPW_STATE_GROUP : NULL;
+    if (k->layout->code == SPW__MOMENT_F32)
+        return;
+    if (k->layout->code == SPW__MOMENT_BF16)
+        k->table->store_bf16_stochastic((uint16_t *)(void *)at + i, m, n, key ^ (j * 0x5bd1e995u),
+                                        (uint32_t)(k->chunk->first + i));
+    else if (k->o->moment_unsigned[j])
+        k->table->store_uint8((uint8_t *)at + i, scale, m, n);
+    else
+        k->table->store_int8((int8_t *)at + i, scale, m, n);
+}
+
+static void
+prefetch(const void *p, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch((const char *)p + at);
+}
+
+/* The next block's lines, all at once: hardware prefetchers follow too few streams and stop at each page. */
+static void
+prefetch_block(const walk *k, uint64_t i, uint32_t n)
+{
+    static const uint32_t code_bytes[] = {[SPW__MOMENT_F32] = 4, [SPW__MOMENT_BF16] = 2, [SPW__MOMENT_INT8] = 1};
+    const spw_opt_chunk *c = k->chunk;
+    const uint64_t grad = spw_dtype_bytes(c->grad_dtype), code = code_bytes[k->layout->code];
+    prefetch((const char *)c->grad + i * grad, n * grad);
+    if (k->layout->low_bytes > 0)
+        prefetch((const char *)c->record + i * k->layout->low_bytes, n * (uint64_t)k->layout->low_bytes);
+    if (spw_state_update_reads_weights(c->format))
+        prefetch((const char *)c->weights + i * spw_state_weight_bytes(c->format),
+                 n * (uint64_t)spw_state_weight_bytes(c->format));
+    for (uint32_t j = 0; j < k->o->moment_count; j++)
+        prefetch(k->moments[j] + i * code, n * code);
+}
+
+static uint64_t
+walk_blocks(const walk *k, const spw_opt_range *ranges)
+{
+    const spw_opt_chunk *c = k->chunk;
+    const uint64_t grad_bytes = spw_dtype_bytes(c->grad_dtype);
+    uint64_t nonfinite_count = 0;
+    block b;
+    for (uint64_t i = 0; i < c->elems; i += SPW_OPT_BLOCK) {
+        uint32_t n = c->elems - i < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i) : SPW_OPT_BLOCK, key = ranges->coef->key;
+        float *w = load_master(k, i, n, b.w), *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
+        if (i + n < c->elems)
+            prefetch_block(k, i + n, c->elems - i - n < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i - n) : SPW_OPT_BLOCK);
+        for (uint32_t j = 0; j < k->o->moment_count; j++)
+            m[j] = load_moment(k, j, i, n, b.m[j]);
+        for (uint32_t at = 0; at < n;) {
+            uint32_t end;
+            while (ranges->end <= i + at)
+                ranges++;
+            end = ranges->end < i + n ? (uint32_t)(ranges->end - i) : n;
+            nonfinite_count += k->table->load_grad(b.g + at, (const char *)c->grad + (i + at) * grad_bytes,
+                                                   c->grad_dtype, end - at, ranges->coef->grad_scale);
+            k->rule(ranges->coef->c, end - at, w + at, m[0] + at, m[1] + at, b.g + at);
+            at = end;
+        }
+        store_master(k, i, n, w);
+        for (uint32_t j = 0; j < k->o->moment_count; j++)
+            store_moment(k, j, i, n, m[j], key);
+    }
+    return nonfinite_count;
+}
+
+static const spw__opt_table *
+table_of(spw_isa isa)
+{
+    return isa == SPW_ISA_AVX512 ? spw__opt_table_avx512
+           : isa == SPW_ISA_AVX2 ? spw__opt_table_avx2
+                                 : &spw__opt_table_ref;
+}
+
+static uint64_t
+step_blocks(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges)
+{
+    const spw_optimizer *o = ranges[0].coef->optimizer;
+    walk k = {.chunk = c,
+              .table = table,
+              .o = o,
+              .rule = o->rule != NULL ? o->rule : table->rules[o->builtin],
+              .layout = &spw__state_layouts[c->format]};
+    for (uint32_t j = 0; j < o->moment_count; j++) {
+        k.moments[j] = spw__state_moment(c->format, o, c->record, c->elems, j);
+        k.scales[j] = spw__state_scales(c->format, o, c->record, c->elems, j);
+    }
+    return walk_blocks(&k, ranges);
+}
+
+/* Adam's fused kernels, range by range. */
+static uint64_t
+step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint32_t range_count)
+{
+    uint64_t nonfinite_count = 0, first = 0;
+    for (uint32_t r = 0; r < range_count; r++) {
+        const spw_opt_coef *o = ranges[r].coef;
+        spw_adam_coef coef = {.grad_scale = o->grad_scale,
+                              .one_minus_beta1 = o->c[0],
+                              .beta2 = o->c[1],
+                              .one_minus_beta2 = o->c[2],
+                              .eps = o->c[3],
+                              .l2 = o->c[4],
+                              .decay = o->c[5],
+                              .step_size = o->c[6],
+                              .inv_bc2_sqrt = o->c[7]};
+        spw_adam_slice slice;
+        uint64_t bad = 0;
+        spw_adam_slice_init(&slice, c->format, c->weights, c->record, c->elems, c->grad, c->grad_dtype, first,
+                            ranges[r].end - first);
+        (void)spw_adam_step_isa(isa, &coef, &slice, &bad);
+        nonfinite_count += bad;
+        first = ranges[r].end;
+    }
+    return nonfinite_count;
+}
+
+spw_status
+spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint32_t range_count,
+                 uint64_t *nonfinite_out)
+{
+    const spw_optimizer *o = ranges[0].coef->optimizer;
+    uint64_t nonfinite_count;
+    SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
+    if (table_of(isa) == NULL || isa > spw_cpu_isa_native())
+        return SPW_EUNSUPPORTED;
+    if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT)
+        nonfinite_count = step_adam(isa, c, ranges, range_count);
+    else
+        nonfinite_count = step_blocks(table_of(isa), c, ranges);
+    if (nonfinite_out != NULL)
+        *nonfinite_out = nonfinite_count;
+    return SPW_OK;
+}
+
+uint64_t
+spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count)
+{
+    spw_isa isa = spw_cpu_isa();
+    uint64_t nonfinite_count = 0;
+    while (table_of(isa) == NULL) /* ends at scalar */
+        isa = (spw_isa)(isa - 1);
+    (void)spw_opt_step_isa(isa, chunk, ranges, range_count, &nonfinite_count);
+    return nonfinite_count;
+}

@@ -1,0 +1,299 @@
+/*
+ * opt_block.h - the optimizers and state formats on blocks that fit L1, as plain C; compiled once per instruction set.
+ *
+ * A slice is taken 512 elements at a time: what is not fp32 is decoded into buffers in L1, the rule updates the block in
+ * place, and what was decoded is encoded again. Memory is read and written once; the detour costs L1 traffic only. So
+ * rules and formats add up instead of multiplying, and a rule is a loop over fp32 arrays that any compiler vectorises.
+ * Bits are the same on every instruction set: every multiply-add is an explicit fma, sqrt and divide are IEEE, nothing
+ * is summed across elements except maxima, and a NaN result is always 0x7fc00000.
+ *
+ * Included by opt_ref.c, opt_avx2.c and opt_avx512.c, which define OPT_TABLE.
+ */
+#include "cpu_adam_internal.h"
+#include <math.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#define SIMD static inline __attribute__((always_inline))
+
+SIMD float
+canonical(float x)
+{
+    return x != x ? spw_bits_f32(SPW__SPLIT_NAN) : x;
+}
+
+/* ---------------------------------------------------------------- rules; c: coefficients, n <= 512 */
+
+/* adam_ref.c's formula; c as in spw_adam_coef. */
+static void
+rule_adam(const float *restrict c, uint32_t n, float *restrict w, float *restrict m, float *restrict v,
+          const float *restrict grad)
+{
+    const float b1 = c[0], b2 = c[1], b2c = c[2], eps = c[3], l2 = c[4], decay = c[5], step = -c[6], inv = c[7];
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i], d, x;
+        g = l2 != 0.0f ? fmaf(l2, w[i], g) : g;
+        x = fmaf(b1, g - m[i], m[i]);
+        m[i] = canonical(x);
+        x = fmaf(b2, v[i], (b2c * g) * g);
+        v[i] = canonical(x);
+        d = fmaf(sqrtf(v[i]), inv, eps);
+        w[i] = canonical(fmaf(step, m[i] / d, w[i] * decay));
+    }
+}
+
+/* c: 0 step size lr / (1 + (t - 1) lr_decay), 1 eps, 2 l2. Duchi, Hazan, Singer 2011. */
+static void
+rule_adagrad(const float *restrict c, uint32_t n, float *restrict w, float *restrict sum, float *restrict unused,
+             const float *restrict grad)
+{
+    const float step = -c[0], eps = c[1], l2 = c[2];
+    (void)unused;
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i];
+        g = l2 != 0.0f ? fmaf(l2, w[i], g) : g;
+        sum[i] = canonical(fmaf(g, g, sum[i]));
+        w[i] = canonical(fmaf(step, g / (sqrtf(sum[i]) + eps), w[i]));
+    }
+}
+
+/* c: 0 beta1, 1 1 - beta1, 2 beta2, 3 1 - beta2, 4 decay 1 - lr wd, 5 lr. Chen et al. 2023, Algorithm 2. */
+static void
+rule_lion(const float *restrict c, uint32_t n, float *restrict w, float *restrict m, float *restrict unused,
+          const float *restrict grad)
+{
+    const float b1 = c[0], b1c = c[1], b2 = c[2], b2c = c[3], decay = c[4], lr = c[5];
+    (void)unused;
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i], u = fmaf(b1, m[i], b1c * g);
+        float sign = u > 0.0f ? lr : u < 0.0f ? -lr : u * 0.0f; /* NaN stays NaN */
+        w[i] = canonical(w[i] * decay - sign);
+        m[i] = canonical(fmaf(b2, m[i], b2c * g));
+    }
+}
+
+/* c: 0 lr, 1 momentum, 2 1 - dampening (1 at the first step), 3 l2, 4 nesterov. Sutskever et al. 2013 as PyTorch has it. */
+static void
+rule_sgd(const float *restrict c, uint32_t n, float *restrict w, float *restrict m, float *restrict unused,
+         const float *restrict grad)
+{
+    const float lr = -c[0], momentum = c[1], damp = c[2], l2 = c[3];
+    const int nesterov = c[4] != 0.0f;
+    (void)unused;
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i], d;
+        g = l2 != 0.0f ? fmaf(l2, w[i], g) : g;
+        m[i] = canonical(fmaf(momentum, m[i], damp * g));
+        d = nesterov ? fmaf(momentum, m[i], g) : m[i];
+        w[i] = canonical(fmaf(lr, d, w[i]));
+    }
+}
+
+/* ---------------------------------------------------------------- gradients */
+
+static uint64_t
+load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_t n, float scale)
+{
+    uint32_t bad = 0, i = 0;
+    if (dtype == SPW_F32) {
+        for (i = 0; i < n; i++)
+            g[i] = ((const float *)grad)[i] * scale;
+    } else if (dtype == SPW_BF16) {
+        for (i = 0; i < n; i++)
+            g[i] = spw_bits_f32((uint32_t)((const uint16_t *)grad)[i] << 16) * scale;
+    } else {
+#ifdef __F16C__
+        for (; i + 8 <= n; i += 8)
+            _mm256_storeu_ps(g + i, _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(
+                                                      (const __m128i *)(const void *)((const uint16_t *)grad + i))),
+                                                  _mm256_set1_ps(scale)));
+#endif
+        for (; i < n; i++)
+            g[i] = spw_f16_to_f32(((const uint16_t *)grad)[i]) * scale;
+    }
+    for (i = 0; i < n; i++)
+        bad += (spw_f32_bits(g[i]) & 0x7fffffffu) >= SPW__F32_INF;
+    return bad;
+}
+
+/* ---------------------------------------------------------------- weights */
+
+static void
+store_bf16(uint16_t *restrict out, const float *restrict w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw_f32_bits(w[i]), rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+        out[i] = (uint16_t)((u & 0x7fffffffu) > SPW__F32_INF ? (u >> 16 | 0x40u) : rounded);
+    }
+}
+
+static void
+store_f16(uint16_t *restrict out, const float *restrict w, uint32_t n)
+{
+    uint32_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(void *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(w + i), 0));
+#endif
+    for (; i < n; i++)
+        out[i] = spw_f32_to_f16(w[i]);
+}
+
+static void
+load_split(float *restrict w, const uint16_t *restrict hi, const int16_t *restrict lo, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        w[i] = spw_bits_f32(((uint32_t)hi[i] << 16) + (uint32_t)(int32_t)lo[i]);
+}
+
+static void
+store_split(uint16_t *restrict hi, int16_t *restrict lo, const float *restrict w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw__split_bits(w[i]);
+        hi[i] = (uint16_t)((u + 0x8000u) >> 16);
+        lo[i] = (int16_t)(uint16_t)(u & 0xffffu);
+    }
+}
+
+/* 24 bits of master: lo counts 256ths of hi's last place, so the master is within 2^-17 of it, relative. */
+static void
+load_split24(float *restrict w, const uint16_t *restrict hi, const int8_t *restrict lo, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        w[i] = spw_bits_f32(((uint32_t)hi[i] << 16) + ((uint32_t)(int32_t)lo[i] << 8));
+}
+
+static void
+store_split24(uint16_t *restrict hi, int8_t *restrict lo, const float *restrict w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw__split_bits(w[i]);
+        int32_t low = (int32_t)(int16_t)(uint16_t)(u & 0xffffu);
+        int32_t code = (low + 128) >> 8;
+        hi[i] = (uint16_t)((u + 0x8000u) >> 16);
+        lo[i] = (int8_t)(code > 127 ? 127 : code);
+    }
+}
+
+/* ---------------------------------------------------------------- moments */
+
+static void
+load_bf16(float *restrict x, const uint16_t *restrict in, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = spw_bits_f32((uint32_t)in[i] << 16);
+}
+
+/* The low 16 bits decide with the probability that they stand for; the generator is MurmurHash3's finaliser of a counter. */
+static void
+store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t n, uint32_t key, uint32_t first)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t h = (first + i) * 0x9e3779b9u ^ key, u = spw_f32_bits(x[i]);
+        h = (h ^ h >> 16) * 0x85ebca6bu;
+        h = (h ^ h >> 13) * 0xc2b2ae35u;
+        h ^= h >> 16;
+        /* Infinities and NaN stay as they are, and no finite number becomes one. */
+        out[i] = (uint16_t)((u & 0x7fffffffu) >= 0x7f7f0000u ? u >> 16 : (u + (h & 0xffffu)) >> 16);
+    }
+}
+
+/*
+ * 8 bits in groups of 32 with a bf16 scale s, the group's largest magnitude rounded to nearest. Signed: 127 sqrt(|x|/s)
+ * with the sign; unsigned: 255 (x/s)^(1/4), at least 1 for x > 0, so that no second moment becomes 0 and blows up its
+ * step; rounded to nearest. The largest element always gets the largest code, so what was decoded encodes to the same
+ * bytes: a checkpoint changes nothing. A group that holds an infinity or NaN reads as NaN; one below 2^-126 as 0.
+ */
+static float
+group_scale(const float *restrict x, uint16_t *scale)
+{
+    uint32_t top = 0, rounded;
+    for (uint32_t i = 0; i < SPW__GROUP; i++) {
+        uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
+        top = u > top ? u : top;
+    }
+    rounded = (top + 0x7fffu + (top >> 16 & 1u)) >> 16;
+    if (top < SPW__F32_INF && rounded > 0x7f7fu)
+        rounded = 0x7f7fu;
+    if (top < 0x00800000u)
+        rounded = 0;
+    if (top >= SPW__F32_INF)
+        rounded = 0x7fc0u;
+    *scale = (uint16_t)rounded;
+    return top >= SPW__F32_INF ? 0.0f : spw_bits_f32(rounded << 16);
+}
+
+static void
+store_int8(int8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
+        float s = group_scale(x + at, &scale[at / SPW__GROUP]), divisor = s > 0.0f ? s : INFINITY;
+        for (uint32_t i = 0; i < SPW__GROUP; i++) {
+            float magnitude = spw_bits_f32(spw_f32_bits(x[at + i]) & 0x7fffffffu);
+            float q = sqrtf(magnitude / divisor) * 127.0f + 0.5f;
+            int32_t k = (int32_t)(q < 127.5f ? q : 127.0f), sign = spw_f32_bits(x[at + i]) >> 31 ? -1 : 1;
+            code[at + i] = (int8_t)(s > 0.0f ? k * sign : 0);
+        }
+    }
+}
+
+static void
+load_int8(float *restrict x, const int8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
+        float s = spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16);
+        for (uint32_t i = 0; i < SPW__GROUP; i++) {
+            float q = (float)code[at + i] / 127.0f, magnitude = q < 0.0f ? -q : q;
+            x[at + i] = canonical(q * magnitude * s);
+        }
+    }
+}
+
+static void
+store_uint8(uint8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
+        float s = group_scale(x + at, &scale[at / SPW__GROUP]), divisor = s > 0.0f ? s : INFINITY;
+        for (uint32_t i = 0; i < SPW__GROUP; i++) {
+            float magnitude = spw_bits_f32(spw_f32_bits(x[at + i]) & 0x7fffffffu);
+            float q = sqrtf(sqrtf(magnitude / divisor)) * 255.0f + 0.5f;
+            int32_t k = (int32_t)(q < 255.5f ? q : 255.0f);
+            k = k < 1 && magnitude > 0.0f ? 1 : k;
+            code[at + i] = (uint8_t)(s > 0.0f ? k : 0);
+        }
+    }
+}
+
+static void
+load_uint8(float *restrict x, const uint8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
+        float s = spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16);
+        for (uint32_t i = 0; i < SPW__GROUP; i++) {
+            float q = (float)code[at + i] / 255.0f;
+            x[at + i] = canonical((q * q) * (q * q) * s);
+        }
+    }
+}
+
+const spw__opt_table OPT_TABLE = {
+    .rules = {[SPW_OPT_ADAM] = rule_adam,
+              [SPW_OPT_ADAGRAD] = rule_adagrad,
+              [SPW_OPT_LION] = rule_lion,
+              [SPW_OPT_SGD] = rule_sgd},
+    .load_grad = load_grad,
+    .store_bf16 = store_bf16,
+    .store_f16 = store_f16,
+    .load_split = load_split,
+    .store_split = store_split,
+    .load_split24 = load_split24,
+    .store_split24 = store_split24,
+    .load_bf16 = load_bf16,
+    .store_bf16_stochastic = store_bf16_stochastic,
+    .load_int8 = load_int8,
+    .store_int8 = store_int8,
+    .load_uint8 = load_uint8,
+    .store_uint8 = store_uint8,
+};
