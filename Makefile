@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench bench-aio asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo test check bench bench-adam bench-aio asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -108,13 +108,19 @@ demo: all
 	@sh examples/demo.sh "$(DATA)"
 
 bench: all
-	@$(MAKE) --no-print-directory build/release/tests/bench_adam
 	@sh tests/bench.sh
 
 # aio beside fio on the disk of DIR (default: this folder), about six minutes.
 bench-aio: all
 	@$(MAKE) --no-print-directory build/release/tests/bench_aio
 	@build/release/tests/bench_aio $(or $(DIR),.) $(or $(ROUNDS),5)
+
+# The optimizers beside memory, with one thread and with all; beside PyTorch's where that is installed.
+bench-adam: all
+	@./spillway bench adam --threads 1
+	@./spillway bench adam --optimizer all --format split
+	@./spillway bench adam --grad bf16
+	@if python3 -c 'import torch' 2>/dev/null; then python3 examples/pytorch_adam.py; else echo "no PyTorch here"; fi
 
 fuzz: deps
 	@sh tests/fuzz.sh
@@ -142,6 +148,7 @@ help:
 	@echo "make check    lint, test and asan: what runs before a push"
 	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
 	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
+	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"

@@ -26,7 +26,9 @@ int
 cli_bench(int argc, char **argv)
 {
     if (argc < 2)
-        return cli_usage("bench", "which one is needed: io or copy");
+        return cli_usage("bench", "which one is needed: io, adam or copy");
+    if (strcmp(argv[1], "adam") == 0)
+        return cli_bench_adam(argc - 1, argv + 1);
     if (strcmp(argv[1], "io") == 0)
         return cli_bench_io(argc - 1, argv + 1);
     if (strcmp(argv[1], "copy") == 0)

@@ -11,6 +11,7 @@ int cli_generate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_io(int argc, char **argv);   /* argv[0] is "io" */
+int cli_bench_adam(int argc, char **argv); /* argv[0] is "adam" */
 int cli_bench_copy(int argc, char **argv); /* argv[0] is "copy" */
 int cli_tune(int argc, char **argv);
 int cli_plot(int argc, char **argv);

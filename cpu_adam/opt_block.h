@@ -132,6 +132,10 @@ static void
 store_f16(uint16_t *restrict out, const float *restrict w, uint32_t n)
 {
     uint32_t i = 0;
+#ifdef __AVX512F__
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm512_cvtps_ph(_mm512_loadu_ps(w + i), 0));
+#endif
 #ifdef __F16C__
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((__m128i *)(void *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(w + i), 0));
@@ -204,20 +208,88 @@ store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t 
  * 8 bits in groups of 32 with a bf16 scale s, the group's largest magnitude rounded to nearest. Signed: 127 sqrt(|x|/s)
  * with the sign; unsigned: 255 (x/s)^(1/4), at least 1 for x > 0, so that no second moment becomes 0 and blows up its
  * step; rounded to nearest. The largest element always gets the largest code, so what was decoded encodes to the same
- * bytes: a checkpoint changes nothing. A group that holds an infinity or NaN reads as NaN; one below 2^-126 as 0.
+ * bytes: a checkpoint changes nothing. A group that holds an infinity or NaN reads as NaN; one below 2^-90 as 0.
+ *
+ * Roots come from 1/sqrt by two steps of Newton's method: 7e-6 is far finer than a code, divisions and square roots would
+ * bind here and not memory, and multiplications give the same bits everywhere.
  */
-static float
-group_scale(const float *restrict x, uint16_t *scale)
+SIMD float
+inverse_sqrt(float x)
 {
-    uint32_t top = 0, rounded;
-    for (uint32_t i = 0; i < SPW__GROUP; i++) {
+    float y = spw_bits_f32(0x5f3759dfu - (spw_f32_bits(x) >> 1)), h = 0.5f * x;
+    y = y * fmaf(-h * y, y, 1.5f);
+    return y * fmaf(-h * y, y, 1.5f);
+}
+
+/*
+ * One group; n is SPW__GROUP. Not inlined, with the count as an argument: a compiler that knows it unrolls the loop whole
+ * and then finds nothing to vectorise.
+ */
+#ifdef __clang__
+#define GROUP_LOOP static __attribute__((noinline))
+#else
+#define GROUP_LOOP static __attribute__((noinline, noclone))
+#endif
+
+GROUP_LOOP uint32_t
+group_top(const float *restrict x, uint32_t n)
+{
+    uint32_t top = 0;
+    for (uint32_t i = 0; i < n; i++) {
         uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
         top = u > top ? u : top;
     }
-    rounded = (top + 0x7fffu + (top >> 16 & 1u)) >> 16;
+    return top;
+}
+
+GROUP_LOOP void
+encode_signed(int8_t *restrict code, const float *restrict x, uint32_t n, float k)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw_f32_bits(x[i]);
+        float r = spw_bits_f32(u & 0x7fffffffu) * k, q = fmaf(r, inverse_sqrt(r), 0.5f);
+        int32_t c = (int32_t)(q < 127.0f ? q : 127.0f), sign = (int32_t)u >> 31;
+        code[i] = (int8_t)((c ^ sign) - sign);
+    }
+}
+
+GROUP_LOOP void
+decode_signed(float *restrict x, const int8_t *restrict code, uint32_t n, float k)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t c = code[i], square = c * (c < 0 ? -c : c);
+        x[i] = (float)square * k;
+    }
+}
+
+GROUP_LOOP void
+encode_unsigned(uint8_t *restrict code, const float *restrict x, uint32_t n, float k)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
+        float q = inverse_sqrt(inverse_sqrt(spw_bits_f32(u) * k)) + 0.5f;
+        int32_t c = (int32_t)(q < 255.0f ? q : 255.0f), least = u != 0 ? 1 : 0;
+        code[i] = (uint8_t)(c < least ? least : c);
+    }
+}
+
+GROUP_LOOP void
+decode_unsigned(float *restrict x, const uint8_t *restrict code, uint32_t n, float k)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float square = (float)((int32_t)code[i] * (int32_t)code[i]);
+        x[i] = square * square * k;
+    }
+}
+
+/* The scale of a group, 0 where its codes are 0 whatever it holds. */
+static float
+group_scale(const float *restrict x, uint16_t *scale)
+{
+    uint32_t top = group_top(x, SPW__GROUP), rounded = (top + 0x7fffu + (top >> 16 & 1u)) >> 16;
     if (top < SPW__F32_INF && rounded > 0x7f7fu)
         rounded = 0x7f7fu;
-    if (top < 0x00800000u)
+    if (top < 0x12800000u) /* 2^-90 */
         rounded = 0;
     if (top >= SPW__F32_INF)
         rounded = 0x7fc0u;
@@ -229,53 +301,40 @@ static void
 store_int8(int8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = group_scale(x + at, &scale[at / SPW__GROUP]), divisor = s > 0.0f ? s : INFINITY;
-        for (uint32_t i = 0; i < SPW__GROUP; i++) {
-            float magnitude = spw_bits_f32(spw_f32_bits(x[at + i]) & 0x7fffffffu);
-            float q = sqrtf(magnitude / divisor) * 127.0f + 0.5f;
-            int32_t k = (int32_t)(q < 127.5f ? q : 127.0f), sign = spw_f32_bits(x[at + i]) >> 31 ? -1 : 1;
-            code[at + i] = (int8_t)(s > 0.0f ? k * sign : 0);
-        }
+        float s = group_scale(x + at, &scale[at / SPW__GROUP]);
+        if (s > 0.0f)
+            encode_signed(code + at, x + at, SPW__GROUP, 127.0f * 127.0f / s);
+        else
+            memset(code + at, 0, SPW__GROUP);
     }
 }
 
 static void
 load_int8(float *restrict x, const int8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
 {
-    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16);
-        for (uint32_t i = 0; i < SPW__GROUP; i++) {
-            float q = (float)code[at + i] / 127.0f, magnitude = q < 0.0f ? -q : q;
-            x[at + i] = canonical(q * magnitude * s);
-        }
-    }
+    for (uint32_t at = 0; at < n; at += SPW__GROUP)
+        decode_signed(x + at, code + at, SPW__GROUP,
+                      canonical(spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16) / (127.0f * 127.0f)));
 }
 
 static void
 store_uint8(uint8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = group_scale(x + at, &scale[at / SPW__GROUP]), divisor = s > 0.0f ? s : INFINITY;
-        for (uint32_t i = 0; i < SPW__GROUP; i++) {
-            float magnitude = spw_bits_f32(spw_f32_bits(x[at + i]) & 0x7fffffffu);
-            float q = sqrtf(sqrtf(magnitude / divisor)) * 255.0f + 0.5f;
-            int32_t k = (int32_t)(q < 255.5f ? q : 255.0f);
-            k = k < 1 && magnitude > 0.0f ? 1 : k;
-            code[at + i] = (uint8_t)(s > 0.0f ? k : 0);
-        }
+        float s = group_scale(x + at, &scale[at / SPW__GROUP]);
+        if (s > 0.0f)
+            encode_unsigned(code + at, x + at, SPW__GROUP, 65025.0f * 65025.0f / s);
+        else
+            memset(code + at, 0, SPW__GROUP);
     }
 }
 
 static void
 load_uint8(float *restrict x, const uint8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
 {
-    for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16);
-        for (uint32_t i = 0; i < SPW__GROUP; i++) {
-            float q = (float)code[at + i] / 255.0f;
-            x[at + i] = canonical((q * q) * (q * q) * s);
-        }
-    }
+    for (uint32_t at = 0; at < n; at += SPW__GROUP)
+        decode_unsigned(x + at, code + at, SPW__GROUP,
+                        canonical(spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16) / (65025.0f * 65025.0f)));
 }
 
 const spw__opt_table OPT_TABLE = {

@@ -255,6 +255,8 @@ const key_row spw__config_rows[] = {
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
     U32("spillway.weight_slots", NULL, run.weight_slots, 0, 1e6, "0", "staging slots for weights; 0: by the budget"),
     U32("spillway.record_slots", NULL, run.record_slots, 0, 1e6, "0", "staging slots for records; 0: by the budget"),
+    BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
+         "weight decay for norms and biases (tensors of one dimension) too"),
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, "\"fp32\"", "fp32 or bf16", NULL},

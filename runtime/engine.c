@@ -23,6 +23,9 @@ typedef struct grad_note {
     uint32_t unit_idx;
 } grad_note;
 
+/* Parameter groups: weight decay is for matrices and embeddings; norms and biases stay as they are. */
+enum { GROUP_DECAYED, GROUP_NOT_DECAYED, GROUP_COUNT };
+
 struct spw_engine {
     spw_config config;
     const spw_model *model;
@@ -57,7 +60,9 @@ struct spw_engine {
     uint32_t future_max;
     uint64_t updates, step_count;
     const spw_optimizer *optimizer;
-    spw_opt_coef coef;
+    spw_opt_coef coefs[GROUP_COUNT];
+    spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
+    uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
 };
 
@@ -336,6 +341,50 @@ make_store(spw_engine *e, spw_error *err)
     return spw_store_create(&e->store, &s, err);
 }
 
+/* The parameter of a unit that holds an element, or else the next one; NULL behind the last. */
+static const spw_param *
+param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *end)
+{
+    const spw_param *found = NULL;
+    uint64_t nearest = UINT64_MAX;
+    for (uint32_t id = 0; id < e->layout.param_count; id++) {
+        const spw_place *at = &e->layout.places[id];
+        if (at->unit_idx == unit_idx && at->first + at->elems > element && at->first < nearest) {
+            nearest = at->first;
+            *end = at->first + at->elems;
+            found = &e->model->params[id];
+        }
+    }
+    return found;
+}
+
+/* Cuts every chunk into stretches of one parameter group; padding goes with what follows. */
+static spw_status
+make_ranges(spw_engine *e, spw_error *err)
+{
+    uint32_t count = 0, most = e->layout.param_count + 2 * e->layout.chunk_count;
+    e->ranges = spw_mem_calloc(most, sizeof *e->ranges);
+    e->range_first = spw_mem_calloc(e->layout.chunk_count + 1, sizeof *e->range_first);
+    if (e->ranges == NULL || e->range_first == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "parameter groups of %u chunks", e->layout.chunk_count);
+    for (uint32_t i = 0; i < e->layout.chunk_count; i++) {
+        const spw_store_chunk *c = &e->layout.chunks[i];
+        uint64_t end = 0;
+        e->range_first[i] = count;
+        for (uint64_t at = 0; at < c->elems; at = end) {
+            const spw_param *p = param_from(e, c->unit_idx, c->first + at, &end);
+            const spw_opt_coef *coef = &e->coefs[p == NULL || p->ndim > 1 ? GROUP_DECAYED : GROUP_NOT_DECAYED];
+            end = p == NULL || end - c->first > c->elems ? c->elems : end - c->first;
+            if (count > e->range_first[i] && e->ranges[count - 1].coef == coef)
+                count--;
+            e->ranges[count++] = (spw_opt_range){end, coef};
+        }
+    }
+    e->range_first[e->layout.chunk_count] = count;
+    SPW_ASSERT(count <= most);
+    return SPW_OK;
+}
+
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
@@ -394,6 +443,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->chain_count = e->model->block_count;
     note_uses(e);
     SPW_TRY(make_plan(e, o, err));
+    SPW_TRY(make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     return make_store(e, err);
 }
@@ -442,6 +492,8 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);
+    spw_mem_free(e->ranges);
+    spw_mem_free(e->range_first);
     spw_mem_free(e->last_use);
     spw_mem_free(e->generations);
     spw_mem_free(e->future);
@@ -462,8 +514,8 @@ update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
                            .grad = grad,
                            .grad_dtype = e->config.run.grad_dtype,
                            .first = e->unit_partial[c->unit_idx] * 4096 + c->first};
-    spw_opt_range all = {.end = c->elems, .coef = &e->coef};
-    uint64_t bad = spw_opt_step(&chunk, &all, 1);
+    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
+    uint64_t bad = spw_opt_step(&chunk, ranges, e->range_first[chunk_idx + 1] - e->range_first[chunk_idx]);
     if (bad > 0)
         return SPW_RAISE(err, SPW_ENONFINITE,
                          "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
@@ -771,7 +823,10 @@ set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
                      .step = e->updates + 1,
                      .grad_scale = grad_scale,
                      .seed = c->run.seed};
-    return spw_opt_prepare(&e->coef, e->optimizer, &hp, err);
+    SPW_TRY(spw_opt_prepare(&e->coefs[GROUP_DECAYED], e->optimizer, &hp, err));
+    if (!c->run.decay_norm_and_bias)
+        hp.weight_decay = 0;
+    return spw_opt_prepare(&e->coefs[GROUP_NOT_DECAYED], e->optimizer, &hp, err);
 }
 
 /* ---------------------------------------------------------------- steps */

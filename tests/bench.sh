@@ -2,5 +2,5 @@
 # make bench: nothing here is a test; ratios within one run are what counts.
 set -eu
 cd "$(dirname "$0")/.."
-build/release/tests/bench_adam
+./spillway bench adam --threads 1
 sh tests/bench_step.sh

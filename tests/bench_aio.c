@@ -14,11 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OURS, THREADS, FIO, FIO_HUGE, CONTENDERS, ROUNDS_MAX = 32, CANDIDATES = 4 };
+enum { OURS, THREADS, FIO, FIO_HUGE, CONTENDERS, ROUNDS_MAX = 32, CANDIDATES = 3, TRIALS = 5 };
 static const char *const names[CONTENDERS] = {"aio io_uring", "aio threads", "fio", "fio huge"};
 static const struct {
     unsigned block_kib, depth;
-} candidates[CANDIDATES] = {{256, 8}, {512, 8}, {1024, 4}, {1024, 8}};
+} candidates[CANDIDATES] = {{512, 8}, {1024, 4}, {1024, 8}};
 static const unsigned long long FILE_BYTES = 2ull << 30;
 
 typedef struct figure {
@@ -129,12 +129,12 @@ present(int who)
     return !(who == FIO && !have_fio) && !(who == FIO_HUGE && !have_huge);
 }
 
-/* The best median of three short runs, all candidates in turn; within 3 % of it, as in tune, the least CPU time. */
+/* The best median of five short runs, all candidates in turn; within 3 % of it, as in tune, the least CPU time. */
 static bool
 choose(int who, spw_aio_pattern pattern, int *best)
 {
-    double rates[CANDIDATES][3], cpus[CANDIDATES][3], top = 0, least = 1e9;
-    for (int r = 0; r < 3; r++)
+    double rates[CANDIDATES][TRIALS], cpus[CANDIDATES][TRIALS], top = 0, least = 1e9;
+    for (int r = 0; r < TRIALS; r++)
         for (int c = 0; c < CANDIDATES; c++) {
             figure f;
             if (!measure(who, pattern, c, 0.5, false, &f))
@@ -143,10 +143,10 @@ choose(int who, spw_aio_pattern pattern, int *best)
             cpus[c][r] = f.cpu;
         }
     for (int c = 0; c < CANDIDATES; c++)
-        top = median(rates[c], 3) > top ? median(rates[c], 3) : top;
+        top = median(rates[c], TRIALS) > top ? median(rates[c], TRIALS) : top;
     for (int c = 0; c < CANDIDATES; c++)
-        if (median(rates[c], 3) >= 0.97 * top && median(cpus[c], 3) < least) {
-            least = median(cpus[c], 3);
+        if (median(rates[c], TRIALS) >= 0.97 * top && median(cpus[c], TRIALS) < least) {
+            least = median(cpus[c], TRIALS);
             *best = c;
         }
     return true;

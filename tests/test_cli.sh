@@ -97,15 +97,17 @@ for round in 1 2 3 4 5 6; do
     rm -rf "$dir/k"
 done
 
-# SIGINT finishes the step, saves, cleans up.
-"$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/i" --set spillway.run_log="$dir/i.jsonl" >"$dir/out" 2>"$dir/err" &
-pid=$!
-for _ in $(seq 200); do [ "$(cat "$dir/i.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
-kill -INT $pid
-wait $pid
-check "SIGINT ends with 0" test $? -eq 0
-check "SIGINT saves" test -n "$(ls "$dir/i")"
-check "SIGINT cleans up" nothing_left
+# SIGINT and SIGTERM finish the step, save, clean up.
+for sig in INT TERM; do
+    "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/$sig" --set spillway.run_log="$dir/$sig.jsonl" >"$dir/out" 2>"$dir/err" &
+    pid=$!
+    for _ in $(seq 200); do [ "$(cat "$dir/$sig.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
+    kill -$sig $pid
+    wait $pid
+    check "SIG$sig ends with 0" test $? -eq 0
+    check "SIG$sig saves" test -n "$(ls "$dir/$sig")"
+    check "SIG$sig cleans up" nothing_left
+done
 
 # Two runs on one path do not disturb each other.
 "$spw" train "$c" --set spillway.checkpoint_dir="$dir/t1" --set spillway.run_log= >/dev/null 2>&1 &

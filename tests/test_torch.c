@@ -249,6 +249,7 @@ run(const char *name, spw_tier tier)
     c.accumulation = (uint64_t)v.h[H_A];
     c.data.seq_length = (uint64_t)v.h[H_T];
     c.optimizer.lr = 3e-3;
+    c.run.decay_norm_and_bias = true; /* as the vectors were made */
     c.zero.offload_param = c.zero.offload_optimizer = tier;
     c.zero.param_path.count = c.zero.optimizer_path.count = 1;
     snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);

@@ -1,0 +1,419 @@
+/*
+ * spillway bench adam: how close an optimizer's step comes to memory.
+ *
+ * Each thread has a chunk of its own, as in training. A repetition is one step over all chunks, and one pass of a stream
+ * over the same arrays that reads what the step reads and writes what it writes, in as many streams; they take turns.
+ * Memory bandwidth drifts by a factor of two within minutes on shared machines, so each repetition gives a ratio, and the
+ * row shows medians. After the first step some elements are compared with the scalar truth.
+ */
+#include "cli.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+enum { REPS = 15, REPS_SMOKE = 3, THREADS_MAX = 256, STREAMS_MAX = 6, LIST_MAX = 16 };
+
+typedef struct job {
+    uint64_t params; /* of all chunks */
+    spw_state_format formats[LIST_MAX];
+    const spw_optimizer *optimizers[LIST_MAX];
+    uint32_t format_count, optimizer_count;
+    uint32_t threads;
+    spw_isa isa;
+    spw_dtype grad_dtype;
+    bool json, smoke;
+} job;
+
+/* One thread's share. */
+typedef struct share {
+    spw_opt_chunk chunk;
+    spw_region weights, record, grad;
+} share;
+
+typedef struct run {
+    const job *j;
+    const spw_optimizer *optimizer;
+    spw_opt_coef coef;
+    share shares[THREADS_MAX];
+    uint64_t granule, sink;
+} run;
+
+static int
+by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double
+median(double *v, uint32_t n)
+{
+    qsort(v, n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static void
+step_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    run *r = ctx;
+    const spw_opt_chunk *c = &r->shares[part_idx].chunk;
+    (void)worker_idx;
+    (void)spw_opt_step_isa(r->j->isa, c, &(spw_opt_range){c->elems, &r->coef}, 1, NULL);
+}
+
+/* ---------------------------------------------------------------- the ceiling */
+
+typedef struct stream {
+    char *p;
+    uint64_t bytes;
+    bool reads, writes;
+} stream;
+
+/* The arrays of a chunk as the step touches them. */
+static uint32_t
+streams_of(const run *r, const share *s, stream out[STREAMS_MAX])
+{
+    const spw_opt_chunk *c = &s->chunk;
+    const uint64_t n = c->elems, weights = n * spw_state_weight_bytes(c->format);
+    const uint64_t record = spw_state_record_bytes(c->format, r->optimizer, n);
+    const bool read_weights = spw_state_update_reads_weights(c->format);
+    uint64_t at = 0, moment = n * 4;
+    uint32_t k = 0;
+    out[k++] = (stream){s->grad.base, n * spw_dtype_bytes(c->grad_dtype), true, false};
+    out[k++] = (stream){s->weights.base, weights, read_weights, true};
+    /* the low part of the record, then one array per moment; scales go with the last */
+    for (uint32_t m = r->optimizer->moment_count; m-- > 0;) {
+        static const spw_optimizer none = {.name = ""};
+        uint64_t low = spw_state_record_bytes(c->format, &none, n);
+        moment = (record - low) / r->optimizer->moment_count;
+        at = low + m * moment;
+        out[k++] = (stream){(char *)s->record.base + at, moment, true, true};
+        if (m == 0 && low > 0)
+            out[k++] = (stream){s->record.base, low, true, true};
+    }
+    return k;
+}
+
+/* Built for what the CPU has, as the kernels are. */
+#if defined(__x86_64__) && !defined(__clang__)
+#define EACH_ISA __attribute__((target_clones("default", "avx2", "avx512f"), noinline))
+#else
+#define EACH_ISA __attribute__((noinline))
+#endif
+
+EACH_ISA static uint64_t
+stream_piece(uint64_t *x, uint64_t n, bool reads, bool writes)
+{
+    uint64_t sum = 0;
+    if (reads && writes)
+        for (uint64_t i = 0; i < n; i++)
+            x[i] += 1;
+    else if (writes)
+        for (uint64_t i = 0; i < n; i++)
+            x[i] = n;
+    else
+        for (uint64_t i = 0; i < n; i++)
+            sum += x[i];
+    return sum;
+}
+
+/* How much of one array before the next has its turn; which is fastest depends on the prefetchers, so all are tried. */
+static const uint64_t granules[] = {512, 4096, UINT64_MAX};
+enum { GRANULES = sizeof granules / sizeof *granules };
+
+static void
+stream_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    run *r = ctx;
+    stream s[STREAMS_MAX];
+    uint32_t count = streams_of(r, &r->shares[part_idx], s);
+    uint64_t blocks = s[0].bytes / r->granule + 1, sum = 0;
+    (void)worker_idx;
+    for (uint64_t b = 0; b < blocks; b++)
+        for (uint32_t k = 0; k < count; k++) {
+            uint64_t begin = s[k].bytes / 64 * b / blocks * 64, end = s[k].bytes / 64 * (b + 1) / blocks * 64;
+            sum += stream_piece((uint64_t *)(void *)(s[k].p + begin), (end - begin) / 8, s[k].reads, s[k].writes);
+        }
+    __atomic_fetch_add(&r->sink, sum, __ATOMIC_RELAXED);
+}
+
+static double
+bytes_moved(const run *r)
+{
+    stream s[STREAMS_MAX];
+    uint32_t count = streams_of(r, &r->shares[0], s);
+    double bytes = 0;
+    for (uint32_t k = 0; k < count; k++)
+        bytes += (double)s[k].bytes * (s[k].reads + s[k].writes);
+    return bytes * r->j->threads;
+}
+
+/* ---------------------------------------------------------------- a row */
+
+static void
+fill(run *r, share *s, uint64_t first)
+{
+    spw_opt_chunk *c = &s->chunk;
+    float block[4096];
+    memset(s->record.base, 0, s->record.bytes);
+    for (uint64_t at = 0; at < c->elems; at += 4096) {
+        for (uint32_t i = 0; i < 4096; i++) {
+            uint32_t x = (uint32_t)(first + at + i) * 2654435761u;
+            block[i] = (float)(int32_t)x * 0x1p-33f;
+        }
+        spw_state_set(c->format, r->optimizer, c->weights, c->record, c->elems, SPW_PART_MASTER, at, 4096, block);
+        spw_convert((char *)s->grad.base + at * spw_dtype_bytes(c->grad_dtype), c->grad_dtype, block, SPW_F32, 4096);
+    }
+}
+
+/* A few blocks of the first step again, on the scalar reference; returns elements with other bits. */
+static uint64_t
+check(run *r, const share *s)
+{
+    enum { N = 4096 };
+    static char weights[N * 4] __attribute__((aligned(64))), record[N * 12] __attribute__((aligned(64)));
+    const spw_opt_chunk *c = &s->chunk;
+    uint64_t wrong = 0;
+    for (int part = 0; part <= (int)r->optimizer->moment_count; part++) {
+        float got[N], want[N], start[N];
+        spw_opt_chunk small = {.format = c->format,
+                               .elems = N,
+                               .weights = weights,
+                               .record = record,
+                               .grad = c->grad,
+                               .grad_dtype = c->grad_dtype,
+                               .first = c->first};
+        for (uint32_t i = 0; i < N; i++)
+            start[i] = (float)(int32_t)((uint32_t)(c->first + i) * 2654435761u) * 0x1p-33f;
+        memset(record, 0, sizeof record);
+        spw_state_set(c->format, r->optimizer, weights, record, N, SPW_PART_MASTER, 0, N, start);
+        (void)spw_opt_step_isa(SPW_ISA_SCALAR, &small, &(spw_opt_range){N, &r->coef}, 1, NULL);
+        spw_state_get(c->format, r->optimizer, weights, record, N, (spw_state_part)part, 0, N, want);
+        spw_state_get(c->format, r->optimizer, c->weights, c->record, c->elems, (spw_state_part)part, 0, N, got);
+        for (uint32_t i = 0; i < N; i++)
+            wrong += memcmp(&got[i], &want[i], 4) != 0;
+    }
+    return wrong;
+}
+
+static void
+release(run *r)
+{
+    for (uint32_t t = 0; t < r->j->threads; t++) {
+        spw_region_unmap(&r->shares[t].weights);
+        spw_region_unmap(&r->shares[t].record);
+        spw_region_unmap(&r->shares[t].grad);
+    }
+}
+
+static spw_status
+measure(run *r, spw_state_format format, spw_pool *pool, uint64_t *wrong, spw_error *err)
+{
+    const job *j = r->j;
+    const uint64_t n = spw_round_up(j->params / j->threads, 4096);
+    const uint32_t reps = j->smoke ? REPS_SMOKE : REPS;
+    spw_opt_hp hp = {.lr = 1e-4,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .eps = 1e-8,
+                     .weight_decay = 0.1,
+                     .decoupled = true,
+                     .bias_correction = true,
+                     .momentum = 0.9,
+                     .step = 1,
+                     .grad_scale = 1};
+    double step_s[REPS], stream_s[REPS], ratio[REPS], bytes;
+    SPW_TRY(spw_opt_prepare(&r->coef, r->optimizer, &hp, err));
+    for (uint32_t t = 0; t < j->threads; t++) {
+        share *s = &r->shares[t];
+        SPW_TRY(spw_region_map(&s->weights, n * spw_state_weight_bytes(format), 0, err));
+        SPW_TRY(spw_region_map(&s->record, spw_state_record_bytes(format, r->optimizer, n), 0, err));
+        SPW_TRY(spw_region_map(&s->grad, n * spw_dtype_bytes(j->grad_dtype), 0, err));
+        s->chunk = (spw_opt_chunk){.format = format,
+                                   .elems = n,
+                                   .weights = s->weights.base,
+                                   .record = s->record.base,
+                                   .grad = s->grad.base,
+                                   .grad_dtype = j->grad_dtype,
+                                   .first = t * n};
+        fill(r, s, t * n);
+    }
+    bytes = bytes_moved(r);
+    for (int rep = -1; rep < (int)reps; rep++) { /* the first warms up and is checked */
+        uint64_t a = spw_now_ns(), b;
+        double best;
+        spw_pool_run(pool, j->threads, step_part, r);
+        b = spw_now_ns();
+        for (uint32_t t = 0; t < j->threads && rep < 0; t++)
+            *wrong += check(r, &r->shares[t]);
+        best = 1e9;
+        for (int g = 0; g < GRANULES; g++) {
+            uint64_t begin_ns = spw_now_ns();
+            double s;
+            r->granule = granules[g];
+            spw_pool_run(pool, j->threads, stream_part, r);
+            s = (double)(spw_now_ns() - begin_ns) * 1e-9;
+            best = s < best ? s : best;
+        }
+        if (rep < 0)
+            continue;
+        step_s[rep] = (double)(b - a) * 1e-9;
+        stream_s[rep] = best;
+        ratio[rep] = stream_s[rep] / step_s[rep];
+        for (uint32_t t = 0; t < j->threads; t++) /* the stream left any numbers; denormals would be slow */
+            fill(r, &r->shares[t], t * n);
+    }
+    {
+        double s = median(step_s, reps), mparams = (double)(n * j->threads) * 1e-6 / s, gb = bytes * 1e-9 / s;
+        double ceiling = bytes * 1e-9 / median(stream_s, reps), to = median(ratio, reps);
+        if (j->json)
+            printf("{\"op\": \"%s %s\", \"size\": %llu, \"optimizer\": \"%s\", \"format\": \"%s\", \"grad\": \"%s\", "
+                   "\"threads\": %u, "
+                   "\"isa\": \"%s\", \"params\": %llu, \"bytes_per_param\": %.3f, \"mparams_s\": %.1f, \"gb_s\": %.3f, "
+                   "\"ceiling_gb_s\": %.3f, \"ratio_to_ceiling\": %.4f, \"wrong\": %llu}\n",
+                   r->optimizer->name, spw_state_name(format), (unsigned long long)(n * j->threads), r->optimizer->name,
+                   spw_state_name(format), spw_dtype_name(j->grad_dtype), j->threads, spw_isa_name(j->isa),
+                   (unsigned long long)(n * j->threads), bytes / (double)(n * j->threads), mparams, gb, ceiling, to,
+                   (unsigned long long)*wrong);
+        else
+            printf("  %-8s %-13s %8.2f %10.0f %8.1f %8.1f %7.0f %7llu\n", r->optimizer->name, spw_state_name(format),
+                   bytes / (double)(n * j->threads), mparams, gb, ceiling, 100 * to, (unsigned long long)*wrong);
+        fflush(stdout);
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- the command line */
+
+static bool
+take_formats(job *j, const char *text)
+{
+    if (strcmp(text, "all") == 0) {
+        for (int f = 0; f < SPW_STATE_COUNT; f++)
+            j->formats[j->format_count++] = (spw_state_format)f;
+        return true;
+    }
+    return j->format_count < LIST_MAX && spw_state_parse(text, &j->formats[j->format_count]) && ++j->format_count > 0;
+}
+
+static bool
+take_optimizers(job *j, const char *text)
+{
+    static const spw_optimizer *const all[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd};
+    if (strcmp(text, "all") == 0) {
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            j->optimizers[j->optimizer_count++] = all[i];
+        return true;
+    }
+    j->optimizers[j->optimizer_count] = spw_optimizer_find(text);
+    return j->optimizer_count < LIST_MAX && j->optimizers[j->optimizer_count] != NULL && ++j->optimizer_count > 0;
+}
+
+static bool
+take_isa(job *j, const char *text)
+{
+    for (int isa = SPW_ISA_SCALAR; isa <= (int)spw_cpu_isa_native(); isa++)
+        if (strcasecmp(text, spw_isa_name((spw_isa)isa)) == 0) {
+            j->isa = (spw_isa)isa;
+            return true;
+        }
+    return false;
+}
+
+static bool
+take_grad(job *j, const char *text)
+{
+    static const spw_dtype dtypes[] = {SPW_F32, SPW_BF16, SPW_F16};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, spw_dtype_name(dtypes[i])) == 0) {
+            j->grad_dtype = dtypes[i];
+            return true;
+        }
+    return false;
+}
+
+static int
+parse(job *j, int argc, char **argv)
+{
+    uint64_t threads = 0;
+    j->isa = spw_cpu_isa();
+    j->grad_dtype = SPW_F32;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *v;
+        char *end = NULL;
+        bool ok;
+        if (strcmp(name, "--json") == 0 || strcmp(name, "--smoke") == 0) {
+            *(strcmp(name, "--json") == 0 ? &j->json : &j->smoke) = true;
+            continue;
+        }
+        v = cli_value("bench", argc, argv, &i);
+        if (v == NULL)
+            return EXIT_USAGE;
+        if (strcmp(name, "--params") == 0) {
+            double n = strtod(v, &end);
+            ok = end != v && *end == '\0' && n >= 4096 && n <= 1e12;
+            j->params = ok ? (uint64_t)n : 0;
+        } else if (strcmp(name, "--format") == 0)
+            ok = take_formats(j, v);
+        else if (strcmp(name, "--optimizer") == 0)
+            ok = take_optimizers(j, v);
+        else if (strcmp(name, "--threads") == 0)
+            ok = cli_number(v, &threads) && threads >= 1 && threads <= THREADS_MAX;
+        else if (strcmp(name, "--isa") == 0)
+            ok = take_isa(j, v);
+        else if (strcmp(name, "--grad") == 0)
+            ok = take_grad(j, v);
+        else
+            return cli_usage("bench", "adam has no option %s", name);
+        if (!ok)
+            return cli_usage("bench", "%s cannot be %s", name, v);
+    }
+    j->threads = threads > 0                             ? (uint32_t)threads
+                 : spw_cpu_allowed_count() < THREADS_MAX ? spw_cpu_allowed_count()
+                                                         : THREADS_MAX;
+    if (j->params == 0)
+        j->params = j->smoke ? 65536 : 16000000;
+    if (j->format_count == 0)
+        (void)take_formats(j, "all");
+    if (j->optimizer_count == 0)
+        j->optimizers[j->optimizer_count++] = &spw_opt_adam;
+    return -1;
+}
+
+int
+cli_bench_adam(int argc, char **argv)
+{
+    static job j;
+    static run r;
+    spw_pool *pool = NULL;
+    spw_error err = {0};
+    uint64_t wrong_all = 0;
+    spw_status st;
+    int rc = parse(&j, argc, argv);
+    if (rc >= 0)
+        return rc;
+    st = spw_pool_create(&pool, j.threads, "spw-bench", &err);
+    if (!j.json && st == SPW_OK) {
+        printf("# bench adam  schema 1  spillway %s  build %s  isa %s  %u thread(s)  %s gradients\n", SPW_VERSION,
+               cli_build_name(), spw_isa_name(j.isa), j.threads, spw_dtype_name(j.grad_dtype));
+        printf("# %.1f M parameters, %d repetitions, each beside a stream that reads and writes the same arrays; "
+               "medians\n",
+               (double)j.params * 1e-6, j.smoke ? REPS_SMOKE : REPS);
+        printf("#   rule     format           B/par  Mpar/s     rate  ceiling   %%peak  #wrong\n"
+               "#                                            (GB/s)   (GB/s)\n");
+    }
+    for (uint32_t o = 0; o < j.optimizer_count; o++)
+        for (uint32_t f = 0; f < j.format_count && st == SPW_OK; f++) {
+            uint64_t wrong = 0;
+            memset(&r, 0, sizeof r);
+            r.j = &j;
+            r.optimizer = j.optimizers[o];
+            st = measure(&r, j.formats[f], pool, &wrong, &err);
+            release(&r);
+            wrong_all += wrong;
+        }
+    spw_pool_destroy(pool);
+    if (st != SPW_OK)
+        return cli_fail(&err);
+    return wrong_all == 0 ? EXIT_DONE : EXIT_FAILED;
+}
