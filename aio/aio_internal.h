@@ -105,7 +105,7 @@ spw__aio_transfer_bytes(const spw__aio_piece *p)
 static inline char *
 spw__aio_transfer_buf(const spw__aio_piece *p)
 {
-    return p->io_buf + p->io_done;
+    return p->io_buf != NULL ? p->io_buf + p->io_done : NULL; /* a flush has none */
 }
 
 /*

@@ -255,30 +255,6 @@ store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, 
         k->table->store_int8((int8_t *)at + i, scale, m, n);
 }
 
-static void
-prefetch(const void *p, uint64_t bytes)
-{
-    for (uint64_t at = 0; at < bytes; at += 64)
-        __builtin_prefetch((const char *)p + at);
-}
-
-/* The next block's lines, all at once: hardware prefetchers follow too few streams and stop at each page. */
-static void
-prefetch_block(const walk *k, uint64_t i, uint32_t n)
-{
-    static const uint32_t code_bytes[] = {[SPW__MOMENT_F32] = 4, [SPW__MOMENT_BF16] = 2, [SPW__MOMENT_INT8] = 1};
-    const spw_opt_chunk *c = k->chunk;
-    const uint64_t grad = spw_dtype_bytes(c->grad_dtype), code = code_bytes[k->layout->code];
-    prefetch((const char *)c->grad + i * grad, n * grad);
-    if (k->layout->low_bytes > 0)
-        prefetch((const char *)c->record + i * k->layout->low_bytes, n * (uint64_t)k->layout->low_bytes);
-    if (spw_state_update_reads_weights(c->format))
-        prefetch((const char *)c->weights + i * spw_state_weight_bytes(c->format),
-                 n * (uint64_t)spw_state_weight_bytes(c->format));
-    for (uint32_t j = 0; j < k->o->moment_count; j++)
-        prefetch(k->moments[j] + i * code, n * code);
-}
-
 static uint64_t
 walk_blocks(const walk *k, const spw_opt_range *ranges)
 {
@@ -289,8 +265,6 @@ walk_blocks(const walk *k, const spw_opt_range *ranges)
     for (uint64_t i = 0; i < c->elems; i += SPW_OPT_BLOCK) {
         uint32_t n = c->elems - i < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i) : SPW_OPT_BLOCK, key = ranges->coef->key;
         float *w = load_master(k, i, n, b.w), *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
-        if (i + n < c->elems)
-            prefetch_block(k, i + n, c->elems - i - n < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i - n) : SPW_OPT_BLOCK);
         for (uint32_t j = 0; j < k->o->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
         for (uint32_t at = 0; at < n;) {

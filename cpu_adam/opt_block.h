@@ -1,7 +1,7 @@
 /*
  * opt_block.h - the optimizers and state formats on blocks that fit L1, as plain C; compiled once per instruction set.
  *
- * A slice is taken 512 elements at a time: what is not fp32 is decoded into buffers in L1, the rule updates the block in
+ * A chunk is taken 256 elements at a time: what is not fp32 is decoded into buffers in L1, the rule updates the block in
  * place, and what was decoded is encoded again. Memory is read and written once; the detour costs L1 traffic only. So
  * rules and formats add up instead of multiplying, and a rule is a loop over fp32 arrays that any compiler vectorises.
  * Bits are the same on every instruction set: every multiply-add is an explicit fma, sqrt and divide are IEEE, nothing
@@ -23,7 +23,7 @@ canonical(float x)
     return x != x ? spw_bits_f32(SPW__SPLIT_NAN) : x;
 }
 
-/* ---------------------------------------------------------------- rules; c: coefficients, n <= 512 */
+/* ---------------------------------------------------------------- rules; c: coefficients, n <= SPW_OPT_BLOCK */
 
 /* adam_ref.c's formula; c as in spw_adam_coef. */
 static void
@@ -92,28 +92,41 @@ rule_sgd(const float *restrict c, uint32_t n, float *restrict w, float *restrict
 
 /* ---------------------------------------------------------------- gradients */
 
+SIMD uint32_t
+nonfinite(float x)
+{
+    return (spw_f32_bits(x) & 0x7fffffffu) >= SPW__F32_INF;
+}
+
 static uint64_t
 load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_t n, float scale)
 {
     uint32_t bad = 0, i = 0;
     if (dtype == SPW_F32) {
-        for (i = 0; i < n; i++)
+        for (i = 0; i < n; i++) {
             g[i] = ((const float *)grad)[i] * scale;
-    } else if (dtype == SPW_BF16) {
-        for (i = 0; i < n; i++)
-            g[i] = spw_bits_f32((uint32_t)((const uint16_t *)grad)[i] << 16) * scale;
-    } else {
-#ifdef __F16C__
-        for (; i + 8 <= n; i += 8)
-            _mm256_storeu_ps(g + i, _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(
-                                                      (const __m128i *)(const void *)((const uint16_t *)grad + i))),
-                                                  _mm256_set1_ps(scale)));
-#endif
-        for (; i < n; i++)
-            g[i] = spw_f16_to_f32(((const uint16_t *)grad)[i]) * scale;
+            bad += nonfinite(g[i]);
+        }
+        return bad;
     }
+    if (dtype == SPW_BF16) {
+        for (i = 0; i < n; i++) {
+            g[i] = spw_bits_f32((uint32_t)((const uint16_t *)grad)[i] << 16) * scale;
+            bad += nonfinite(g[i]);
+        }
+        return bad;
+    }
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(
+            g + i,
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)grad + i))),
+                          _mm256_set1_ps(scale)));
+#endif
+    for (; i < n; i++)
+        g[i] = spw_f16_to_f32(((const uint16_t *)grad)[i]) * scale;
     for (i = 0; i < n; i++)
-        bad += (spw_f32_bits(g[i]) & 0x7fffffffu) >= SPW__F32_INF;
+        bad += nonfinite(g[i]);
     return bad;
 }
 

@@ -15,7 +15,7 @@ extern "C" {
 
 /* ---------------------------------------------------------------- optimizers */
 
-enum { SPW_MOMENTS_MAX = 2, SPW_OPT_COEFS = 8, SPW_OPT_BLOCK = 512 };
+enum { SPW_MOMENTS_MAX = 2, SPW_OPT_COEFS = 8, SPW_OPT_BLOCK = 256 };
 
 /* Hyper-parameters of one step, as the user gives them; an optimizer looks at its own. */
 typedef struct spw_opt_hp {

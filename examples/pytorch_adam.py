@@ -57,12 +57,13 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # spw_dtype
 class SpillwayAdamW(torch.optim.Optimizer):
     """AdamW (decoupled=True) or Adam with L2; parameters are contiguous fp32 CPU tensors."""
 
-    PIECE = 1 << 18  # elements per task; a multiple of every vector
+    PIECE = 1 << 18  # elements per task at least; a multiple of every vector
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, decoupled=True, threads=None):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=decoupled))
         self.lib = load_library()
-        self.pool = concurrent.futures.ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.pool = concurrent.futures.ThreadPoolExecutor(self.threads)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -90,8 +91,9 @@ class SpillwayAdamW(torch.optim.Optimizer):
                     raise ValueError(err.message.decode())
                 grad = p.grad.contiguous()
                 size = grad.element_size()
-                for at in range(0, p.numel(), self.PIECE):
-                    n = min(self.PIECE, p.numel() - at)
+                piece = max(self.PIECE, -(-p.numel() // self.threads // 4096) * 4096)
+                for at in range(0, p.numel(), piece):
+                    n = min(piece, p.numel() - at)
                     part = Slice(0, n, p.data_ptr() + at * 4, None, state["exp_avg"].data_ptr() + at * 4,
                                  state["exp_avg_sq"].data_ptr() + at * 4, grad.data_ptr() + at * size,
                                  DTYPES[grad.dtype])

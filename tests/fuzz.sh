@@ -4,11 +4,12 @@ set -eu
 cd "$(dirname "$0")/.."
 command -v clang >/dev/null || { echo "make fuzz needs clang: apt install clang libclang-rt-14-dev"; exit 1; }
 inc="-Iruntime/base -Iaio -Icpu_adam -Igpu -Ioffload -Iruntime -Iruntime/nn -Iruntime/files"
-flags="-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined"
+flags="-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
+[ -w /dev/shm ] && export TMPDIR=/dev/shm # flushes cost nothing there
 mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/
 clang $flags $inc tests/fuzz_safetensors.c runtime/files/*.c runtime/base/*.c -ljansson -lm -pthread -o build/fuzz/safetensors
-clang $flags $inc tests/fuzz_config.c runtime/config.c runtime/config_include.c runtime/config_keys.c runtime/files/*.c runtime/base/*.c cpu_adam/state.c \
+clang $flags $inc tests/fuzz_config.c runtime/config.c runtime/config_include.c runtime/config_keys.c runtime/files/*.c runtime/base/*.c cpu_adam/*.c \
     aio/*.c -ljansson -lm -pthread -o build/fuzz/config
 uring=
 pkg-config --exists liburing 2>/dev/null && uring="-DSPW_HAVE_URING=1 -luring"
