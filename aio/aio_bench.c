@@ -157,9 +157,8 @@ file_make(spw_aio_bench *b, uint32_t i, const char *dir, spw_error *err)
     if ((size_t)snprintf(path, sizeof path, "%s/spw-bench-%ld-%u.bin", dir, (long)getpid(), i) >= sizeof path)
         return SPW_RAISE(err, SPW_EINVAL, "bench folder %.64s...: the path is too long", dir);
     b->dirs[i] = spw_mem_strdup(dir);
-    b->generations[i] = spw_mem_calloc(b->file_bytes / PAGE, 1);
-    if (b->dirs[i] == NULL || b->generations[i] == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "bench of %s: page table", dir);
+    if (b->dirs[i] == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "bench of %s: its name", dir);
     fd = SPW_CALL(EACCES, open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "create %s", path);
@@ -187,7 +186,8 @@ file_make(spw_aio_bench *b, uint32_t i, const char *dir, spw_error *err)
     }
     b->devs[i] = fstat(fd, &sb) == 0 ? sb.st_dev : 0;
     close(fd);
-    return SPW_OK;
+    b->generations[i] = spw_mem_calloc(b->file_bytes / PAGE, 1); /* once the disk has agreed to the size */
+    return b->generations[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "bench of %s: page table", dir);
 }
 
 static spw_status
