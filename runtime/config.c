@@ -359,6 +359,71 @@ read_betas(const reader *r, const key_row *row, const json_t *v)
 }
 
 static spw_status
+read_group(const reader *r, const key_row *row, const json_t *v, spw_param_group *g)
+{
+    const char *key, *match = json_string_value(json_object_get(v, "match"));
+    json_t *member;
+    if (!json_is_object(v) || match == NULL || match[0] == '\0' || strlen(match) >= sizeof g->match)
+        return bad_value(r, row->key, "an object with match, a name or glob of at most 95 bytes", v);
+    *g = (spw_param_group){.lr = NAN, .weight_decay = NAN, .beta1 = NAN, .beta2 = NAN};
+    snprintf(g->match, sizeof g->match, "%s", match);
+    json_object_foreach((json_t *)(uintptr_t)v, key, member)
+    {
+        double x = json_is_number(member) ? json_number_value(member) : -1;
+        if (strcmp(key, "match") == 0)
+            continue;
+        if (strcmp(key, "betas") == 0) {
+            double b[2] = {-1, -1};
+            for (size_t i = 0; i < 2 && json_array_size(member) == 2; i++)
+                b[i] = json_is_number(json_array_get(member, i)) ? json_number_value(json_array_get(member, i)) : -1;
+            if (!(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1))
+                return bad_value(r, row->key, "betas of two numbers in [0, 1)", v);
+            g->beta1 = b[0];
+            g->beta2 = b[1];
+        } else if (strcmp(key, "lr") == 0 || strcmp(key, "weight_decay") == 0) {
+            if (!(x >= 0 && x <= 1e6))
+                return bad_value(r, row->key, "lr and weight_decay from 0 to 1e6", v);
+            *(key[0] == 'l' ? &g->lr : &g->weight_decay) = x;
+        } else {
+            return SPW_RAISE(r->err, SPW_ECONFIG,
+                             "%s: %s: unknown member \"%s\"; match, lr, weight_decay and betas are", r->name, row->key,
+                             key);
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_groups(const reader *r, const key_row *row, const json_t *v)
+{
+    spw_config *c = r->out;
+    c->optimizer.group_count = 0;
+    if (!json_is_array(v) || json_array_size(v) > SPW_PARAM_GROUPS_MAX)
+        return bad_value(r, row->key, "a list of at most 8 objects", v);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        SPW_TRY(read_group(r, row, json_array_get(v, i), &c->optimizer.groups[c->optimizer.group_count++]));
+    return SPW_OK;
+}
+
+static json_t *
+dump_groups(const spw_config *c)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < c->optimizer.group_count; i++) {
+        const spw_param_group *g = &c->optimizer.groups[i];
+        json_t *o = json_pack("{s:s}", "match", g->match);
+        if (!isnan(g->lr))
+            json_object_set_new(o, "lr", json_real(g->lr));
+        if (!isnan(g->weight_decay))
+            json_object_set_new(o, "weight_decay", json_real(g->weight_decay));
+        if (!isnan(g->beta1))
+            json_object_set_new(o, "betas", json_pack("[f, f]", g->beta1, g->beta2));
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
+static spw_status
 read_unbuilt(const reader *r, const key_row *row, const json_t *v)
 {
     json_t *inert = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
@@ -416,6 +481,7 @@ read_value(const reader *r, const key_row *row, json_t *v)
     case K_BYTES: return read_bytes(r, row, v, field);
     case K_PATHS: return read_paths(r, row, v, field);
     case K_BETAS: return read_betas(r, row, v);
+    case K_GROUPS: return read_groups(r, row, v);
     default: return read_word(r, row, v, field);
     }
 }
@@ -970,6 +1036,7 @@ value_json(const spw_config *c, const key_row *row)
     case K_DTYPE: return json_string(spw_dtype_name(*(const spw_dtype *)field));
     case K_BACKEND: return json_string(spw_aio_backend_name(*(const spw_aio_backend *)field));
     case K_BETAS: return json_pack("[f, f]", c->optimizer.beta1, c->optimizer.beta2);
+    case K_GROUPS: return c->optimizer.group_count > 0 ? dump_groups(c) : NULL;
     default: return NULL;
     }
 }
@@ -1042,7 +1109,7 @@ spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
         [K_SECTION] = "section",   [K_BOOL] = "bool",   [K_U64] = "int",     [K_U32] = "int",
         [K_REAL] = "number",       [K_TEXT] = "text",   [K_BYTES] = "bytes", [K_PATHS] = "paths",
         [K_TIER] = "enum",         [K_FORMAT] = "enum", [K_DTYPE] = "enum",  [K_BACKEND] = "enum",
-        [K_BETAS] = "two numbers", [K_ANY] = "any"};
+        [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_ANY] = "any"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {

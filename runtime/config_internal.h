@@ -19,7 +19,8 @@ typedef enum key_type {
     K_DTYPE,
     K_BACKEND,
     K_BETAS,
-    K_ANY /* looked at by class only */
+    K_GROUPS, /* parameter groups */
+    K_ANY     /* looked at by class only */
 } key_type;
 
 typedef enum key_class {

@@ -255,6 +255,8 @@ const key_row spw__config_rows[] = {
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
     U32("spillway.weight_slots", NULL, run.weight_slots, 0, 1e6, "0", "staging slots for weights; 0: by the budget"),
     U32("spillway.record_slots", NULL, run.record_slots, 0, 1e6, "0", "staging slots for records; 0: by the budget"),
+    {"spillway.param_groups", NULL, K_GROUPS, C_BUILT, 0, 0, 0, 0, NULL,
+     "list of {match, lr, weight_decay, betas}: for parameters whose name matches the glob", NULL},
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
          "weight decay for norms and biases (tensors of one dimension) too"),
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),

@@ -3,6 +3,7 @@
  * waits for a unit by generation, never for "the optimizer": updates of this step run on into the next forward pass.
  */
 #include "runtime_internal.h"
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -23,8 +24,11 @@ typedef struct grad_note {
     uint32_t unit_idx;
 } grad_note;
 
-/* Parameter groups: weight decay is for matrices and embeddings; norms and biases stay as they are. */
-enum { GROUP_DECAYED, GROUP_NOT_DECAYED, GROUP_COUNT };
+/*
+ * Coefficients for each parameter group of the configuration and, first, for all other parameters; twice each: weight
+ * decay is for matrices and embeddings, norms and biases stay as they are unless their group says otherwise.
+ */
+enum { MATRIX, VECTOR, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
 
 struct spw_engine {
     spw_config config;
@@ -60,7 +64,7 @@ struct spw_engine {
     uint32_t future_max;
     uint64_t updates, step_count;
     const spw_optimizer *optimizer;
-    spw_opt_coef coefs[GROUP_COUNT];
+    spw_opt_coef coefs[COEF_COUNT];
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
@@ -358,6 +362,32 @@ param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *e
     return found;
 }
 
+static uint32_t
+coef_of(const spw_engine *e, const spw_param *p)
+{
+    const spw_config *c = &e->config;
+    uint32_t g = 0;
+    while (g < c->optimizer.group_count && fnmatch(c->optimizer.groups[g].match, p->name, 0) != 0)
+        g++;
+    return KINDS * (g < c->optimizer.group_count ? g + 1 : 0) + (p->ndim > 1 ? MATRIX : VECTOR);
+}
+
+/* A group that no parameter belongs to is a mistake in its glob. */
+static spw_status
+check_groups(const spw_engine *e, spw_error *err)
+{
+    for (uint32_t g = 1; g <= e->config.optimizer.group_count; g++) {
+        bool used = false;
+        for (uint32_t id = 0; id < e->model->param_count; id++)
+            used |= coef_of(e, &e->model->params[id]) / KINDS == g;
+        if (!used)
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "spillway.param_groups: no parameter is left for \"%s\" (names look like %s)",
+                             e->config.optimizer.groups[g - 1].match, e->model->params[0].name);
+    }
+    return SPW_OK;
+}
+
 /* Cuts every chunk into stretches of one parameter group; padding goes with what follows. */
 static spw_status
 make_ranges(spw_engine *e, spw_error *err)
@@ -373,7 +403,7 @@ make_ranges(spw_engine *e, spw_error *err)
         e->range_first[i] = count;
         for (uint64_t at = 0; at < c->elems; at = end) {
             const spw_param *p = param_from(e, c->unit_idx, c->first + at, &end);
-            const spw_opt_coef *coef = &e->coefs[p == NULL || p->ndim > 1 ? GROUP_DECAYED : GROUP_NOT_DECAYED];
+            const spw_opt_coef *coef = &e->coefs[p != NULL ? coef_of(e, p) : MATRIX];
             end = p == NULL || end - c->first > c->elems ? c->elems : end - c->first;
             if (count > e->range_first[i] && e->ranges[count - 1].coef == coef)
                 count--;
@@ -443,6 +473,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->chain_count = e->model->block_count;
     note_uses(e);
     SPW_TRY(make_plan(e, o, err));
+    SPW_TRY(check_groups(e, err));
     SPW_TRY(make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     return make_store(e, err);
@@ -823,10 +854,24 @@ set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
                      .step = e->updates + 1,
                      .grad_scale = grad_scale,
                      .seed = c->run.seed};
-    SPW_TRY(spw_opt_prepare(&e->coefs[GROUP_DECAYED], e->optimizer, &hp, err));
-    if (!c->run.decay_norm_and_bias)
-        hp.weight_decay = 0;
-    return spw_opt_prepare(&e->coefs[GROUP_NOT_DECAYED], e->optimizer, &hp, err);
+    for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
+        const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
+        for (int kind = MATRIX; kind < KINDS; kind++) {
+            spw_opt_hp with = hp;
+            if (kind == VECTOR && !c->run.decay_norm_and_bias)
+                with.weight_decay = 0;
+            if (own != NULL && !isnan(own->weight_decay))
+                with.weight_decay = own->weight_decay;
+            if (own != NULL && !isnan(own->lr)) /* on the same schedule */
+                with.lr = c->optimizer.lr > 0 ? lr * (own->lr / c->optimizer.lr) : own->lr;
+            if (own != NULL && !isnan(own->beta1)) {
+                with.beta1 = own->beta1;
+                with.beta2 = own->beta2;
+            }
+            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + (uint32_t)kind], e->optimizer, &with, err));
+        }
+    }
+    return SPW_OK;
 }
 
 /* ---------------------------------------------------------------- steps */

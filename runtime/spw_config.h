@@ -26,6 +26,13 @@ typedef struct spw_path_list {
     uint64_t bytes[SPW_PATHS_MAX]; /* limit on this path's swap file; 0: none */
 } spw_path_list;
 
+/* Hyper-parameters of their own for the parameters whose name matches; NaN: the optimizer's. */
+enum { SPW_PARAM_GROUPS_MAX = 8 };
+typedef struct spw_param_group {
+    char match[96];                        /* glob on Hugging Face names; the first group that matches counts */
+    double lr, weight_decay, beta1, beta2; /* lr: where the optimizer has its lr; schedules scale both */
+} spw_param_group;
+
 typedef struct spw_config {
     struct {
         char path[SPW_PATH_BYTES]; /* "" or a folder with config.json */
@@ -52,6 +59,8 @@ typedef struct spw_config {
         bool adam_w_mode, bias_correction;
         double momentum, dampening, lr_decay;
         bool nesterov;
+        uint32_t group_count;
+        spw_param_group groups[SPW_PARAM_GROUPS_MAX];
     } optimizer;
     struct {
         char type[32];                       /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR */

@@ -166,3 +166,11 @@ aio_test_buffer_new(uint64_t bytes)
     memset(p, 0, bytes);
     return p;
 }
+
+int
+aio_test_lowest_free_fd(void)
+{
+    int fd = dup(0);
+    close(fd);
+    return fd;
+}

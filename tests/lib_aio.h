@@ -45,6 +45,8 @@ uint32_t aio_test_roll(dice *d, uint32_t sides);
 void aio_test_pattern_fill(unsigned char *p, uint64_t bytes, uint32_t seed);
 unsigned char *aio_test_buffer_new(uint64_t bytes); /* zeroed and aligned; free() */
 
+int aio_test_lowest_free_fd(void); /* to see whether one was left open */
+
 #define ON_EACH_BACKEND(test)                                                                                          \
     {#test " (io_uring)", test, aio_test_setup_uring, aio_test_teardown, NULL},                                        \
     {                                                                                                                  \

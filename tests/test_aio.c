@@ -756,14 +756,6 @@ test_handover_between_threads(void **state)
     free(h.buf);
 }
 
-static int
-lowest_free_fd(void)
-{
-    int fd = dup(0);
-    close(fd);
-    return fd;
-}
-
 static void
 test_destroy_in_flight(void **state)
 {
@@ -773,7 +765,7 @@ test_destroy_in_flight(void **state)
     long live = spw_test_live_allocs();
     unsigned char *buf = aio_test_buffer_new(COUNT * BYTES + 1);
     spw_aio_request *reqs = calloc(COUNT, sizeof *reqs);
-    int fd_free = lowest_free_fd();
+    int fd_free = aio_test_lowest_free_fd();
     assert_non_null(reqs);
     for (int round = 0; round < 4; round++) {
         spw_aio *aio = aio_test_open(w, 8192, 3);
@@ -793,7 +785,7 @@ test_destroy_in_flight(void **state)
         spw_aio_wake(aio);
         spw_aio_destroy(aio);
         assert_int_equal(spw_test_live_allocs(), live);
-        assert_int_equal(lowest_free_fd(), fd_free);
+        assert_int_equal(aio_test_lowest_free_fd(), fd_free);
     }
     free(buf);
     free(reqs);

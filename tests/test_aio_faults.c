@@ -292,14 +292,6 @@ story(const world *w, spw_region *region, bool automatic, spw_test_aio_schedule 
     return st;
 }
 
-static int
-lowest_free_fd(void)
-{
-    int fd = dup(0);
-    close(fd);
-    return fd;
-}
-
 static void
 test_kth_call(void **state)
 {
@@ -314,7 +306,7 @@ test_kth_call(void **state)
         for (unsigned k = 1; !through; k++) {
             spw_error err = {0};
             long live = spw_test_live_allocs();
-            int fd = lowest_free_fd();
+            int fd = aio_test_lowest_free_fd();
             spw_test_fail_call(k);
             spw_status st = story(w, &region, automatic, NULL, &err);
             through = !spw_test_call_fired();
@@ -324,7 +316,7 @@ test_kth_call(void **state)
             assert_int_equal(err.status, st);
             assert_true(st == SPW_OK || err.message[0] != '\0');
             assert_int_equal(spw_test_live_allocs(), live);
-            assert_int_equal(lowest_free_fd(), fd);
+            assert_int_equal(aio_test_lowest_free_fd(), fd);
             assert_true(k < 1000);
             if (st != SPW_OK)
                 refused++;

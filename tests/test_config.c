@@ -98,6 +98,11 @@ test_refused(void **state)
         {"gradient_clipping=-1", "gradient_clipping: expected number in [0, 1e+30], got integer -1"},
         {"gradient_clipping=\"a\"", "gradient_clipping: expected number, got string \"a\""},
         {"optimizer.type=\"Muon\"", "not supported yet: optimizer.type"},
+        {"spillway.param_groups={}", "spillway.param_groups"},
+        {"spillway.param_groups=[{\"lr\":1}]", "an object with match"},
+        {"spillway.param_groups=[{\"match\":\"a\",\"lr\":-1}]", "lr and weight_decay from 0"},
+        {"spillway.param_groups=[{\"match\":\"a\",\"betas\":[0.9]}]", "betas of two numbers"},
+        {"spillway.param_groups=[{\"match\":\"a\",\"eps\":1}]", "unknown member \"eps\""},
         {"optimizer.params.betas=[0.9]", "optimizer.params.betas"},
         {"optimizer.params.betas=[0.9,1.0]", "optimizer.params.betas"},
         {"optimizer.params.eps=0", "optimizer.params.eps"},
@@ -221,25 +226,27 @@ test_paths(void **state)
 static void
 test_accepted(void **state)
 {
-    static const char *const right[] = {"zero_optimization.stage3_prefetch_bucket_size=5000000",
-                                        "zero_optimization.stage3_max_live_parameters=\"auto\"",
-                                        "zero_optimization={\"stage\":2,\"cpu_offload\":true}",
-                                        "fp16.enabled=\"auto\"",
-                                        "data_types={\"grad_accum_dtype\": null}",
-                                        "communication_data_type=null",
-                                        "spillway.device=\"cuda:1\"",
-                                        "optimizer.params.betas=\"auto\"",
-                                        "zero_optimization.offload_param.nvme_path={\"path\":\"/a\"}",
-                                        "zero_optimization.overlap_comm=true",
-                                        "zero_optimization.reduce_bucket_size=500000000",
-                                        "aio.intra_op_parallelism=8",
-                                        "aio.single_submit=false",
-                                        "wandb={\"enabled\": false}",
-                                        "fp16={\"enabled\": false, \"loss_scale\": 0}",
-                                        "spillway.host_memory=\"auto\"",
-                                        "train_batch_size=\"auto\"",
-                                        "optimizer.params.torch_adam=true",
-                                        "zero_optimization.offload_optimizer.ratio=1"};
+    static const char *const right[] = {
+        "zero_optimization.stage3_prefetch_bucket_size=5000000",
+        "zero_optimization.stage3_max_live_parameters=\"auto\"",
+        "zero_optimization={\"stage\":2,\"cpu_offload\":true}",
+        "fp16.enabled=\"auto\"",
+        "data_types={\"grad_accum_dtype\": null}",
+        "communication_data_type=null",
+        "spillway.device=\"cuda:1\"",
+        "optimizer.params.betas=\"auto\"",
+        "zero_optimization.offload_param.nvme_path={\"path\":\"/a\"}",
+        "zero_optimization.overlap_comm=true",
+        "zero_optimization.reduce_bucket_size=500000000",
+        "aio.intra_op_parallelism=8",
+        "aio.single_submit=false",
+        "wandb={\"enabled\": false}",
+        "fp16={\"enabled\": false, \"loss_scale\": 0}",
+        "spillway.host_memory=\"auto\"",
+        "train_batch_size=\"auto\"",
+        "optimizer.params.torch_adam=true",
+        "spillway.param_groups=[{\"match\":\"*.bias\",\"lr\":1e-4,\"betas\":[0.8,0.9]},{\"match\":\"x\"}]",
+        "zero_optimization.offload_optimizer.ratio=1"};
     (void)state;
     for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
         spw_error err = {0};

@@ -889,18 +889,80 @@ test_allocation_failures(void **state)
     rig_remove(&r);
 }
 
+/* Three steps on host; the digest of what they lead to, and optionally whether each parameter has moved. */
+static uint64_t
+groups_digest(const spw_param_group *groups, uint32_t count, double weight_decay, bool *moved)
+{
+    rig r;
+    spw_step_result result;
+    uint64_t digest;
+    float *before, *after;
+    rig_config(&r, SPW_TIER_HOST);
+    r.c.optimizer.weight_decay = weight_decay;
+    r.c.optimizer.group_count = count;
+    for (uint32_t g = 0; g < count; g++)
+        r.c.optimizer.groups[g] = groups[g];
+    rig_need(&r, 0);
+    before = rig_masters(&r);
+    for (uint64_t s = 0; s < 3; s++)
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+    assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+    after = rig_masters(&r);
+    digest = tiny_digest(r.e);
+    for (uint32_t id = 0; moved != NULL && id < r.model->param_count; id++) {
+        const spw_layout *l = spw_engine_layout(r.e);
+        uint64_t first = l->places[id].first;
+        for (uint32_t u = 0; u < l->places[id].unit_idx; u++)
+            first += l->units[u].elems;
+        moved[id] = memcmp(before + first, after + first, l->places[id].elems * sizeof(float)) != 0;
+        if (strstr(r.model->params[id].name, "h.1.") != NULL && moved[id])
+            fail_msg("%s moved", r.model->params[id].name);
+        if (strstr(r.model->params[id].name, "h.1.") == NULL && !moved[id])
+            fail_msg("%s did not move", r.model->params[id].name);
+    }
+    free(before);
+    free(after);
+    rig_remove(&r);
+    return digest;
+}
+
+/* Parameter groups: one that says nothing new changes nothing, lr 0 keeps its parameters, norms and biases are decayed
+ * only when asked; a group without parameters is refused by name. */
+static void
+test_param_groups(void **state)
+{
+    const double no = NAN;
+    spw_param_group all = {"*", no, no, no, no}, same = {"*", 1e-2, no, 0.9, 0.95}, still = {"*h.1.*", 0, no, no, no},
+                    none = {"*", no, 0, no, no}, flat = {"*", no, 0.1, no, no}, nobody = {"nothing.*", no, no, no, no};
+    bool moved[256];
+    uint64_t usual = groups_digest(NULL, 0, 0.1, NULL);
+    rig r;
+    (void)state;
+    assert_true(groups_digest(&all, 1, 0.1, NULL) == usual);
+    assert_true(groups_digest(&same, 1, 0.1, NULL) == usual);
+    (void)groups_digest(&still, 1, 0.1, moved);
+    assert_true(groups_digest(&none, 1, 0.1, NULL) == groups_digest(NULL, 0, 0.0, NULL));
+    assert_true(groups_digest(&flat, 1, 0.1, NULL) != usual); /* decays norms and biases too */
+    rig_config(&r, SPW_TIER_HOST);
+    r.c.optimizer.group_count = 1;
+    r.c.optimizer.groups[0] = nobody;
+    assert_int_equal(rig_open(&r, 0), SPW_ECONFIG);
+    assert_non_null(strstr(r.err.message, "nothing.*"));
+    rig_remove(&r);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_swap_folders),
-        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
-        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
-        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
-        cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_nonfinite),       cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_damaged_swap),    cmocka_unit_test(test_param_groups),
+        cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
+        cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),
+        cmocka_unit_test(test_two_paths),       cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
