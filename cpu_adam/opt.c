@@ -161,7 +161,7 @@ spw_optimizer_register(const spw_optimizer *o, spw_error *err)
 spw_status
 spw_opt_prepare(spw_opt_coef *out, const spw_optimizer *o, const spw_opt_hp *hp, spw_error *err)
 {
-    spw_opt_coef made = {.optimizer = o, .grad_scale = (float)hp->grad_scale};
+    spw_opt_coef made = {.optimizer = o, .grad_scale = (float)hp->grad_scale, .nearest = hp->nearest};
     uint32_t words[4];
     SPW_TRY(check(o->name, "lr", hp->lr, false, err));
     SPW_TRY(check(o->name, "weight_decay", hp->weight_decay, false, err));
@@ -240,14 +240,16 @@ load_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, float *m)
 }
 
 static void
-store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, uint32_t key)
+store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, const spw_opt_coef *coef)
 {
     char *at = k->moments[j];
     uint16_t *scale = k->scales[j] != NULL ? k->scales[j] + i / SPW_STATE_GROUP : NULL;
     if (k->layout->code == SPW__MOMENT_F32)
         return;
-    if (k->layout->code == SPW__MOMENT_BF16)
-        k->table->store_bf16_stochastic((uint16_t *)(void *)at + i, m, n, key ^ (j * 0x5bd1e995u),
+    if (k->layout->code == SPW__MOMENT_BF16 && coef->nearest)
+        k->table->store_bf16((uint16_t *)(void *)at + i, m, n);
+    else if (k->layout->code == SPW__MOMENT_BF16)
+        k->table->store_bf16_stochastic((uint16_t *)(void *)at + i, m, n, coef->key ^ (j * 0x5bd1e995u),
                                         (uint32_t)(k->chunk->first + i));
     else if (k->o->moment_unsigned[j])
         k->table->store_uint8((uint8_t *)at + i, scale, m, n);
@@ -263,7 +265,8 @@ walk_blocks(const walk *k, const spw_opt_range *ranges)
     uint64_t nonfinite_count = 0;
     block b;
     for (uint64_t i = 0; i < c->elems; i += SPW_OPT_BLOCK) {
-        uint32_t n = c->elems - i < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i) : SPW_OPT_BLOCK, key = ranges->coef->key;
+        uint32_t n = c->elems - i < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i) : SPW_OPT_BLOCK;
+        const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
         float *w = load_master(k, i, n, b.w), *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
         for (uint32_t j = 0; j < k->o->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
@@ -279,7 +282,7 @@ walk_blocks(const walk *k, const spw_opt_range *ranges)
         }
         store_master(k, i, n, w);
         for (uint32_t j = 0; j < k->o->moment_count; j++)
-            store_moment(k, j, i, n, m[j], key);
+            store_moment(k, j, i, n, m[j], first);
     }
     return nonfinite_count;
 }

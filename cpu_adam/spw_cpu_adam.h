@@ -29,6 +29,7 @@ typedef struct spw_opt_hp {
     uint64_t step;              /* t, counts from 1 */
     double grad_scale;          /* multiplied into every gradient on load: clip factor / loss scale */
     uint64_t seed;              /* of stochastic rounding */
+    bool nearest;               /* bf16 moments: round to nearest instead */
 } spw_opt_hp;
 
 /*
@@ -70,7 +71,8 @@ spw_status spw_optimizer_register(const spw_optimizer *optimizer, spw_error *err
  *   split24-int8   weights: hi bf16               record: lo i8 | m 8 bit | v 8 bit | scales         2 + 3.125
  * Split: u = bits of the fp32 master; hi = (u + 0x8000) >> 16, lo = (int16)(u & 0xffff); u = (hi << 16) + lo (signed).
  * hi is round-to-nearest with ties away from zero, and a finite master never gives an infinite hi; see spw_split_f32.
- * bf16 moments are rounded stochastically, keyed by seed, step and element. 8-bit moments are in groups of 32 elements
+ * bf16 moments are rounded stochastically, keyed by seed, step and element, or to nearest (which loses second moments
+ * whose change per step is below half a place: with beta2 0.999 they stand still). 8-bit moments are in groups of 32 elements
  * with a bf16 scale each, companded (opt_block.h says how). split24 keeps the upper 8 bits of lo, rounded.
  */
 typedef enum spw_state_format {
@@ -119,6 +121,7 @@ void spw_state_set(spw_state_format f, const spw_optimizer *optimizer, void *wei
 typedef struct spw_opt_coef {
     const spw_optimizer *optimizer;
     float grad_scale;
+    bool nearest;
     uint32_t key; /* of stochastic rounding */
     float c[SPW_OPT_COEFS];
 } spw_opt_coef;

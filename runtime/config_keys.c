@@ -259,6 +259,8 @@ const key_row spw__config_rows[] = {
      "list of {match, lr, weight_decay, betas}: for parameters whose name matches the glob", NULL},
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
          "weight decay for norms and biases (tensors of one dimension) too"),
+    BOOL("spillway.nearest_moments", NULL, run.nearest_moments, "false",
+         "split-bf16: round moments to nearest, not stochastically"),
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, "\"fp32\"", "fp32 or bf16", NULL},

@@ -853,7 +853,8 @@ set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
                      .lr_decay = c->optimizer.lr_decay,
                      .step = e->updates + 1,
                      .grad_scale = grad_scale,
-                     .seed = c->run.seed};
+                     .seed = c->run.seed,
+                     .nearest = c->run.nearest_moments};
     for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
         const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
         for (int kind = MATRIX; kind < KINDS; kind++) {

@@ -98,6 +98,7 @@ typedef struct spw_config {
         uint32_t weight_slots, record_slots;         /* 0: from the budget */
         bool integrity, prefetch;
         bool decay_norm_and_bias;
+        bool nearest_moments;
         spw_dtype grad_dtype;
         char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */

@@ -125,6 +125,7 @@ draw_ranges(spw_opt_range *ranges, spw_opt_coef *coefs, const spw_optimizer *o, 
         hp.lr = 1e-3 * (1 + random_below(9));
         hp.weight_decay = random_below(2) * 0.1;
         hp.decoupled = random_below(2);
+        hp.nearest = n % 64 == 32; /* one for the whole step */
         coefs[count] = prepared(o, &hp);
         at += count + 1 == RANGES_MAX ? n : 1 + random_below((uint32_t)n);
         ranges[count] = (spw_opt_range){at < n ? at : n, &coefs[count]};
@@ -360,6 +361,44 @@ test_stochastic_rounding(void **state)
 }
 
 static void
+test_nearest_rounding(void **state)
+{
+    /* bf16 moments rounded to nearest are what fp32's update gives, rounded once; stochastic ones are a neighbour. */
+    (void)state;
+    for (int nearest = 0; nearest < 2; nearest++) {
+        spw_opt_hp hp = usual_hp();
+        spw_opt_coef coef;
+        static float start[3][ELEMS], want[ELEMS], got[ELEMS];
+        spw_opt_chunk lossy = opt_chunk(&a, SPW_STATE_SPLIT_BF16, SPW_F32, ELEMS),
+                      exact = opt_chunk(&b, SPW_STATE_SPLIT, SPW_F32, ELEMS);
+        uint32_t off = 0;
+        hp.nearest = nearest;
+        coef = prepared(&spw_opt_adam, &hp);
+        fill(&a, lossy.format, &spw_opt_adam, SPW_F32, ELEMS, false);
+        b = a; /* the gradient */
+        for (int part = 0; part < 3; part++) {
+            spw_state_get(lossy.format, &spw_opt_adam, a.weights, a.record, ELEMS, (spw_state_part)part, 0, ELEMS,
+                          start[part]);
+            spw_state_set(exact.format, &spw_opt_adam, b.weights, b.record, ELEMS, (spw_state_part)part, 0, ELEMS,
+                          start[part]);
+        }
+        spw_opt_step(&lossy, &(spw_opt_range){ELEMS, &coef}, 1);
+        spw_opt_step(&exact, &(spw_opt_range){ELEMS, &coef}, 1);
+        for (int part = 1; part < 3; part++) {
+            spw_state_get(lossy.format, &spw_opt_adam, a.weights, a.record, ELEMS, (spw_state_part)part, 0, ELEMS, got);
+            spw_state_get(exact.format, &spw_opt_adam, b.weights, b.record, ELEMS, (spw_state_part)part, 0, ELEMS,
+                          want);
+            for (int i = 0; i < ELEMS; i++) {
+                float rounded = spw_bf16_to_f32(spw_f32_to_bf16(want[i]));
+                off += got[i] != rounded;
+                assert_true(fabsf(got[i] - want[i]) <= ldexpf(fabsf(want[i]), -7));
+            }
+        }
+        assert_true(nearest ? off == 0 : off > ELEMS / 4);
+    }
+}
+
+static void
 test_split_formats_keep_the_master(void **state)
 {
     /* split-bf16 and split-int8 keep the master exactly; split24 within 2^-16 of it, relative. */
@@ -482,6 +521,7 @@ main(void)
         cmocka_unit_test(test_learns),
         cmocka_unit_test(test_split_formats_keep_the_master),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_nearest_rounding),
     };
     if (getenv("SPW_SEED") != NULL)
         seed = strtoull(getenv("SPW_SEED"), NULL, 0);
