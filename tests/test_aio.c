@@ -8,11 +8,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum { KIB = 1024 };
@@ -156,6 +158,9 @@ test_pages_given_back(void **state)
     spw_aio_file *file = aio_test_file_open(aio, w, "data", SPW_AIO_OPEN_BUFFERED);
     unsigned char *buf = aio_test_buffer_new(MIB);
     int fd = open(aio_test_path_in(w, "data"), O_RDWR);
+    struct statfs fs;
+    if (fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC) /* its pages are the file */
+        skip();
     for (int pass = 0; pass < 2; pass++) {
         for (uint64_t at = 0; at < BYTES; at += MIB)
             assert_int_equal(aio_test_transfer(aio, file, pass == 0 ? SPW_AIO_WRITE : SPW_AIO_READ, buf, MIB, at),

