@@ -6,12 +6,14 @@ cd "$(dirname "$0")/.."
 steps=${1:-1000}
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-formats-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
+mkdir "$dir/text" # a copy: an edit meanwhile would be another text
+for f in README.md docs/*.md runtime/*.c offload/*.c aio/*.c cpu_adam/*.c; do cp "$f" "$dir/text/$(echo "$f" | tr / -)"; done
 echo "# bench formats  4 layers of width 128, $steps steps of 2048 tokens, AdamW; eval on 5 % held out"
 echo "#  format         eval loss   - split's   train loss (mean of the last 50 steps)"
 for format in split mixed fp32 split-bf16 split-int8 split24-int8; do
     half=true
     [ $format = fp32 ] && half=false
-    OPENBLAS_NUM_THREADS=1 ./spillway train examples/demo.json --quiet --set 'data.path=["README.md","docs/*.md","runtime/*.c","offload/*.c","aio/*.c","cpu_adam/*.c"]' \
+    OPENBLAS_NUM_THREADS=1 ./spillway train examples/demo.json --quiet --set "data.path=$dir/text/*" \
         --set model.n_embd=128 --set model.n_layer=4 --set model.n_head=4 --set spillway.steps="$steps" --set scheduler.params.total_num_steps="$steps" \
         --set spillway.checkpoint_dir= --set spillway.eval_interval="$steps" --set spillway.eval_batches=16 --set spillway.device_memory=auto \
         --set spillway.host_memory=auto --set spillway.run_log="$dir/log" --set spillway.state_format="\"$format\"" --set bf16.enabled=$half \
