@@ -2,7 +2,8 @@
  * aio_bench.c - measures what paths deliver through this library, on files whose every byte can be checked.
  *
  * A page carries its number and the generation of its last write, so a lost, torn or misplaced write shows. While the
- * clock runs only the ends of each block are looked at, because a look at every byte would cost more than the transfer;
+ * clock runs only the ends of each block are looked at (and a block written in place gets new stamps on one page in
+ * eight), because a look at every byte would cost more than the transfer;
  * all of it is read and compared afterwards. The kernel's own counters of the block devices tell whether the bytes
  * really went there. What is timed ends with the flush of the last write.
  */

@@ -1,8 +1,8 @@
 /*
  * aio_internal.h - what the files of aio share: the context, its files, the pieces that requests are cut into, and the
  * table of functions that a backend fills. aio.c talks to the caller, aio_piece.c cuts, starts and lands pieces,
- * aio_share.c says whose turn it is,
- * aio_file.c opens files, aio_fault.c draws faults for tests; aio_uring.c and aio_threads.c move one piece's bytes and know nothing of requests.
+ * aio_share.c says whose turn it is, aio_file.c opens files, aio_fault.c draws faults for tests; aio_uring.c and
+ * aio_threads.c move one piece's bytes and know nothing of requests.
  */
 #ifndef SPW_AIO_INTERNAL_H
 #define SPW_AIO_INTERNAL_H

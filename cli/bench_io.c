@@ -113,7 +113,6 @@ cli_bench_row(spw_aio_bench *bench, const spw_aio_bench_run *run, bool with_bare
     row->bare_gb_s = MEDIAN(bare, bare_count, gb_s);
     row->bare_cpu_s_per_gb = MEDIAN(bare, bare_count, cpu_s_per_gb);
     snprintf(row->device_note, sizeof row->device_note, "%s", ours[0].device_note);
-    snprintf(row->reason, sizeof row->reason, "%s", ours[0].reason);
     return SPW_OK;
 }
 

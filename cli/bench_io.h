@@ -13,7 +13,7 @@ typedef struct bench_row {
     double bare_gb_s, bare_cpu_s_per_gb; /* 0: not measured */
     double device_ratio;                 /* 0: unknown, device_note says why */
     bool direct;
-    char device_note[128], reason[384];
+    char device_note[128];
 } bench_row;
 
 /* Measures in rounds, with the bare ring in turn when asked. */

@@ -25,7 +25,7 @@ typedef struct figure {
     double gb_s, cpu;
 } figure;
 
-static char folder[3500], fio_path[4096];
+static char fio_path[4096];
 static spw_aio_bench *bench;
 static bool have_fio, have_huge;
 static unsigned long long wrong;
@@ -213,7 +213,6 @@ main(int argc, char **argv)
     long before = huge_pages_set(64, true);
     spw_error err = {0};
     bool ok;
-    snprintf(folder, sizeof folder, "%s", dir);
     snprintf(fio_path, sizeof fio_path, "%s/spw-bench-fio-%ld.bin", dir, (long)getpid());
     rounds = rounds < 1 ? 1 : rounds > ROUNDS_MAX ? ROUNDS_MAX : rounds;
     have_fio = system("command -v fio >/dev/null 2>&1") == 0;

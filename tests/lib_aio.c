@@ -7,7 +7,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+/* Asks the kernel itself, so that a broken backend is a failure and only a refusing kernel is a reason to skip. */
+static bool
+kernel_refuses_uring(void)
+{
+#ifdef SPW_HAVE_URING
+    char params[256] = {0}; /* struct io_uring_params and room */
+    long fd = syscall(SYS_io_uring_setup, 128, params);
+    if (fd >= 0)
+        close((int)fd);
+    return fd < 0;
+#else
+    return true;
+#endif
+}
 
 static int
 setup(void **state, spw_aio_backend backend)
@@ -30,7 +46,7 @@ setup(void **state, spw_aio_backend backend)
     w->available = st == SPW_OK;
     spw_aio_destroy(aio);
     *state = w;
-    return st == SPW_OK || st == SPW_EUNSUPPORTED ? 0 : -1;
+    return st == SPW_OK || (backend == SPW_AIO_URING && st == SPW_EUNSUPPORTED && kernel_refuses_uring()) ? 0 : -1;
 }
 
 int

@@ -159,8 +159,9 @@ test_isa_identity(void **state)
                     for (int isa = SPW_ISA_SCALAR + 1; isa <= SPW_ISA_AVX512; isa++) {
                         uint64_t bad = 0;
                         b = start;
-                        if (spw_opt_step_isa((spw_isa)isa, &y, ranges, count, &bad) != SPW_OK)
+                        if (isa > (int)spw_cpu_isa_native())
                             continue;
+                        assert_int_equal(spw_opt_step_isa((spw_isa)isa, &y, ranges, count, &bad), SPW_OK);
                         compared++;
                         if (memcmp(&a, &b, sizeof a) != 0 || bad != bad_ref)
                             fail_msg("%s %s gradients %d n %d isa %s seed %llu draw %llu", optimizers[o]->name,
@@ -168,8 +169,7 @@ test_isa_identity(void **state)
                                      (unsigned long long)seed, (unsigned long long)draws);
                     }
                 }
-    if (compared == 0)
-        skip();
+    assert_true(compared > 0 || spw_cpu_isa_native() == SPW_ISA_SCALAR);
 }
 
 static void
@@ -296,7 +296,7 @@ test_code_bounds(void **state)
     const spw__opt_table *t = &spw__opt_table_ref;
     (void)state;
     for (uint32_t round = 0; round < 2000; round++) {
-        float x[32], y[32], z[32];
+        float x[32], y[32];
         int8_t code[32], again[32];
         uint16_t scale, scale_again;
         bool positive = round % 2;
@@ -333,7 +333,6 @@ test_code_bounds(void **state)
         }
         assert_memory_equal(code, again, 32);
         assert_int_equal(scale, scale_again);
-        (void)z;
     }
 }
 
