@@ -242,8 +242,13 @@ uint32_t spw_pool_threads(const spw_pool *pool);
 /* Calls fn(ctx, i, worker) for every i in [0, part_count), returns when all are done. A NULL pool runs them inline. */
 void spw_pool_run(spw_pool *pool, uint32_t part_count, spw_pool_fn fn, void *ctx);
 
-/* CPUs this process may use: the affinity mask, cut by the cgroup's quota; at least 1. */
+/* CPUs this thread may use: its affinity mask, cut by the cgroup's quota; at least 1. OMP_NUM_THREADS says nothing here. */
 uint32_t spw_cpu_allowed_count(void);
+/*
+ * CPUs' worth of time that the cgroup of this process, or one above it, may use; infinity when none limits it. Reads
+ * root/proc and root/sys, version 1 or 2; root is "" outside of tests.
+ */
+double spw_cgroup_cpu_quota(const char *root);
 /* Memory limit of the cgroup in bytes; UINT64_MAX when there is none. */
 uint64_t spw_cgroup_memory_bytes(void);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */

@@ -3,6 +3,8 @@
  */
 #include "spw_base.h"
 #include <errno.h>
+#include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,21 +36,87 @@ read_line(const char *path, char *buf, int buf_bytes)
     return ok;
 }
 
+static bool
+read_number(const char *dir, const char *name, long long *out)
+{
+    char path[PATH_MAX], line[64];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return read_line(path, line, sizeof line) && sscanf(line, "%lld", out) == 1;
+}
+
+/* What one cgroup sets: "quota period" or "max period" in version 2, a file for each in version 1 (-1: none). */
+static double
+quota_of_cgroup(const char *dir)
+{
+    char path[PATH_MAX], line[64];
+    long long quota = -1, period = 0;
+    snprintf(path, sizeof path, "%s/cpu.max", dir);
+    if (read_line(path, line, sizeof line)) {
+        if (sscanf(line, "%lld %lld", &quota, &period) != 2)
+            return INFINITY;
+    } else if (!read_number(dir, "cpu.cfs_quota_us", &quota) || !read_number(dir, "cpu.cfs_period_us", &period)) {
+        return INFINITY;
+    }
+    return quota > 0 && period > 0 ? (double)quota / (double)period : INFINITY;
+}
+
+/* The least of a cgroup and those above it, up to the mount: in a container its own limit stands there. */
+static double
+quota_up_from(const char *mount, const char *cgroup)
+{
+    char dir[PATH_MAX];
+    size_t mount_len = strlen(mount);
+    double least = INFINITY;
+    snprintf(dir, sizeof dir, "%s%s", mount, cgroup);
+    for (;;) {
+        char *slash;
+        least = fmin(least, quota_of_cgroup(dir));
+        slash = strrchr(dir, '/');
+        if (slash == NULL || slash < dir + mount_len)
+            return least;
+        *slash = '\0';
+    }
+}
+
+double
+spw_cgroup_cpu_quota(const char *root)
+{
+    char path[PATH_MAX], v1[PATH_MAX], v2[PATH_MAX], line[PATH_MAX];
+    double least;
+    FILE *f;
+    snprintf(v2, sizeof v2, "%s/sys/fs/cgroup", root);
+    snprintf(v1, sizeof v1, "%s/cpu", v2);
+    least = fmin(quota_of_cgroup(v2), quota_of_cgroup(v1));
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    f = fopen(path, "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) { /* "4:cpu,cpuacct:/name" or "0::/name" */
+        char *save, *controllers = strchr(line, ':'), *name = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+        if (name == NULL)
+            continue;
+        *name++ = '\0';
+        name[strcspn(name, "\n")] = '\0';
+        if (*++controllers == '\0')
+            least = fmin(least, quota_up_from(v2, name));
+        for (char *one = strtok_r(controllers, ",", &save); one != NULL; one = strtok_r(NULL, ",", &save)) {
+            if (strcmp(one, "cpu") == 0)
+                least = fmin(least, quota_up_from(v1, name));
+        }
+    }
+    if (f != NULL)
+        fclose(f);
+    return least;
+}
+
 uint32_t
 spw_cpu_allowed_count(void)
 {
     cpu_set_t set;
-    char line[128];
-    unsigned long long quota, period;
+    double quota = spw_cgroup_cpu_quota("");
     uint32_t count = 1;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         count = (uint32_t)CPU_COUNT(&set);
-    if (read_line("/sys/fs/cgroup/cpu.max", line, sizeof line) && sscanf(line, "%llu %llu", &quota, &period) == 2 &&
-        period > 0) {
-        uint32_t by_quota = (uint32_t)((quota + period - 1) / period);
-        if (by_quota < count)
-            count = by_quota;
-    }
+    if (quota < count)
+        count = (uint32_t)ceil(quota);
     return count > 0 ? count : 1;
 }
 
