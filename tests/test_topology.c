@@ -76,10 +76,253 @@ test_cgroup_quota(void **state)
     assert_true(spw_cpu_allowed_count() >= 1);
 }
 
+/* Lists come back as they went in, in the kernel's form; what is no list is refused. */
+static void
+test_id_sets(void **state)
+{
+    static const char *const good[] = {"", "0", "0-3", "1,3-4,63-65,1023", "0-1023", "2\n"};
+    static const char *const bad[] = {"x", "-1", "3-", "3-2", "1,", "1,,2", "1 2", "0-3,"};
+    spw_id_set set;
+    char text[64];
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        size_t len = strcspn(good[i], "\n");
+        assert_true(spw_id_set_parse(&set, good[i]));
+        spw_id_set_format(text, sizeof text, &set);
+        assert_int_equal(strlen(text), len);
+        assert_memory_equal(text, good[i], len);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_false(spw_id_set_parse(&set, bad[i]));
+    assert_true(spw_id_set_parse(&set, "7,1022-5000,99999999999999999999")); /* what has no room is left out */
+    assert_int_equal(spw_id_set_count(&set), 3);
+    assert_false(spw_id_set_has(&set, 5000));
+    assert_string_equal(spw_id_set_format(text, 4, &set), "7,1"); /* cut, and ended */
+}
+
+/* Two sockets of two cores, two threads each; CPUs 2 and 3 do not exist, 9 is offline, 5 may not be used. */
+static void
+test_read(void **state)
+{
+    static const struct {
+        unsigned cpu;
+        const char *siblings;
+    } cpus[] = {{0, "0,6"}, {1, "1,7"}, {4, "4,8"}, {5, "5"}, {6, "0,6"}, {7, "1,7"}, {8, "4,8"}};
+    static const spw_cpu want[] = {{0, 0, 0}, {1, 1, 0}, {4, 4, 2}, {6, 0, 0}, {7, 1, 0}, {8, 4, 2}};
+    spw_topology t;
+    spw_id_set allowed, nodes;
+    char path[128], text[32];
+    (void)state;
+    for (size_t i = 0; i < sizeof cpus / sizeof cpus[0]; i++) {
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%u/topology/thread_siblings_list", cpus[i].cpu);
+        snprintf(text, sizeof text, "%s\n", cpus[i].siblings);
+        put(path, text);
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%u/online", cpus[i].cpu);
+        put(path, "1\n");
+    }
+    put("sys/devices/system/cpu/cpu9/online", "0\n");
+    put("sys/devices/system/node/node0/cpulist", "0-1,6-7\n");
+    put("sys/devices/system/node/node1/cpulist", "\n"); /* memory alone */
+    put("sys/devices/system/node/node2/cpulist", "4-5,8\n");
+    assert_true(spw_id_set_parse(&allowed, "0-1,4,6-9"));
+    spw_topology_read(&t, root, &allowed);
+    assert_int_equal(t.cpu_count, sizeof want / sizeof want[0]);
+    for (uint32_t i = 0; i < t.cpu_count; i++) {
+        assert_int_equal(t.cpus[i].cpu, want[i].cpu);
+        assert_int_equal(t.cpus[i].core, want[i].core);
+        assert_int_equal(t.cpus[i].node, want[i].node);
+    }
+    assert_int_equal(spw_topology_nodes(&t, &nodes), 2);
+    assert_string_equal(spw_id_set_format(text, sizeof text, &nodes), "0,2");
+}
+
+/* Where sysfs is missing or says nonsense, a CPU is a core on node 0; a tree without any CPU still has one. */
+static void
+test_read_nothing(void **state)
+{
+    spw_topology t;
+    spw_id_set allowed, mine;
+    (void)state;
+    assert_true(spw_id_set_parse(&allowed, "3,5,900"));
+    for (int nonsense = 0; nonsense < 2; nonsense++) {
+        spw_topology_read(&t, root, &allowed);
+        assert_int_equal(t.cpu_count, 3);
+        for (uint32_t i = 0; i < 3; i++) {
+            assert_int_equal(t.cpus[i].core, t.cpus[i].cpu);
+            assert_int_equal(t.cpus[i].node, 0);
+        }
+        put("sys/devices/system/cpu/cpu3/topology/thread_siblings_list", "a lot\n");
+        put("sys/devices/system/cpu/cpu5/topology/thread_siblings_list", "6-7\n"); /* without itself */
+        put("sys/devices/system/node/node1/cpulist", "3-\n");
+    }
+    put("sys/devices/system/cpu/cpu3/online", "0\n");
+    put("sys/devices/system/cpu/cpu5/online", "0\n");
+    put("sys/devices/system/cpu/cpu900/online", "0\n");
+    spw_topology_read(&t, root, &allowed);
+    assert_int_equal(t.cpu_count, 1);
+    spw_topology_read(&t, "", NULL); /* this machine */
+    spw_cpu_affinity(&mine);
+    assert_true(t.cpu_count >= 1 && t.cpu_count <= spw_id_set_count(&mine));
+    for (uint32_t i = 0; i < t.cpu_count; i++)
+        assert_true(spw_id_set_has(&mine, t.cpus[i].cpu));
+}
+
+/* Homes as a list, and what the first and the last worker are bound to, on machines drawn by hand. */
+static void
+test_seats(void **state)
+{
+    /* "cpu.core.node ..." */
+    static const char one[] = "0.0.0 1.1.0 2.2.0 3.3.0", smt[] = "0.0.0 1.1.0 2.0.0 3.1.0";
+    static const char two[] = "0.0.0 1.1.0 2.2.1 3.3.1 4.0.0 5.1.0 6.2.1 7.3.1";
+    static const char lame[] = "0.0.0 8.8.3 9.9.3 10.10.3", hole[] = "5.1.0 6.2.0 7.2.0";
+    static const struct {
+        const char *machine;
+        uint32_t workers;
+        const char *homes, *first, *last; /* "": not bound */
+    } cases[] = {
+        {one, 1, "0", "", ""},
+        {one, 4, "0 1 2 3", "", ""},
+        {one, 6, "0 1 2 3 0 1", "", ""},
+        {smt, 1, "0", "0-1", "0-1"},
+        {smt, 2, "0 1", "0-1", "0-1"},
+        {smt, 3, "0 1 2", "", ""},
+        {smt, 9, "0 1 2 3 0 1 2 3 0", "", ""},
+        {two, 1, "0", "0-1", "0-1"},
+        {two, 2, "0 2", "0-1", "2-3"},
+        {two, 3, "0 1 2", "0-1", "2-3"},
+        {two, 4, "0 1 2 3", "0-1", "2-3"},
+        {two, 5, "0 1 4 2 3", "0-1,4-5", "2-3,6-7"},
+        {two, 8, "0 1 4 5 2 3 6 7", "0-1,4-5", "2-3,6-7"},
+        {two, 10, "0 1 4 5 0 2 3 6 7 2", "0-1,4-5", "2-3,6-7"},
+        {lame, 2, "0 8", "0", "8-10"},
+        {lame, 4, "0 8 9 10", "0", "8-10"},
+        {hole, 2, "5 6", "5-6", "5-6"}, /* the sibling of 5 may not be used */
+        {hole, 3, "5 6 7", "", ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_topology t = {0};
+        spw_seat seats[16];
+        char homes[64] = "", text[64];
+        unsigned cpu, core, node;
+        int len;
+        for (const char *at = cases[i].machine; sscanf(at, "%u.%u.%u%n", &cpu, &core, &node, &len) == 3; at += len)
+            t.cpus[t.cpu_count++] = (spw_cpu){(uint16_t)cpu, (uint16_t)core, (uint16_t)node};
+        spw_seat_workers(seats, cases[i].workers, &t);
+        for (uint32_t w = 0; w < cases[i].workers; w++)
+            snprintf(homes + strlen(homes), sizeof homes - strlen(homes), w > 0 ? " %u" : "%u", seats[w].home.cpu);
+        assert_string_equal(homes, cases[i].homes);
+        for (int last = 0; last < 2; last++) {
+            const spw_seat *seat = &seats[last ? cases[i].workers - 1 : 0];
+            spw_id_set_format(text, sizeof text, &seat->cpus);
+            assert_string_equal(seat->bound ? text : "", last ? cases[i].last : cases[i].first);
+        }
+    }
+}
+
+/* A machine of up to 4 nodes, 8 cores each, 4 threads each, of which a random part may be used. */
+static void
+random_machine(spw_topology *t, uint64_t seed, uint32_t round)
+{
+    uint32_t r[4], nodes, cores, threads, keep, cpu = 0;
+    bool siblings_last;
+    spw_philox(seed, round, 0, r);
+    nodes = 1 + r[0] % 4;
+    cores = 1 + r[1] % 8;
+    threads = 1 + r[2] % 4;
+    keep = 1 + r[3] % 4; /* of 4 CPUs */
+    siblings_last = r[3] >> 8 & 1;
+    t->cpu_count = 0;
+    for (uint32_t i = 0; i < nodes * cores * threads; i++, cpu++) {
+        uint32_t core = siblings_last ? i % (nodes * cores) : i / threads;
+        spw_philox(seed, round, i + 1, r);
+        cpu += r[1] % 8 == 0;
+        if (r[0] % 4 < keep)
+            t->cpus[t->cpu_count++] = (spw_cpu){(uint16_t)cpu, (uint16_t)(core * 3), (uint16_t)(core / cores * 2)};
+    }
+    if (t->cpu_count == 0)
+        t->cpus[t->cpu_count++] = (spw_cpu){7, 7, 5};
+}
+
+/* How many CPUs of its core come before it. */
+static uint32_t
+rank_of(const spw_topology *t, uint32_t idx)
+{
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < idx; i++)
+        rank += t->cpus[i].core == t->cpus[idx].core;
+    return rank;
+}
+
+static void
+check_seats(const spw_topology *t, const spw_seat *seats, uint32_t worker_count)
+{
+    uint32_t used[SPW_IDS_MAX] = {0}, on_node[8] = {0}, cores_of[8] = {0}, cores = 0;
+    spw_id_set all = {{0}}, nodes;
+    uint32_t node_count = spw_topology_nodes(t, &nodes);
+    for (uint32_t i = 0; i < t->cpu_count; i++) {
+        spw_id_set_add(&all, t->cpus[i].cpu);
+        cores += rank_of(t, i) == 0;
+        cores_of[t->cpus[i].node] += rank_of(t, i) == 0;
+    }
+    for (uint32_t w = 0; w < worker_count; w++) {
+        const spw_seat *seat = &seats[w];
+        assert_true(spw_id_set_has(&all, seat->home.cpu));
+        used[seat->home.cpu]++;
+        on_node[seat->home.node]++;
+        assert_true(w == 0 || seats[w - 1].home.node <= seat->home.node);
+        assert_int_equal(seat->bound, node_count > 1 || (worker_count <= cores && cores < t->cpu_count));
+        assert_true(spw_id_set_has(&seat->cpus, seat->home.cpu));
+        for (uint32_t i = 0; i < t->cpu_count; i++) {
+            bool near = t->cpus[i].node == seat->home.node && (worker_count > cores || rank_of(t, i) == 0);
+            assert_int_equal(spw_id_set_has(&seat->cpus, t->cpus[i].cpu), near);
+        }
+        assert_true(spw_id_set_count(&seat->cpus) <= t->cpu_count);
+    }
+    for (uint32_t i = 0; i < t->cpu_count; i++) {
+        for (uint32_t j = 0; j < t->cpu_count; j++) {
+            uint32_t a = used[t->cpus[i].cpu], b = used[t->cpus[j].cpu];
+            assert_true(a <= b + 1);                               /* no CPU twice while one is free */
+            assert_true(rank_of(t, i) <= rank_of(t, j) || a <= b); /* no sibling while a core is free */
+        }
+    }
+    for (uint32_t a = 0; a < 8 && worker_count <= cores; a++) { /* nodes differ by one, or the smaller is full */
+        for (uint32_t b = 0; b < 8; b++)
+            assert_true(on_node[a] <= on_node[b] + 1 || on_node[b] == cores_of[b]);
+    }
+}
+
+/* The same promises on random machines, and the same seats when asked again. */
+static void
+test_seats_random(void **state)
+{
+    const char *wish = getenv("SPW_SEED");
+    uint64_t seed = wish != NULL ? strtoull(wish, NULL, 10) : spw_now_ns() % 1000000;
+    (void)state;
+    print_message("# SPW_SEED=%llu\n", (unsigned long long)seed);
+    for (uint32_t round = 0; round < 200; round++) {
+        static spw_seat seats[300], again[300];
+        spw_topology t;
+        uint32_t worker_count;
+        random_machine(&t, seed, round);
+        worker_count = 1 + (uint32_t)(seed + round * 7919u) % (2 * t.cpu_count + 3);
+        spw_seat_workers(seats, worker_count, &t);
+        spw_seat_workers(again, worker_count, &t);
+        for (uint32_t w = 0; w < worker_count; w++)
+            assert_true(seats[w].home.cpu == again[w].home.cpu && seats[w].bound == again[w].bound);
+        check_seats(&t, seats, worker_count);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_id_sets),
+        cmocka_unit_test_setup_teardown(test_read, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_read_nothing, make_root, remove_root),
+        cmocka_unit_test(test_seats),
+        cmocka_unit_test(test_seats_random),
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
     };
     return cmocka_run_group_tests_name("topology", tests, NULL, NULL);

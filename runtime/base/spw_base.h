@@ -5,6 +5,7 @@
 #ifndef SPW_BASE_H
 #define SPW_BASE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -93,6 +94,28 @@ typedef void (*spw_log_fn)(void *ctx, spw_log_level level, const char *line);
 /* Library code never prints: lines go to fn, or nowhere when none is set (the default). Set before threads start. */
 void spw_log_set(spw_log_fn fn, void *ctx);
 void spw_log(spw_log_level level, const char *fmt, ...) SPW_PRINTF(2, 3);
+
+/* ---------------------------------------------------------------- sets of CPU or node numbers */
+
+enum { SPW_IDS_MAX = 1024 }; /* numbers from here on are in no set */
+typedef struct spw_id_set {
+    uint64_t bits[SPW_IDS_MAX / 64];
+} spw_id_set;
+static inline bool
+spw_id_set_has(const spw_id_set *set, uint32_t id)
+{
+    return id < SPW_IDS_MAX && (set->bits[id / 64] >> id % 64 & 1) != 0;
+}
+static inline void
+spw_id_set_add(spw_id_set *set, uint32_t id)
+{
+    if (id < SPW_IDS_MAX)
+        set->bits[id / 64] |= 1ull << id % 64;
+}
+uint32_t spw_id_set_count(const spw_id_set *set);
+/* "0-3,8" to a set and back, as the kernel writes lists. Parsing is false on anything else; formatting returns buf. */
+bool spw_id_set_parse(spw_id_set *out, const char *text);
+char *spw_id_set_format(char *buf, size_t buf_bytes, const spw_id_set *set);
 
 /* ---------------------------------------------------------------- memory */
 
@@ -259,6 +282,46 @@ typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_COU
 spw_isa spw_cpu_isa(void);        /* the best that CPU, build and SPW_ISA allow */
 spw_isa spw_cpu_isa_native(void); /* without SPW_ISA */
 const char *spw_isa_name(spw_isa isa);
+
+/* ---------------------------------------------------------------- where threads and memory go */
+
+/* One logical CPU; all numbers are below SPW_IDS_MAX. core is the same for all hardware threads of a core, and no others. */
+typedef struct spw_cpu {
+    uint16_t cpu, core, node;
+} spw_cpu;
+typedef struct spw_topology {
+    uint32_t cpu_count;        /* at least 1 */
+    spw_cpu cpus[SPW_IDS_MAX]; /* by rising number */
+} spw_topology;
+/* The affinity mask of the calling thread. */
+void spw_cpu_affinity(spw_id_set *out);
+/*
+ * spw_topology_read - the CPUs in allowed that are online, with their core and node. allowed NULL: those of the calling
+ * thread's affinity mask. Reads root/sys; root is "" outside of tests. What it does not tell is guessed: each CPU is a
+ * core of its own, on node 0.
+ */
+void spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed);
+/* The nodes that its CPUs are on; returns how many. */
+uint32_t spw_topology_nodes(const spw_topology *topology, spw_id_set *out);
+
+/*
+ * spw_seat_workers - where workers belong. Pure.
+ *   seats  (worker_count) out
+ *
+ * Computes  home: one worker per core, evenly over the nodes as far as their cores go; then the cores' other hardware
+ *           threads in the same way; then around again. Workers of one node follow each other.
+ *           cpus: on several nodes, all of the worker's node; of these, and on one node, only the first hardware thread
+ *           of each core where there are cores for all workers. Never the home alone: on a machine that others use too
+ *           the scheduler knows better which of them is idle. A worker that would get every CPU is not bound.
+ */
+typedef struct spw_seat {
+    spw_cpu home;
+    bool bound;
+    spw_id_set cpus; /* of a bound worker */
+} spw_seat;
+void spw_seat_workers(spw_seat *seats, uint32_t worker_count, const spw_topology *topology);
+/* Binds the thread if its seat is bound. A hint: where the system refuses, the thread stays as it is. */
+void spw_seat_apply(const spw_seat *seat, pthread_t thread);
 
 /* ---------------------------------------------------------------- timeline (Perfetto) */
 

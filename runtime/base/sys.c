@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -110,11 +109,11 @@ spw_cgroup_cpu_quota(const char *root)
 uint32_t
 spw_cpu_allowed_count(void)
 {
-    cpu_set_t set;
+    spw_id_set set;
     double quota = spw_cgroup_cpu_quota("");
-    uint32_t count = 1;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        count = (uint32_t)CPU_COUNT(&set);
+    uint32_t count;
+    spw_cpu_affinity(&set);
+    count = spw_id_set_count(&set);
     if (quota < count)
         count = (uint32_t)ceil(quota);
     return count > 0 ? count : 1;
