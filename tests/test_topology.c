@@ -4,11 +4,13 @@
  */
 #include "spw_base.h"
 #include <math.h>
+#include <numaif.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -314,6 +316,138 @@ test_seats_random(void **state)
     }
 }
 
+static void
+note_mask(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    spw_id_set *masks = ctx;
+    (void)part_idx;
+    spw_cpu_affinity(&masks[worker_idx]);
+    spw_sleep_ns(2000000); /* the others get parts too */
+}
+
+/* A pool's threads keep to their seats, the caller's own mask stays, and results do not know of it. */
+static void
+test_pool_seat(void **state)
+{
+    enum { THREADS = 4, ROUNDS = 200 };
+    spw_topology t = {0}, here;
+    spw_id_set before, after, masks[THREADS] = {{{0}}};
+    spw_pool *pool;
+    uint32_t seen = 0;
+    (void)state;
+    spw_topology_read(&here, "", NULL);
+    if (here.cpu_count < 2) {
+        print_message("# one CPU: nothing can be bound\n");
+        skip();
+    }
+    for (uint16_t i = 0; i < 2; i++) /* a node each */
+        t.cpus[t.cpu_count++] = (spw_cpu){here.cpus[i].cpu, here.cpus[i].cpu, i};
+    spw_cpu_affinity(&before);
+    assert_int_equal(spw_pool_create(&pool, THREADS, "seated", NULL), SPW_OK);
+    spw_test_fail_alloc(1);
+    assert_int_equal(spw_pool_seat(pool, &t, NULL), SPW_ENOMEM);
+    assert_int_equal(spw_pool_seat(pool, &t, NULL), SPW_OK);
+    for (uint32_t round = 0; round < ROUNDS && seen < THREADS; round++) {
+        spw_pool_run(pool, 2 * THREADS, note_mask, masks);
+        seen = 0;
+        for (uint32_t w = 0; w < THREADS; w++)
+            seen += spw_id_set_count(&masks[w]) > 0;
+    }
+    spw_pool_destroy(pool);
+    assert_int_equal(seen, THREADS);
+    spw_cpu_affinity(&after);
+    assert_memory_equal(&after, &before, sizeof before);
+    assert_memory_equal(&masks[0], &before, sizeof before);
+    for (uint32_t w = 1; w < THREADS; w++) { /* seats 0 and 1 on the first node, 2 and 3 on the second */
+        assert_int_equal(spw_id_set_count(&masks[w]), 1);
+        assert_true(spw_id_set_has(&masks[w], here.cpus[w / 2].cpu));
+    }
+}
+
+static uint64_t
+cpu_time_ns(void)
+{
+    struct timespec t;
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void
+nothing(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    (void)ctx;
+    (void)part_idx;
+    (void)worker_idx;
+}
+
+/* Workers that wait cost nothing: 300 ms of eight of them take less than 20 ms of CPU time. */
+static void
+test_idle(void **state)
+{
+    spw_pool *pool;
+    uint64_t before;
+    (void)state;
+    spw_sleep_ns(200000000); /* OpenBLAS' own threads spin for 2^26 cycles when it is loaded */
+    assert_int_equal(spw_pool_create(&pool, 8, "idle", NULL), SPW_OK);
+    for (int round = 0; round < 2; round++) { /* before the first job, and after one */
+        before = cpu_time_ns();
+        spw_sleep_ns(300000000);
+        assert_true(cpu_time_ns() - before < 20000000);
+        spw_pool_run(pool, 100, nothing, NULL);
+    }
+    spw_pool_destroy(pool);
+}
+
+/* The size comes from the affinity mask and the quota; OMP_NUM_THREADS belongs to others. */
+static void
+test_size(void **state)
+{
+    uint32_t count = spw_cpu_allowed_count();
+    double quota = spw_cgroup_cpu_quota("");
+    spw_id_set mask;
+    spw_pool *pool;
+    (void)state;
+    spw_cpu_affinity(&mask);
+    assert_true(count <= spw_id_set_count(&mask) && (count == 1 || count < quota + 1));
+    assert_int_equal(setenv("OMP_NUM_THREADS", "7", 1), 0);
+    assert_int_equal(spw_cpu_allowed_count(), count);
+    assert_int_equal(spw_pool_create(&pool, 0, "sized", NULL), SPW_OK);
+    assert_int_equal(spw_pool_threads(pool), count);
+    spw_pool_destroy(pool);
+    (void)unsetenv("OMP_NUM_THREADS");
+}
+
+/* Memory over several nodes: resident and counted as ever, and on the nodes in turn where there are two. */
+static void
+test_region_over(void **state)
+{
+    enum { BYTES = 8 << 20, PAGE = 2 << 20 };
+    spw_topology here;
+    spw_id_set nodes, made_up;
+    spw_region r;
+    (void)state;
+    assert_true(spw_id_set_parse(&made_up, "0-1")); /* where node 1 does not exist the kernel keeps to node 0 */
+    assert_int_equal(spw_region_map_over(&r, BYTES, SPW_REGION_LOCK, &made_up, NULL), SPW_OK);
+    for (uint32_t i = 0; i < BYTES; i += 4096)
+        assert_int_equal(((char *)r.base)[i]++, 0);
+    spw_region_unmap(&r);
+    spw_topology_read(&here, "", NULL);
+    if (spw_topology_nodes(&here, &nodes) < 2) {
+        print_message("# one node: which node a page is on cannot be seen\n");
+        skip();
+    }
+    assert_int_equal(spw_region_map_over(&r, BYTES, 0, &nodes, NULL), SPW_OK);
+    for (uint32_t at = 0; at + PAGE < BYTES; at += PAGE) { /* pages of 2 MiB or of 4 KiB, neighbours differ */
+        int a = -1, b = -1, c = -1;
+        char *p = (char *)r.base + at;
+        assert_int_equal(get_mempolicy(&a, NULL, 0, p, MPOL_F_NODE | MPOL_F_ADDR), 0);
+        assert_int_equal(get_mempolicy(&b, NULL, 0, p + 4096, MPOL_F_NODE | MPOL_F_ADDR), 0);
+        assert_int_equal(get_mempolicy(&c, NULL, 0, p + PAGE, MPOL_F_NODE | MPOL_F_ADDR), 0);
+        assert_true(spw_id_set_has(&nodes, (uint32_t)a) && (a != b || a != c));
+    }
+    spw_region_unmap(&r);
+}
+
 int
 main(void)
 {
@@ -323,6 +457,10 @@ main(void)
         cmocka_unit_test_setup_teardown(test_read_nothing, make_root, remove_root),
         cmocka_unit_test(test_seats),
         cmocka_unit_test(test_seats_random),
+        cmocka_unit_test(test_pool_seat),
+        cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_region_over),
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
     };
     return cmocka_run_group_tests_name("topology", tests, NULL, NULL);

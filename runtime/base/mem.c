@@ -4,6 +4,7 @@
  */
 #include "spw_base.h"
 #include <errno.h>
+#include <numaif.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,8 +137,26 @@ map_aligned(uint64_t bytes, uint64_t align)
     return at;
 }
 
+/* A hint, and only where nobody has chosen: a process under numactl keeps what it was given. */
+static void
+take_turns(void *p, uint64_t bytes, const spw_id_set *nodes)
+{
+    unsigned long mask[SPW_IDS_MAX / 64];
+    int mode;
+    _Static_assert(sizeof mask == sizeof nodes->bits, "the kernel's masks are of longs");
+    memcpy(mask, nodes->bits, sizeof mask);
+    if (get_mempolicy(&mode, NULL, 0, NULL, 0) == 0 && mode == MPOL_DEFAULT)
+        (void)mbind(p, bytes, MPOL_INTERLEAVE, mask, SPW_IDS_MAX + 1, 0);
+}
+
 spw_status
 spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err)
+{
+    return spw_region_map_over(region, bytes, flags, NULL, err);
+}
+
+spw_status
+spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), map_bytes;
     char text[32];
@@ -154,6 +173,8 @@ spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *er
     if (map_bytes >= HUGE_BYTES)
         (void)madvise(p, map_bytes,
                       MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
+    if (nodes != NULL && spw_id_set_count(nodes) > 1)
+        take_turns(p, map_bytes, nodes); /* before the first touch, which settles where a page is */
     if ((flags & SPW_REGION_LAZY) == 0) {
         for (uint64_t at = 0; at < map_bytes; at += page)
             ((volatile char *)p)[at] = 0;

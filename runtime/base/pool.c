@@ -115,6 +115,19 @@ spw_pool_create(spw_pool **out, uint32_t thread_count, const char *name, spw_err
     return SPW_OK;
 }
 
+spw_status
+spw_pool_seat(spw_pool *pool, const spw_topology *topology, spw_error *err)
+{
+    spw_seat *seats = spw_mem_calloc(pool->thread_count, sizeof *seats);
+    if (seats == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "seats of %u threads", pool->thread_count);
+    spw_seat_workers(seats, pool->thread_count, topology);
+    for (uint32_t i = 0; i + 1 < pool->thread_count; i++)
+        spw_seat_apply(&seats[i + 1], pool->threads[i]);
+    spw_mem_free(seats);
+    return SPW_OK;
+}
+
 void
 spw_pool_destroy(spw_pool *pool)
 {

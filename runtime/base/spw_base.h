@@ -153,6 +153,12 @@ typedef struct spw_region {
 enum { SPW_REGION_LOCK = 1, SPW_REGION_LAZY = 2 /* do not touch the pages now */ };
 /* Errors SPW_ENOMEM with the bytes asked for. A refused lock is no error: region->locked says so. */
 spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err);
+/*
+ * The same, its pages on the nodes in turn, for memory that threads on all of them work on. Fewer than two nodes, NULL,
+ * or a process that was given a policy (numactl): just spw_region_map().
+ */
+spw_status
+spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err);
 void spw_region_unmap(spw_region *region); /* accepts a zeroed region */
 /* Sum of all live regions' bytes, now and at the highest point since start. Any thread. */
 uint64_t spw_region_bytes_live(void);
@@ -322,6 +328,8 @@ typedef struct spw_seat {
 void spw_seat_workers(spw_seat *seats, uint32_t worker_count, const spw_topology *topology);
 /* Binds the thread if its seat is bound. A hint: where the system refuses, the thread stays as it is. */
 void spw_seat_apply(const spw_seat *seat, pthread_t thread);
+/* Seats a pool's threads; worker 0 is the caller, whose thread stays as it is. Errors  SPW_ENOMEM, nothing bound. */
+spw_status spw_pool_seat(spw_pool *pool, const spw_topology *topology, spw_error *err);
 
 /* ---------------------------------------------------------------- timeline (Perfetto) */
 
