@@ -26,9 +26,11 @@ typedef void act; /* an array of compute_dtype; void so that one signature serve
 /* ---------------------------------------------------------------- the device */
 
 typedef struct spw_gpu_options {
-    const char *name;      /* "cpu", "cuda", "cuda:1"; NULL or "auto": cuda when it works, else cpu */
-    uint64_t memory_bytes; /* limit for spw_gpu_alloc; 0: no limit on cpu, the free memory on cuda */
-    uint32_t thread_count; /* cpu: compute threads; 0: all allowed CPUs */
+    const char *name;             /* "cpu", "cuda", "cuda:1"; NULL or "auto": cuda when it works, else cpu */
+    uint64_t memory_bytes;        /* limit for spw_gpu_alloc; 0: no limit on cpu, the free memory on cuda */
+    uint32_t thread_count;        /* cpu: compute threads; 0: all allowed CPUs */
+    const spw_topology *topology; /* cpu, lent to open: its nodes hold device memory in turn; NULL: as it comes */
+    bool pin_threads;             /* cpu: seat the compute threads in the topology (spw_seat_workers) */
 } spw_gpu_options;
 
 typedef struct spw_gpu_info {

@@ -77,7 +77,9 @@ typedef struct spw_store_config {
     uint64_t device_cache_bytes;                   /* for gathered units, in the device's compute type */
     uint32_t worker_count;                         /* optimizer threads; 0: 1 */
     bool pin_memory, integrity;
-    const char *const *paths; /* swap folders */
+    const spw_topology *topology; /* lent to create: its nodes hold the host arena in turn; NULL: as it comes */
+    bool pin_threads;             /* seat the workers in the topology (spw_seat_workers) */
+    const char *const *paths;     /* swap folders */
     uint32_t path_count;
     const char *job; /* NULL: unique to this process */
     uint32_t rank;

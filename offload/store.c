@@ -265,11 +265,14 @@ carve_memory(spw_store *s, spw_error *err)
     const spw_store_config *cfg = &s->cfg;
     spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
     spw_carve host, device;
+    spw_id_set nodes = {{0}};
     spw_status st = SPW_OK;
     if (need.path_bytes == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "store");
     spw_store_compute_need(cfg, &need);
-    st = spw_region_map(&s->host, need.host_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, err);
+    if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */
+        (void)spw_topology_nodes(cfg->topology, &nodes);
+    st = spw_region_map_over(&s->host, need.host_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
     if (st == SPW_OK)
         st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
     if (st != SPW_OK)
@@ -357,6 +360,27 @@ check_config(const spw_store_config *cfg, spw_error *err)
 }
 
 static spw_status
+start_workers(spw_store *s, uint32_t worker_count, spw_error *err)
+{
+    spw_seat *seats = spw_mem_calloc(worker_count, sizeof *seats);
+    spw_status st = seats != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "seats of %u threads", worker_count);
+    if (st == SPW_OK && s->cfg.pin_threads && s->cfg.topology != NULL)
+        spw_seat_workers(seats, worker_count, s->cfg.topology);
+    while (st == SPW_OK && s->worker_started < worker_count) {
+        uint32_t i = s->worker_started;
+        int rc = pthread_create(&s->workers[i], NULL, spw__store_worker_main, s);
+        if (rc != 0) {
+            st = SPW_RAISE_SYS(err, rc, "start of optimizer thread %u", i + 1);
+        } else {
+            spw_seat_apply(&seats[i], s->workers[i]);
+            s->worker_started++;
+        }
+    }
+    spw_mem_free(seats);
+    return st;
+}
+
+static spw_status
 build(spw_store *s, spw_error *err)
 {
     const spw_store_config *cfg = &s->cfg;
@@ -393,11 +417,7 @@ build(spw_store *s, spw_error *err)
     s->record_slot_free_count = cfg->record_slot_count;
     SPW_TRY(carve_memory(s, err));
     SPW_TRY(spw_gpu_queue_create(&s->h2d, cfg->gpu, SPW_QUEUE_H2D, err));
-    for (; s->worker_started < workers; s->worker_started++) {
-        int rc = pthread_create(&s->workers[s->worker_started], NULL, spw__store_worker_main, s);
-        if (rc != 0)
-            return SPW_RAISE_SYS(err, rc, "start of optimizer thread %u", s->worker_started + 1);
-    }
+    SPW_TRY(start_workers(s, workers, err));
     {
         int rc = pthread_create(&s->mover, NULL, spw__store_mover_main, s);
         if (rc != 0)
@@ -423,6 +443,7 @@ spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err
     pthread_cond_init(&s->work_cond, NULL);
     pthread_cond_init(&s->mover_cond, NULL);
     st = build(s, err);
+    s->cfg.topology = NULL; /* it was lent */
     if (st != SPW_OK)
         spw_store_destroy(s);
     else

@@ -253,6 +253,8 @@ const key_row spw__config_rows[] = {
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
+    BOOL("spillway.pin_threads", NULL, run.pin_threads, "true",
+         "keep optimizer and compute threads on their NUMA node, one per core while there are cores (see doctor)"),
     U32("spillway.weight_slots", NULL, run.weight_slots, 0, 1e6, "0", "staging slots for weights; 0: by the budget"),
     U32("spillway.record_slots", NULL, run.record_slots, 0, 1e6, "0", "staging slots for records; 0: by the budget"),
     {"spillway.param_groups", NULL, K_GROUPS, C_BUILT, 0, 0, 0, 0, NULL,

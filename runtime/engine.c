@@ -308,7 +308,7 @@ take_memory(spw_engine *e, spw_error *err)
 }
 
 static spw_status
-make_store(spw_engine *e, spw_error *err)
+make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 {
     const spw_config *c = &e->config;
     spw_store_config s = {.gpu = e->gpu,
@@ -328,6 +328,8 @@ make_store(spw_engine *e, spw_error *err)
                               c->run.optimizer_threads > 0 ? c->run.optimizer_threads : spw_cpu_allowed_count(),
                           .pin_memory = c->zero.pin_memory_param || c->zero.pin_memory_optimizer,
                           .integrity = c->run.integrity,
+                          .topology = topology,
+                          .pin_threads = c->run.pin_threads,
                           .paths = e->plan.paths,
                           .path_count = e->plan.path_count,
                           .aio = {.backend = c->aio.backend,
@@ -421,9 +423,12 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     const spw_config *c = &e->config;
     uint64_t chunk = c->run.chunk_elems, partial_count = 0;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
+    spw_topology topology;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
-                           .thread_count = c->run.compute_threads};
+                           .thread_count = c->run.compute_threads,
+                           .topology = &topology,
+                           .pin_threads = c->run.pin_threads};
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
@@ -445,6 +450,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
     SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, err));
+    spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw_gpu_open(&e->gpu, &gpu, err));
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
     SPW_TRY(spw_gpu_queue_create(&e->d2h, e->gpu, SPW_QUEUE_D2H, err));
@@ -476,7 +482,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(check_groups(e, err));
     SPW_TRY(make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
-    return make_store(e, err);
+    return make_store(e, &topology, err);
 }
 
 spw_status

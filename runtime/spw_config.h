@@ -95,7 +95,8 @@ typedef struct spw_config {
         uint64_t chunk_elems;
         uint64_t micro_batches_per_pass;             /* 0: all */
         uint32_t optimizer_threads, compute_threads; /* 0: auto */
-        uint32_t weight_slots, record_slots;         /* 0: from the budget */
+        bool pin_threads;
+        uint32_t weight_slots, record_slots; /* 0: from the budget */
         bool integrity, prefetch;
         bool decay_norm_and_bias;
         bool nearest_moments;

@@ -35,6 +35,7 @@ tiny_config(spw_config *c, spw_state_format format)
     c->run.state_format = format;
     c->run.chunk_elems = 8192;
     c->run.optimizer_threads = 2;
+    c->run.pin_threads = true;
     c->run.integrity = c->run.prefetch = true;
     c->run.grad_dtype = SPW_F32;
     c->run.eval_batches = 2;

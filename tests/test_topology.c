@@ -2,9 +2,11 @@
  * Where threads and memory go: CPU limits and topologies read from made-up trees, and the placement policy on hand-made
  * and on random machines.
  */
-#include "spw_base.h"
+#include "spw_offload.h"
+#include <dirent.h>
 #include <math.h>
 #include <numaif.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -364,6 +366,90 @@ test_pool_seat(void **state)
     }
 }
 
+/* How many threads with this name may run on the CPUs of the mask, and on no others; waits for all of them to start. */
+static uint32_t
+count_threads(const char *name, uint32_t thread_count, const spw_id_set *mask)
+{
+    for (uint32_t patience = 0;; patience++) {
+        DIR *tasks = opendir("/proc/self/task");
+        uint32_t named = 0, match = 0;
+        assert_non_null(tasks);
+        for (struct dirent *d = readdir(tasks); d != NULL; d = readdir(tasks)) {
+            char path[300], comm[32] = "";
+            spw_id_set own = {{0}};
+            cpu_set_t set;
+            FILE *f;
+            snprintf(path, sizeof path, "/proc/self/task/%s/comm", d->d_name);
+            f = fopen(path, "re");
+            if (f == NULL)
+                continue;
+            if (fgets(comm, sizeof comm, f) == NULL)
+                comm[0] = '\0';
+            fclose(f);
+            if (strncmp(comm, name, strlen(name)) != 0 || sched_getaffinity(atoi(d->d_name), sizeof set, &set) != 0)
+                continue;
+            for (uint32_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+                if (CPU_ISSET(cpu, &set))
+                    spw_id_set_add(&own, cpu);
+            }
+            named++;
+            match += memcmp(&own, mask, sizeof own) == 0;
+        }
+        closedir(tasks);
+        if (named == thread_count || patience == 1000)
+            return named == thread_count ? match : UINT32_MAX;
+        spw_sleep_ns(10000000); /* a thread may not have its name yet */
+    }
+}
+
+/* The device's and the store's threads are seated as the topology says when asked to, and left alone otherwise. */
+static void
+test_threads(void **state)
+{
+    static const spw_store_unit unit = {.chunk_count = 1, .elems = 4096, .trainable = true};
+    static const spw_store_chunk chunk = {.elems = 4096, .weight_tier = SPW_TIER_HOST, .record_tier = SPW_TIER_HOST};
+    spw_topology t = {0}, here;
+    spw_id_set mine, near[2] = {{{0}}};
+    (void)state;
+    spw_topology_read(&here, "", NULL);
+    if (here.cpu_count < 2) {
+        print_message("# one CPU: nothing can be bound\n");
+        skip();
+    }
+    for (uint16_t i = 0; i < 2; i++) { /* a node each */
+        t.cpus[t.cpu_count++] = (spw_cpu){here.cpus[i].cpu, here.cpus[i].cpu, i};
+        spw_id_set_add(&near[i], here.cpus[i].cpu);
+    }
+    spw_cpu_affinity(&mine);
+    for (int pin = 0; pin < 2; pin++) {
+        spw_gpu_options options = {.name = "cpu", .thread_count = 4, .topology = &t, .pin_threads = pin};
+        spw_store_config config = {.units = &unit,
+                                   .chunks = &chunk,
+                                   .unit_count = 1,
+                                   .chunk_count = 1,
+                                   .weight_bytes = 4,
+                                   .record_bytes_32 = 256,
+                                   .device_cache_bytes = 16384,
+                                   .worker_count = 5,
+                                   .topology = &t,
+                                   .pin_threads = pin};
+        spw_store *store;
+        assert_int_equal(spw_gpu_open(&config.gpu, &options, NULL), SPW_OK);
+        assert_int_equal(spw_store_create(&store, &config, NULL), SPW_OK);
+        if (pin) {
+            assert_int_equal(count_threads("spw-compute", 3, &near[0]), 1); /* and the caller */
+            assert_int_equal(count_threads("spw-compute", 3, &near[1]), 2);
+            assert_int_equal(count_threads("spw-adam", 5, &near[0]), 3);
+            assert_int_equal(count_threads("spw-adam", 5, &near[1]), 2);
+        } else {
+            assert_int_equal(count_threads("spw-compute", 3, &mine), 3);
+            assert_int_equal(count_threads("spw-adam", 5, &mine), 5);
+        }
+        spw_store_destroy(store);
+        spw_gpu_close(config.gpu);
+    }
+}
+
 static uint64_t
 cpu_time_ns(void)
 {
@@ -458,6 +544,7 @@ main(void)
         cmocka_unit_test(test_seats),
         cmocka_unit_test(test_seats_random),
         cmocka_unit_test(test_pool_seat),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_idle),
         cmocka_unit_test(test_size),
         cmocka_unit_test(test_region_over),

@@ -42,6 +42,7 @@ struct spw_gpu {
     char description[128];
     spw_pool *pool;
     const cpu_kernels *kernels;
+    spw_id_set nodes;                /* that memory is taken from in turn */
     uint64_t bytes_live, bytes_peak; /* atomic */
 };
 

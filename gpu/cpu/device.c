@@ -41,10 +41,15 @@ spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
     if (gpu == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device");
     st = spw_pool_create(&gpu->pool, options->thread_count, "spw-compute", err);
+    if (st == SPW_OK && options->topology != NULL && options->pin_threads)
+        st = spw_pool_seat(gpu->pool, options->topology, err);
     if (st != SPW_OK) {
+        spw_pool_destroy(gpu->pool);
         spw_mem_free(gpu);
         return st;
     }
+    if (options->topology != NULL)
+        (void)spw_topology_nodes(options->topology, &gpu->nodes);
     openblas_set_num_threads(1); /* the cut is ours; see gemm.c */
     gpu->kernels = isa == SPW_ISA_AVX512 ? &spw__cpu_kernels_avx512
                    : isa == SPW_ISA_AVX2 ? &spw__cpu_kernels_avx2
@@ -94,7 +99,8 @@ spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "device cpu: %llu bytes asked for, %llu of its limit of %llu in use",
                          (unsigned long long)bytes, (unsigned long long)live,
                          (unsigned long long)gpu->info.memory_bytes);
-    SPW_TRY(spw_region_map(&region, need + 4096, 0, err)); /* one page in front remembers the mapping */
+    SPW_TRY(
+        spw_region_map_over(&region, need + 4096, 0, &gpu->nodes, err)); /* one page in front remembers the mapping */
     header = region.base;
     *header = region;
     live = __atomic_add_fetch(&gpu->bytes_live, need, __ATOMIC_RELAXED);
