@@ -2,6 +2,7 @@
 #include "cli.h"
 #include <dirent.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <numa.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +68,51 @@ check_path(const char *dir)
     return ok;
 }
 
+/* "node 0: 0-3, node 1: 8-11" for the homes of workers, which come node by node. */
+static void
+show_seats(const spw_seat *seats, uint32_t worker_count)
+{
+    char list[512];
+    for (uint32_t first = 0, w; first < worker_count; first = w) {
+        spw_id_set homes = {{0}};
+        for (w = first; w < worker_count && seats[w].home.node == seats[first].home.node; w++)
+            spw_id_set_add(&homes, seats[w].home.cpu);
+        printf("%s node %u: %s", first > 0 ? "," : "", seats[first].home.node,
+               spw_id_set_format(list, sizeof list, &homes));
+    }
+}
+
+/* Optimizer and compute workers as the engine would start and seat them. */
+static void
+check_workers(void)
+{
+    static spw_seat seats[SPW_IDS_MAX];
+    spw_topology topology;
+    spw_id_set affinity, nodes, cores = {{0}};
+    double quota = spw_cgroup_cpu_quota("");
+    uint32_t workers = spw_cpu_allowed_count(), core_count;
+    char limit[64] = "no cgroup quota", list[512];
+    spw_cpu_affinity(&affinity);
+    spw_topology_read(&topology, "", NULL);
+    spw_seat_workers(seats, workers, &topology);
+    for (uint32_t i = 0; i < topology.cpu_count; i++)
+        spw_id_set_add(&cores, topology.cpus[i].core);
+    core_count = spw_id_set_count(&cores);
+    if (isfinite(quota))
+        snprintf(limit, sizeof limit, "cgroup quota %.1f", quota);
+    printf("  %-8s %-14s %u of %ld CPUs (affinity %u, %s):", "OK", "workers", workers, sysconf(_SC_NPROCESSORS_ONLN),
+           spw_id_set_count(&affinity), limit);
+    show_seats(seats, workers);
+    printf("; %s%s\n",
+           core_count == topology.cpu_count ? "no SMT siblings"
+           : workers <= core_count          ? "SMT siblings unused"
+                                            : "SMT siblings used",
+           seats[0].bound ? "" : ", not bound");
+    if (spw_topology_nodes(&topology, &nodes) > 1)
+        row("placement", true, "workers keep to their node, memory alternates over nodes %s",
+            spw_id_set_format(list, sizeof list, &nodes));
+}
+
 static void
 check_memory(void)
 {
@@ -122,8 +168,8 @@ cli_doctor(int argc, char **argv)
         " (no liburing: apt install liburing-dev and rebuild)"
 #endif
     );
-    row("isa", spw_cpu_isa() != SPW_ISA_SCALAR, "%s (cpu has %s); %u CPUs allowed", spw_isa_name(spw_cpu_isa()),
-        spw_isa_name(spw_cpu_isa_native()), spw_cpu_allowed_count());
+    row("isa", spw_cpu_isa() != SPW_ISA_SCALAR, "%s (cpu has %s)", spw_isa_name(spw_cpu_isa()),
+        spw_isa_name(spw_cpu_isa_native()));
     if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, &err) == SPW_OK)
         row("device cpu", true, "%s", spw_gpu_get_info(gpu)->description);
     else
@@ -134,6 +180,7 @@ cli_doctor(int argc, char **argv)
         ok = check_path(argv[i]) && ok;
     if (argc == 1)
         ok = check_path(tmp);
+    check_workers();
     check_memory();
     check_gpu();
     return ok ? EXIT_DONE : EXIT_FAILED;

@@ -49,6 +49,16 @@ expect 2 "no command" "unknown command is usage" frobnicate
 expect 2 "unknown option" "unknown option is usage" train "$c" --wat
 expect 2 "configuration file is needed" "train without configuration" train
 check "doctor" run doctor "$dir"
+workers() { sed -n 's/^  OK  *workers  *\([0-9]* of\) .*(\(affinity [0-9]*\), .*):\(.*\);.*/\1 \2\3/p' "$dir/out"; }
+all=$(workers)
+check "doctor shows the workers" test -n "$all"
+OMP_NUM_THREADS=7 run doctor "$dir"
+check "whatever OMP_NUM_THREADS says" test "$(workers)" = "$all"
+last=$(taskset -cp $$ | sed 's/.*[^0-9]//') # of the CPUs that this test may use
+on_last() { taskset -c "$last" "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+check "doctor on CPU $last alone" on_last doctor "$dir"
+node=$(ls -d /sys/devices/system/cpu/cpu"$last"/node* 2>/dev/null | sed 's/.*node//')
+check "shows one worker, on it" test "$(workers)" = "1 of affinity 1 node ${node:-0}: $last"
 
 # 10 steps == 5 + save + new process + resume + 5, byte for byte.
 check "train 10 steps" run train "$c" --trace "$dir/trace.json"
