@@ -125,6 +125,7 @@ test_read(void **state)
         put(path, "1\n");
     }
     put("sys/devices/system/cpu/cpu9/online", "0\n");
+    put("sys/devices/system/node/online", "0-2\n");
     put("sys/devices/system/node/node0/cpulist", "0-1,6-7\n");
     put("sys/devices/system/node/node1/cpulist", "\n"); /* memory alone */
     put("sys/devices/system/node/node2/cpulist", "4-5,8\n");
@@ -157,6 +158,7 @@ test_read_nothing(void **state)
         }
         put("sys/devices/system/cpu/cpu3/topology/thread_siblings_list", "a lot\n");
         put("sys/devices/system/cpu/cpu5/topology/thread_siblings_list", "6-7\n"); /* without itself */
+        put("sys/devices/system/node/online", "0-1\n");
         put("sys/devices/system/node/node1/cpulist", "3-\n");
     }
     put("sys/devices/system/cpu/cpu3/online", "0\n");

@@ -91,35 +91,32 @@ spw_cpu_affinity(spw_id_set *out)
     }
 }
 
-enum { LIST_BYTES = 8192 };
+static bool read_list(spw_id_set *out, const char *root, const char *fmt, ...) SPW_PRINTF(3, 4);
 
-/* The first line of root/sys/devices/system/<dir><id>/<name>. */
+/* The list, or the one number, in a file below root/sys/devices/system. */
 static bool
-read_text(char text[LIST_BYTES], const char *root, const char *dir, uint32_t id, const char *name)
+read_list(spw_id_set *out, const char *root, const char *fmt, ...)
 {
-    char path[PATH_MAX];
+    char name[128], path[PATH_MAX], text[8192];
+    va_list args;
     FILE *f;
     bool ok;
-    snprintf(path, sizeof path, "%s/sys/devices/system/%s%u/%s", root, dir, id, name);
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    snprintf(path, sizeof path, "%s/sys/devices/system/%s", root, name);
     f = fopen(path, "re");
-    ok = f != NULL && fgets(text, LIST_BYTES, f) != NULL;
+    ok = f != NULL && fgets(text, sizeof text, f) != NULL && spw_id_set_parse(out, text);
     if (f != NULL)
         fclose(f);
     return ok;
 }
 
 static bool
-read_list(spw_id_set *out, const char *root, const char *dir, uint32_t id, const char *name)
-{
-    char text[LIST_BYTES];
-    return read_text(text, root, dir, id, name) && spw_id_set_parse(out, text);
-}
-
-static bool
 is_offline(const char *root, uint32_t cpu)
 {
-    char text[LIST_BYTES];
-    return read_text(text, root, "cpu/cpu", cpu, "online") && text[0] == '0';
+    spw_id_set value; /* 0 or 1; some machines have no such file for CPU 0 */
+    return read_list(&value, root, "cpu/cpu%u/online", cpu) && spw_id_set_has(&value, 0);
 }
 
 /* The lowest CPU of its core: core ids repeat from socket to socket, the list of siblings names the CPUs themselves. */
@@ -128,7 +125,7 @@ core_of(const char *root, uint32_t cpu)
 {
     spw_id_set siblings;
     uint32_t lowest = 0;
-    if (!read_list(&siblings, root, "cpu/cpu", cpu, "topology/thread_siblings_list") || !spw_id_set_has(&siblings, cpu))
+    if (!read_list(&siblings, root, "cpu/cpu%u/topology/thread_siblings_list", cpu) || !spw_id_set_has(&siblings, cpu))
         return (uint16_t)cpu;
     while (!spw_id_set_has(&siblings, lowest))
         lowest++;
@@ -138,7 +135,7 @@ core_of(const char *root, uint32_t cpu)
 void
 spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed)
 {
-    spw_id_set own, cpus;
+    spw_id_set own, nodes, cpus;
     if (allowed == NULL) {
         spw_cpu_affinity(&own);
         allowed = &own;
@@ -150,8 +147,10 @@ spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed
     }
     if (out->cpu_count == 0) /* an empty mask, or a tree that is not this machine's: one worker, which nothing binds */
         out->cpu_count = 1;
+    if (!read_list(&nodes, root, "node/online"))
+        return;
     for (uint32_t node = 0; node < SPW_IDS_MAX; node++) {
-        if (!read_list(&cpus, root, "node/node", node, "cpulist"))
+        if (!spw_id_set_has(&nodes, node) || !read_list(&cpus, root, "node/node%u/cpulist", node))
             continue;
         for (uint32_t i = 0; i < out->cpu_count; i++) {
             if (spw_id_set_has(&cpus, out->cpus[i].cpu))
