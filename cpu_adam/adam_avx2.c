@@ -72,13 +72,12 @@ nan_mask(__m256 w)
     return _mm256_castps_si256(_mm256_cmp_ps(w, w, _CMP_UNORD_Q));
 }
 
-/* spw_f32_to_bf16, in the low halves */
+/* spw__weight_bf16, in the low halves */
 ALWAYS_INLINE __m256i
 to_bf16(__m256 w)
 {
     __m256i u = _mm256_castps_si256(w), high = _mm256_srli_epi32(u, 16);
-    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16);
     return _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan_mask(w));
 }
 

@@ -64,13 +64,12 @@ load_grad(const void *grad, spw_dtype dtype, uint64_t i)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16x16((const uint16_t *)grad + i)), 16));
 }
 
-/* spw_f32_to_bf16 */
+/* spw__weight_bf16 */
 ALWAYS_INLINE __m256i
 to_bf16(__m512 w)
 {
     __m512i u = _mm512_castps_si512(w), high = _mm512_srli_epi32(u, 16);
-    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x8000)), 16);
     __mmask16 is_nan = _mm512_cmp_ps_mask(w, w, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40)));
 }

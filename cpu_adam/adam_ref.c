@@ -31,7 +31,7 @@ store_master(const spw_adam_slice *s, uint64_t i, float w)
         ((float *)s->weights)[i] = w;
     } else if (s->format == SPW_STATE_MIXED) {
         ((float *)s->master)[i] = w;
-        ((uint16_t *)s->weights)[i] = spw_f32_to_bf16(w);
+        ((uint16_t *)s->weights)[i] = spw__weight_bf16(w);
     } else {
         spw__split(w, (uint16_t *)s->weights + i, (int16_t *)s->master + i);
     }

@@ -17,6 +17,10 @@ extern const spw__adam_fn spw__adam_avx512;
 
 /* opt_block.h, once per instruction set: rules and codecs on blocks of up to SPW_OPT_BLOCK elements in L1. */
 enum { SPW__GROUP = SPW_STATE_GROUP };
+/* How the scales of 8-bit groups are rounded. NULL instead: to nearest. */
+typedef struct spw__scale_rounding {
+    uint32_t key, group; /* of the first group, among all elements' */
+} spw__scale_rounding;
 typedef struct spw__opt_table {
     spw_opt_rule rules[SPW_OPT_BUILTIN_COUNT];
     uint64_t (*load_grad)(float *g, const void *grad, spw_dtype dtype, uint32_t n, float scale); /* returns nonfinite */
@@ -29,12 +33,32 @@ typedef struct spw__opt_table {
     void (*load_bf16)(float *x, const uint16_t *in, uint32_t n);
     void (*store_bf16_stochastic)(uint16_t *out, const float *x, uint32_t n, uint32_t key, uint32_t first);
     void (*load_int8)(float *x, const int8_t *code, const uint16_t *scale, uint32_t n);
-    void (*store_int8)(int8_t *code, uint16_t *scale, const float *x, uint32_t n);
+    void (*store_int8)(int8_t *code, uint16_t *scale, const float *x, uint32_t n, const spw__scale_rounding *by);
     void (*load_uint8)(float *x, const uint8_t *code, const uint16_t *scale, uint32_t n);
-    void (*store_uint8)(uint8_t *code, uint16_t *scale, const float *x, uint32_t n);
+    void (*store_uint8)(uint8_t *code, uint16_t *scale, const float *x, uint32_t n, const spw__scale_rounding *by);
 } spw__opt_table;
 extern const spw__opt_table spw__opt_table_ref;
 extern const spw__opt_table *const spw__opt_table_avx2, *const spw__opt_table_avx512; /* NULL when not built */
+
+/* Stochastic rounding and 8-bit codes; opt_block.h says how. Here, because the fused kernels do the same. */
+#define SPW__HASH_STEP       0x9e3779b9u
+#define SPW__HASH_MULTIPLIER 0x85ebca6bu
+#define SPW__SIGNED_UP       (1.0f / 247.0f)
+#define SPW__UNSIGNED_UP     (1.0f / 63487.0f)
+#define SPW__SIGNED_MOST     0x7b80u /* scales: 2^120 and 2^112 in bf16 */
+#define SPW__UNSIGNED_MOST   0x7780u
+#define SPW__SCALE_LEAST     0x12800000u /* of the largest magnitude: 2^-90 */
+#define SPW__SCALE_NEAREST   0x8000u
+#define SPW__CODE_SHIFT      19 /* what is left of a float is 4 bits of mantissa */
+#define SPW__CODE_ZERO       0x3f800000u
+
+/* The counter is the element's number times SPW__HASH_STEP plus a key: a Weyl sequence, mixed once. */
+static inline uint32_t
+spw__rounding_hash(uint32_t counter)
+{
+    uint32_t h = (counter ^ counter >> 16) * SPW__HASH_MULTIPLIER;
+    return h ^ h >> 15;
+}
 
 /* state.c: where the arrays of a chunk lie. */
 typedef enum spw__moment_code { SPW__MOMENT_F32, SPW__MOMENT_BF16, SPW__MOMENT_INT8 } spw__moment_code;
@@ -48,6 +72,23 @@ extern const spw__state_layout spw__state_layouts[SPW_STATE_COUNT];
 /* Moment k of the record, and its scales (NULL unless 8 bit). */
 void *spw__state_moment(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
 uint16_t *spw__state_scales(spw_state_format f, const spw_optimizer *o, void *record, uint64_t chunk_elems, uint32_t k);
+
+/* A chunk with packed moments, for the fused kernels of Adam. */
+typedef struct spw__packed {
+    spw_state_format format;
+    spw_dtype grad_dtype;
+    const spw_opt_coef *coef;
+    uint64_t first; /* as in spw_opt_chunk; a multiple of the group, like every position below */
+    uint16_t *hi;
+    void *lo, *m, *v;
+    uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
+    const void *grad;
+    uint64_t (*general)(void *ctx, uint64_t at); /* does one group any other way; returns its nonfinite gradients */
+    void *ctx;
+} spw__packed;
+/* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */
+typedef uint64_t (*spw__packed_fn)(const spw__packed *packed, uint64_t first, uint64_t end);
+extern const spw__packed_fn spw__packed_avx512; /* NULL when not built */
 
 /* Elements [first, elems) of a slice as a slice of their own. */
 spw_adam_slice spw__adam_slice_rest(const spw_adam_slice *slice, uint64_t first);
@@ -79,6 +120,14 @@ spw__split(float master, uint16_t *hi, int16_t *lo)
     uint32_t u = spw__split_bits(master);
     *hi = (uint16_t)((u + 0x8000u) >> 16);
     *lo = (int16_t)(uint16_t)(u & 0xffffu);
+}
+
+/* The bf16 weight of a master in mixed: hi's rounding, so that mixed and split train alike to the last bit. */
+static inline uint16_t
+spw__weight_bf16(float master)
+{
+    uint32_t u = spw_f32_bits(master);
+    return (uint16_t)((u & 0x7fffffffu) > SPW__F32_INF ? (u >> 16 | 0x40u) : (u + 0x8000u) >> 16);
 }
 
 static inline float

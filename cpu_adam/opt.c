@@ -244,28 +244,31 @@ store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, 
 {
     char *at = k->moments[j];
     uint16_t *scale = k->scales[j] != NULL ? k->scales[j] + i / SPW_STATE_GROUP : NULL;
+    const spw__scale_rounding stochastic = {coef->key, (uint32_t)((k->chunk->first + i) / SPW_STATE_GROUP)};
+    const spw__scale_rounding *by = coef->nearest ? NULL : &stochastic;
     if (k->layout->code == SPW__MOMENT_F32)
         return;
     if (k->layout->code == SPW__MOMENT_BF16 && coef->nearest)
         k->table->store_bf16((uint16_t *)(void *)at + i, m, n);
     else if (k->layout->code == SPW__MOMENT_BF16)
-        k->table->store_bf16_stochastic((uint16_t *)(void *)at + i, m, n, coef->key ^ (j * 0x5bd1e995u),
+        k->table->store_bf16_stochastic((uint16_t *)(void *)at + i, m, n, coef->key + j * SPW__HASH_STEP,
                                         (uint32_t)(k->chunk->first + i));
     else if (k->o->moment_unsigned[j])
-        k->table->store_uint8((uint8_t *)at + i, scale, m, n);
+        k->table->store_uint8((uint8_t *)at + i, scale, m, n, by);
     else
-        k->table->store_int8((int8_t *)at + i, scale, m, n);
+        k->table->store_int8((int8_t *)at + i, scale, m, n, by);
 }
 
+/* Elements [from, to) of the chunk; they lie in ranges[0] and those after it. */
 static uint64_t
-walk_blocks(const walk *k, const spw_opt_range *ranges)
+walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t to)
 {
     const spw_opt_chunk *c = k->chunk;
     const uint64_t grad_bytes = spw_dtype_bytes(c->grad_dtype);
     uint64_t nonfinite_count = 0;
     block b;
-    for (uint64_t i = 0; i < c->elems; i += SPW_OPT_BLOCK) {
-        uint32_t n = c->elems - i < SPW_OPT_BLOCK ? (uint32_t)(c->elems - i) : SPW_OPT_BLOCK;
+    for (uint64_t i = from; i < to; i += SPW_OPT_BLOCK) {
+        uint32_t n = to - i < SPW_OPT_BLOCK ? (uint32_t)(to - i) : SPW_OPT_BLOCK;
         const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
         float *w = load_master(k, i, n, b.w), *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
         for (uint32_t j = 0; j < k->o->moment_count; j++)
@@ -295,10 +298,9 @@ table_of(spw_isa isa)
                                  : &spw__opt_table_ref;
 }
 
-static uint64_t
-step_blocks(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges)
+static walk
+walk_of(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o)
 {
-    const spw_optimizer *o = ranges[0].coef->optimizer;
     walk k = {.chunk = c,
               .table = table,
               .o = o,
@@ -308,7 +310,65 @@ step_blocks(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_r
         k.moments[j] = spw__state_moment(c->format, o, c->record, c->elems, j);
         k.scales[j] = spw__state_scales(c->format, o, c->record, c->elems, j);
     }
-    return walk_blocks(&k, ranges);
+    return k;
+}
+
+/* The group that a fused kernel would not take. */
+typedef struct general_walk {
+    const walk *walk;
+    const spw_opt_range *ranges; /* the group's first and those after it */
+} general_walk;
+
+static uint64_t
+walk_group(void *ctx, uint64_t at)
+{
+    const general_walk *g = ctx;
+    return walk_blocks(g->walk, g->ranges, at, at + SPW_STATE_GROUP);
+}
+
+/* Whole groups of one range by the fused kernel, a group that several ranges share block by block. */
+static uint64_t
+step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges)
+{
+    const spw_opt_chunk *c = k->chunk;
+    general_walk general = {k, ranges};
+    uint64_t nonfinite_count = 0;
+    spw__packed p = {.format = c->format,
+                     .grad_dtype = c->grad_dtype,
+                     .first = c->first,
+                     .hi = c->weights,
+                     .lo = c->record,
+                     .m = k->moments[0],
+                     .v = k->moments[1],
+                     .m_scale = k->scales[0],
+                     .v_scale = k->scales[1],
+                     .grad = c->grad,
+                     .general = walk_group,
+                     .ctx = &general};
+    for (uint64_t at = 0; at < c->elems;) {
+        uint64_t end;
+        while (general.ranges->end <= at)
+            general.ranges++;
+        end = general.ranges->end / SPW_STATE_GROUP * SPW_STATE_GROUP;
+        if (end > at) {
+            p.coef = general.ranges->coef;
+            nonfinite_count += kernel(&p, at, end);
+        } else {
+            end = at + SPW_STATE_GROUP;
+            nonfinite_count += walk_group(&general, at);
+        }
+        at = end;
+    }
+    return nonfinite_count;
+}
+
+/* NULL: this state has none. The kernels round stochastically. */
+static spw__packed_fn
+packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
+{
+    spw__moment_code code = spw__state_layouts[c->format].code;
+    bool packed = code != SPW__MOMENT_F32 && !coef->nearest && coef->optimizer == &spw_opt_adam;
+    return packed && isa == SPW_ISA_AVX512 ? spw__packed_avx512 : NULL;
 }
 
 /* Adam's fused kernels, range by range. */
@@ -347,10 +407,13 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
     if (table_of(isa) == NULL || isa > spw_cpu_isa_native())
         return SPW_EUNSUPPORTED;
-    if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT)
+    if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT) {
         nonfinite_count = step_adam(isa, c, ranges, range_count);
-    else
-        nonfinite_count = step_blocks(table_of(isa), c, ranges);
+    } else {
+        walk k = walk_of(table_of(isa), c, o);
+        spw__packed_fn kernel = packed_of(isa, c, ranges[0].coef);
+        nonfinite_count = kernel != NULL ? step_packed(kernel, &k, ranges) : walk_blocks(&k, ranges, 0, c->elems);
+    }
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;
     return SPW_OK;

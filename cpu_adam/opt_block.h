@@ -135,10 +135,8 @@ load_grad(float *restrict g, const void *restrict grad, spw_dtype dtype, uint32_
 static void
 store_bf16(uint16_t *restrict out, const float *restrict w, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw_f32_bits(w[i]), rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-        out[i] = (uint16_t)((u & 0x7fffffffu) > SPW__F32_INF ? (u >> 16 | 0x40u) : rounded);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = spw__weight_bf16(w[i]);
 }
 
 static void
@@ -203,36 +201,33 @@ load_bf16(float *restrict x, const uint16_t *restrict in, uint32_t n)
         x[i] = spw_bits_f32((uint32_t)in[i] << 16);
 }
 
-/* The low 16 bits decide with the probability that they stand for; the generator is MurmurHash3's finaliser of a counter. */
+/*
+ * The low 16 bits decide with the probability that they stand for. Elements come in pairs that share two hashes of a
+ * counter, one for each moment; the even element takes the lower half. first is even.
+ */
 static void
 store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t n, uint32_t key, uint32_t first)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t h = (first + i) * 0x9e3779b9u ^ key, u = spw_f32_bits(x[i]);
-        h = (h ^ h >> 16) * 0x85ebca6bu;
-        h = (h ^ h >> 13) * 0xc2b2ae35u;
-        h ^= h >> 16;
+        uint32_t e = first + i, h = spw__rounding_hash((e & ~1u) * SPW__HASH_STEP + key), u = spw_f32_bits(x[i]);
+        uint32_t r = h >> ((e & 1u) << 4) & 0xffffu;
         /* Infinities and NaN stay as they are, and no finite number becomes one. */
-        out[i] = (uint16_t)((u & 0x7fffffffu) >= 0x7f7f0000u ? u >> 16 : (u + (h & 0xffffu)) >> 16);
+        out[i] = (uint16_t)((u & 0x7fffffffu) >= 0x7f7f0000u ? u >> 16 : (u + r) >> 16);
     }
 }
 
 /*
- * 8 bits in groups of 32 with a bf16 scale s, the group's largest magnitude rounded to nearest. Signed: 127 sqrt(|x|/s)
- * with the sign; unsigned: 255 (x/s)^(1/4), at least 1 for x > 0, so that no second moment becomes 0 and blows up its
- * step; rounded to nearest. The largest element always gets the largest code, so what was decoded encodes to the same
- * bytes: a checkpoint changes nothing. A group that holds an infinity or NaN reads as NaN; one below 2^-90 as 0.
+ * 8 bits in groups of 32 with a bf16 scale s, companded as telephony's mu-law is (G.711): the code of x is the distance
+ * from 1 to f = 1 + |x|/s in floats with 4 bits of mantissa, so it is linear near zero and logarithmic above. Signed, 7
+ * bits: f reaches 248 at the group's largest magnitude, top. Unsigned: f reaches 63488. With f of at most 4 bits of
+ * mantissa the error of f is at most 1/32: that of x is below |x|/32 + top/7904, unsigned x/32 + top/2031584. The unsigned
+ * code is at least 1, so that no second moment becomes 0 and blows up its step. Decoding is exact.
  *
- * Roots come from 1/sqrt by two steps of Newton's method: 7e-6 is far finer than a code, divisions and square roots would
- * bind here and not memory, and multiplications give the same bits everywhere.
+ * What was decoded encodes to the same numbers when the scale is rounded to nearest too: a checkpoint changes nothing. In a
+ * step the scale is rounded stochastically: to nearest, a group whose moments shrink by less than half of bf16's spacing
+ * per step, as they do with beta2 0.999, would stand still. A group that holds an infinity or NaN reads as NaN; one below
+ * 2^-90 as 0; within 3 % of the largest float, numbers are clipped.
  */
-SIMD float
-inverse_sqrt(float x)
-{
-    float y = spw_bits_f32(0x5f3759dfu - (spw_f32_bits(x) >> 1)), h = 0.5f * x;
-    y = y * fmaf(-h * y, y, 1.5f);
-    return y * fmaf(-h * y, y, 1.5f);
-}
 
 /*
  * One group; n is SPW__GROUP. Not inlined, with the count as an argument: a compiler that knows it unrolls the loop whole
@@ -259,19 +254,20 @@ GROUP_LOOP void
 encode_signed(int8_t *restrict code, const float *restrict x, uint32_t n, float k)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw_f32_bits(x[i]);
-        float r = spw_bits_f32(u & 0x7fffffffu) * k, q = fmaf(r, inverse_sqrt(r), 0.5f);
-        int32_t c = (int32_t)(q < 127.0f ? q : 127.0f), sign = (int32_t)u >> 31;
-        code[i] = (int8_t)((c ^ sign) - sign);
+        uint32_t sign = spw_f32_bits(x[i]) & 0x80000000u,
+                 f = spw_f32_bits(fmaf(x[i], k, spw_bits_f32(SPW__CODE_ZERO | sign)));
+        uint32_t c = ((f & 0x7fffffffu) - SPW__CODE_ZERO + (1u << (SPW__CODE_SHIFT - 1))) >> SPW__CODE_SHIFT;
+        uint32_t clipped = c < 127 ? c : 127;
+        code[i] = (int8_t)(uint8_t)(clipped | sign >> 24);
     }
 }
 
 GROUP_LOOP void
-decode_signed(float *restrict x, const int8_t *restrict code, uint32_t n, float k)
+decode_signed(float *restrict x, const int8_t *restrict code, uint32_t n, float s)
 {
     for (uint32_t i = 0; i < n; i++) {
-        int32_t c = code[i], square = c * (c < 0 ? -c : c);
-        x[i] = (float)square * k;
+        uint32_t c = (uint8_t)code[i], sign = (c & 0x80u) << 24, f = SPW__CODE_ZERO + ((c & 0x7fu) << SPW__CODE_SHIFT);
+        x[i] = fmaf(spw_bits_f32(f | sign), s, spw_bits_f32(spw_f32_bits(s) | (~sign & 0x80000000u)));
     }
 }
 
@@ -279,30 +275,28 @@ GROUP_LOOP void
 encode_unsigned(uint8_t *restrict code, const float *restrict x, uint32_t n, float k)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = spw_f32_bits(x[i]) & 0x7fffffffu;
-        float q = inverse_sqrt(inverse_sqrt(spw_bits_f32(u) * k)) + 0.5f;
-        int32_t c = (int32_t)(q < 255.0f ? q : 255.0f), least = u != 0 ? 1 : 0;
-        code[i] = (uint8_t)(c < least ? least : c);
+        uint32_t f = spw_f32_bits(fmaf(spw_bits_f32(spw_f32_bits(x[i]) & 0x7fffffffu), k, 1.0f));
+        uint32_t c = (f - SPW__CODE_ZERO + (1u << (SPW__CODE_SHIFT - 1))) >> SPW__CODE_SHIFT,
+                 clipped = c < 255 ? c : 255;
+        code[i] = (uint8_t)(clipped > 1 ? clipped : 1);
     }
 }
 
 GROUP_LOOP void
-decode_unsigned(float *restrict x, const uint8_t *restrict code, uint32_t n, float k)
+decode_unsigned(float *restrict x, const uint8_t *restrict code, uint32_t n, float s)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        float square = (float)((int32_t)code[i] * (int32_t)code[i]);
-        x[i] = square * square * k;
-    }
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = fmaf(spw_bits_f32(SPW__CODE_ZERO + ((uint32_t)code[i] << SPW__CODE_SHIFT)), s, -s);
 }
 
-/* The scale of a group, 0 where its codes are 0 whatever it holds. */
+/* The scale of a group as bf16, rounded by adding `rounding` below it; 0 where its codes are 0 whatever it holds. */
 static float
-group_scale(const float *restrict x, uint16_t *scale)
+group_scale(const float *restrict x, float up, uint32_t most, uint32_t rounding, uint16_t *scale)
 {
-    uint32_t top = group_top(x, SPW__GROUP), rounded = (top + 0x7fffu + (top >> 16 & 1u)) >> 16;
-    if (top < SPW__F32_INF && rounded > 0x7f7fu)
-        rounded = 0x7f7fu;
-    if (top < 0x12800000u) /* 2^-90 */
+    uint32_t top = group_top(x, SPW__GROUP), rounded = (spw_f32_bits(spw_bits_f32(top) * up) + rounding) >> 16;
+    if (top < SPW__F32_INF && rounded > most)
+        rounded = most;
+    if (top < SPW__SCALE_LEAST)
         rounded = 0;
     if (top >= SPW__F32_INF)
         rounded = 0x7fc0u;
@@ -310,13 +304,23 @@ group_scale(const float *restrict x, uint16_t *scale)
     return top >= SPW__F32_INF ? 0.0f : spw_bits_f32(rounded << 16);
 }
 
+/* Signed and unsigned moments of a group share a hash. */
+static uint32_t
+group_rounding(const spw__scale_rounding *by, uint32_t group)
+{
+    return by == NULL ? SPW__SCALE_NEAREST << 16 | SPW__SCALE_NEAREST
+                      : spw__rounding_hash((by->group + group) * SPW__HASH_STEP + by->key);
+}
+
 static void
-store_int8(int8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
+store_int8(int8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n,
+           const spw__scale_rounding *by)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = group_scale(x + at, &scale[at / SPW__GROUP]);
+        uint32_t g = at / SPW__GROUP, rounding = group_rounding(by, g) & 0xffffu;
+        float s = group_scale(x + at, SPW__SIGNED_UP, SPW__SIGNED_MOST, rounding, &scale[g]);
         if (s > 0.0f)
-            encode_signed(code + at, x + at, SPW__GROUP, 127.0f * 127.0f / s);
+            encode_signed(code + at, x + at, SPW__GROUP, 1.0f / s);
         else
             memset(code + at, 0, SPW__GROUP);
     }
@@ -326,17 +330,20 @@ static void
 load_int8(float *restrict x, const int8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP)
-        decode_signed(x + at, code + at, SPW__GROUP,
-                      canonical(spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16) / (127.0f * 127.0f)));
+        decode_signed(x + at, code + at, SPW__GROUP, spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16));
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = canonical(x[i]);
 }
 
 static void
-store_uint8(uint8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n)
+store_uint8(uint8_t *restrict code, uint16_t *restrict scale, const float *restrict x, uint32_t n,
+            const spw__scale_rounding *by)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP) {
-        float s = group_scale(x + at, &scale[at / SPW__GROUP]);
+        uint32_t g = at / SPW__GROUP, rounding = group_rounding(by, g) >> 16;
+        float s = group_scale(x + at, SPW__UNSIGNED_UP, SPW__UNSIGNED_MOST, rounding, &scale[g]);
         if (s > 0.0f)
-            encode_unsigned(code + at, x + at, SPW__GROUP, 65025.0f * 65025.0f / s);
+            encode_unsigned(code + at, x + at, SPW__GROUP, 1.0f / s);
         else
             memset(code + at, 0, SPW__GROUP);
     }
@@ -346,8 +353,9 @@ static void
 load_uint8(float *restrict x, const uint8_t *restrict code, const uint16_t *restrict scale, uint32_t n)
 {
     for (uint32_t at = 0; at < n; at += SPW__GROUP)
-        decode_unsigned(x + at, code + at, SPW__GROUP,
-                        canonical(spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16) / (65025.0f * 65025.0f)));
+        decode_unsigned(x + at, code + at, SPW__GROUP, spw_bits_f32((uint32_t)scale[at / SPW__GROUP] << 16));
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = canonical(x[i]);
 }
 
 const spw__opt_table OPT_TABLE = {

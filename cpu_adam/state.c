@@ -147,9 +147,9 @@ moment_set(spw_state_format f, const spw_optimizer *o, void *record, uint64_t ch
             for (; i < end && i < first + n; i++)
                 group[i - at] = in[i - first];
             if (o->moment_unsigned[k])
-                t->store_uint8((uint8_t *)m + at, scales + g, group, SPW_STATE_GROUP);
+                t->store_uint8((uint8_t *)m + at, scales + g, group, SPW_STATE_GROUP, NULL);
             else
-                t->store_int8((int8_t *)m + at, scales + g, group, SPW_STATE_GROUP);
+                t->store_int8((int8_t *)m + at, scales + g, group, SPW_STATE_GROUP, NULL);
         }
         break;
     }
@@ -189,7 +189,10 @@ spw_state_set(spw_state_format f, const spw_optimizer *o, void *weights, void *r
         memcpy((float *)weights + first, in, n * 4);
     } else if (!spw_state_update_reads_weights(f)) {
         memcpy((float *)record + first, in, n * 4);
-        spw_convert((uint16_t *)weights + first, spw_state_weight_dtype(f), in, SPW_F32, n);
+        if (f == SPW_STATE_MIXED)
+            t->store_bf16((uint16_t *)weights + first, in, (uint32_t)n);
+        else
+            spw_convert((uint16_t *)weights + first, SPW_F16, in, SPW_F32, n);
     } else if (spw__state_layouts[f].low_bytes == 1) {
         t->store_split24((uint16_t *)weights + first, (int8_t *)record + first, in, (uint32_t)n);
     } else {

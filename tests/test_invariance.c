@@ -116,6 +116,23 @@ test_gpt2_split(void **state)
     run_all(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1.0);
 }
 
+/* split is a way to store mixed: training in one or the other gives the same losses and the same masters and moments. */
+static void
+test_split_is_mixed(void **state)
+{
+    double loss[2][4 * STEPS];
+    uint64_t digest[2];
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_config c;
+        tiny_config(&c, k == 0 ? SPW_STATE_MIXED : SPW_STATE_SPLIT);
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        digest[k] = tiny_train(&c, SPW_FAMILY_GPT2, 4 * STEPS, loss[k]);
+    }
+    assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+    assert_int_equal(digest[0], digest[1]);
+}
+
 /* Llama in all three formats; without clipping updates run during backward. */
 static void
 test_llama(void **state)
@@ -152,8 +169,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2_fp32), cmocka_unit_test(test_gpt2_mixed),    cmocka_unit_test(test_gpt2_split),
-        cmocka_unit_test(test_llama),     cmocka_unit_test(test_lossy_formats), cmocka_unit_test(test_other_optimizers),
+        cmocka_unit_test(test_gpt2_fp32),
+        cmocka_unit_test(test_gpt2_mixed),
+        cmocka_unit_test(test_gpt2_split),
+        cmocka_unit_test(test_split_is_mixed),
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_lossy_formats),
+        cmocka_unit_test(test_other_optimizers),
     };
     return cmocka_run_group_tests_name("invariance", tests, NULL, NULL);
 }

@@ -112,7 +112,7 @@ opt_chunk(chunk *c, spw_state_format f, spw_dtype grad_dtype, uint64_t n)
                            .record = c->record,
                            .grad = c->grad,
                            .grad_dtype = grad_dtype,
-                           .first = 77};
+                           .first = 77 * SPW_STATE_GROUP};
 }
 
 /* Parameter groups at arbitrary places, with hyper-parameters of their own. */
@@ -291,8 +291,8 @@ test_agrees_with_pytorch(void **state)
 static void
 test_code_bounds(void **state)
 {
-    /* 8-bit moments: every element within the error that header promises, zero stays zero, nothing positive becomes
-     * zero in an unsigned group, and what was decoded encodes to the same bytes. */
+    /* 8-bit moments: every element within the error that opt_block.h states, a signed zero stays zero, nothing is zero in
+     * an unsigned group unless all is, and what was decoded encodes to the same bytes. */
     const spw__opt_table *t = &spw__opt_table_ref;
     (void)state;
     for (uint32_t round = 0; round < 2000; round++) {
@@ -308,30 +308,26 @@ test_code_bounds(void **state)
             top = fmax(top, fabs(x[i]));
         }
         if (positive) {
-            t->store_uint8((uint8_t *)code, &scale, x, 32);
+            t->store_uint8((uint8_t *)code, &scale, x, 32, NULL);
             t->load_uint8(y, (uint8_t *)code, &scale, 32);
-            t->store_uint8((uint8_t *)again, &scale_again, y, 32);
+            t->store_uint8((uint8_t *)again, &scale_again, y, 32, NULL);
         } else {
-            t->store_int8(code, &scale, x, 32);
+            t->store_int8(code, &scale, x, 32, NULL);
             t->load_int8(y, code, &scale, 32);
-            t->store_int8(again, &scale_again, y, 32);
+            t->store_int8(again, &scale_again, y, 32, NULL);
         }
-        s = spw_bits_f32((uint32_t)scale << 16);
-        assert_true(top < 0x1p-90 ? s == 0 : fabs(s - top) <= top / 256);
+        s = spw_bits_f32((uint32_t)scale << 16) * (positive ? 63487.0 : 247.0);
+        assert_true(top < 0x1p-90 ? s == 0 : fabs(s - top) <= top / 255);
         for (int i = 0; i < 32 && s > 0; i++) {
-            double r = fmin(fabs(x[i]) / s, 1), step = positive ? 0.5 / 255 : 0.5 / 127;
-            double q = positive ? sqrt(sqrt(r)) : sqrt(r), up = q + step * 1.005, down = fmax(q - step * 1.005, 0);
-            double high = s * (positive ? up * up * up * up : up * up),
-                   low = s * (positive ? down * down * down * down : down * down);
-            double clipped = fabs(x[i]) > s ? fabs(x[i]) - s : 0; /* the scale was rounded down */
-            if (positive && x[i] > 0)
-                high = fmax(high, s * 2.4e-10);
-            assert_true(fabs(y[i]) <= high * 1.000001 && fabs(y[i]) >= low * 0.999999 - clipped);
-            assert_true((x[i] == 0) <= (y[i] == 0));
-            assert_true(!positive || x[i] <= 0 || y[i] > 0 || s == 0);
+            double error = fabs(x[i]) / 32 + top / (positive ? 2031584.0 : 7904.0);
+            if (positive)
+                error = fmax(error, top / 1.0e6 - x[i]); /* code 1 at least */
+            assert_true(fabs((double)y[i] - x[i]) <= error * 1.005);
+            assert_true(positive ? y[i] > 0 : x[i] != 0 || y[i] == 0);
             assert_true(y[i] == 0 || signbit(y[i]) == signbit(x[i]));
         }
-        assert_memory_equal(code, again, 32);
+        for (int i = 0; i < 32; i++) /* minus zero reads as zero */
+            assert_true(code[i] == again[i] || (!positive && code[i] == INT8_MIN && again[i] == 0));
         assert_int_equal(scale, scale_again);
     }
 }
@@ -356,6 +352,40 @@ test_stochastic_rounding(void **state)
             sum += spw_bf16_to_f32(y);
         }
         assert_true(fabs(sum / KEYS - x[0]) < 6 * sigma);
+    }
+}
+
+static void
+test_lossy_moments_decay(void **state)
+{
+    /* Without gradients moments shrink by beta per step, in 1000 steps by far more than what they round to: they follow
+     * in every lossy format, on average over the elements. Scales rounded to nearest would hold them where they are. */
+    (void)state;
+    for (int f = SPW_STATE_SPLIT_BF16; f < SPW_STATE_COUNT; f++) {
+        spw_opt_chunk c = opt_chunk(&a, (spw_state_format)f, SPW_F32, ELEMS);
+        spw_opt_hp hp = usual_hp();
+        static float x[ELEMS];
+        double before = 0, after = 0;
+        hp.lr = 0;
+        hp.beta2 = 0.999;
+        memset(&a, 0, sizeof a);
+        for (int i = 0; i < ELEMS; i++)
+            x[i] = random_float(false) * random_float(false);
+        for (int i = 0; i < ELEMS; i++)
+            x[i] = fabsf(x[i]);
+        spw_state_set(c.format, &spw_opt_adam, a.weights, a.record, ELEMS, SPW_PART_EXP_AVG_SQ, 0, ELEMS, x);
+        for (int i = 0; i < ELEMS; i++)
+            before += x[i];
+        for (hp.step = 1; hp.step <= 1000; hp.step++) {
+            spw_opt_coef coef = prepared(&spw_opt_adam, &hp);
+            spw_opt_step(&c, &(spw_opt_range){ELEMS, &coef}, 1);
+        }
+        spw_state_get(c.format, &spw_opt_adam, a.weights, a.record, ELEMS, SPW_PART_EXP_AVG_SQ, 0, ELEMS, x);
+        for (int i = 0; i < ELEMS; i++)
+            after += x[i];
+        printf("# %-13s second moments after 1000 steps without a gradient: %.3f of 0.368\n",
+               spw_state_name((spw_state_format)f), after / before);
+        assert_true(fabs(after / before - pow(0.999, 1000)) < 0.03);
     }
 }
 
@@ -388,7 +418,7 @@ test_nearest_rounding(void **state)
             spw_state_get(exact.format, &spw_opt_adam, b.weights, b.record, ELEMS, (spw_state_part)part, 0, ELEMS,
                           want);
             for (int i = 0; i < ELEMS; i++) {
-                float rounded = spw_bf16_to_f32(spw_f32_to_bf16(want[i]));
+                float rounded = spw_bits_f32((spw_f32_bits(want[i]) + 0x8000u) & 0xffff0000u); /* ties away */
                 off += got[i] != rounded;
                 assert_true(fabsf(got[i] - want[i]) <= ldexpf(fabsf(want[i]), -7));
             }
@@ -517,6 +547,7 @@ main(void)
         cmocka_unit_test(test_agrees_with_pytorch),
         cmocka_unit_test(test_code_bounds),
         cmocka_unit_test(test_stochastic_rounding),
+        cmocka_unit_test(test_lossy_moments_decay),
         cmocka_unit_test(test_learns),
         cmocka_unit_test(test_split_formats_keep_the_master),
         cmocka_unit_test(test_refused),
