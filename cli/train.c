@@ -227,6 +227,13 @@ print_line(void *ctx, const char *text)
 }
 
 static void
+print_error_line(void *ctx, const char *text)
+{
+    (void)ctx;
+    fprintf(stderr, "%s\n", text);
+}
+
+static void
 closing_table(run *r)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
@@ -326,7 +333,7 @@ train_loop(run *r, spw_error *err)
 }
 
 static spw_status
-prepare(run *r, const char *resume, char *plan_text, uint64_t plan_bytes, spw_error *err)
+prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
 {
     const spw_config *c = &r->config;
     const char *patterns[SPW_PATHS_MAX];
@@ -352,10 +359,8 @@ prepare(run *r, const char *resume, char *plan_text, uint64_t plan_bytes, spw_er
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
     SPW_TRY(spw_model_from_config(&r->model, c, err));
-    SPW_TRY(spw_engine_create(
-        &r->engine,
-        &(spw_engine_options){.config = c, .model = r->model, .plan_text = plan_text, .plan_text_bytes = plan_bytes},
-        err));
+    SPW_TRY(
+        spw_engine_create(&r->engine, &(spw_engine_options){.config = c, .model = r->model, .plan_out = plan}, err));
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
@@ -380,7 +385,7 @@ int
 cli_train(int argc, char **argv)
 {
     static run r; /* large: the configuration holds its paths */
-    static char plan_text[4096];
+    static spw_plan plan;
     const char *path = NULL, *resume = NULL, *overrides[OVERRIDES_MAX];
     uint32_t override_count = 0;
     spw_error err = {0};
@@ -418,9 +423,9 @@ cli_train(int argc, char **argv)
         cli_fail(&err);
         return EXIT_USAGE;
     }
-    if (prepare(&r, resume, plan_text, sizeof plan_text, &err) != SPW_OK) {
+    if (prepare(&r, resume, &plan, &err) != SPW_OK) {
         if (err.status == SPW_ENOFIT)
-            fputs(plan_text, stderr);
+            spw_plan_print(&plan, print_error_line, NULL);
         rc = cli_fail(&err);
     } else {
         if (!r.quiet)

@@ -14,9 +14,39 @@ typedef struct plan_input {
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
     uint64_t grads_device, activations_device, arena_device, batch_device;
     uint64_t process_bytes; /* resident before the engine takes anything */
+    /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
+    const uint32_t *uses, *walk;
+    uint32_t use_count, forward_count, passes, micro_batches;
+    uint32_t future_max; /* uses that the store is told at most */
+    uint32_t optimizer_threads;
+    bool update_reads_weights;
+    uint64_t tokens; /* of a step */
+    double flops;
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
+
+/* The decisions of a plan with their reasons (plan_reasons.c). */
+void spw__plan_explain(spw_plan *plan, const plan_input *in);
+uint64_t spw__plan_largest_chunk(const spw_layout *layout);
+
+/* One step of the store on paper (rehearse.c): what its rules move. */
+typedef struct rehearsal_input {
+    const spw_layout *layout; /* tiers and paths of its chunks */
+    const uint32_t *uses, *walk;
+    uint32_t use_count, forward_count, passes, future_max;
+    uint32_t weight_slots, weight_bytes, record_bytes_32, compute_bytes;
+    uint64_t cache_bytes, prefetch_elems;
+    bool update_reads_weights, prefetch;
+    bool early_gate; /* updates need not wait for the norm */
+    double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
+} rehearsal_input;
+typedef struct rehearsal {
+    uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX], h2d;
+    uint32_t *chunk_reads; /* (chunk_count) reads of the weights of each; the caller's, zeroed; may be NULL */
+} rehearsal;
+/* Adds to *out. Errors  SPW_ENOMEM. */
+spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
 
 /* One swap path to stripe over. */
 typedef struct stripe_path {
