@@ -192,6 +192,21 @@ describe_paths(const spw_plan *p)
                p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
 }
 
+/* From rates that spillway plan has measured here; training itself measures nothing. */
+static void
+describe_prediction(const run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    spw_rates rates;
+    spw_calibration calibration;
+    spw_prediction x;
+    spw_calibrate(&rates, &r->config, p, SPW_CALIBRATE_CACHE_ONLY, &calibration);
+    spw_plan_predict(p, &rates, r->config.run.tbw, &x);
+    if (x.timed)
+        printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x.step_s, x.tokens_per_s,
+               spw_resource_name(x.bound));
+}
+
 static void
 describe(run *r)
 {
@@ -209,6 +224,7 @@ describe(run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
+    describe_prediction(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",
@@ -224,13 +240,6 @@ print_line(void *ctx, const char *text)
 {
     (void)ctx;
     puts(text);
-}
-
-static void
-print_error_line(void *ctx, const char *text)
-{
-    (void)ctx;
-    fprintf(stderr, "%s\n", text);
 }
 
 static void
@@ -424,8 +433,8 @@ cli_train(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (prepare(&r, resume, &plan, &err) != SPW_OK) {
-        if (err.status == SPW_ENOFIT)
-            spw_plan_print(&plan, print_error_line, NULL);
+        if (err.status == SPW_ENOFIT && r.model != NULL)
+            cli_show_no_fit(&r.config, r.model, &plan);
         rc = cli_fail(&err);
     } else {
         if (!r.quiet)

@@ -277,7 +277,8 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
                      .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
                      .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
-                     .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_process_rss_bytes(),
+                     .process_bytes =
+                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
                      .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
                      .micro_batches = (uint32_t)e->config.accumulation,
                      .future_max = e->future_max,

@@ -251,12 +251,13 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         return SPW_OK;
     if (fixed + p->slots_host > budget) {
         char need[32], have[32];
-        uint64_t least = fixed + p->slots_host;
+        p->lack = SPW_LACK_HOST;
+        p->least_bytes = fixed + p->slots_host;
         return SPW_RAISE(err, SPW_ENOFIT,
                          "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); smaller "
                          "spillway.chunk_elems, grad_dtype bf16 or offloading to nvme lower it",
-                         spw_format_bytes(have, sizeof have, budget), spw_format_bytes(need, sizeof need, least),
-                         (unsigned long long)least);
+                         spw_format_bytes(have, sizeof have, budget),
+                         spw_format_bytes(need, sizeof need, p->least_bytes), (unsigned long long)p->least_bytes);
     }
     for (bool grew = true; grew;) { /* slots alternately up to the useful number */
         grew = false;
@@ -355,11 +356,15 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
     add_up(p, in);
-    if (st == SPW_OK && p->path_count > 0)
+    if (st == SPW_OK && p->path_count > 0) {
         st = spread(p, in, err);
+        p->lack = st == SPW_ENOFIT ? SPW_LACK_DISK : SPW_LACK_NOTHING;
+    }
     if (st == SPW_OK && device.status != SPW_OK) {
         spw_error_keep_first(err, &device);
         st = device.status;
+        p->lack = SPW_LACK_DEVICE;
+        p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
     }
     p->host_bytes = p->process_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
     if (st == SPW_OK && in->use_count > 0 && !in->inference)

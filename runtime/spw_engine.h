@@ -82,6 +82,17 @@ typedef struct spw_engine_options {
  */
 spw_status spw_engine_create(spw_engine **out, const spw_engine_options *options, spw_error *err);
 void spw_engine_destroy(spw_engine *engine); /* NULL is fine */
+/*
+ * spw_plan_nearest - the nearest configuration that fits the budgets, for one that does not (how: nearest.c).
+ * options->plan_out is not used. Takes nothing and moves nothing; set[] holds overrides as --set takes them.
+ */
+typedef struct spw_suggestion {
+    bool found;
+    bool lossy_would; /* not found, but with state format split24-int8 there is one */
+    uint32_t count;
+    char set[12][SPW_PATH_BYTES + 128];
+} spw_suggestion;
+spw_status spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err);
 const spw_plan *spw_engine_plan(const spw_engine *engine);
 const spw_layout *spw_engine_layout(const spw_engine *engine);
 spw_store *spw_engine_store(spw_engine *engine);

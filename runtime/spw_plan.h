@@ -31,7 +31,12 @@ typedef struct spw_traffic {
     uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX];
 } spw_traffic;
 
+/* What a plan that does not fit has too little of. */
+typedef enum spw_lack { SPW_LACK_NOTHING, SPW_LACK_HOST, SPW_LACK_DEVICE, SPW_LACK_DISK } spw_lack;
+
 typedef struct spw_plan {
+    spw_lack lack;
+    uint64_t least_bytes; /* host, device: the budget that would do */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t grad_host, slots_host, process_host, host_bytes, host_budget;
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
@@ -86,6 +91,30 @@ typedef struct spw_prediction {
 } spw_prediction;
 /* rates may be NULL: then only the traffic holds. tbw_bytes 0: no rating. Pure. */
 void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out);
+
+/*
+ * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
+ *
+ * Measures  each path with the library's own transfers on a file that is removed; copies between host and device with
+ *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width.
+ * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
+ *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
+ *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.
+ * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log.
+ * Threads   one call at a time; uses the cores and disks that it measures.
+ */
+typedef enum spw_calibrate_mode {
+    SPW_CALIBRATE_CACHE_ONLY, /* measures nothing */
+    SPW_CALIBRATE_AUTO,       /* measures what the cache does not have */
+    SPW_CALIBRATE_FORCE       /* measures everything anew */
+} spw_calibrate_mode;
+typedef struct spw_calibration {
+    uint32_t measured, cached, unknown; /* how many of the paths, copies, optimizer and compute */
+    double seconds, oldest_days;        /* spent measuring; age of the oldest value from the cache */
+    char cache_path[SPW_PATH_BYTES];    /* "": there is no cache */
+} spw_calibration;
+void spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, spw_calibrate_mode mode,
+                   spw_calibration *report);
 
 /* ---------------------------------------------------------------- the paper's table */
 
