@@ -68,6 +68,8 @@ struct spw_engine {
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
+    spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
+    bool counting;           /* false: something else than steps has moved bytes since */
 };
 
 /* ---------------------------------------------------------------- units of a block */
@@ -956,9 +958,11 @@ fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, ui
         r->stall_s[k] = (double)(now.stall_ns[k] - before->stall_ns[k]) * 1e-9;
         stall += r->stall_s[k];
     }
-    r->nvme_read = now.nvme_read_bytes - before->nvme_read_bytes;
-    r->nvme_write = now.nvme_write_bytes - before->nvme_write_bytes;
-    r->h2d = now.h2d_bytes - before->h2d_bytes + e->grad_h2d_bytes - grad_h2d_before;
+    r->nvme_read = now.nvme_read_bytes - e->counted.nvme_read_bytes;
+    r->nvme_write = now.nvme_write_bytes - e->counted.nvme_write_bytes;
+    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - grad_h2d_before;
+    e->counted = now;
+    e->counting = true;
     r->d2h = e->d2h_bytes - d2h_before;
     r->compute_s = r->step_s - stall;
     read_s = (double)(now.read_busy_ns - before->read_busy_ns) * 1e-9;
@@ -1018,6 +1022,8 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     spw_store_get_stats(e->store, &before);
+    if (!e->counting)
+        e->counted = before;
     e->step_count++;
     spw_trace_begin(&e->traces[MODE_TRAIN]);
     tell_future(e, MODE_TRAIN);
@@ -1051,6 +1057,7 @@ spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
                 spw_error *err)
 {
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    e->counting = false;
     spw_trace_begin(&e->traces[MODE_EVAL]);
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
         uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
@@ -1066,6 +1073,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
 {
     uint64_t width = e->model->config.width;
     spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
+    e->counting = false;
     if (count == 0 || count > e->T)
         return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
                          (unsigned long long)e->T);
@@ -1113,6 +1121,7 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
 spw_status
 spw_engine_drain(spw_engine *e, spw_error *err)
 {
+    e->counting = false;
     return spw_store_drain(e->store, err);
 }
 

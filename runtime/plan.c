@@ -59,7 +59,6 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .future_max = in->future_max,
                          .weight_slots = p->weight_slots,
                          .weight_bytes = in->weight_bytes,
-                         .record_bytes_32 = in->record_bytes_32,
                          .compute_bytes = in->compute_bytes,
                          .cache_bytes = p->cache_device,
                          .prefetch_elems = in->config->zero.prefetch_bucket_size,
@@ -259,23 +258,21 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
                          spw_format_bytes(have, sizeof have, budget),
                          spw_format_bytes(need, sizeof need, p->least_bytes), (unsigned long long)p->least_bytes);
     }
-    for (bool grew = true; grew;) { /* slots alternately up to the useful number */
-        grew = false;
-        for (int k = 0; k < 2; k++) {
-            uint32_t *slots = k ? &p->record_slots : &p->weight_slots;
-            if ((k ? r_nvme : w_nvme) && *slots < (k ? r_want : w_want)) {
-                ++*slots;
-                if (fixed + slot_bytes(p, in, chunk) > budget)
-                    --*slots;
-                else
-                    grew = true;
-            }
-        }
+    /* Slots up to the useful number, in one order, so that more memory never means fewer of one kind. */
+    while ((w_nvme && p->weight_slots < w_want) || (r_nvme && p->record_slots < r_want)) {
+        uint32_t *slots = &p->weight_slots;
+        if (r_nvme && p->record_slots < r_want &&
+            (!w_nvme || p->weight_slots == w_want || p->record_slots < p->weight_slots))
+            slots = &p->record_slots;
+        ++*slots;
+        if (fixed + slot_bytes(p, in, chunk) <= budget)
+            continue;
+        --*slots;
+        p->slots_host = slot_bytes(p, in, chunk);
+        return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
     p->slots_host = slot_bytes(p, in, chunk);
     left = budget - fixed - p->slots_host;
-    if ((w_nvme && p->weight_slots < w_want) || (r_nvme && p->record_slots < r_want))
-        return SPW_OK; /* less than a slot is left: with a little more it becomes one, so it is not given away */
     SPW_TRY(place(p, in, &left, err));
     while (drop_idle_slots(p, in, &left))
         SPW_TRY(place(p, in, &left, err));
@@ -325,6 +322,7 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
+/* Weights on nvme are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
@@ -334,9 +332,16 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
         SPW_TRY(rehearse(p, in, spw_paces[k], &r, err));
         t->h2d = r.h2d + (in->passes - 1) * in->layout->elems * in->grad_bytes; /* sums of earlier passes go back in */
         t->d2h = in->passes * in->layout->elems * in->grad_bytes;
+        memcpy(t->path_read, r.path_read, sizeof t->path_read);
+        for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+            const spw_store_chunk *c = &in->layout->chunks[i];
+            uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
+            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0);
+            t->path_read[c->path_idx] += record;
+        }
         for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
-            t->nvme_read += t->path_read[i] = r.path_read[i];
-            t->nvme_write += t->path_write[i] = r.path_write[i];
+            t->nvme_read += t->path_read[i];
+            t->nvme_write += t->path_write[i];
         }
     }
     return SPW_OK;

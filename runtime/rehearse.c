@@ -2,8 +2,8 @@
  * The rehearsal: one training step of the store on paper, to know the bytes it will move. It follows the mover's rules
  * (offload/mover.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
  * with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
- * each eviction; a chunk on nvme is read when a copy or an update needs it and no slot holds it, and written once; a
- * record on nvme is read and written once.
+ * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
+ * they are written once, and records read and written once, needs no rehearsal.
  *
  * Time enters in one place: how far updates run ahead of the next forward pass, for they evict what that pass needs.
  * `pace` says how many times over the store could update everything while a step computes; at 0 each update waits until
@@ -50,29 +50,15 @@ typedef struct sim {
 /* ---------------------------------------------------------------- counting */
 
 static void
-count_weights(sim *s, const sim_group *g, bool read)
+count_read(sim *s, const sim_group *g)
 {
     for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
         const spw_store_chunk *c = &s->in->layout->chunks[i];
-        uint64_t bytes = c->elems * s->in->weight_bytes;
         if (c->weight_tier != SPW_TIER_NVME)
             continue;
-        (read ? s->out->path_read : s->out->path_write)[c->path_idx] += bytes;
-        if (read && s->out->chunk_reads != NULL)
+        s->out->path_read[c->path_idx] += c->elems * s->in->weight_bytes;
+        if (s->out->chunk_reads != NULL)
             s->out->chunk_reads[i]++;
-    }
-}
-
-static void
-count_records(sim *s, const sim_group *g)
-{
-    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
-        const spw_store_chunk *c = &s->in->layout->chunks[i];
-        uint64_t bytes = c->elems / 32 * s->in->record_bytes_32;
-        if (c->record_tier == SPW_TIER_NVME) {
-            s->out->path_read[c->path_idx] += bytes;
-            s->out->path_write[c->path_idx] += bytes;
-        }
     }
 }
 
@@ -205,7 +191,7 @@ serve(sim *s, spw_store_use use, uint64_t nearer_than)
         if (g->on_nvme && g->slot == NO_SLOT) {
             if (!take_slot(s, g, nearer_than))
                 return false;
-            count_weights(s, g, true);
+            count_read(s, g);
         }
         count_copy(s, g);
     }
@@ -236,14 +222,8 @@ update_one(sim *s)
         if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
             u->place = AWAY;
         g = &s->groups[u->group_first + u->job_next];
-        if (g->on_nvme) {
-            if (g->slot == NO_SLOT) {
-                if (take_slot(s, g, 0) && s->in->update_reads_weights)
-                    count_weights(s, g, true);
-            }
-            count_weights(s, g, false);
-        }
-        count_records(s, g);
+        if (g->on_nvme && g->slot == NO_SLOT && take_slot(s, g, 0) && s->in->update_reads_weights)
+            count_read(s, g);
         for (uint32_t k = 0; k < g->chunk_count; k++)
             s->credit -= (double)s->in->layout->chunks[g->chunk_first + k].elems;
         g->updated = true;

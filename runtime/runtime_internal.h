@@ -31,19 +31,19 @@ spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
 void spw__plan_explain(spw_plan *plan, const plan_input *in);
 uint64_t spw__plan_largest_chunk(const spw_layout *layout);
 
-/* One step of the store on paper (rehearse.c): what its rules move. */
+/* One step of the store on paper (rehearse.c): which weights its rules move. */
 typedef struct rehearsal_input {
     const spw_layout *layout; /* tiers and paths of its chunks */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, future_max;
-    uint32_t weight_slots, weight_bytes, record_bytes_32, compute_bytes;
+    uint32_t weight_slots, weight_bytes, compute_bytes;
     uint64_t cache_bytes, prefetch_elems;
     bool update_reads_weights, prefetch;
     bool early_gate; /* updates need not wait for the norm */
     double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
 } rehearsal_input;
 typedef struct rehearsal {
-    uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX], h2d;
+    uint64_t path_read[SPW_PATHS_MAX], h2d; /* bytes of weights */
     uint32_t *chunk_reads; /* (chunk_count) reads of the weights of each; the caller's, zeroed; may be NULL */
 } rehearsal;
 /* Adds to *out. Errors  SPW_ENOMEM. */
