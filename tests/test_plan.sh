@@ -90,7 +90,8 @@ check "and mended" python3 -m json.tool "$rates" "$dir/mended"
 sed -i 's/"time": [0-9]*/"time": 1000000000/' "$rates"
 check "old rates" run plan "$c" --json
 check "are measured again" json 'p["rates"]["measured"] == 4'
-check "without a place for the cache" env -u HOME XDG_CACHE_HOME= "$spw" plan "$c" >"$dir/out" 2>"$dir/err"
+homeless() { env -u HOME XDG_CACHE_HOME= "$spw" plan "$c" >"$dir/out" 2>"$dir/err"; }
+check "without a place for the cache" homeless
 check "it plans all the same" shows 'no place here'
 gone="--set zero_optimization.offload_param.nvme_path=$dir/gone --set zero_optimization.offload_optimizer.nvme_path=$dir/gone"
 check "a path that is not there yet" run plan "$c" $gone
