@@ -55,14 +55,17 @@ explain_host(spw_plan *p, const plan_input *in)
         }
         if ((records ? c->run.record_slots : c->run.weight_slots) > 0)
             continue;
-        if (slots == 0)
-            why = "nothing of this kind is left on nvme";
-        else if (records ? c->zero.optimizer_buffer_count > 0 : c->zero.param_buffer_count > 0)
+        if (slots == 0) {
+            decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", "0",
+                   "nothing of this kind is left on nvme");
+            continue;
+        }
+        if (records ? c->zero.optimizer_buffer_count > 0 : c->zero.param_buffer_count > 0)
             why = records ? "offload_optimizer.buffer_count" : "offload_param.buffer_count x buffer_size";
         else if (!records && c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO)
             why = "offload_param.max_in_cpu, at least as many as keep transfers going";
         decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", number(value, sizeof value, slots),
-               "%s%s, of %s each", why, p->host_budget != SPW_AUTO && slots > 0 ? ", within spillway.host_memory" : "",
+               "%s%s, of %s each", why, p->host_budget != SPW_AUTO ? ", within spillway.host_memory" : "",
                spw_format_bytes(bytes, sizeof bytes,
                                 records ? spw__plan_largest_chunk(in->layout) / 32 * in->record_bytes_32
                                         : spw__plan_largest_chunk(in->layout) * in->weight_bytes));

@@ -342,7 +342,7 @@ step(sim *s)
     }
     s->gate_open = true;
     for (uint32_t u = 0; u < in->layout->unit_count; u++)
-        s->units[u].wanted += s->units[u].grad_ready;
+        s->units[u].wanted += s->units[u].grad_ready && in->layout->units[u].trainable;
     s->position = 0;
     s->first_step = false;
     tell_future(s);
@@ -378,6 +378,7 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
 {
     const spw_layout *l = in->layout;
     sim s = {.in = in, .out = out, .first_step = true};
+    spw_status st = SPW_OK;
     uint32_t per_group = 1;
     while ((uint64_t)(l->chunk_count / per_group) * (in->weight_slots / per_group) > SCAN_MAX &&
            in->weight_slots < l->chunk_count)
@@ -399,12 +400,12 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
             step(&s);
         }
     } else {
-        SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u chunks", l->chunk_count);
+        st = SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u chunks", l->chunk_count);
     }
     spw_mem_free(s.units);
     spw_mem_free(s.groups);
     spw_mem_free(s.slot_owner);
     spw_mem_free(s.slot_free);
     spw_mem_free(s.future);
-    return s.group_count > 0 || l->chunk_count == 0 ? SPW_OK : SPW_ENOMEM;
+    return st;
 }

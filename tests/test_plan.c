@@ -247,6 +247,33 @@ test_decisions(void **state)
     spw_model_destroy(model);
 }
 
+/* Any allocation may fail: an error, nothing left behind, and the same plan afterwards. */
+static void
+test_no_memory(void **state)
+{
+    static spw_config c;
+    static spw_plan p, again;
+    spw_model *model = make_model();
+    bool through = false;
+    (void)state;
+    nvme_config(&c, SPW_STATE_SPLIT);
+    c.run.host_memory = PROCESS + (5 << 20);
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    for (unsigned k = 1; !through; k++) {
+        spw_error err = {0};
+        long live = spw_test_live_allocs();
+        spw_status st;
+        spw_test_fail_alloc(k);
+        st = plan_of(&c, model, &again, &err);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    assert_memory_equal(&p, &again, sizeof p);
+    spw_model_destroy(model);
+}
+
 /* ---------------------------------------------------------------- what does not fit */
 
 static const char base[] =
@@ -584,10 +611,11 @@ teardown(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),      cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_monotonic),       cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_decisions),       cmocka_unit_test(test_nearest),
-                                       cmocka_unit_test(test_least_budget),    cmocka_unit_test(test_random_plans),
-                                       cmocka_unit_test(test_beside_training), cmocka_unit_test(test_rate_cache)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),   cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_decisions),    cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_nearest),      cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_random_plans), cmocka_unit_test(test_beside_training),
+                                       cmocka_unit_test(test_rate_cache)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

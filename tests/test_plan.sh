@@ -51,6 +51,7 @@ expect 2 "cannot be 0" "no ranks" plan --table --ranks 0
 expect 2 "belong to --table" "its options belong to it" plan "$c" --params 1e9
 expect 2 "configuration file is needed" "nothing to plan" plan
 expect 2 "not both" "--calibrate or --no-measure" plan "$c" --calibrate --no-measure
+check "help" run help plan
 expect 2 "unknown option" "unknown option" plan "$c" --wat
 expect 2 "zero_optimization.stagee" "a wrong key" plan "$c" --set zero_optimization.stagee=3
 
