@@ -9,6 +9,7 @@ static const char usage[] =
     "spillway trains models that do not fit: state streams from host memory and NVMe.\n"
     "\n"
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
+    "  spillway plan CONFIG.json       where every byte will live, what a step moves, how long it takes, and why\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
@@ -30,6 +31,25 @@ static const char train_usage[] =
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
     "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files.\n";
+
+static const char plan_usage[] =
+    "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"
+    "spillway plan --table [--params 7.5e9] [--ranks LIST] [--mp LIST]\n"
+    "\n"
+    "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
+    "time of a step and its bound, disk wear, and each automatic decision with its reason. When it does not fit,\n"
+    "the nearest configuration that does, as options to paste, and exit code 3. Rates are measured in about two\n"
+    "seconds, once in 30 days for each machine and path.\n"
+    "\n"
+    "  --set a.b=c    overrides one key of the configuration\n"
+    "  --json         the same as one JSON object\n"
+    "  --calibrate    measures again what the cache has\n"
+    "  --no-measure   neither measures nor predicts times\n"
+    "\n"
+    "  --table        memory per device for ZeRO stages 0 to 3, mixed-precision Adam\n"
+    "  --params N     parameters (default 7.5e9)\n"
+    "  --ranks LIST   numbers of data-parallel ranks (default 1,4,16,64,256,1024)\n"
+    "  --mp LIST      degrees of model parallelism (default 1)\n";
 
 static const char generate_usage[] =
     "spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
@@ -164,6 +184,8 @@ help(const char *command)
         fputs(usage, stdout);
     else if (strcmp(command, "train") == 0)
         fputs(train_usage, stdout);
+    else if (strcmp(command, "plan") == 0)
+        fputs(plan_usage, stdout);
     else if (strcmp(command, "generate") == 0)
         fputs(generate_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
@@ -210,6 +232,8 @@ main(int argc, char **argv)
     }
     if (strcmp(command, "train") == 0)
         return cli_train(argc - 1, argv + 1);
+    if (strcmp(command, "plan") == 0)
+        return cli_plan(argc - 1, argv + 1);
     if (strcmp(command, "generate") == 0)
         return cli_generate(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)

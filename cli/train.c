@@ -192,6 +192,21 @@ describe_paths(const spw_plan *p)
                p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
 }
 
+/* From rates that spillway plan has measured here; training itself measures nothing. */
+static void
+describe_prediction(const run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    spw_rates rates;
+    spw_calibration calibration;
+    spw_prediction x;
+    spw_calibrate(&rates, &r->config, p, SPW_CALIBRATE_CACHE_ONLY, &calibration);
+    spw_plan_predict(p, &rates, r->config.run.tbw, &x);
+    if (x.timed)
+        printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x.step_s, x.tokens_per_s,
+               spw_resource_name(x.bound));
+}
+
 static void
 describe(run *r)
 {
@@ -209,6 +224,7 @@ describe(run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
+    describe_prediction(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",
@@ -326,7 +342,7 @@ train_loop(run *r, spw_error *err)
 }
 
 static spw_status
-prepare(run *r, const char *resume, char *plan_text, uint64_t plan_bytes, spw_error *err)
+prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
 {
     const spw_config *c = &r->config;
     const char *patterns[SPW_PATHS_MAX];
@@ -352,10 +368,8 @@ prepare(run *r, const char *resume, char *plan_text, uint64_t plan_bytes, spw_er
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
     SPW_TRY(spw_model_from_config(&r->model, c, err));
-    SPW_TRY(spw_engine_create(
-        &r->engine,
-        &(spw_engine_options){.config = c, .model = r->model, .plan_text = plan_text, .plan_text_bytes = plan_bytes},
-        err));
+    SPW_TRY(
+        spw_engine_create(&r->engine, &(spw_engine_options){.config = c, .model = r->model, .plan_out = plan}, err));
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
@@ -380,7 +394,7 @@ int
 cli_train(int argc, char **argv)
 {
     static run r; /* large: the configuration holds its paths */
-    static char plan_text[4096];
+    static spw_plan plan;
     const char *path = NULL, *resume = NULL, *overrides[OVERRIDES_MAX];
     uint32_t override_count = 0;
     spw_error err = {0};
@@ -418,9 +432,9 @@ cli_train(int argc, char **argv)
         cli_fail(&err);
         return EXIT_USAGE;
     }
-    if (prepare(&r, resume, plan_text, sizeof plan_text, &err) != SPW_OK) {
-        if (err.status == SPW_ENOFIT)
-            fputs(plan_text, stderr);
+    if (prepare(&r, resume, &plan, &err) != SPW_OK) {
+        if (err.status == SPW_ENOFIT && r.model != NULL)
+            cli_show_no_fit(&r.config, r.model, &plan);
         rc = cli_fail(&err);
     } else {
         if (!r.quiet)

@@ -139,6 +139,8 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     if (st == SPW_OK)
         st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, m->param_count * parts, err);
     if (st == SPW_OK)
+        st = spw_engine_drain(e, err); /* what is read now belongs to no step */
+    if (st == SPW_OK)
         st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, save_chunk, &job, err);
     if (st == SPW_OK)
         st = spw_st_writer_commit(job.model, err);

@@ -273,6 +273,8 @@ const key_row spw__config_rows[] = {
     U64("spillway.eval_interval", NULL, run.eval_interval, 0, 1e12, "0", "steps between evaluations; 0: never"),
     U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),
+    {"spillway.tbw", NULL, K_BYTES, C_BUILT, AT(run.tbw), 0, 0, 9.2e18, "0",
+     "bytes that the disks are rated for (\"600TB\"): spillway plan says how many years that is; 0: not known", NULL},
     U64("spillway.chaos_seed", NULL, run.chaos_seed, 0, BIG, "0", "tests: random delays, poisoned buffers"),
 };
 const uint32_t spw__config_row_count = sizeof spw__config_rows / sizeof spw__config_rows[0];

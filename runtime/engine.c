@@ -68,6 +68,8 @@ struct spw_engine {
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
+    spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
+    bool counting;           /* false: something else than steps has moved bytes since */
 };
 
 /* ---------------------------------------------------------------- units of a block */
@@ -230,17 +232,41 @@ size_grad_buffers(spw_engine *e, uint32_t chain_extra)
     return bytes;
 }
 
-typedef struct print_to {
-    char *text;
-    uint64_t bytes, used;
-} print_to;
-
-static void
-append_line(void *ctx, const char *line)
+/* The units of one pass in the order of their use; returns how many. uses and walk may be NULL. */
+static uint32_t
+pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward_count)
 {
-    print_to *to = ctx;
-    if (to->text != NULL && to->used < to->bytes)
-        to->used += (uint64_t)snprintf(to->text + to->used, to->bytes - to->used, "%s\n", line);
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = 0, last = e->chain_count - 1;
+    for (uint32_t at = 0; at < last + e->chain_count; at++) { /* the last block runs in the backward pass only */
+        uint32_t count = block_units(e, e->chain[at < last ? at : 2 * last - at], units);
+        if (at == last)
+            *forward_count = n;
+        for (uint32_t k = 0; k < count; k++, n++) {
+            if (uses != NULL) {
+                uses[n] = units[k];
+                walk[n] = at;
+            }
+        }
+    }
+    return n;
+}
+
+/* Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward. */
+static double
+step_flops(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    double tokens = (double)(e->config.accumulation * e->rows), per_token = 0;
+    for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
+        const spw_block *block = &e->model->blocks[b];
+        for (uint32_t k = 0; k < block->param_count; k++) {
+            const spw_param *p = &e->model->params[block->param_ids[k]];
+            if (p->ndim > 1)
+                per_token += (b + 1 < e->model->block_count ? 8.0 : 6.0) * (double)(p->rows * p->cols);
+        }
+    }
+    per_token += 16.0 / 2 * (double)(m->layers * m->heads * m->head_dim * e->T); /* attention; half of it is masked */
+    return tokens * per_token;
 }
 
 static spw_status
@@ -253,7 +279,17 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
                      .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
                      .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
-                     .process_bytes = spw_process_rss_bytes()};
+                     .process_bytes =
+                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+                     .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+                     .micro_batches = (uint32_t)e->config.accumulation,
+                     .future_max = e->future_max,
+                     .optimizer_threads = e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads
+                                                                              : spw_cpu_allowed_count(),
+                     .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
+                     .tokens = e->config.accumulation * e->rows,
+                     .flops = step_flops(e)};
+    uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * sizeof(float);
     uint32_t units[SPW_BLOCK_PARAMS_MAX];
     spw_status st;
@@ -272,10 +308,22 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + e->T * e->model->config.head_dim * 4;
     in.batch_device = spw_round_up(in.batch_device, 4096);
-    st = spw__plan_make(&e->plan, &in, err);
-    if (o->plan_text != NULL) {
-        print_to to = {o->plan_text, o->plan_text_bytes, 0};
-        spw_plan_print(&e->plan, append_line, &to);
+    in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);
+    in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
+    in.walk = walk = spw_mem_calloc(in.use_count, sizeof *walk);
+    if (uses != NULL && walk != NULL) {
+        (void)pass_uses(e, uses, walk, &in.forward_count);
+        st = spw__plan_make(&e->plan, &in, err);
+    } else {
+        st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
+    }
+    spw_mem_free(uses);
+    spw_mem_free(walk);
+    if (o->plan_out != NULL) {
+        *o->plan_out = e->plan;
+        for (uint32_t i = 0; i < e->plan.path_count;
+             i++) /* from the engine's copy of the configuration to the caller's */
+            o->plan_out->paths[i] = (const char *)o->config + (e->plan.paths[i] - (const char *)&e->config);
     }
     return st;
 }
@@ -480,6 +528,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     note_uses(e);
     SPW_TRY(make_plan(e, o, err));
     SPW_TRY(check_groups(e, err));
+    if (o->plan_only)
+        return SPW_OK;
     SPW_TRY(make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     return make_store(e, &topology, err);
@@ -902,7 +952,8 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 }
 
 static void
-fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, uint64_t begin, uint64_t d2h_before)
+fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, uint64_t begin, uint64_t d2h_before,
+            uint64_t grad_h2d_before)
 {
     spw_store_stats now;
     double stall = 0, read_s, write_s, adam_s;
@@ -913,9 +964,11 @@ fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, ui
         r->stall_s[k] = (double)(now.stall_ns[k] - before->stall_ns[k]) * 1e-9;
         stall += r->stall_s[k];
     }
-    r->nvme_read = now.nvme_read_bytes - before->nvme_read_bytes;
-    r->nvme_write = now.nvme_write_bytes - before->nvme_write_bytes;
-    r->h2d = now.h2d_bytes - before->h2d_bytes;
+    r->nvme_read = now.nvme_read_bytes - e->counted.nvme_read_bytes;
+    r->nvme_write = now.nvme_write_bytes - e->counted.nvme_write_bytes;
+    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - grad_h2d_before;
+    e->counted = now;
+    e->counting = true;
     r->d2h = e->d2h_bytes - d2h_before;
     r->compute_s = r->step_s - stall;
     read_s = (double)(now.read_busy_ns - before->read_busy_ns) * 1e-9;
@@ -968,13 +1021,15 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
 {
     const spw_config *c = &e->config;
     bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow;
-    uint64_t begin = spw_now_ns(), d2h_before = e->d2h_bytes;
+    uint64_t begin = spw_now_ns(), d2h_before = e->d2h_bytes, grad_h2d_before = e->grad_h2d_bytes;
     spw_store_stats before;
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     spw_store_get_stats(e->store, &before);
+    if (!e->counting)
+        e->counted = before;
     e->step_count++;
     spw_trace_begin(&e->traces[MODE_TRAIN]);
     tell_future(e, MODE_TRAIN);
@@ -999,7 +1054,7 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
     r->loss = mean_loss(e, micro_batches);
     r->lr = lr;
     r->tokens = micro_batches * e->rows;
-    fill_result(e, r, &before, begin, d2h_before);
+    fill_result(e, r, &before, begin, d2h_before, grad_h2d_before);
     return spw_store_check(e->store, err);
 }
 
@@ -1008,6 +1063,7 @@ spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
                 spw_error *err)
 {
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    e->counting = false;
     spw_trace_begin(&e->traces[MODE_EVAL]);
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
         uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
@@ -1023,6 +1079,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
 {
     uint64_t width = e->model->config.width;
     spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
+    e->counting = false;
     if (count == 0 || count > e->T)
         return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
                          (unsigned long long)e->T);
@@ -1070,6 +1127,7 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
 spw_status
 spw_engine_drain(spw_engine *e, spw_error *err)
 {
+    e->counting = false;
     return spw_store_drain(e->store, err);
 }
 

@@ -1,15 +1,22 @@
 /*
  * The plan: which tier each chunk lives in, how many slots, and what everything costs, before a byte is taken. Pure
  * arithmetic. What must be in host memory comes first (gradients, the smallest slots), then slots up to a useful number,
- * then weights (read twice a step), then records, chunk by chunk until the budget is used.
+ * then chunks by the seconds that a byte in host memory saves per step, until the budget is used.
+ *
+ * That order needs no measured rate. A byte of weights saves reads / R + 1 / W seconds on a disk that reads R and writes
+ * W bytes per second, a byte of a record 1 / R + 1 / W: which is more depends on the number of reads alone, and that
+ * comes from a rehearsal with all of them on nvme. So the order is weights that are read again and again, then records,
+ * then weights that the slots hold anyway; and a measurement that wobbles moves nothing.
  */
 #include "runtime_internal.h"
 #include <stdio.h>
 
+const double spw_paces[SPW_PACE_COUNT] = {0, 0.5, 1, 2, 4, 8, 16};
+
 enum { USEFUL_WEIGHT_SLOTS = 8, USEFUL_RECORD_SLOTS = 6 };
 
-static uint64_t
-largest_chunk(const spw_layout *l)
+uint64_t
+spw__plan_largest_chunk(const spw_layout *l)
 {
     uint64_t largest = 0;
     for (uint32_t i = 0; i < l->chunk_count; i++)
@@ -23,20 +30,82 @@ record_bytes(const plan_input *in, uint64_t elems)
     return elems / 32 * in->record_bytes_32;
 }
 
-/* Every chunk of one kind to one tier, or (nvme with a budget) as many as fit to host memory first. */
+/* ---------------------------------------------------------------- placement */
+
+/* Chunks of one kind on nvme move to host memory, those whose weights are read from least to most times, while they fit. */
 static void
-place(const plan_input *in, bool records, spw_tier tier, uint64_t *host_left)
+fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t least, uint32_t most, uint64_t *left)
 {
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
+        spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
         uint64_t bytes = records ? record_bytes(in, c->elems) : c->elems * in->weight_bytes;
-        spw_tier t = tier;
-        if (tier == SPW_TIER_NVME && *host_left >= bytes) {
-            t = SPW_TIER_HOST;
-            *host_left -= bytes;
+        if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
+            *tier = SPW_TIER_HOST;
+            *left -= bytes;
         }
-        *(records ? &c->record_tier : &c->weight_tier) = t;
     }
+}
+
+static spw_status
+rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, spw_error *err)
+{
+    rehearsal_input r = {.layout = in->layout,
+                         .uses = in->uses,
+                         .walk = in->walk,
+                         .use_count = in->use_count,
+                         .forward_count = in->forward_count,
+                         .passes = in->passes,
+                         .future_max = in->future_max,
+                         .weight_slots = p->weight_slots,
+                         .weight_bytes = in->weight_bytes,
+                         .compute_bytes = in->compute_bytes,
+                         .cache_bytes = p->cache_device,
+                         .prefetch_elems = in->config->zero.prefetch_bucket_size,
+                         .update_reads_weights = in->update_reads_weights,
+                         .prefetch = in->config->run.prefetch,
+                         .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow,
+                         .pace = pace};
+    return spw__rehearse(&r, out, err);
+}
+
+static void
+place_all(const plan_input *in)
+{
+    const spw_config *c = in->config;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        in->layout->chunks[i].weight_tier = c->zero.offload_param;
+        in->layout->chunks[i].record_tier =
+            in->inference ? SPW_TIER_HOST : c->zero.offload_optimizer; /* there are none */
+    }
+}
+
+/* Water-filling: everything where the configuration says, then from nvme to what is left of the host budget. */
+static spw_status
+place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
+{
+    const spw_config *c = in->config;
+    uint32_t most = 0, *reads;
+    rehearsal r = {.h2d = 0};
+    spw_status st = SPW_OK;
+    if (*left == 0 || (c->zero.offload_param != SPW_TIER_NVME && c->zero.offload_optimizer != SPW_TIER_NVME))
+        return SPW_OK;
+    reads = spw_mem_calloc(in->layout->chunk_count, sizeof *reads);
+    if (reads == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "plan of %u chunks", in->layout->chunk_count);
+    r.chunk_reads = reads;
+    if (in->use_count > 0 && c->zero.offload_param == SPW_TIER_NVME)
+        st = rehearse(p, in, spw_paces[SPW_PACE_DEFAULT], &r, err);
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++)
+        most = reads[i] > most ? reads[i] : most;
+    for (uint32_t k = most; st == SPW_OK && k >= 1; k--)
+        fill_host(in, false, reads, k, k, left);
+    if (st == SPW_OK && !in->inference)
+        fill_host(in, true, NULL, 0, 0, left);
+    if (st == SPW_OK)
+        fill_host(in, false, reads, 0, UINT32_MAX, left);
+    spw_mem_free(reads);
+    return st;
 }
 
 static void
@@ -119,70 +188,161 @@ slots_for(uint64_t elems, uint64_t chunk, uint32_t chunk_count)
     return slots > chunk_count ? chunk_count : (uint32_t)slots;
 }
 
-static spw_status
-plan_host(spw_plan *p, const plan_input *in, spw_error *err)
+/* What does not depend on the budget; the slots that are wanted go to *w_want and *r_want. */
+static uint64_t
+fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want)
 {
     const spw_config *c = in->config;
-    uint64_t chunk = largest_chunk(in->layout), all = in->layout->elems, left = 0, fixed;
-    uint64_t budget = c->run.host_memory;
-    bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
-         r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
-    uint32_t w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
-    uint32_t r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
+    uint64_t chunk = spw__plan_largest_chunk(in->layout), all = in->layout->elems, fixed;
+    uint32_t count = in->layout->chunk_count;
+    *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
+    *r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
     if (c->zero.param_buffer_count > 0 && c->run.weight_slots == 0) /* the staging budget in DeepSpeed's words */
-        w_want = slots_for(c->zero.param_buffer_count * c->zero.param_buffer_size, chunk, in->layout->chunk_count);
+        *w_want = slots_for(c->zero.param_buffer_count * c->zero.param_buffer_size, chunk, count);
     if (c->zero.optimizer_buffer_count > 0 && c->run.record_slots == 0)
-        r_want = (uint32_t)c->zero.optimizer_buffer_count;
-    if (w_nvme && c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
-        uint32_t slots = slots_for(c->zero.max_in_cpu, chunk, in->layout->chunk_count);
-        w_want = slots > w_want ? slots : w_want;
+        *r_want = (uint32_t)c->zero.optimizer_buffer_count;
+    if (c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
+        uint32_t slots = slots_for(c->zero.max_in_cpu, chunk, count);
+        *w_want = slots > *w_want ? slots : *w_want;
     }
-    p->host_budget = budget;
     p->process_host = in->process_bytes;
     p->grad_host = in->inference ? 0 : all * in->grad_bytes;
-    p->weight_slots = w_nvme ? 1 : 0;
-    p->record_slots = r_nvme ? 1 : 0;
     fixed = p->process_host + p->grad_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
         fixed += record_bytes(in, all);
-    if (budget == SPW_AUTO) {
-        p->weight_slots = w_nvme ? w_want : 0;
-        p->record_slots = r_nvme ? r_want : 0;
-        p->slots_host = slot_bytes(p, in, chunk);
-    } else {
-        p->slots_host = slot_bytes(p, in, chunk);
-        if (fixed + p->slots_host > budget) {
-            char need[32], have[32];
-            p->host_bytes = fixed + p->slots_host;
-            return SPW_RAISE(err, SPW_ENOFIT,
-                             "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); smaller "
-                             "spillway.chunk_elems, grad_dtype bf16 or offloading to nvme lower it",
-                             spw_format_bytes(have, sizeof have, budget),
-                             spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes);
-        }
-        for (bool grew = true; grew;) { /* slots alternately up to the useful number */
-            grew = false;
-            for (int k = 0; k < 2; k++) {
-                uint32_t *slots = k ? &p->record_slots : &p->weight_slots;
-                if ((k ? r_nvme : w_nvme) && *slots < (k ? r_want : w_want)) {
-                    ++*slots;
-                    if (fixed + slot_bytes(p, in, chunk) > budget)
-                        --*slots;
-                    else
-                        grew = true;
-                }
-            }
-        }
-        p->slots_host = slot_bytes(p, in, chunk);
-        left = budget - fixed - p->slots_host;
+    return fixed;
+}
+
+/* Slots of a kind with nothing left on nvme are not needed: their bytes go to what still is. */
+static bool
+drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
+{
+    uint64_t chunk = spw__plan_largest_chunk(in->layout), before = slot_bytes(p, in, chunk);
+    bool weights = false, records = false;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        weights = weights || in->layout->chunks[i].weight_tier == SPW_TIER_NVME;
+        records = records || in->layout->chunks[i].record_tier == SPW_TIER_NVME;
     }
-    place(in, false, c->zero.offload_param, &left);
-    place(in, true, c->zero.offload_optimizer, &left);
-    if (in->inference) {
-        for (uint32_t i = 0; i < in->layout->chunk_count; i++)
-            in->layout->chunks[i].record_tier = SPW_TIER_HOST; /* there are none */
+    p->weight_slots = weights ? p->weight_slots : 0;
+    p->record_slots = records ? p->record_slots : 0;
+    p->slots_host = slot_bytes(p, in, chunk);
+    *left += before - p->slots_host;
+    return before != p->slots_host;
+}
+
+static spw_status
+plan_host(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const spw_config *c = in->config;
+    uint64_t chunk = spw__plan_largest_chunk(in->layout), left, fixed, budget = c->run.host_memory;
+    bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
+         r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
+    uint32_t w_want, r_want;
+    fixed = fixed_host(p, in, &w_want, &r_want);
+    p->host_budget = budget;
+    p->weight_slots = w_nvme ? (budget == SPW_AUTO ? w_want : 1) : 0;
+    p->record_slots = r_nvme ? (budget == SPW_AUTO ? r_want : 1) : 0;
+    p->slots_host = slot_bytes(p, in, chunk);
+    place_all(in);
+    if (budget == SPW_AUTO)
+        return SPW_OK;
+    if (fixed + p->slots_host > budget) {
+        char need[32], have[32];
+        p->lack = SPW_LACK_HOST;
+        p->least_bytes = fixed + p->slots_host;
+        return SPW_RAISE(err, SPW_ENOFIT,
+                         "spillway.host_memory is %s, this configuration needs at least %s (%llu bytes); smaller "
+                         "spillway.chunk_elems, grad_dtype bf16 or offloading to nvme lower it",
+                         spw_format_bytes(have, sizeof have, budget),
+                         spw_format_bytes(need, sizeof need, p->least_bytes), (unsigned long long)p->least_bytes);
+    }
+    /* Slots up to the useful number, in one order, so that more memory never means fewer of one kind. */
+    while ((w_nvme && p->weight_slots < w_want) || (r_nvme && p->record_slots < r_want)) {
+        uint32_t *slots = &p->weight_slots;
+        if (r_nvme && p->record_slots < r_want &&
+            (!w_nvme || p->weight_slots == w_want || p->record_slots < p->weight_slots))
+            slots = &p->record_slots;
+        ++*slots;
+        if (fixed + slot_bytes(p, in, chunk) <= budget)
+            continue;
+        --*slots;
+        p->slots_host = slot_bytes(p, in, chunk);
+        return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
+    }
+    p->slots_host = slot_bytes(p, in, chunk);
+    left = budget - fixed - p->slots_host;
+    SPW_TRY(place(p, in, &left, err));
+    while (drop_idle_slots(p, in, &left))
+        SPW_TRY(place(p, in, &left, err));
+    return SPW_OK;
+}
+
+static spw_status
+plan_device(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const spw_config *c = in->config;
+    uint64_t all_units = in->layout->elems * in->compute_bytes, budget = c->run.device_memory, fixed;
+    uint64_t floor_bytes = in->largest_block_bytes;
+    char need[32], have[32];
+    p->device_budget = budget;
+    p->grads_device = in->grads_device;
+    p->activations_device = in->activations_device;
+    p->arena_device = in->arena_device;
+    p->batch_device = in->batch_device;
+    fixed = in->grads_device + in->activations_device + in->arena_device + in->batch_device;
+    if (c->zero.offload_param == SPW_TIER_DEVICE)
+        fixed += in->layout->elems * in->weight_bytes;
+    if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
+        fixed += record_bytes(in, in->layout->elems);
+    if (budget == SPW_AUTO) {
+        p->cache_device =
+            c->zero.offload_param == SPW_TIER_DEVICE || all_units < 3 * floor_bytes ? all_units : 3 * floor_bytes;
+    } else if (budget > fixed) {
+        p->cache_device = budget - fixed < all_units ? (budget - fixed) / 4096 * 4096 : all_units;
+    }
+    p->device_bytes = fixed + p->cache_device;
+    if (p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+        p->cache_device = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+        p->device_bytes = fixed + p->cache_device;
+        if (p->cache_device < floor_bytes)
+            return SPW_RAISE(err, SPW_ENOFIT,
+                             "zero_optimization.max_live_parameters is %llu, the largest block of this model has %llu",
+                             (unsigned long long)c->zero.max_live_parameters,
+                             (unsigned long long)(floor_bytes / in->compute_bytes));
+    }
+    if (p->cache_device < floor_bytes)
+        return SPW_RAISE(err, SPW_ENOFIT,
+                         "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
+                         "micro-batch, sequence or micro_batches_per_pass lowers it",
+                         spw_format_bytes(have, sizeof have, budget),
+                         spw_format_bytes(need, sizeof need, fixed + floor_bytes),
+                         (unsigned long long)(fixed + floor_bytes));
+    return SPW_OK;
+}
+
+/* Weights on nvme are written once a step, records read and written once; the rest is rehearsed. */
+static spw_status
+add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    for (int k = 0; k < SPW_PACE_COUNT; k++) {
+        spw_traffic *t = &p->traffic[k];
+        rehearsal r = {.h2d = 0};
+        SPW_TRY(rehearse(p, in, spw_paces[k], &r, err));
+        t->h2d = r.h2d + (in->passes - 1) * in->layout->elems * in->grad_bytes; /* sums of earlier passes go back in */
+        t->d2h = in->passes * in->layout->elems * in->grad_bytes;
+        memcpy(t->path_read, r.path_read, sizeof t->path_read);
+        for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+            const spw_store_chunk *c = &in->layout->chunks[i];
+            uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
+            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0);
+            t->path_read[c->path_idx] += record;
+        }
+        for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
+            t->nvme_read += t->path_read[i];
+            t->nvme_write += t->path_write[i];
+        }
     }
     return SPW_OK;
 }
@@ -190,48 +350,31 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 spw_status
 spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const spw_config *c = in->config;
-    uint64_t all_units = in->layout->elems * in->compute_bytes, fixed, floor_bytes, budget = c->run.device_memory;
+    spw_error device = {0};
     spw_status st;
     memset(p, 0, sizeof *p);
-    collect_paths(p, c);
-    p->device_budget = budget;
-    p->grads_device = in->grads_device;
-    p->activations_device = in->activations_device;
-    p->arena_device = in->arena_device;
-    p->batch_device = in->batch_device;
+    p->params = in->layout->params;
+    p->elems = in->layout->elems;
+    p->tokens = in->tokens;
+    p->flops = in->flops;
+    collect_paths(p, in->config);
+    (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
     add_up(p, in);
-    if (st == SPW_OK && p->path_count > 0)
+    if (st == SPW_OK && p->path_count > 0) {
         st = spread(p, in, err);
+        p->lack = st == SPW_ENOFIT ? SPW_LACK_DISK : SPW_LACK_NOTHING;
+    }
+    if (st == SPW_OK && device.status != SPW_OK) {
+        spw_error_keep_first(err, &device);
+        st = device.status;
+        p->lack = SPW_LACK_DEVICE;
+        p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
+    }
     p->host_bytes = p->process_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
-    fixed = in->grads_device + in->activations_device + in->arena_device + in->batch_device + p->weight_device +
-            p->record_device;
-    floor_bytes = in->largest_block_bytes;
-    if (budget == SPW_AUTO) {
-        p->cache_device =
-            c->zero.offload_param == SPW_TIER_DEVICE || all_units < 3 * floor_bytes ? all_units : 3 * floor_bytes;
-    } else if (budget > fixed) {
-        p->cache_device = budget - fixed < all_units ? (budget - fixed) / 4096 * 4096 : all_units;
-    }
-    if (p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
-        p->cache_device = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
-        if (st == SPW_OK && p->cache_device < floor_bytes)
-            st = SPW_RAISE(err, SPW_ENOFIT,
-                           "zero_optimization.max_live_parameters is %llu, the largest block of this model has %llu",
-                           (unsigned long long)c->zero.max_live_parameters,
-                           (unsigned long long)(floor_bytes / in->compute_bytes));
-    }
-    if (st == SPW_OK && p->cache_device < floor_bytes) {
-        char need[32], have[32];
-        uint64_t least = fixed + floor_bytes;
-        st = SPW_RAISE(err, SPW_ENOFIT,
-                       "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
-                       "micro-batch, sequence or micro_batches_per_pass lowers it",
-                       spw_format_bytes(have, sizeof have, budget), spw_format_bytes(need, sizeof need, least),
-                       (unsigned long long)least);
-    }
-    p->device_bytes = fixed + p->cache_device;
+    if (st == SPW_OK && in->use_count > 0 && !in->inference)
+        st = add_traffic(p, in, err);
+    spw__plan_explain(p, in);
     return st;
 }
 

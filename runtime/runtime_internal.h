@@ -13,10 +13,54 @@ typedef struct plan_input {
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
     uint64_t grads_device, activations_device, arena_device, batch_device;
-    uint64_t process_bytes; /* resident before the engine takes anything */
+    uint64_t
+        process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
+    /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
+    const uint32_t *uses, *walk;
+    uint32_t use_count, forward_count, passes, micro_batches;
+    uint32_t future_max; /* uses that the store is told at most */
+    uint32_t optimizer_threads;
+    bool update_reads_weights;
+    uint64_t tokens; /* of a step */
+    double flops;
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
+
+/* The decisions of a plan with their reasons (plan_reasons.c). */
+void spw__plan_explain(spw_plan *plan, const plan_input *in);
+uint64_t spw__plan_largest_chunk(const spw_layout *layout);
+
+/* One step of the store on paper (rehearse.c): which weights its rules move. */
+typedef struct rehearsal_input {
+    const spw_layout *layout; /* tiers and paths of its chunks */
+    const uint32_t *uses, *walk;
+    uint32_t use_count, forward_count, passes, future_max;
+    uint32_t weight_slots, weight_bytes, compute_bytes;
+    uint64_t cache_bytes, prefetch_elems;
+    bool update_reads_weights, prefetch;
+    bool early_gate; /* updates need not wait for the norm */
+    double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
+} rehearsal_input;
+typedef struct rehearsal {
+    uint64_t path_read[SPW_PATHS_MAX], h2d; /* bytes of weights */
+    uint32_t *chunk_reads; /* (chunk_count) reads of the weights of each; the caller's, zeroed; may be NULL */
+} rehearsal;
+/* Adds to *out. Errors  SPW_ENOMEM. */
+spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
+
+/* Measured rates from earlier runs of this machine (rate_cache.c). Values are all above 0. */
+typedef struct rate_cache rate_cache;
+enum { RATE_VALUES_MAX = 3, RATE_KEY_BYTES = 2048 };
+/* Never NULL but for lack of memory; empty when there is no file, or (with a line in the log) when it is damaged. */
+rate_cache *spw__rate_cache_open(void);
+const char *spw__rate_cache_path(const rate_cache *cache); /* "": nowhere to keep it */
+/* False: not there, not count values, or older than 30 days at now_s. */
+bool spw__rate_cache_get(const rate_cache *cache, const char *key, int64_t now_s, double *values, uint32_t count,
+                         double *age_days);
+void spw__rate_cache_put(rate_cache *cache, const char *key, int64_t now_s, const double *values, uint32_t count);
+/* Writes what was put, by rename; a refusal is a line in the log. */
+void spw__rate_cache_close(rate_cache *cache);
 
 /* One swap path to stripe over. */
 typedef struct stripe_path {

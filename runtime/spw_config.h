@@ -104,6 +104,7 @@ typedef struct spw_config {
         char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end;
+        uint64_t tbw;                      /* bytes the swap disks are rated for; 0: not known */
         uint64_t chaos_seed;               /* tests */
         spw_test_aio_schedule *aio_faults; /* tests; NULL: none */
     } run;

@@ -10,6 +10,7 @@
 #include "spw_config.h"
 #include "spw_nn.h"
 #include "spw_offload.h"
+#include "spw_plan.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -60,20 +61,6 @@ uint32_t spw_trace_future(const spw_trace *trace, const uint64_t *generations, u
 /* How many of these uses may be fetched now: those that begin within max_elems elements. */
 uint32_t spw_trace_ahead(const spw_store_use *uses, uint32_t count, const spw_store_unit *units, uint64_t max_elems);
 
-/* ---------------------------------------------------------------- plan (pure) */
-
-typedef struct spw_plan {
-    uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
-    uint64_t grad_host, slots_host, process_host, host_bytes, host_budget;
-    uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
-    uint32_t weight_slots, record_slots, path_count;
-    const char *paths[SPW_PATHS_MAX];
-    uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */
-    double path_weight[SPW_PATHS_MAX];
-} spw_plan;
-/* The plan as a table for people; calls line(ctx, text). */
-void spw_plan_print(const spw_plan *plan, void (*line)(void *ctx, const char *text), void *ctx);
-
 /* ---------------------------------------------------------------- engine */
 
 typedef struct spw_engine spw_engine;
@@ -84,16 +71,28 @@ typedef struct spw_engine_options {
     bool inference;                /* no gradients, no records */
     uint64_t sequences, positions; /* of one micro-batch; 0: from the configuration */
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
-    char *plan_text;               /* out: the table of a plan that does not fit; may be NULL */
-    uint64_t plan_text_bytes;
+    bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
+    uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
+    spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;
 
 /*
  * spw_engine_create - plans, then takes everything the run needs.
- * Errors  SPW_ENOFIT with the shortest budget that would do (plan_text has the table), and those of the parts.
+ * Errors  SPW_ENOFIT with the smallest budget that would do (plan_out has the table), and those of the parts.
  */
 spw_status spw_engine_create(spw_engine **out, const spw_engine_options *options, spw_error *err);
 void spw_engine_destroy(spw_engine *engine); /* NULL is fine */
+/*
+ * spw_plan_nearest - the nearest configuration that fits the budgets, for one that does not (how: nearest.c).
+ * options->plan_out is not used. Takes nothing and moves nothing; set[] holds overrides as --set takes them.
+ */
+typedef struct spw_suggestion {
+    bool found;
+    bool lossy_would; /* not found, but with state format split24-int8 there is one */
+    uint32_t count;
+    char set[12][SPW_PATH_BYTES + 128];
+} spw_suggestion;
+spw_status spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err);
 const spw_plan *spw_engine_plan(const spw_engine *engine);
 const spw_layout *spw_engine_layout(const spw_engine *engine);
 spw_store *spw_engine_store(spw_engine *engine);

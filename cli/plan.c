@@ -1,0 +1,450 @@
+/*
+ * spillway plan: says before a run where every byte will live, what a step moves over each link, how long it takes and
+ * why, from the same plan that train makes; and the table of memory per device of the ZeRO paper. It takes nothing and
+ * leaves nothing behind but the cache of measured rates.
+ */
+#include "cli.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { OVERRIDES_MAX = 256, LIST_MAX = 16 };
+
+typedef struct job {
+    const char *path, *overrides[OVERRIDES_MAX];
+    uint32_t override_count;
+    bool json, calibrate, no_measure, table;
+    double params, ranks[LIST_MAX], mp[LIST_MAX];
+    uint32_t rank_count, mp_count;
+} job;
+
+static void
+to_file(void *ctx, const char *text)
+{
+    fprintf(ctx, "%s\n", text);
+}
+
+/* ---------------------------------------------------------------- what does not fit */
+
+/* 'a.b=c' as a shell takes it: in single quotes when it has anything but the plainest characters. */
+static void
+print_set(FILE *f, const char *set)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=/,:+";
+    if (strspn(set, plain) == strlen(set)) {
+        fprintf(f, " --set %s", set);
+        return;
+    }
+    fputs(" --set '", f);
+    for (const char *c = set; *c != '\0'; c++) {
+        if (*c == '\'')
+            fputs("'\\''", f);
+        else
+            fputc(*c, f);
+    }
+    fputc('\'', f);
+}
+
+static bool
+suggest(const spw_config *config, const spw_model *model, const spw_plan *plan, spw_suggestion *out)
+{
+    spw_error err = {0};
+    return spw_plan_nearest(
+               &(spw_engine_options){.config = config, .model = model, .process_bytes = plan->process_host}, out,
+               &err) == SPW_OK;
+}
+
+static void
+print_suggestion(FILE *f, const spw_plan *plan, const spw_suggestion *s)
+{
+    char bytes[32];
+    if (s->found) {
+        fputs("it fits with:", f);
+        for (uint32_t i = 0; i < s->count; i++)
+            print_set(f, s->set[i]);
+        fputc('\n', f);
+    } else if (plan->least_bytes > 0) {
+        fprintf(f, "no other placement fits%s; as it is, it fits with: --set spillway.%s_memory=%llu  (%s)\n",
+                s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "",
+                plan->lack == SPW_LACK_DEVICE ? "device" : "host", (unsigned long long)plan->least_bytes,
+                spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));
+    } else {
+        fprintf(f, "no other placement fits%s\n",
+                s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
+    }
+}
+
+void
+cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan)
+{
+    static spw_suggestion s;
+    spw_plan_print(plan, to_file, stderr);
+    if (suggest(config, model, plan, &s))
+        print_suggestion(stderr, plan, &s);
+}
+
+/* ---------------------------------------------------------------- as text */
+
+static void
+print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
+{
+    const struct {
+        const char *name;
+        double amount;
+        const char *unit;
+        spw_resource resource;
+    } rows[] = {
+        {"nvme read", (double)x->traffic.nvme_read, "B", SPW_RESOURCE_NVME_READ},
+        {"nvme write", (double)x->traffic.nvme_write, "B", SPW_RESOURCE_NVME_WRITE},
+        {"nvme, both ways", (double)x->traffic.nvme_read + (double)x->traffic.nvme_write, "B", SPW_RESOURCE_NVME},
+        {"h2d", (double)x->traffic.h2d, "B", SPW_RESOURCE_H2D},
+        {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
+        {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
+        {"optimizer", (double)p->elems, "params", SPW_RESOURCE_OPTIMIZER},
+        {"all on these CPUs", 0, "", SPW_RESOURCE_CPU}};
+    printf("\n  %-24s %16s %12s %12s %14s\n", "a step", "", "per param", "seconds", "rate");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char amount[32] = "", each[32] = "", seconds[32] = "?", rate[40] = "";
+        double s = x->seconds[rows[i].resource];
+        bool bytes = rows[i].unit[0] == 'B';
+        if (rows[i].resource == SPW_RESOURCE_CPU && (rates == NULL || rates->shared_cores == 0))
+            continue;
+        if (bytes)
+            spw_format_bytes(amount, sizeof amount, (uint64_t)rows[i].amount);
+        else if (rows[i].amount > 0)
+            snprintf(amount, sizeof amount, "%.3g %s", rows[i].amount, rows[i].unit);
+        if (bytes)
+            snprintf(each, sizeof each, "%.2f B", rows[i].amount / (double)p->params);
+        if (!isnan(s))
+            snprintf(seconds, sizeof seconds, "%.4g%s", s, x->timed && rows[i].resource == x->bound ? " *" : "");
+        if (s > 0 && rows[i].amount > 0)
+            snprintf(rate, sizeof rate, bytes ? "%.2f GB/s" : "%.3g G/s", rows[i].amount / s * 1e-9);
+        printf("  %-24s %16s %12s %12s %14s\n", rows[i].name, amount, each, rates == NULL ? "" : seconds, rate);
+    }
+}
+
+static void
+print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c, uint64_t tbw)
+{
+    char a[32], b[32];
+    if (rates == NULL) {
+        printf("  times are not predicted: --no-measure\n");
+    } else if (!x->timed) {
+        printf("  times are not predicted: a rate is not known\n");
+    } else {
+        printf("  predicted step %.4g s, bound by %s (*); %.0f tokens/s, %.3g days per 10^9 tokens\n", x->step_s,
+               spw_resource_name(x->bound), x->tokens_per_s, 1e9 / x->tokens_per_s / 86400);
+        printf("  the bound is the longest of them: a step takes longer by what does not overlap\n");
+    }
+    if (rates != NULL)
+        printf("  rates: %u measured in %.1f s, %u from the cache%s%s%s\n", c->measured, c->seconds, c->cached,
+               c->cache_path[0] != '\0' ? " (" : ", which has no place here", c->cache_path,
+               c->cache_path[0] != '\0' ? ")" : "");
+    printf("  disk wear: %s written a step", spw_format_bytes(a, sizeof a, x->traffic.nvme_write));
+    if (x->timed)
+        printf(", %s a day", spw_format_bytes(b, sizeof b, (uint64_t)fmin(x->written_per_day, 1e19)));
+    if (x->timed && tbw > 0 && isfinite(x->tbw_years))
+        printf(", spillway.tbw (%s) in %.3g years", spw_format_bytes(a, sizeof a, tbw), x->tbw_years);
+    printf("\n");
+    for (uint32_t i = 0; p->path_count > 1 && i < p->path_count; i++)
+        printf("    %s: %s read, %s written a step\n", p->paths[i],
+               spw_format_bytes(a, sizeof a, x->traffic.path_read[i]),
+               spw_format_bytes(b, sizeof b, x->traffic.path_write[i]));
+}
+
+static void
+print_decisions(const spw_plan *p)
+{
+    printf("\n  decided here\n");
+    for (uint32_t i = 0; i < p->decision_count; i++)
+        printf("  %-30s %-24s %s\n", p->decisions[i].name, p->decisions[i].value, p->decisions[i].reason);
+}
+
+/* ---------------------------------------------------------------- as JSON */
+
+static json_t *
+number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *
+integer(uint64_t x)
+{
+    return x == SPW_AUTO ? json_string("auto") : json_integer((json_int_t)x);
+}
+
+static json_t *
+tiers_json(uint64_t device, uint64_t host, uint64_t nvme)
+{
+    return json_pack("{s:o, s:o, s:o}", "device", integer(device), "host", integer(host), "nvme", integer(nvme));
+}
+
+static json_t *
+plan_json(const spw_plan *p)
+{
+    json_t *purposes = json_object(), *decisions = json_array(), *paths = json_array();
+    json_object_set_new(purposes, "weights", tiers_json(p->weight_device, p->weight_host, p->weight_nvme));
+    json_object_set_new(purposes, "records", tiers_json(p->record_device, p->record_host, p->record_nvme));
+    json_object_set_new(purposes, "gradients", tiers_json(p->grads_device, p->grad_host, 0));
+    json_object_set_new(purposes, "slots", tiers_json(0, p->slots_host, 0));
+    json_object_set_new(purposes, "gathered", tiers_json(p->cache_device, 0, 0));
+    json_object_set_new(purposes, "activations", tiers_json(p->activations_device, 0, 0));
+    json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device, 0, 0));
+    json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));
+    for (uint32_t i = 0; i < p->decision_count; i++)
+        json_array_append_new(decisions, json_pack("{s:s, s:s, s:s}", "name", p->decisions[i].name, "value",
+                                                   p->decisions[i].value, "reason", p->decisions[i].reason));
+    for (uint32_t i = 0; i < p->path_count; i++)
+        json_array_append_new(paths, json_pack("{s:s, s:o, s:f}", "path", p->paths[i], "bytes",
+                                               integer(p->path_bytes[i]), "weight", p->path_weight[i]));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes,
+                     "total", tiers_json(p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme), "budget",
+                     tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
+                     "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens",
+                     integer(p->tokens));
+}
+
+static void
+print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, const spw_calibration *c,
+           const spw_suggestion *s, const spw_error *err)
+{
+    json_t *root = plan_json(p), *seconds = json_object(), *sets = json_array();
+    char *text;
+    json_object_set_new(root, "fits", json_boolean(err->status == SPW_OK));
+    if (err->status == SPW_OK) {
+        for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+            json_object_set_new(seconds, spw_resource_name((spw_resource)k), number(x->seconds[k]));
+        json_object_set_new(root, "step",
+                            json_pack("{s:o, s:o, s:o, s:o}", "nvme_read", integer(x->traffic.nvme_read), "nvme_write",
+                                      integer(x->traffic.nvme_write), "h2d", integer(x->traffic.h2d), "d2h",
+                                      integer(x->traffic.d2h)));
+        json_object_set_new(root, "seconds", seconds);
+        json_object_set_new(root, "step_s", number(x->timed ? x->step_s : NAN));
+        json_object_set_new(root, "bound_by", x->timed ? json_string(spw_resource_name(x->bound)) : json_null());
+        json_object_set_new(root, "tokens_per_s", number(x->tokens_per_s));
+        json_object_set_new(root, "written_per_day", number(x->written_per_day));
+        json_object_set_new(root, "tbw_years", number(x->tbw_years));
+        json_object_set_new(root, "rates",
+                            rates == NULL
+                                ? json_null()
+                                : json_pack("{s:i, s:i, s:i, s:f}", "measured", (int)c->measured, "cached",
+                                            (int)c->cached, "unknown", (int)c->unknown, "seconds", c->seconds));
+        json_decref(sets);
+    } else {
+        for (uint32_t i = 0; i < s->count; i++)
+            json_array_append_new(sets, json_string(s->set[i]));
+        json_object_set_new(root, "error", json_string(err->message));
+        json_object_set_new(root, "needs", integer(p->least_bytes));
+        json_object_set_new(root, "fits_with", s->found ? sets : json_null());
+        if (!s->found)
+            json_decref(sets);
+        json_object_set_new(root, "lossy_format_would_fit", json_boolean(s->lossy_would));
+        json_decref(seconds);
+    }
+    text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    if (text != NULL)
+        puts(text);
+    free(text);
+    json_decref(root);
+}
+
+/* ---------------------------------------------------------------- the command */
+
+/* What train holds when it plans: the same data and batches, so that the process counts for the same bytes. */
+typedef struct run {
+    spw_config config;
+    spw_data *data;
+    spw_model *model;
+    spw_engine *engine;
+    int32_t *tokens, *targets;
+} run;
+
+static void
+load_data(run *r)
+{
+    const spw_config *c = &r->config;
+    const char *patterns[SPW_PATHS_MAX];
+    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    spw_error err = {0};
+    for (uint32_t i = 0; i < c->data.path.count; i++)
+        patterns[i] = c->data.path.item[i];
+    if (spw_data_open(&r->data,
+                      &(spw_data_options){.patterns = patterns,
+                                          .pattern_count = c->data.path.count,
+                                          .seq_length = c->data.seq_length,
+                                          .validation_split = c->data.validation_split,
+                                          .seed = c->data.seed},
+                      &err) != SPW_OK)
+        fprintf(stderr, "spillway: warning: planned without the data: %s\n", err.message);
+    r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+}
+
+static int
+plan_config(const job *j)
+{
+    static run r;
+    static spw_plan plan;
+    static spw_suggestion s;
+    spw_calibration calibration = {0};
+    spw_prediction x;
+    spw_rates rates;
+    spw_error err = {0};
+    spw_status st;
+    if (spw_config_load(&r.config, j->path, j->overrides, j->override_count, &err) != SPW_OK) {
+        cli_fail(&err);
+        return EXIT_USAGE;
+    }
+    load_data(&r);
+    st = spw_model_from_config(&r.model, &r.config, &err);
+    if (st == SPW_OK)
+        st = spw_engine_create(
+            &r.engine,
+            &(spw_engine_options){.config = &r.config, .model = r.model, .plan_only = true, .plan_out = &plan}, &err);
+    if (st == SPW_OK) {
+        if (!j->no_measure)
+            spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO,
+                          &calibration);
+        spw_plan_predict(&plan, j->no_measure ? NULL : &rates, r.config.run.tbw, &x);
+    }
+    if (st == SPW_ENOFIT)
+        (void)suggest(&r.config, r.model, &plan, &s);
+    if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {
+        print_json(&plan, j->no_measure ? NULL : &rates, &x, &calibration, &s, &err);
+    } else if (st == SPW_OK || st == SPW_ENOFIT) {
+        spw_plan_print(&plan, to_file, stdout);
+        if (st == SPW_OK) {
+            print_links(&plan, j->no_measure ? NULL : &rates, &x);
+            print_times(&plan, j->no_measure ? NULL : &rates, &x, &calibration, r.config.run.tbw);
+        }
+        print_decisions(&plan);
+        if (st == SPW_ENOFIT)
+            print_suggestion(stdout, &plan, &s);
+    }
+    spw_engine_destroy(r.engine);
+    spw_model_destroy(r.model);
+    spw_data_close(r.data);
+    spw_mem_free(r.tokens);
+    spw_mem_free(r.targets);
+    return st == SPW_OK ? EXIT_DONE : cli_fail(&err);
+}
+
+static void
+print_gb(double bytes)
+{
+    printf(bytes * 1e-9 < 9.995 ? " %9.2f" : bytes * 1e-9 < 99.95 ? " %9.1f" : " %9.0f", bytes * 1e-9);
+}
+
+static int
+print_table(const job *j)
+{
+    static const char *const names[] = {"0: all copied", "1: state", "2: + gradients", "3: + weights"};
+    for (uint32_t m = 0; m < j->mp_count; m++) {
+        printf("%s# GB (10^9) per device, %g parameters, model parallelism %g, mixed-precision Adam (16 bytes each)\n",
+               m > 0 ? "\n" : "", j->params, j->mp[m]);
+        printf("  %8s", "ranks");
+        for (uint32_t stage = 0; stage < 4; stage++)
+            printf(" %14s", names[stage]);
+        printf("\n");
+        for (uint32_t i = 0; i < j->rank_count; i++) {
+            printf("  %8.0f", j->ranks[i]);
+            for (uint32_t stage = 0; stage < 4; stage++) {
+                printf("     ");
+                print_gb(spw_zero_bytes(j->params, stage, j->ranks[i], j->mp[m]));
+            }
+            printf("\n");
+        }
+    }
+    return EXIT_DONE;
+}
+
+static bool
+read_number(const char *text, double most, double *out)
+{
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && *out >= 1 && *out <= most;
+}
+
+static bool
+read_list(const char *text, double out[LIST_MAX], uint32_t *count)
+{
+    char part[32];
+    for (*count = 0; *count < LIST_MAX; text++) {
+        size_t n = strcspn(text, ",");
+        if (n == 0 || n >= sizeof part)
+            return false;
+        memcpy(part, text, n);
+        part[n] = '\0';
+        if (!read_number(part, 1e9, &out[*count]) || floor(out[*count]) != out[*count])
+            return false;
+        ++*count;
+        text += n;
+        if (*text == '\0')
+            return true;
+    }
+    return false;
+}
+
+static int
+parse(job *j, int argc, char **argv)
+{
+    bool table_option = false;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *v;
+        bool ok = true;
+        if (name[0] != '-') {
+            if (j->path != NULL)
+                return cli_usage("plan", "one configuration at a time, got %s too", name);
+            j->path = name;
+        } else if (strcmp(name, "--json") == 0) {
+            j->json = true;
+        } else if (strcmp(name, "--calibrate") == 0) {
+            j->calibrate = true;
+        } else if (strcmp(name, "--no-measure") == 0) {
+            j->no_measure = true;
+        } else if (strcmp(name, "--table") == 0) {
+            j->table = true;
+        } else if (strcmp(name, "--set") == 0 || strcmp(name, "--params") == 0 || strcmp(name, "--ranks") == 0 ||
+                   strcmp(name, "--mp") == 0) {
+            if ((v = cli_value("plan", argc, argv, &i)) == NULL)
+                return EXIT_USAGE;
+            table_option = table_option || strcmp(name, "--set") != 0;
+            if (strcmp(name, "--params") == 0)
+                ok = read_number(v, 1e18, &j->params);
+            else if (strcmp(name, "--ranks") == 0)
+                ok = read_list(v, j->ranks, &j->rank_count);
+            else if (strcmp(name, "--mp") == 0)
+                ok = read_list(v, j->mp, &j->mp_count);
+            else if (j->override_count < OVERRIDES_MAX)
+                j->overrides[j->override_count++] = v;
+            else
+                return cli_usage("plan", "more than %d times --set", OVERRIDES_MAX);
+            if (!ok)
+                return cli_usage("plan", "%s cannot be %s", name, v);
+        } else {
+            return cli_usage("plan", "unknown option %s", name);
+        }
+    }
+    if (j->table && (j->path != NULL || j->json || j->calibrate || j->no_measure || j->override_count > 0))
+        return cli_usage("plan", "--table takes --params, --ranks and --mp, and no configuration");
+    if (!j->table && table_option)
+        return cli_usage("plan", "--params, --ranks and --mp belong to --table");
+    if (!j->table && j->path == NULL)
+        return cli_usage("plan", "a configuration file is needed, or --table");
+    if (j->calibrate && j->no_measure)
+        return cli_usage("plan", "--calibrate or --no-measure, not both");
+    return -1;
+}
+
+int
+cli_plan(int argc, char **argv)
+{
+    static job j = {.params = 7.5e9, .ranks = {1, 4, 16, 64, 256, 1024}, .rank_count = 6, .mp = {1}, .mp_count = 1};
+    int rc = parse(&j, argc, argv);
+    if (rc >= 0)
+        return rc;
+    return j.table ? print_table(&j) : plan_config(&j);
+}

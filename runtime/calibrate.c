@@ -1,0 +1,340 @@
+/*
+ * Measures what the plan needs to predict seconds: disks, copies, optimizer, matrix products, each with the code that
+ * trains, in about a quarter of a second each. What was measured before comes from the cache (rate_cache.c); everything
+ * taken is given back. The planner (predict.c) only sees the numbers.
+ */
+#include "runtime_internal.h"
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STATE_BYTES = 128 << 20 /* more than caches hold: chunks come from memory */ };
+enum { FILE_BYTES = 64 << 20, BLOCK_MAX = 4 << 20, INFLIGHT_MAX = 32 << 20, GEMM_MAX = 1024 };
+static const uint64_t LOOP_NS = 150000000, DISK_NS = 150000000;
+
+typedef struct calibration {
+    const spw_config *config;
+    const spw_plan *plan;
+    spw_calibrate_mode mode;
+    spw_calibration *report;
+    rate_cache *cache;
+    int64_t now_s;
+    char machine[320];
+    uint32_t threads;
+} calibration;
+
+/* ---------------------------------------------------------------- disks */
+
+static spw_status
+measure_path(const calibration *c, const char *dir, double rates[3], spw_error *err)
+{
+    spw_aio_options aio = {.backend = c->config->aio.backend,
+                           .block_bytes = 4096,
+                           .queue_depth = c->config->aio.queue_depth,
+                           .thread_count = c->config->aio.thread_count,
+                           .single_submit = c->config->aio.single_submit,
+                           .lockstep = !c->config->aio.overlap_events,
+                           .sqpoll = c->config->aio.sqpoll,
+                           .iopoll = c->config->aio.iopoll};
+    static const spw_aio_pattern patterns[3] = {SPW_AIO_PATTERN_READ, SPW_AIO_PATTERN_WRITE, SPW_AIO_PATTERN_MIXED};
+    spw_aio_bench *bench = NULL;
+    struct statvfs fs;
+    spw_status st;
+    if (statvfs(dir, &fs) != 0)
+        return SPW_RAISE_SYS(err, errno, "%s", dir);
+    if ((double)fs.f_bavail * (double)fs.f_frsize < 2.0 * FILE_BYTES)
+        return SPW_RAISE(err, SPW_ENOSPC, "%s has too little free space to be measured", dir);
+    while (aio.block_bytes < BLOCK_MAX && aio.block_bytes * 2 <= c->config->aio.block_size)
+        aio.block_bytes *= 2; /* the measuring loop wants a power of two */
+    if (aio.queue_depth > INFLIGHT_MAX / aio.block_bytes)
+        aio.queue_depth = (uint32_t)(INFLIGHT_MAX / aio.block_bytes);
+    st = spw_aio_bench_open(
+        &bench, &(spw_aio_bench_options){.dirs = &dir, .dir_count = 1, .file_bytes = FILE_BYTES, .aio = &aio}, err);
+    for (int i = 0; i < 3 && st == SPW_OK; i++) {
+        spw_aio_bench_run run = {.pattern = patterns[i], .aio = &aio, .duration_ns = DISK_NS, .dir_count = 1};
+        spw_aio_bench_result result;
+        st = spw_aio_bench_measure(bench, &run, &result, err);
+        if (st == SPW_OK)
+            rates[i] = result.gb_s * 1e9;
+    }
+    spw_aio_bench_close(bench);
+    return st;
+}
+
+/* ---------------------------------------------------------------- compute and copies */
+
+static spw_status
+open_gpu(const calibration *c, spw_gpu **gpu, spw_error *err)
+{
+    return spw_gpu_open(
+        gpu, &(spw_gpu_options){.name = c->config->run.device, .thread_count = c->config->run.compute_threads}, err);
+}
+
+/* A product of the size of a micro-batch with a matrix of the model's. */
+static spw_status
+measure_compute(const calibration *c, const char *unused, double rates[1], spw_error *err)
+{
+    uint64_t M = c->config->micro_batch * c->config->data.seq_length, K = c->config->model.width, N;
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    float *x = NULL, *w = NULL, *y = NULL;
+    uint64_t begin, count = 0;
+    spw_status st;
+    (void)unused;
+    K = K == 0 || K > GEMM_MAX ? GEMM_MAX : K;
+    M = M == 0 || M > GEMM_MAX ? GEMM_MAX : M;
+    N = 4 * K > 2 * GEMM_MAX ? 2 * GEMM_MAX : 4 * K;
+    st = open_gpu(c, &gpu, err);
+    if (st == SPW_OK)
+        st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, (void **)&x, M * K * 4, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, (void **)&w, N * K * 4, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, (void **)&y, M * N * 4, err);
+    if (st == SPW_OK) {
+        spw_gpu_zero(q, x, M * K * 4);
+        spw_gpu_zero(q, w, N * K * 4);
+        spw_gpu_linear(q, y, x, w, NULL, M, N, K, 0); /* warm */
+        spw_gpu_queue_sync(q);
+        for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count++) {
+            spw_gpu_linear(q, y, x, w, NULL, M, N, K, 0);
+            spw_gpu_queue_sync(q);
+        }
+        rates[0] = 2.0 * (double)(M * N * K) * (double)count / ((double)(spw_now_ns() - begin) * 1e-9);
+        st = spw_gpu_check(gpu, err);
+    }
+    spw_gpu_free(gpu, x);
+    spw_gpu_free(gpu, w);
+    spw_gpu_free(gpu, y);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+    return st;
+}
+
+/* Bytes per second on the host's side: weights in, gradients with their sums of squares out. */
+static double
+copy_rate(spw_gpu_queue *q, bool in, void *host, void *device, spw_dtype host_type, spw_dtype device_type,
+          uint64_t elems, double *sums)
+{
+    uint64_t begin = 0, count = 0;
+    for (int warm = 1; warm >= 0; warm--) {
+        begin = spw_now_ns();
+        count = 0;
+        do {
+            if (in)
+                spw_gpu_copy_h2d(q, device, device_type, host, host_type, elems);
+            else
+                spw_gpu_copy_d2h(q, host, host_type, device, device_type, elems, sums);
+            spw_gpu_queue_sync(q);
+            count++;
+        } while (!warm && spw_now_ns() - begin < LOOP_NS / 2);
+    }
+    return (double)(elems * spw_dtype_bytes(host_type) * count) / ((double)(spw_now_ns() - begin) * 1e-9);
+}
+
+static spw_status
+measure_copies(const calibration *c, const char *unused, double rates[2], spw_error *err)
+{
+    const uint64_t elems = 4 << 20;
+    spw_dtype weights = spw_state_weight_dtype(c->config->run.state_format);
+    spw_region host = {0}, sums = {0};
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *in = NULL, *out = NULL;
+    void *device = NULL;
+    spw_status st = spw_region_map(&host, elems * 4, 0, err);
+    (void)unused;
+    if (st == SPW_OK)
+        st = spw_region_map(&sums, elems / 4096 * sizeof(double), 0, err);
+    if (st == SPW_OK)
+        st = open_gpu(c, &gpu, err);
+    if (st == SPW_OK)
+        st = spw_gpu_queue_create(&in, gpu, SPW_QUEUE_H2D, err);
+    if (st == SPW_OK)
+        st = spw_gpu_queue_create(&out, gpu, SPW_QUEUE_D2H, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, &device, elems * 4, err);
+    if (st == SPW_OK) {
+        rates[0] = copy_rate(in, true, host.base, device, weights, spw_gpu_get_info(gpu)->compute_dtype, elems, NULL);
+        rates[1] = copy_rate(out, false, host.base, device, c->config->run.grad_dtype, SPW_F32, elems, sums.base);
+        st = spw_gpu_check(gpu, err);
+    }
+    spw_gpu_queue_destroy(in);
+    spw_gpu_queue_destroy(out);
+    spw_gpu_free(gpu, device);
+    spw_gpu_close(gpu);
+    spw_region_unmap(&host);
+    spw_region_unmap(&sums);
+    return st;
+}
+
+/* ---------------------------------------------------------------- the optimizer */
+
+typedef struct update_job {
+    char *base; /* parts of weights, record, gradient */
+    uint64_t elems, part_bytes, grad_at, record_at;
+    const spw_opt_coef *coef;
+    spw_state_format format;
+    spw_dtype grad_dtype;
+} update_job;
+
+static void
+update_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const update_job *j = ctx;
+    char *base = j->base + part_idx * j->part_bytes;
+    spw_opt_chunk chunk = {.format = j->format,
+                           .elems = j->elems,
+                           .weights = base,
+                           .record = base + j->record_at,
+                           .grad = base + j->grad_at,
+                           .grad_dtype = j->grad_dtype,
+                           .first = part_idx * j->elems};
+    spw_opt_range range = {j->elems, j->coef};
+    (void)worker_idx;
+    (void)spw_opt_step(&chunk, &range, 1);
+}
+
+static spw_status
+measure_optimizer(const calibration *c, const char *unused, double rates[1], spw_error *err)
+{
+    const spw_config *cfg = c->config;
+    const spw_optimizer *optimizer = spw_optimizer_find(cfg->optimizer.type[0] != '\0' ? cfg->optimizer.type : "AdamW");
+    update_job j = {.elems = cfg->run.chunk_elems < 1 << 20 ? cfg->run.chunk_elems : 1 << 20,
+                    .format = cfg->run.state_format,
+                    .grad_dtype = cfg->run.grad_dtype};
+    spw_opt_hp hp = {.lr = 1e-4,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .eps = 1e-8,
+                     .decoupled = true,
+                     .bias_correction = true,
+                     .momentum = 0.9,
+                     .step = 1,
+                     .grad_scale = 1};
+    spw_region region = {0};
+    spw_pool *pool = NULL;
+    spw_opt_coef coef;
+    uint64_t begin, count = 0, parts;
+    spw_status st;
+    (void)unused;
+    if (optimizer == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", cfg->optimizer.type);
+    SPW_TRY(spw_opt_prepare(&coef, optimizer, &hp, err));
+    j.coef = &coef;
+    j.record_at = spw_round_up(j.elems * spw_state_weight_bytes(j.format), 4096);
+    j.grad_at = j.record_at + spw_round_up(spw_state_record_bytes(j.format, optimizer, j.elems), 4096);
+    j.part_bytes = j.grad_at + spw_round_up(j.elems * 4, 4096);
+    parts = STATE_BYTES / j.part_bytes > c->threads ? STATE_BYTES / j.part_bytes / c->threads * c->threads : c->threads;
+    st = spw_region_map(&region, j.part_bytes * parts, 0, err); /* zeros: a state like any other */
+    if (st == SPW_OK)
+        st = spw_pool_create(&pool, c->threads, "spw-measure", err);
+    if (st == SPW_OK) {
+        j.base = region.base;
+        spw_pool_run(pool, (uint32_t)parts, update_part, &j); /* warm */
+        for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count++)
+            spw_pool_run(pool, (uint32_t)parts, update_part, &j);
+        rates[0] = (double)(j.elems * parts * count) / ((double)(spw_now_ns() - begin) * 1e-9);
+    }
+    spw_pool_destroy(pool);
+    spw_region_unmap(&region);
+    return st;
+}
+
+/* ---------------------------------------------------------------- from the cache, or measured */
+
+static void
+describe_machine(calibration *c)
+{
+    char host[128] = "unknown", line[256], model[128] = "unknown";
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (sscanf(line, "model name : %127[^\n]", model) == 1)
+            break;
+    }
+    if (f != NULL)
+        fclose(f);
+    (void)gethostname(host, sizeof host - 1);
+    snprintf(c->machine, sizeof c->machine, "%s|%s|%u", host, model, spw_cpu_allowed_count());
+}
+
+typedef spw_status (*measure_fn)(const calibration *c, const char *path, double *rates, spw_error *err);
+
+/* rates (count) stay 0 when they are not known. */
+static void
+get_rates(calibration *c, const char *what, measure_fn measure, const char *path, double *rates, uint32_t count)
+{
+    char key[RATE_KEY_BYTES];
+    spw_error err = {0};
+    double age = 0;
+    uint64_t begin = spw_now_ns();
+    snprintf(key, sizeof key, "%s|%s", c->machine, what);
+    if (c->mode != SPW_CALIBRATE_FORCE && c->cache != NULL &&
+        spw__rate_cache_get(c->cache, key, c->now_s, rates, count, &age)) {
+        c->report->cached++;
+        c->report->oldest_days = age > c->report->oldest_days ? age : c->report->oldest_days;
+        return;
+    }
+    memset(rates, 0, count * sizeof *rates);
+    if (c->mode != SPW_CALIBRATE_CACHE_ONLY && measure(c, path, rates, &err) == SPW_OK) {
+        c->report->measured++;
+        c->report->seconds += (double)(spw_now_ns() - begin) * 1e-9;
+        if (c->cache != NULL)
+            spw__rate_cache_put(c->cache, key, c->now_s, rates, count);
+        return;
+    }
+    memset(rates, 0, count * sizeof *rates);
+    c->report->unknown++;
+    if (err.status != SPW_OK)
+        spw_log(SPW_LOG_WARN, "not measured: %s", err.message);
+}
+
+void
+spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, spw_calibrate_mode mode,
+              spw_calibration *report)
+{
+    calibration c = {.config = config, .plan = plan, .mode = mode, .report = report, .now_s = (int64_t)time(NULL)};
+    char what[RATE_KEY_BYTES - 400];
+    double copies[2];
+    memset(out, 0, sizeof *out);
+    memset(report, 0, sizeof *report);
+    describe_machine(&c);
+    c.threads = config->run.optimizer_threads > 0 ? config->run.optimizer_threads : spw_cpu_allowed_count();
+    c.cache = spw__rate_cache_open();
+    if (c.cache != NULL)
+        snprintf(report->cache_path, sizeof report->cache_path, "%s", spw__rate_cache_path(c.cache));
+    for (uint32_t i = 0; i < plan->path_count; i++) {
+        struct stat sb;
+        double rates[3];
+        out->device_id[i] = stat(plan->paths[i], &sb) == 0 ? (uint64_t)sb.st_dev : 0;
+        snprintf(what, sizeof what, "path|%llx|%s|%s %llu %u %u %d%d%d%d", (unsigned long long)out->device_id[i],
+                 plan->paths[i], spw_aio_backend_name(config->aio.backend), (unsigned long long)config->aio.block_size,
+                 config->aio.queue_depth, config->aio.thread_count, config->aio.single_submit,
+                 config->aio.overlap_events, config->aio.sqpoll, config->aio.iopoll);
+        get_rates(&c, what, measure_path, plan->paths[i], rates, 3);
+        out->nvme_read[i] = rates[0];
+        out->nvme_write[i] = rates[1];
+        out->nvme_mixed[i] = rates[2];
+    }
+    snprintf(what, sizeof what, "copies|%s|%s|%s", config->run.device,
+             spw_dtype_name(spw_state_weight_dtype(config->run.state_format)), spw_dtype_name(config->run.grad_dtype));
+    get_rates(&c, what, measure_copies, NULL, copies, 2);
+    out->h2d = copies[0];
+    out->d2h = copies[1];
+    snprintf(what, sizeof what, "optimizer|%s|%s|%s|%llu|%u",
+             config->optimizer.type[0] != '\0' ? config->optimizer.type : "AdamW",
+             spw_state_name(config->run.state_format), spw_dtype_name(config->run.grad_dtype),
+             (unsigned long long)config->run.chunk_elems, c.threads);
+    get_rates(&c, what, measure_optimizer, NULL, &out->optimizer, 1);
+    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", config->run.device, config->run.compute_threads,
+             (unsigned long long)(config->micro_batch * config->data.seq_length),
+             (unsigned long long)config->model.width);
+    get_rates(&c, what, measure_compute, NULL, &out->flops, 1);
+    if (strncmp(config->run.device, "cuda", 4) != 0) /* the only other device that is built */
+        out->shared_cores = spw_cpu_allowed_count();
+    spw__rate_cache_close(c.cache);
+}

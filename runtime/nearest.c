@@ -1,0 +1,286 @@
+/*
+ * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
+ * before it, until the plan fits: weights off the device, records off the device, weights to nvme, records to nvme,
+ * gradients in bf16, chunks halved down to 64 Ki elements, smaller micro-batches (more of them: the batch stays), one
+ * micro-batch per pass, and where disks are limited weights and then records back to host. Then every step that turns
+ * out not to be needed is taken back, first to last. None of these changes what is computed but bf16 gradients, by one
+ * rounding, and the order of sums over micro-batches. A lossy state format is never among them; whether it would help
+ * is said separately. Only plans are made, on copies of the configuration.
+ */
+#include "runtime_internal.h"
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { LEAST_CHUNK = 64 << 10, ROUNDS = 16 };
+static const uint64_t LIVE_MAX = 1000000000000000000u; /* the key's default: no limit */
+
+typedef enum change {
+    PARAM_OFF_DEVICE,
+    OPTIMIZER_OFF_DEVICE,
+    MORE_LIVE,
+    PARAM_NVME,
+    OPTIMIZER_NVME,
+    GRAD_BF16,
+    SMALLER_CHUNKS,
+    SMALLER_MICRO_BATCH,
+    ONE_PER_PASS,
+    PARAM_HOST,
+    OPTIMIZER_HOST,
+    CHANGE_COUNT
+} change;
+
+static bool
+to_nvme(spw_tier *tier, spw_path_list *paths, const spw_path_list *others)
+{
+    if (*tier == SPW_TIER_NVME)
+        return false;
+    *tier = SPW_TIER_NVME;
+    if (paths->count == 0 && others->count > 0)
+        *paths = *others;
+    if (paths->count == 0) { /* the user chooses a better one */
+        paths->count = 1;
+        paths->weight[0] = 1;
+        snprintf(paths->item[0], sizeof paths->item[0], ".");
+    }
+    return true;
+}
+
+static bool
+back_to_host(spw_tier *tier)
+{
+    bool nvme = *tier == SPW_TIER_NVME;
+    *tier = nvme ? SPW_TIER_HOST : *tier;
+    return nvme;
+}
+
+/* One change; false: there is nothing (more) of it to do. */
+static bool
+apply(spw_config *c, change what)
+{
+    uint64_t factor = 2;
+    switch (what) {
+    case PARAM_OFF_DEVICE:
+    case OPTIMIZER_OFF_DEVICE: {
+        spw_tier *tier = what == PARAM_OFF_DEVICE ? &c->zero.offload_param : &c->zero.offload_optimizer;
+        bool here = *tier == SPW_TIER_DEVICE;
+        *tier = here ? SPW_TIER_HOST : *tier;
+        return here;
+    }
+    case MORE_LIVE:
+        if (c->zero.max_live_parameters >= LIVE_MAX)
+            return false;
+        c->zero.max_live_parameters = LIVE_MAX;
+        return true;
+    case PARAM_NVME: return to_nvme(&c->zero.offload_param, &c->zero.param_path, &c->zero.optimizer_path);
+    case OPTIMIZER_NVME: return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path);
+    case GRAD_BF16:
+        if (c->run.grad_dtype == SPW_BF16 ||
+            (c->run.micro_batches_per_pass > 0 && c->run.micro_batches_per_pass < c->accumulation))
+            return false; /* sums over passes need fp32 */
+        c->run.grad_dtype = SPW_BF16;
+        return true;
+    case SMALLER_CHUNKS:
+        if (c->run.chunk_elems / 2 < LEAST_CHUNK)
+            return false;
+        c->run.chunk_elems = c->run.chunk_elems / 2 / 4096 * 4096;
+        return true;
+    case SMALLER_MICRO_BATCH:
+        while (factor <= c->micro_batch && c->micro_batch % factor != 0)
+            factor++;
+        if (c->micro_batch == 1)
+            return false;
+        c->micro_batch /= factor;
+        c->accumulation *= factor;
+        return true;
+    case ONE_PER_PASS:
+        if (c->accumulation == 1 || c->run.micro_batches_per_pass == 1 || c->run.grad_dtype != SPW_F32)
+            return false;
+        c->run.micro_batches_per_pass = 1;
+        return true;
+    case PARAM_HOST: return back_to_host(&c->zero.offload_param);
+    case OPTIMIZER_HOST: return back_to_host(&c->zero.offload_optimizer);
+    default: return false;
+    }
+}
+
+/* False: the configuration is refused for another reason. *lack_out says what it has too little of. */
+static bool
+try_plan(const spw_engine_options *options, const spw_config *c, spw_plan *plan, spw_lack *lack_out)
+{
+    spw_engine_options o = *options;
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    spw_status st;
+    memset(plan, 0, sizeof *plan);
+    o.config = c;
+    o.plan_only = true;
+    o.plan_out = plan;
+    st = spw_engine_create(&e, &o, &err);
+    spw_engine_destroy(e);
+    *lack_out = plan->lack;
+    return st == SPW_OK || st == SPW_ENOFIT;
+}
+
+/* Which changes can help with what is lacking. */
+static bool
+helps(change what, spw_lack lack)
+{
+    switch (what) {
+    case PARAM_OFF_DEVICE:
+    case OPTIMIZER_OFF_DEVICE:
+    case MORE_LIVE:
+    case SMALLER_MICRO_BATCH:
+    case ONE_PER_PASS: return lack == SPW_LACK_DEVICE;
+    case PARAM_HOST:
+    case OPTIMIZER_HOST: return lack == SPW_LACK_DISK;
+    default: return lack == SPW_LACK_HOST;
+    }
+}
+
+typedef struct search {
+    const spw_engine_options *options;
+    spw_config *config, *trial;
+    spw_plan *plan;
+    change done[CHANGE_COUNT * ROUNDS];
+    uint32_t done_count;
+} search;
+
+/* Makes config from the original and the changes that are still in; true: it fits. */
+static bool
+fits(search *s)
+{
+    spw_lack lack;
+    *s->trial = *s->options->config;
+    for (uint32_t i = 0; i < s->done_count; i++)
+        (void)apply(s->trial, s->done[i]);
+    return try_plan(s->options, s->trial, s->plan, &lack) && lack == SPW_LACK_NOTHING;
+}
+
+static bool
+find(search *s)
+{
+    spw_lack lack;
+    if (!try_plan(s->options, s->config, s->plan, &lack))
+        return false;
+    for (uint32_t round = 0; lack != SPW_LACK_NOTHING && round < CHANGE_COUNT * ROUNDS; round++) {
+        change what = 0;
+        while (what < CHANGE_COUNT) {
+            *s->trial = *s->config;
+            if (helps(what, lack) && apply(s->trial, what))
+                break;
+            what++;
+        }
+        if (what == CHANGE_COUNT || s->done_count == sizeof s->done / sizeof s->done[0])
+            return false;
+        *s->config = *s->trial;
+        s->done[s->done_count++] = what;
+        if (!try_plan(s->options, s->config, s->plan, &lack))
+            return false;
+    }
+    for (uint32_t i = 0; i < s->done_count;) { /* take back what is not needed */
+        change what = s->done[i];
+        memmove(&s->done[i], &s->done[i + 1], (s->done_count - i - 1) * sizeof s->done[0]);
+        s->done_count--;
+        if (fits(s))
+            continue;
+        memmove(&s->done[i + 1], &s->done[i], (s->done_count - i) * sizeof s->done[0]);
+        s->done[i++] = what;
+        s->done_count++;
+    }
+    return fits(s);
+}
+
+/* ---------------------------------------------------------------- as --set takes it */
+
+static void SPW_PRINTF(2, 3) say(spw_suggestion *out, const char *fmt, ...)
+{
+    va_list args;
+    if (out->count == sizeof out->set / sizeof out->set[0])
+        return;
+    va_start(args, fmt);
+    vsnprintf(out->set[out->count++], sizeof out->set[0], fmt, args);
+    va_end(args);
+}
+
+static void
+say_tier(spw_suggestion *out, const char *key, spw_tier old_tier, spw_tier tier, const spw_path_list *old_paths,
+         const spw_path_list *paths)
+{
+    if (tier == old_tier)
+        return;
+    say(out, "zero_optimization.%s.device=%s", key, tier == SPW_TIER_HOST ? "cpu" : "nvme");
+    if (tier == SPW_TIER_NVME && old_paths->count == 0) {
+        json_t *list = json_array();
+        char *text;
+        for (uint32_t i = 0; i < paths->count; i++)
+            json_array_append_new(list, json_string(paths->item[i]));
+        text = json_dumps(list, JSON_COMPACT);
+        if (text != NULL)
+            say(out, "zero_optimization.%s.nvme_path=%s", key, text);
+        free(text);
+        json_decref(list);
+    }
+}
+
+static void
+say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
+{
+    uint32_t stage = b->zero.offload_param != SPW_TIER_DEVICE       ? 3
+                     : b->zero.offload_optimizer != SPW_TIER_DEVICE ? 1
+                                                                    : 0;
+    if (a->zero.stage < stage)
+        say(out, "zero_optimization.stage=%u", stage);
+    say_tier(out, "offload_param", a->zero.offload_param, b->zero.offload_param, &a->zero.param_path,
+             &b->zero.param_path);
+    say_tier(out, "offload_optimizer", a->zero.offload_optimizer, b->zero.offload_optimizer, &a->zero.optimizer_path,
+             &b->zero.optimizer_path);
+    if (a->run.grad_dtype != b->run.grad_dtype)
+        say(out, "spillway.grad_dtype=%s", spw_dtype_name(b->run.grad_dtype));
+    if (a->run.chunk_elems != b->run.chunk_elems)
+        say(out, "spillway.chunk_elems=%llu", (unsigned long long)b->run.chunk_elems);
+    if (a->micro_batch != b->micro_batch) {
+        say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
+        say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);
+    }
+    if (a->zero.max_live_parameters != b->zero.max_live_parameters)
+        say(out, "zero_optimization.max_live_parameters=%llu", (unsigned long long)b->zero.max_live_parameters);
+    if (a->run.micro_batches_per_pass != b->run.micro_batches_per_pass)
+        say(out, "spillway.micro_batches_per_pass=%llu", (unsigned long long)b->run.micro_batches_per_pass);
+}
+
+spw_status
+spw_plan_nearest(const spw_engine_options *options, spw_suggestion *out, spw_error *err)
+{
+    spw_engine_options own = *options;
+    search s = {.options = &own,
+                .config = spw_mem_zalloc(sizeof *s.config),
+                .trial = spw_mem_zalloc(sizeof *s.trial),
+                .plan = spw_mem_zalloc(sizeof *s.plan)};
+    spw_config *lossy = spw_mem_zalloc(sizeof *lossy);
+    spw_status st = SPW_OK;
+    memset(out, 0, sizeof *out);
+    if (s.config == NULL || s.trial == NULL || s.plan == NULL || lossy == NULL) {
+        st = SPW_RAISE(err, SPW_ENOMEM, "search for a configuration that fits");
+    } else {
+        uint64_t process = own.process_bytes > 0 ? own.process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20);
+        own.process_bytes = process + process / 16 + (1 << 20); /* the process that follows may be a little larger */
+        *s.config = *options->config;
+        out->found = find(&s);
+        if (out->found) {
+            say_difference(options->config, s.trial, out);
+        } else {
+            *lossy = *options->config;
+            lossy->run.state_format = SPW_STATE_SPLIT24_INT8;
+            *s.config = *lossy;
+            s.done_count = 0;
+            own.config = lossy;
+            out->lossy_would = find(&s);
+        }
+    }
+    spw_mem_free(s.config);
+    spw_mem_free(s.trial);
+    spw_mem_free(s.plan);
+    spw_mem_free(lossy);
+    return st;
+}

@@ -1,0 +1,119 @@
+/*
+ * What the planner decided by itself and why, as lines for people: one for each value that the configuration left open.
+ * Reads the finished plan; changes nothing but its list of decisions.
+ */
+#include "runtime_internal.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+static void SPW_PRINTF(4, 5) decide(spw_plan *p, const char *name, const char *value, const char *reason, ...)
+{
+    spw_decision *d = &p->decisions[p->decision_count];
+    va_list args;
+    if (p->decision_count == SPW_DECISIONS_MAX)
+        return;
+    p->decision_count++;
+    snprintf(d->name, sizeof d->name, "%s", name);
+    snprintf(d->value, sizeof d->value, "%s", value);
+    va_start(args, reason);
+    vsnprintf(d->reason, sizeof d->reason, reason, args);
+    va_end(args);
+}
+
+static const char *
+number(char *buf, size_t bytes, uint64_t n)
+{
+    snprintf(buf, bytes, "%llu", (unsigned long long)n);
+    return buf;
+}
+
+static void
+explain_host(spw_plan *p, const plan_input *in)
+{
+    char value[64], bytes[32];
+    if (p->host_budget == SPW_AUTO)
+        decide(p, "spillway.host_memory", spw_format_bytes(value, sizeof value, p->host_bytes),
+               "auto: what the process, gradients, slots and everything on host need, and no more");
+    for (int records = 0; records < 2; records++) {
+        const spw_config *c = in->config;
+        spw_tier asked = records ? c->zero.offload_optimizer : c->zero.offload_param;
+        uint32_t slots = records ? p->record_slots : p->weight_slots, here = 0, all = in->layout->chunk_count;
+        uint64_t host = records ? p->record_host : p->weight_host;
+        const char *why = "as many as keep reads, updates and writes going at once";
+        if (asked != SPW_TIER_NVME || (records && in->inference))
+            continue;
+        for (uint32_t i = 0; i < all; i++)
+            here += (records ? in->layout->chunks[i].record_tier : in->layout->chunks[i].weight_tier) == SPW_TIER_HOST;
+        if (p->host_budget != SPW_AUTO) {
+            snprintf(value, sizeof value, "%u of %u chunks on host", here, all);
+            decide(p, records ? "optimizer records" : "weights", value,
+                   here == all ? "%s: spillway.host_memory holds all of them"
+                   : here > 0  ? "%s: spillway.host_memory holds no more of them after gradients and slots"
+                              : "%s: spillway.host_memory leaves no room for one after gradients, slots and what saves "
+                                "more",
+                   spw_format_bytes(bytes, sizeof bytes, host));
+        }
+        if ((records ? c->run.record_slots : c->run.weight_slots) > 0)
+            continue;
+        if (slots == 0) {
+            decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", "0",
+                   "nothing of this kind is left on nvme");
+            continue;
+        }
+        if (records ? c->zero.optimizer_buffer_count > 0 : c->zero.param_buffer_count > 0)
+            why = records ? "offload_optimizer.buffer_count" : "offload_param.buffer_count x buffer_size";
+        else if (!records && c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO)
+            why = "offload_param.max_in_cpu, at least as many as keep transfers going";
+        decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", number(value, sizeof value, slots),
+               "%s%s, of %s each", why, p->host_budget != SPW_AUTO ? ", within spillway.host_memory" : "",
+               spw_format_bytes(bytes, sizeof bytes,
+                                records ? spw__plan_largest_chunk(in->layout) / 32 * in->record_bytes_32
+                                        : spw__plan_largest_chunk(in->layout) * in->weight_bytes));
+    }
+}
+
+static void
+explain_device(spw_plan *p, const plan_input *in)
+{
+    char value[64], bytes[32];
+    bool all = p->cache_device >= in->layout->elems * in->compute_bytes;
+    if (p->device_budget == SPW_AUTO)
+        decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
+               "auto: activations and working memory of this batch, and the gathered units below");
+    decide(p, "gathered units", spw_format_bytes(value, sizeof value, p->cache_device), "%s",
+           all                            ? "all units fit and stay gathered until they are updated"
+           : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
+                                          : "what spillway.device_memory or max_live_parameters leave");
+    if (in->config->run.micro_batches_per_pass == 0 && in->micro_batches > 1)
+        decide(p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
+               "all of them: weights are fetched once per pass however many there are; checkpoints of activations take "
+               "%s",
+               spw_format_bytes(bytes, sizeof bytes, p->activations_device));
+}
+
+void
+spw__plan_explain(spw_plan *p, const plan_input *in)
+{
+    const spw_config *c = in->config;
+    char value[64];
+    uint64_t chunk = spw__plan_largest_chunk(in->layout), all = 0;
+    p->decision_count = 0;
+    explain_host(p, in);
+    explain_device(p, in);
+    if (chunk < c->run.chunk_elems)
+        decide(p, "spillway.chunk_elems", number(value, sizeof value, chunk), "%s",
+               c->zero.sub_group_size > 0 && c->zero.sub_group_size < c->run.chunk_elems &&
+                       chunk + 4096 > c->zero.sub_group_size
+                   ? "zero_optimization.sub_group_size bounds it"
+                   : "no unit has more elements");
+    if (c->run.optimizer_threads == 0)
+        decide(p, "spillway.optimizer_threads", number(value, sizeof value, in->optimizer_threads),
+               "one per CPU that this process may use");
+    for (uint32_t i = 0; i < p->path_count; i++)
+        all += p->path_bytes[i];
+    for (uint32_t i = 0; p->path_count > 1 && all > 0 && i < p->path_count; i++) {
+        snprintf(value, sizeof value, "%.1f %%", 100 * (double)p->path_bytes[i] / (double)all);
+        decide(p, p->paths[i], value, "weight %g%s", p->path_weight[i],
+               p->path_limit[i] > 0 ? ", within its limit (bytes)" : "");
+    }
+}

@@ -1,0 +1,112 @@
+/*
+ * How long a step takes: bytes and operations of the plan over calibrated rates, per resource. The longest is the bound,
+ * and a step is predicted to be that long; what does not overlap makes a real step longer. Pure.
+ */
+#include "spw_plan.h"
+#include <math.h>
+
+const char *
+spw_resource_name(spw_resource resource)
+{
+    static const char *const names[SPW_RESOURCE_COUNT] = {"compute", "optimizer", "h2d",        "d2h",
+                                                          "cpu",     "nvme_read", "nvme_write", "nvme"};
+    return (unsigned)resource < SPW_RESOURCE_COUNT ? names[resource] : "unknown";
+}
+
+/* amount / rate; nothing takes no time, also at an unknown rate. */
+static double
+seconds_of(double amount, double rate)
+{
+    return amount <= 0 ? 0 : rate > 0 ? amount / rate : NAN;
+}
+
+/* The busiest device: paths on one device add up. read and write say which bytes count. */
+static double
+disk_seconds(const spw_plan *p, const spw_traffic *t, const spw_rates *r, const double *rate, bool read, bool write)
+{
+    double longest = 0;
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        double sum = 0;
+        for (uint32_t k = 0; k < p->path_count; k++) {
+            if (k == i || (r->device_id[k] == r->device_id[i] && r->device_id[i] != 0))
+                sum +=
+                    seconds_of((read ? (double)t->path_read[k] : 0) + (write ? (double)t->path_write[k] : 0), rate[k]);
+        }
+        if (isnan(sum))
+            return NAN;
+        longest = fmax(longest, sum);
+    }
+    return longest;
+}
+
+static void
+fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
+{
+    const spw_traffic *t = &out->traffic;
+    double *s = out->seconds;
+    s[SPW_RESOURCE_COMPUTE] = seconds_of(p->flops, r->flops);
+    s[SPW_RESOURCE_OPTIMIZER] = seconds_of((double)p->elems, r->optimizer);
+    s[SPW_RESOURCE_H2D] = seconds_of((double)t->h2d, r->h2d);
+    s[SPW_RESOURCE_D2H] = seconds_of((double)t->d2h, r->d2h);
+    s[SPW_RESOURCE_CPU] = 0;
+    if (r->shared_cores > 0) /* a copy keeps one core busy, the others all of them */
+        s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] + s[SPW_RESOURCE_OPTIMIZER] +
+                              (s[SPW_RESOURCE_H2D] + s[SPW_RESOURCE_D2H]) / r->shared_cores;
+    s[SPW_RESOURCE_NVME_READ] = disk_seconds(p, t, r, r->nvme_read, true, false);
+    s[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, t, r, r->nvme_write, false, true);
+    s[SPW_RESOURCE_NVME] = disk_seconds(p, t, r, r->nvme_mixed, true, true);
+    out->timed = true;
+    out->step_s = 0;
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
+        out->timed = out->timed && !isnan(s[k]);
+        if (s[k] > out->step_s) {
+            out->step_s = s[k];
+            out->bound = (spw_resource)k;
+        }
+    }
+}
+
+/* How often the store could do all its updates while the step computes. */
+static double
+pace_of(const spw_prediction *x)
+{
+    const double *s = x->seconds;
+    double store = fmax(fmax(s[SPW_RESOURCE_NVME_READ], s[SPW_RESOURCE_NVME_WRITE]),
+                        fmax(s[SPW_RESOURCE_NVME], s[SPW_RESOURCE_OPTIMIZER]));
+    return store > 0 ? s[SPW_RESOURCE_COMPUTE] / store : INFINITY;
+}
+
+void
+spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out)
+{
+    uint32_t k = SPW_PACE_DEFAULT;
+    *out = (spw_prediction){.traffic = p->traffic[k]};
+    for (int r = 0; r < SPW_RESOURCE_COUNT; r++)
+        out->seconds[r] = NAN;
+    if (rates != NULL)
+        fill_seconds(p, rates, out);
+    if (out->timed) {
+        double pace = pace_of(out);
+        k = SPW_PACE_COUNT - 1;
+        while (k > 0 && spw_paces[k] > pace)
+            k--;
+        out->traffic = p->traffic[k];
+        fill_seconds(p, rates, out);
+    }
+    out->timed = out->timed && out->step_s > 0;
+    out->tokens_per_s = out->timed ? (double)p->tokens / out->step_s : NAN;
+    out->written_per_day = out->timed ? (double)out->traffic.nvme_write * (86400 / out->step_s) : NAN;
+    out->tbw_years = out->timed && tbw_bytes > 0 ? (double)tbw_bytes / out->written_per_day / 365.25 : NAN;
+}
+
+double
+spw_zero_bytes(double params, uint32_t stage, double ranks, double mp)
+{
+    double psi = params / mp;
+    switch (stage) {
+    case 0: return 16 * psi;
+    case 1: return 4 * psi + 12 * psi / ranks;
+    case 2: return 2 * psi + 14 * psi / ranks;
+    default: return 16 * psi / ranks;
+    }
+}

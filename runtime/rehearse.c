@@ -1,0 +1,411 @@
+/*
+ * The rehearsal: one training step of the store on paper, to know the bytes it will move. It follows the mover's rules
+ * (offload/mover.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
+ * with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
+ * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
+ * they are written once, and records read and written once, needs no rehearsal.
+ *
+ * Time enters in one place: how far updates run ahead of the next forward pass, for they evict what that pass needs.
+ * `pace` says how many times over the store could update everything while a step computes; at 0 each update waits until
+ * it is needed. Pure; called by the planner.
+ */
+#include "runtime_internal.h"
+
+enum { NO_SLOT = -1, WARM_STEPS = 2 };
+static const uint64_t SCAN_MAX =
+    1u << 22; /* chunks times slots looked at in a step; above it, both are taken in groups */
+
+typedef enum place_state { AWAY, FILLING, THERE } place_state;
+
+typedef struct sim_unit {
+    uint32_t group_first, group_count; /* of sim_group */
+    uint64_t device_offset, device_bytes, generation, device_generation, wanted;
+    place_state place;
+    bool pinned, updating, grad_ready;
+    uint32_t fill_next, job_next;
+    uint32_t next_use, next_use2;
+} sim_unit;
+
+/* A chunk, or several in a row where there are very many. */
+typedef struct sim_group {
+    uint32_t chunk_first, chunk_count, unit_idx;
+    int32_t slot;
+    bool on_nvme, updated;
+    uint64_t generation;
+} sim_group;
+
+typedef struct sim {
+    const rehearsal_input *in;
+    rehearsal *out;
+    sim_unit *units;
+    sim_group *groups;
+    int32_t *slot_owner, *slot_free;
+    uint32_t slot_count, slot_free_count, group_count;
+    spw_store_use *future;
+    uint32_t future_count, fetch_count, position; /* uses made in this step */
+    double credit;                                /* elements that may be updated before the engine goes on */
+    bool gate_open, counting, first_step;
+} sim;
+
+/* ---------------------------------------------------------------- counting */
+
+static void
+count_read(sim *s, const sim_group *g)
+{
+    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
+        const spw_store_chunk *c = &s->in->layout->chunks[i];
+        if (c->weight_tier != SPW_TIER_NVME)
+            continue;
+        s->out->path_read[c->path_idx] += c->elems * s->in->weight_bytes;
+        if (s->out->chunk_reads != NULL)
+            s->out->chunk_reads[i]++;
+    }
+}
+
+static void
+count_copy(sim *s, const sim_group *g)
+{
+    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
+        const spw_store_chunk *c = &s->in->layout->chunks[i];
+        s->out->h2d += c->weight_tier == SPW_TIER_DEVICE ? 0 : c->elems * s->in->weight_bytes;
+    }
+}
+
+/* ---------------------------------------------------------------- slots */
+
+static uint64_t
+distance(const sim *s, const sim_group *g)
+{
+    const sim_unit *u = &s->units[g->unit_idx];
+    uint32_t k = (uint32_t)(g - s->groups) - u->group_first;
+    if (u->updating && u->grad_ready && s->gate_open && !g->updated)
+        return 0;
+    if (u->place == THERE || (u->place == FILLING && k < u->fill_next))
+        return (1ull << 32) + u->next_use2;
+    return u->next_use;
+}
+
+static bool
+take_slot(sim *s, sim_group *g, uint64_t nearer_than)
+{
+    int32_t best = NO_SLOT;
+    uint64_t best_distance = 0;
+    if (s->slot_free_count > 0) {
+        best = s->slot_free[--s->slot_free_count];
+        best_distance = UINT64_MAX;
+    }
+    for (uint32_t i = 0; i < s->slot_count && best_distance != UINT64_MAX; i++) {
+        uint64_t d = distance(s, &s->groups[s->slot_owner[i]]) + 1;
+        if (d > best_distance) {
+            best = (int32_t)i;
+            best_distance = d;
+        }
+    }
+    if (best == NO_SLOT || best_distance <= nearer_than)
+        return false;
+    if (s->slot_owner[best] >= 0)
+        s->groups[s->slot_owner[best]].slot = NO_SLOT;
+    s->slot_owner[best] = (int32_t)(g - s->groups);
+    g->slot = best;
+    return true;
+}
+
+/* ---------------------------------------------------------------- the device */
+
+static bool
+place_on_device(sim *s, sim_unit *u)
+{
+    uint64_t at = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
+            const sim_unit *o = &s->units[i];
+            if (o->place != AWAY && at < o->device_offset + o->device_bytes &&
+                o->device_offset < at + u->device_bytes) {
+                at = o->device_offset + o->device_bytes;
+                moved = true;
+            }
+        }
+    }
+    u->device_offset = at;
+    return at + u->device_bytes <= s->in->cache_bytes;
+}
+
+static bool
+make_room(sim *s, sim_unit *u, uint64_t nearer_than)
+{
+    while (!place_on_device(s, u)) {
+        sim_unit *victim = NULL;
+        for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
+            sim_unit *o = &s->units[i];
+            bool idle = (o->place == THERE && !o->pinned) || (o->place == FILLING && o->next_use == UINT32_MAX);
+            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than &&
+                (victim == NULL || o->next_use > victim->next_use))
+                victim = o;
+        }
+        if (victim == NULL)
+            return false;
+        victim->place = AWAY;
+    }
+    return true;
+}
+
+static bool
+promised(const sim *s, const sim_unit *u, uint64_t generation)
+{
+    return u->generation >= generation ||
+           (u->generation + 1 == generation && u->updating && u->grad_ready && s->gate_open);
+}
+
+static bool
+reserve(sim *s, spw_store_use use, uint64_t nearer_than)
+{
+    sim_unit *u = &s->units[use.unit_idx];
+    if (!promised(s, u, use.generation))
+        return true;
+    if ((u->place == FILLING || (u->place == THERE && !u->pinned)) && u->device_generation < use.generation)
+        u->place = AWAY;
+    if (u->place != AWAY || u->generation > use.generation)
+        return true;
+    if (!make_room(s, u, nearer_than))
+        return false;
+    u->place = FILLING;
+    u->device_generation = use.generation;
+    u->fill_next = 0;
+    return true;
+}
+
+/* False: no slot or no room on the device, later uses must wait. */
+static bool
+serve(sim *s, spw_store_use use, uint64_t nearer_than)
+{
+    sim_unit *u = &s->units[use.unit_idx];
+    if (!reserve(s, use, nearer_than))
+        return false;
+    if (!promised(s, u, use.generation) || u->place != FILLING)
+        return true;
+    for (; u->fill_next < u->group_count; u->fill_next++) {
+        sim_group *g = &s->groups[u->group_first + u->fill_next];
+        if (g->generation != u->device_generation)
+            return true;
+        if (g->on_nvme && g->slot == NO_SLOT) {
+            if (!take_slot(s, g, nearer_than))
+                return false;
+            count_read(s, g);
+        }
+        count_copy(s, g);
+    }
+    u->place = THERE;
+    return true;
+}
+
+static void
+serve_future(sim *s)
+{
+    for (uint32_t i = 0; i < s->fetch_count; i++) {
+        if (!serve(s, s->future[i], (uint64_t)i + 1))
+            return;
+    }
+}
+
+/* ---------------------------------------------------------------- updates */
+
+/* One chunk of the lowest unit that may be updated. False: there is none. */
+static bool
+update_one(sim *s)
+{
+    for (uint32_t i = 0; s->gate_open && i < s->in->layout->unit_count; i++) {
+        sim_unit *u = &s->units[i];
+        sim_group *g;
+        if (!u->updating || !u->grad_ready)
+            continue;
+        if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
+            u->place = AWAY;
+        g = &s->groups[u->group_first + u->job_next];
+        if (g->on_nvme && g->slot == NO_SLOT && take_slot(s, g, 0) && s->in->update_reads_weights)
+            count_read(s, g);
+        for (uint32_t k = 0; k < g->chunk_count; k++)
+            s->credit -= (double)s->in->layout->chunks[g->chunk_first + k].elems;
+        g->updated = true;
+        g->generation++;
+        if (++u->job_next == u->group_count) {
+            u->generation++;
+            u->updating = false;
+        }
+        return true;
+    }
+    return false;
+}
+
+/* What happens while the engine computes: what was not used of the time is not saved up. */
+static void
+meanwhile(sim *s, double credit)
+{
+    s->credit = s->credit < 0 ? s->credit + credit : credit;
+    serve_future(s);
+    while (s->credit > 0 && update_one(s))
+        serve_future(s);
+}
+
+/* ---------------------------------------------------------------- the engine's part */
+
+static void
+tell_future(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    uint32_t n = in->use_count * in->passes;
+    s->future_count = s->fetch_count = 0;
+    for (uint32_t u = 0; u < in->layout->unit_count; u++)
+        s->units[u].next_use = s->units[u].next_use2 = UINT32_MAX;
+    if (!in->prefetch || s->first_step)
+        return;
+    for (uint32_t i = s->position; i < 2 * n && s->future_count < in->future_max; i++) {
+        uint32_t u = in->uses[i % n % in->use_count];
+        sim_unit *unit = &s->units[u];
+        if (unit->next_use == UINT32_MAX)
+            unit->next_use = s->future_count;
+        else if (unit->next_use2 == UINT32_MAX)
+            unit->next_use2 = s->future_count;
+        s->future[s->future_count++] = (spw_store_use){u, unit->wanted + (i >= n)};
+    }
+    s->fetch_count = spw_trace_ahead(s->future, s->future_count, in->layout->units, in->prefetch_elems);
+}
+
+static void
+use_unit(sim *s, uint32_t unit_idx)
+{
+    sim_unit *u = &s->units[unit_idx];
+    const double credit = s->credit; /* the engine waits: what is updated now costs none of its time */
+    for (bool more = true; more;) {
+        (void)serve(s, (spw_store_use){unit_idx, u->wanted}, 0);
+        if (u->place == THERE && u->device_generation == u->wanted)
+            break;
+        more = update_one(s); /* nothing left to update: a plan without room for a block, refused elsewhere */
+        serve_future(s);
+    }
+    s->credit = credit;
+    u->pinned = true;
+    s->position++;
+    tell_future(s);
+    serve_future(s);
+}
+
+static void
+begin_updates(sim *s)
+{
+    while (update_one(s))
+        serve_future(s);
+    for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
+        sim_unit *u = &s->units[i];
+        u->grad_ready = false;
+        u->updating = s->in->layout->units[i].trainable;
+        u->job_next = 0;
+        for (uint32_t k = 0; k < u->group_count; k++)
+            s->groups[u->group_first + k].updated = false;
+    }
+    s->gate_open = s->in->early_gate;
+}
+
+/* Is this the last time in the step that the block at this position of the walk uses the unit? */
+static bool
+last_use(const rehearsal_input *in, uint32_t at, uint32_t unit_idx)
+{
+    for (uint32_t i = at + 1; i < in->use_count; i++) {
+        if (in->uses[i] == unit_idx)
+            return false;
+    }
+    return true;
+}
+
+static void
+step(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    const double whole =
+        4.0 * in->use_count / 2 * in->passes; /* a block takes 1 forward, 3 with recompute and backward */
+    s->position = 0;
+    tell_future(s);
+    serve_future(s);
+    for (uint32_t p = 0; p < in->passes; p++) {
+        for (uint32_t at = 0, end; at < in->use_count; at = end) {
+            if (p + 1 == in->passes && at == in->forward_count)
+                begin_updates(s);
+            for (end = at; end < in->use_count && in->walk[end] == in->walk[at]; end++)
+                use_unit(s, in->uses[end]);
+            meanwhile(s, (double)in->layout->elems * in->pace * (at < in->forward_count ? 1 : 3) * (end - at) / whole);
+            for (uint32_t i = at; i < end; i++)
+                s->units[in->uses[i]].pinned = false;
+            for (uint32_t i = at; p + 1 == in->passes && at >= in->forward_count && i < end; i++)
+                s->units[in->uses[i]].grad_ready |= last_use(in, end - 1, in->uses[i]);
+            serve_future(s);
+        }
+    }
+    s->gate_open = true;
+    for (uint32_t u = 0; u < in->layout->unit_count; u++)
+        s->units[u].wanted += s->units[u].grad_ready && in->layout->units[u].trainable;
+    s->position = 0;
+    s->first_step = false;
+    tell_future(s);
+}
+
+/* ---------------------------------------------------------------- lifetime */
+
+static void
+make_groups(sim *s, uint32_t per_group)
+{
+    const spw_layout *l = s->in->layout;
+    for (uint32_t i = 0; i < l->unit_count; i++) {
+        const spw_store_unit *from = &l->units[i];
+        sim_unit *u = &s->units[i];
+        u->group_first = s->group_count;
+        u->device_bytes = from->elems * s->in->compute_bytes;
+        u->next_use = u->next_use2 = UINT32_MAX;
+        for (uint32_t c = 0; c < from->chunk_count; c += per_group) {
+            sim_group *g = &s->groups[s->group_count++];
+            *g = (sim_group){.chunk_first = from->chunk_first + c,
+                             .chunk_count = from->chunk_count - c < per_group ? from->chunk_count - c : per_group,
+                             .unit_idx = i,
+                             .slot = NO_SLOT};
+            for (uint32_t k = 0; k < g->chunk_count; k++)
+                g->on_nvme |= l->chunks[g->chunk_first + k].weight_tier == SPW_TIER_NVME;
+        }
+        u->group_count = s->group_count - u->group_first;
+    }
+}
+
+spw_status
+spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
+{
+    const spw_layout *l = in->layout;
+    sim s = {.in = in, .out = out, .first_step = true};
+    spw_status st = SPW_OK;
+    uint32_t per_group = 1;
+    while ((uint64_t)(l->chunk_count / per_group) * (in->weight_slots / per_group) > SCAN_MAX &&
+           in->weight_slots < l->chunk_count)
+        per_group *= 2;
+    s.slot_count = in->weight_slots / per_group > 0 ? in->weight_slots / per_group : 1;
+    s.units = spw_mem_calloc(l->unit_count + 1, sizeof *s.units);
+    s.groups = spw_mem_calloc((uint64_t)l->chunk_count + 1, sizeof *s.groups);
+    s.slot_owner = spw_mem_calloc(s.slot_count, sizeof *s.slot_owner);
+    s.slot_free = spw_mem_calloc(s.slot_count, sizeof *s.slot_free);
+    s.future = spw_mem_calloc((uint64_t)in->future_max + 1, sizeof *s.future);
+    if (s.units != NULL && s.groups != NULL && s.slot_owner != NULL && s.slot_free != NULL && s.future != NULL) {
+        make_groups(&s, per_group);
+        for (uint32_t i = 0; i < s.slot_count; i++) {
+            s.slot_owner[i] = NO_SLOT;
+            s.slot_free[s.slot_free_count++] = (int32_t)i;
+        }
+        for (int i = 0; i <= WARM_STEPS; i++) {
+            s.counting = i == WARM_STEPS;
+            step(&s);
+        }
+    } else {
+        st = SPW_RAISE(err, SPW_ENOMEM, "rehearsal of %u chunks", l->chunk_count);
+    }
+    spw_mem_free(s.units);
+    spw_mem_free(s.groups);
+    spw_mem_free(s.slot_owner);
+    spw_mem_free(s.slot_free);
+    spw_mem_free(s.future);
+    return st;
+}

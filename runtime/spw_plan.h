@@ -1,0 +1,131 @@
+/*
+ * spw_plan.h - the plan: where every byte lives, what each link moves in a step, how long that takes, and why.
+ *
+ * Deciding is kept apart from doing: everything here but spw_calibrate is a function of plain data. A plan comes from
+ * spw_engine_create (with plan_only nothing is taken), rates from spw_calibrate or from a test.
+ */
+#ifndef SPW_PLAN_H
+#define SPW_PLAN_H
+
+#include "spw_config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------- the plan */
+
+/* Something that the configuration left open, what the planner took, and why. */
+typedef struct spw_decision {
+    char name[64], value[64], reason[200];
+} spw_decision;
+enum { SPW_DECISIONS_MAX = 16 };
+
+/* How many times over the store could update everything while a step computes. */
+enum { SPW_PACE_COUNT = 7, SPW_PACE_DEFAULT = 4 /* where rates are not known */ };
+extern const double spw_paces[SPW_PACE_COUNT]; /* ascending: 0, 1/2, 1, 2, 4, 8, 16 */
+
+/* Bytes of one steady step; evaluations and checkpoints come on top. */
+typedef struct spw_traffic {
+    uint64_t nvme_read, nvme_write, h2d, d2h;
+    uint64_t path_read[SPW_PATHS_MAX], path_write[SPW_PATHS_MAX];
+} spw_traffic;
+
+/* What a plan that does not fit has too little of. */
+typedef enum spw_lack { SPW_LACK_NOTHING, SPW_LACK_HOST, SPW_LACK_DEVICE, SPW_LACK_DISK } spw_lack;
+
+typedef struct spw_plan {
+    spw_lack lack;
+    uint64_t least_bytes; /* host, device: the budget that would do */
+    uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
+    uint64_t grad_host, slots_host, process_host, host_bytes, host_budget;
+    uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
+    uint32_t weight_slots, record_slots, path_count;
+    const char *paths[SPW_PATHS_MAX];
+    uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */
+    double path_weight[SPW_PATHS_MAX];
+    /* One step. */
+    uint64_t params, elems, tokens; /* real and padded parameters; tokens of all micro-batches */
+    double flops;
+    spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
+    uint32_t decision_count;
+    spw_decision decisions[SPW_DECISIONS_MAX];
+} spw_plan;
+/* The plan as a table for people; calls line(ctx, text). */
+void spw_plan_print(const spw_plan *plan, void (*line)(void *ctx, const char *text), void *ctx);
+
+/* ---------------------------------------------------------------- rates and predicted time */
+
+/* Calibrated; 0: unknown. Paths are in the plan's order. */
+typedef struct spw_rates {
+    double nvme_read[SPW_PATHS_MAX], nvme_write[SPW_PATHS_MAX]; /* bytes/s of one direction alone */
+    double nvme_mixed[SPW_PATHS_MAX];                           /* bytes/s, as much of each at once */
+    uint64_t device_id[SPW_PATHS_MAX];                          /* paths with the same share their device's rate */
+    double h2d, d2h;                                            /* bytes/s on the host's side */
+    double optimizer;                                           /* parameters/s, all threads */
+    double flops;                                               /* floating point operations/s */
+    uint32_t shared_cores; /* compute, optimizer and copies take turns on so many cores (cpu device); 0: they do not */
+} spw_rates;
+
+typedef enum spw_resource {
+    SPW_RESOURCE_COMPUTE,
+    SPW_RESOURCE_OPTIMIZER,
+    SPW_RESOURCE_H2D,
+    SPW_RESOURCE_D2H,
+    SPW_RESOURCE_CPU, /* compute, optimizer and copies where they share cores */
+    SPW_RESOURCE_NVME_READ,
+    SPW_RESOURCE_NVME_WRITE,
+    SPW_RESOURCE_NVME, /* both directions of a device together */
+    SPW_RESOURCE_COUNT
+} spw_resource;
+const char *spw_resource_name(spw_resource resource); /* "compute", "nvme_read", ... */
+
+typedef struct spw_prediction {
+    spw_traffic traffic;
+    double seconds[SPW_RESOURCE_COUNT]; /* of a step; NaN: the rate is not known */
+    bool timed;                         /* all that is needed was known: the fields below hold */
+    spw_resource bound;
+    double step_s, tokens_per_s; /* of a step that is as long as its bound */
+    double written_per_day;      /* bytes on all paths together */
+    double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */
+} spw_prediction;
+/* rates may be NULL: then only the traffic holds. tbw_bytes 0: no rating. Pure. */
+void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out);
+
+/*
+ * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
+ *
+ * Measures  each path with the library's own transfers on a file that is removed; copies between host and device with
+ *           the formats' conversions; the optimizer on all its threads; a matrix product of the model's width.
+ * Cache     $XDG_CACHE_HOME/spillway/rates.json or ~/.cache/spillway/rates.json, kept by machine (host name, processor,
+ *           CPUs) and by what was measured (path and its device, aio settings; format and optimizer; threads), for 30
+ *           days. A file that cannot be read is measured over with one line in the log; one that cannot be written too.
+ * Unknown   what cannot be measured (no such path, a full disk) stays 0, with one line in the log.
+ * Threads   one call at a time; uses the cores and disks that it measures.
+ */
+typedef enum spw_calibrate_mode {
+    SPW_CALIBRATE_CACHE_ONLY, /* measures nothing */
+    SPW_CALIBRATE_AUTO,       /* measures what the cache does not have */
+    SPW_CALIBRATE_FORCE       /* measures everything anew */
+} spw_calibrate_mode;
+typedef struct spw_calibration {
+    uint32_t measured, cached, unknown; /* how many of the paths, copies, optimizer and compute */
+    double seconds, oldest_days;        /* spent measuring; age of the oldest value from the cache */
+    char cache_path[SPW_PATH_BYTES];    /* "": there is no cache */
+} spw_calibration;
+void spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, spw_calibrate_mode mode,
+                   spw_calibration *report);
+
+/* ---------------------------------------------------------------- the paper's table */
+
+/*
+ * Bytes per device of mixed-precision Adam for a model of params parameters split mp ways, on ranks devices, at a ZeRO
+ * stage 0 to 3: 2 bytes of weights, 2 of gradients, 12 of optimizer state.
+ * Source  Rajbhandari et al. 2020, ZeRO, section 5 and table 1.
+ */
+double spw_zero_bytes(double params, uint32_t stage, double ranks, double mp);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

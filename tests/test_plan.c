@@ -1,0 +1,619 @@
+/* The plan: formulas, the order in which host memory is filled, what fits, and predicted bytes beside measured ones. */
+#include "lib_tiny.h"
+#include "runtime_internal.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { PROCESS = 8 << 20 };
+static char swap_dir[256];
+
+/* ---------------------------------------------------------------- formulas */
+
+/* Rajbhandari et al. 2020, table 1: 7.5 B parameters on 64 devices. */
+static void
+test_zero_table(void **state)
+{
+    const double want[4] = {120, 31.4, 16.6, 1.88};
+    (void)state;
+    for (uint32_t stage = 0; stage < 4; stage++)
+        assert_true(fabs(spw_zero_bytes(7.5e9, stage, 64, 1) * 1e-9 - want[stage]) <= 0.051);
+    assert_true(fabs(spw_zero_bytes(7.5e9, 3, 64, 1) * 1e-9 - 1.875) < 1e-9);
+    for (uint32_t stage = 0; stage < 4; stage++) {
+        assert_true(fabs(spw_zero_bytes(8e9, stage, 1, 1) - 128e9) < 1); /* alone, all stages are the same */
+        assert_true(fabs(spw_zero_bytes(8e9, stage, 16, 4) - spw_zero_bytes(2e9, stage, 16, 1)) < 1);
+    }
+}
+
+static spw_rates
+some_rates(void)
+{
+    return (spw_rates){.nvme_read = {2e9, 4e9},
+                       .nvme_write = {1e9, 2e9},
+                       .nvme_mixed = {2e9, 3e9},
+                       .device_id = {1, 2},
+                       .h2d = 10e9,
+                       .d2h = 8e9,
+                       .optimizer = 1e9,
+                       .flops = 1e12};
+}
+
+/* Bytes over rates; the longest is the bound; what is unknown is not guessed. */
+static void
+test_prediction(void **state)
+{
+    static spw_plan p;
+    spw_rates r = some_rates();
+    spw_prediction x;
+    (void)state;
+    memset(&p, 0, sizeof p);
+    p.path_count = 2;
+    p.params = p.elems = 1000000000;
+    p.tokens = 1000;
+    p.flops = 3e12;
+    for (int k = 0; k < SPW_PACE_COUNT; k++) {
+        p.traffic[k] = (spw_traffic){.nvme_read = 14000000000u,
+                                     .nvme_write = 12000000000u,
+                                     .h2d = 4000000000u,
+                                     .d2h = 4000000000u,
+                                     .path_read = {10000000000u, 4000000000u},
+                                     .path_write = {8000000000u, 4000000000u}};
+    }
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(x.timed);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_COMPUTE] - 3) < 1e-9);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_OPTIMIZER] - 1) < 1e-9);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_NVME_READ] - 5) < 1e-9); /* the slower of two disks */
+    assert_true(fabs(x.seconds[SPW_RESOURCE_NVME_WRITE] - 8) < 1e-9);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_NVME] - 9) < 1e-9);
+    assert_int_equal(x.bound, SPW_RESOURCE_NVME);
+    assert_string_equal(spw_resource_name(x.bound), "nvme");
+    assert_true(fabs(x.step_s - 9) < 1e-9 && fabs(x.tokens_per_s - 1000 / 9.0) < 1e-9);
+    assert_true(fabs(x.written_per_day - 12e9 / 9 * 86400) < 1 && isnan(x.tbw_years));
+    spw_plan_predict(&p, &r, 600000000000000u, &x);
+    assert_true(fabs(x.tbw_years - 600e12 / (12e9 / 9 * 86400) / 365.25) < 1e-9);
+    r.device_id[1] = 1; /* both paths on one disk */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_NVME_READ] - 6) < 1e-9);
+    r.shared_cores = 2;
+    r.flops = 1e11;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_int_equal(x.bound, SPW_RESOURCE_CPU);
+    assert_true(fabs(x.step_s - (30 + 1 + (0.4 + 0.5) / 2)) < 1e-9);
+    r.nvme_read[1] = 0;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_false(x.timed);
+    assert_true(isnan(x.step_s * 0 + x.tokens_per_s));
+    spw_plan_predict(&p, NULL, 0, &x);
+    assert_false(x.timed);
+    assert_int_equal(x.traffic.nvme_read, 14000000000u);
+}
+
+/* ---------------------------------------------------------------- plans of a small model */
+
+/* A GPT of 10 units; state on nvme. */
+static void
+nvme_config(spw_config *c, spw_state_format format)
+{
+    tiny_config(c, format);
+    c->data.seq_length = 40;
+    c->zero.param_path.count = 1;
+    snprintf(c->zero.param_path.item[0], sizeof c->zero.param_path.item[0], "%s", swap_dir);
+    c->zero.optimizer_path = c->zero.param_path;
+    c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_NVME;
+    c->aio.block_size = 1 << 20;
+    c->aio.queue_depth = 16;
+    c->aio.thread_count = 4;
+}
+
+static spw_model *
+make_model(void)
+{
+    spw_model_config m;
+    spw_model *model = NULL;
+    spw_error err = {0};
+    tiny_model_config(&m, SPW_FAMILY_GPT2);
+    m.layers = 8;
+    m.width = 64;
+    m.head_dim = 16;
+    m.mlp_width = 256;
+    assert_int_equal(spw_model_build(&model, &m, &err), SPW_OK);
+    return model;
+}
+
+static spw_status
+plan_of(const spw_config *c, const spw_model *model, spw_plan *plan, spw_error *err)
+{
+    spw_engine *e = NULL;
+    spw_status st = spw_engine_create(
+        &e,
+        &(spw_engine_options){
+            .config = c, .model = model, .plan_only = true, .process_bytes = PROCESS, .plan_out = plan},
+        err);
+    spw_engine_destroy(e);
+    return st;
+}
+
+/*
+ * More host memory never leaves more on nvme, and never predicts a slower step, whatever the bound; but for what the
+ * store itself may lose then: it evicts as it goes, and now and then another chunk in host memory makes it evict one that
+ * it reads again.
+ */
+static void
+test_monotonic(void **state)
+{
+    static spw_config c;
+    static spw_plan p, all;
+    spw_model *model = make_model();
+    const double flops[3] = {1e9, 1e11, 1e14}, AGAIN = 1.015;
+    (void)state;
+    for (int format = SPW_STATE_FP32; format <= SPW_STATE_SPLIT; format++) {
+        double last[3] = {INFINITY, INFINITY, INFINITY};
+        uint64_t last_bytes = UINT64_MAX;
+        uint32_t fitting = 0;
+        nvme_config(&c, (spw_state_format)format);
+        assert_int_equal(plan_of(&c, model, &all, NULL), SPW_OK);
+        for (uint64_t budget = PROCESS; budget < 2 * all.host_bytes + all.weight_nvme + all.record_nvme;
+             budget += 19937) {
+            c.run.host_memory = budget;
+            if (plan_of(&c, model, &p, NULL) != SPW_OK) {
+                assert_int_equal(fitting, 0);
+                continue;
+            }
+            fitting++;
+            assert_true(p.host_bytes <= budget);
+            assert_true(p.weight_nvme + p.record_nvme <= last_bytes);
+            last_bytes = p.weight_nvme + p.record_nvme;
+            for (int k = 0; k < 3; k++) {
+                spw_rates r = some_rates();
+                spw_prediction x;
+                r.flops = flops[k];
+                spw_plan_predict(&p, &r, 0, &x);
+                assert_true(x.timed);
+                if (x.step_s > last[k] * AGAIN)
+                    print_error("format %d, budget %llu: %.9g s after %.9g s\n", format, (unsigned long long)budget,
+                                x.step_s, last[k]);
+                assert_true(x.step_s <= last[k] * AGAIN);
+                last[k] = fmin(last[k], x.step_s);
+            }
+        }
+        assert_true(fitting > 30);
+        assert_int_equal(last_bytes, 0); /* at the end everything is in host memory, and no slot is left */
+        assert_int_equal(p.weight_slots + p.record_slots, 0);
+    }
+    spw_model_destroy(model);
+}
+
+/* Weights that are read again every step come first; when slots hold them all, records do. */
+static void
+test_filling_order(void **state)
+{
+    static spw_config c;
+    static spw_plan p, least;
+    spw_model *model = make_model();
+    (void)state;
+    nvme_config(&c, SPW_STATE_SPLIT);
+    c.run.weight_slots = 2;
+    c.run.record_slots = 2;
+    assert_int_equal(plan_of(&c, model, &least, NULL), SPW_OK);
+    c.run.host_memory = least.host_bytes + 3 * 8192 * 2; /* three chunks of weights */
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_true(p.weight_host > 2 * 8192 * 2);
+    assert_true(p.record_host == 0);
+    assert_true(p.host_budget - p.host_bytes < 8192 * 2); /* exact to a chunk */
+    c.run.weight_slots = 100;
+    c.run.host_memory = SPW_AUTO;
+    assert_int_equal(plan_of(&c, model, &least, NULL), SPW_OK);
+    c.run.host_memory = least.host_bytes + 3 * 8192 * 10;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_true(p.record_host > 2 * 8192 * 10);
+    assert_true(p.weight_host < 8192 * 10);
+    assert_true(p.host_budget - p.host_bytes < 8192 * 10);
+    spw_model_destroy(model);
+}
+
+/* Everything that was left open has a line with a reason; what was given has none. */
+static void
+test_decisions(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_model *model = make_model();
+    const char *open[] = {"spillway.host_memory",  "spillway.device_memory",          "spillway.weight_slots",
+                          "spillway.record_slots", "spillway.micro_batches_per_pass", "gathered units"};
+    (void)state;
+    nvme_config(&c, SPW_STATE_SPLIT);
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    for (size_t i = 0; i < sizeof open / sizeof *open; i++) {
+        bool there = false;
+        for (uint32_t k = 0; k < p.decision_count; k++) {
+            there |= strcmp(p.decisions[k].name, open[i]) == 0;
+            assert_true(p.decisions[k].reason[0] != '\0');
+            assert_true(p.decisions[k].value[0] != '\0');
+        }
+        assert_true(there);
+    }
+    c.run.weight_slots = c.run.record_slots = 3;
+    c.run.host_memory = 64 << 20;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    for (uint32_t k = 0; k < p.decision_count; k++) {
+        assert_string_not_equal(p.decisions[k].name, "spillway.weight_slots");
+        assert_string_not_equal(p.decisions[k].name, "spillway.host_memory");
+    }
+    spw_model_destroy(model);
+}
+
+/* Any allocation may fail: an error, nothing left behind, and the same plan afterwards. */
+static void
+test_no_memory(void **state)
+{
+    static spw_config c;
+    static spw_plan p, again;
+    spw_model *model = make_model();
+    bool through = false;
+    (void)state;
+    nvme_config(&c, SPW_STATE_SPLIT);
+    c.run.host_memory = PROCESS + (5 << 20);
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    for (unsigned k = 1; !through; k++) {
+        spw_error err = {0};
+        long live = spw_test_live_allocs();
+        spw_status st;
+        spw_test_fail_alloc(k);
+        st = plan_of(&c, model, &again, &err);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    assert_memory_equal(&p, &again, sizeof p);
+    spw_model_destroy(model);
+}
+
+/* ---------------------------------------------------------------- what does not fit */
+
+static const char base[] =
+    "{\"model\": {\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_positions\": 64, \"n_embd\": 128, \"n_layer\": 4, "
+    "\"n_head\": 4}, \"data\": {\"path\": [\"x\"], \"seq_length\": 64}, \"train_micro_batch_size_per_gpu\": 6, "
+    "\"gradient_accumulation_steps\": 2, \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 3, "
+    "\"offload_param\": {\"device\": \"cpu\"}, \"offload_optimizer\": {\"device\": \"cpu\"}}, "
+    "\"spillway\": {\"device\": \"cpu\"}}";
+
+/* Ever smaller budgets: as long as a configuration is suggested, it fits when its overrides are given to the parser. */
+static void
+test_nearest(void **state)
+{
+    const char *budgets[] = {"host_memory", "device_memory"};
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    uint32_t suggested[2] = {0, 0};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        for (uint64_t budget = 40 << 20; budget > 1 << 20; budget -= budget / 7) {
+            char text[96];
+            const char *overrides[16] = {text};
+            spw_model *model = NULL;
+            spw_error err = {0};
+            spw_engine_options o = {.config = &c, .process_bytes = PROCESS};
+            spw_status st;
+            snprintf(text, sizeof text, "spillway.%s=%llu", budgets[k], (unsigned long long)budget);
+            assert_int_equal(spw_config_parse(&c, base, "base", overrides, 1, &err), SPW_OK);
+            assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+            o.model = model;
+            st = plan_of(&c, model, &p, &err);
+            if (st == SPW_ENOFIT) {
+                assert_int_equal(p.lack, k ? SPW_LACK_DEVICE : SPW_LACK_HOST);
+                assert_true(p.least_bytes > budget);
+                assert_int_equal(spw_plan_nearest(&o, &s, &err), SPW_OK);
+                if (s.found) {
+                    suggested[k]++;
+                    for (uint32_t i = 0; i < s.count; i++) {
+                        overrides[i + 1] = s.set[i];
+                        assert_null(strstr(s.set[i], "state_format"));
+                    }
+                    assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 1, &err), SPW_OK);
+                    st = plan_of(&c, model, &p, &err);
+                    if (st != SPW_OK)
+                        print_error("%s: %s\n", text, err.message);
+                    assert_int_equal(st, SPW_OK);
+                    assert_int_equal(c.micro_batch * c.accumulation, 12); /* the batch stays */
+                }
+            } else {
+                assert_int_equal(st, SPW_OK);
+            }
+            spw_model_destroy(model);
+        }
+    }
+    assert_true(suggested[0] > 2);
+    assert_true(suggested[1] > 2);
+}
+
+/* The smallest budget that the plan names does, and one byte less does not. */
+static void
+test_least_budget(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_model *model = make_model();
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        nvme_config(&c, SPW_STATE_SPLIT);
+        uint64_t *budget = k ? &c.run.device_memory : &c.run.host_memory;
+        *budget = 1 << 20;
+        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+        *budget = p.least_bytes;
+        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+        *budget -= k ? 4096 : 1;
+        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    }
+    spw_model_destroy(model);
+}
+
+/* ---------------------------------------------------------------- any configuration */
+
+static uint64_t
+pick(uint64_t seed, uint64_t round, uint64_t what, uint64_t n)
+{
+    uint32_t r[4];
+    spw_philox(seed, round, what, r);
+    return (((uint64_t)r[0] << 32) | r[1]) % n;
+}
+
+/* Whatever the sizes and budgets: sums agree, budgets hold, nothing overflows. */
+static void
+test_random_plans(void **state)
+{
+    enum { UNITS = 12, CHUNKS = 200 };
+    const char *given = getenv("SPW_SEED");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 20261121, fitted = 0;
+    static spw_config c;
+    static spw_plan p;
+    (void)state;
+    for (uint64_t round = 0; round < 2000; round++) {
+        spw_store_unit units[UNITS];
+        static spw_store_chunk chunks[CHUNKS];
+        uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
+        uint64_t at = 0, weights, records, on_paths = 0;
+        spw_layout l = {.units = units, .chunks = chunks};
+        spw_error err = {0};
+        plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};
+        nvme_config(&c, SPW_STATE_SPLIT);
+#define PICK(n) pick(seed, round, 100 + at++, (n))
+        c.zero.offload_param = (spw_tier)PICK(3);
+        c.zero.offload_optimizer = (spw_tier)PICK(3);
+        c.run.prefetch = PICK(8) != 0;
+        c.gradient_clipping = (double)PICK(2);
+        c.run.weight_slots = (uint32_t)PICK(60) % 45 % 30;
+        c.run.record_slots = (uint32_t)PICK(60) % 45 % 30;
+        c.zero.param_path.bytes[0] = c.zero.optimizer_path.bytes[0] = PICK(4) == 0 ? 1ull << PICK(50) : 0;
+        l.unit_count = 1 + (uint32_t)PICK(UNITS);
+        for (uint32_t u = 0, shift = (uint32_t)PICK(30); u < l.unit_count; u++) {
+            units[u] = (spw_store_unit){
+                .chunk_first = l.chunk_count, .chunk_count = 1 + (uint32_t)PICK(CHUNKS / UNITS), .trainable = true};
+            for (uint32_t k = 0; k < units[u].chunk_count; k++) {
+                uint64_t elems = 4096 * (1 + PICK(1ull << shift));
+                chunks[l.chunk_count++] = (spw_store_chunk){.unit_idx = u, .first = units[u].elems, .elems = elems};
+                units[u].elems += elems;
+            }
+            l.elems += units[u].elems;
+            if (units[u].elems * 4 > in.largest_block_bytes)
+                in.largest_block_bytes = units[u].elems * 4;
+        }
+        l.params = l.elems;
+        in.weight_bytes = 2 + 2 * (uint32_t)PICK(2);
+        in.grad_bytes = 2 + 2 * (uint32_t)PICK(2);
+        in.compute_bytes = 4;
+        in.record_bytes_32 = (uint32_t)(32 + PICK(400));
+        in.update_reads_weights = PICK(2) != 0;
+        in.grads_device = PICK(1 << 30);
+        in.process_bytes = PICK(1 << 30);
+        in.passes = in.micro_batches = 1 + (uint32_t)PICK(3);
+        in.future_max = 4 * l.unit_count + 64;
+        in.tokens = 1 + PICK(1 << 20);
+        in.flops = 1e12;
+        n = 0;
+        for (uint32_t k = 0; k < 2 * l.unit_count - 1; k++) {
+            in.forward_count += k + 1 < l.unit_count;
+            walk[n] = k;
+            uses[n++] = k < l.unit_count ? k : 2 * (l.unit_count - 1) - k;
+        }
+        in.uses = uses;
+        in.walk = walk;
+        in.use_count = n;
+        if (PICK(2))
+            c.run.host_memory = in.process_bytes + PICK(2 * l.elems * 20);
+        if (PICK(2))
+            c.run.device_memory = PICK(2 * l.elems * 20);
+        c.run.host_memory = PICK(50) == 0 ? UINT64_MAX - 1 : c.run.host_memory;
+        weights = l.elems * in.weight_bytes;
+        records = in.inference ? 0 : l.elems / 32 * in.record_bytes_32;
+        if (spw__plan_make(&p, &in, &err) != SPW_OK) {
+            assert_int_equal(err.status, SPW_ENOFIT);
+            assert_int_not_equal(p.lack, SPW_LACK_NOTHING);
+        } else {
+            spw_prediction x;
+            spw_rates r = some_rates();
+            fitted++;
+            assert_true(p.host_bytes <= p.host_budget && p.device_bytes <= p.device_budget);
+            for (uint32_t i = 0; i < p.path_count; i++)
+                on_paths += p.path_bytes[i];
+            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme);
+            spw_plan_predict(&p, &r, 1, &x);
+            assert_true(in.inference || (x.timed && x.step_s > 0 && isfinite(x.step_s)));
+            for (int k = 0; k < SPW_PACE_COUNT && !in.inference; k++) {
+                assert_int_equal(p.traffic[k].nvme_write, p.weight_nvme + p.record_nvme); /* everything once */
+                assert_true(p.traffic[k].nvme_read >= p.record_nvme);
+                assert_true(p.traffic[k].nvme_read <= p.record_nvme + (2 * in.passes + 1) * p.weight_nvme);
+                assert_int_equal(p.traffic[k].d2h, in.passes * l.elems * in.grad_bytes);
+            }
+        }
+        assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
+        assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
+        assert_int_equal(p.host_bytes, p.process_host + p.grad_host + p.slots_host + p.weight_host + p.record_host);
+        assert_int_equal(p.device_bytes, p.grads_device + p.activations_device + p.arena_device + p.batch_device +
+                                             p.weight_device + p.record_device + p.cache_device);
+        for (uint32_t i = 0; i < p.decision_count; i++)
+            assert_true(strlen(p.decisions[i].reason) > 10);
+#undef PICK
+    }
+    print_message("seed %llu: %llu of 2000 fit\n", (unsigned long long)seed, (unsigned long long)fitted);
+    assert_true(fitted > 500);
+}
+
+/* ---------------------------------------------------------------- beside a real run */
+
+static void
+assert_close(const char *name, const char *what, double predicted, double measured, double within)
+{
+    if (fabs(predicted - measured) > within * measured)
+        print_error("%s, %s: predicted %.0f, measured %.0f\n", name, what, predicted, measured);
+    assert_true(fabs(predicted - measured) <= within * measured);
+}
+
+/* Steps from the third on move what the plan says; reads of weights within read_within. */
+static void
+beside_training(const char *name, const spw_config *c, double read_within)
+{
+    enum { STEPS = 42, FIRST = 3 };
+    static spw_plan p;
+    spw_model *model = make_model();
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    uint64_t n = c->accumulation * c->micro_batch * c->data.seq_length;
+    int32_t *tokens = malloc(n * 4), *targets = malloc(n * 4);
+    double read = 0, written = 0, h2d = 0, d2h = 0;
+    spw_prediction x;
+    assert_non_null(tokens);
+    assert_non_null(targets);
+    (void)spw_engine_create(
+        &e, &(spw_engine_options){.config = c, .model = model, .process_bytes = PROCESS, .plan_out = &p}, &err);
+    assert_int_equal(err.status, SPW_OK);
+    assert_int_equal(spw_engine_init_params(e, 7, &err), SPW_OK);
+    for (uint32_t s = 0; s < STEPS; s++) {
+        spw_step_result r;
+        tiny_batch(s, model->config.vocab, n, tokens, targets);
+        assert_int_equal(spw_engine_step(e, tokens, targets, (uint32_t)c->accumulation, 1e-3, &r, &err), SPW_OK);
+        read += s >= FIRST ? (double)r.nvme_read / (STEPS - FIRST) : 0;
+        written += s >= FIRST ? (double)r.nvme_write / (STEPS - FIRST) : 0;
+        h2d += s >= FIRST ? (double)r.h2d / (STEPS - FIRST) : 0;
+        d2h += s >= FIRST ? (double)r.d2h / (STEPS - FIRST) : 0;
+    }
+    spw_plan_predict(&p, NULL, 0, &x);
+    assert_close(name, "nvme read", (double)x.traffic.nvme_read, read, read_within);
+    assert_close(name, "nvme write", (double)x.traffic.nvme_write, written, 0.01);
+    assert_close(name, "h2d", (double)x.traffic.h2d, h2d, 0.01);
+    assert_close(name, "d2h", (double)x.traffic.d2h, d2h, 0.01);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    free(tokens);
+    free(targets);
+}
+
+static void
+test_beside_training(void **state)
+{
+    static spw_config c;
+    (void)state;
+    for (int format = SPW_STATE_MIXED; format <= SPW_STATE_SPLIT; format++) {
+        nvme_config(&c, (spw_state_format)format);
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        beside_training("all on host", &c, 0.01);
+        c.accumulation = 4;
+        c.run.micro_batches_per_pass = 2;
+        beside_training("all on host, two passes", &c, 0.01);
+        nvme_config(&c, (spw_state_format)format);
+        c.zero.offload_param = SPW_TIER_HOST;
+        beside_training("records on nvme", &c, 0.01);
+        nvme_config(&c, (spw_state_format)format);
+        c.run.device_memory = 64 << 20; /* holds all units: what is read does not depend on who is faster */
+        c.run.weight_slots = c.run.record_slots = 1;
+        beside_training("all on nvme", &c, 0.01);
+        c.run.host_memory = PROCESS + (5 << 20);
+        beside_training("half and half", &c, 0.01);
+        c.run.device_memory = SPW_AUTO;
+        c.run.weight_slots = c.run.record_slots = 0;
+        beside_training("half and half, small device", &c, 0.12);
+        c.run.host_memory = SPW_AUTO;
+        beside_training("all on nvme, small device", &c, 0.12);
+    }
+}
+
+/* ---------------------------------------------------------------- the cache of rates */
+
+/* What was put is there for the next opener; old, odd and damaged entries are not, and no file is an error. */
+static void
+test_rate_cache(void **state)
+{
+    char dir[256], text[512];
+    double v[2] = {1.5e9, 2.5e9}, got[3], age = -1;
+    rate_cache *c;
+    FILE *f;
+    (void)state;
+    tiny_dir_make(dir);
+    setenv("XDG_CACHE_HOME", dir, 1);
+    c = spw__rate_cache_open();
+    assert_non_null(c);
+    assert_false(spw__rate_cache_get(c, "a", 1000, got, 2, &age));
+    spw__rate_cache_put(c, "a", 1000, v, 2);
+    spw__rate_cache_close(c);
+    c = spw__rate_cache_open();
+    assert_true(spw__rate_cache_get(c, "a", 1000 + 86400, got, 2, &age));
+    assert_true(got[0] == 1.5e9 && got[1] == 2.5e9 && age == 1);
+    assert_false(spw__rate_cache_get(c, "a", 1000 + 31 * 86400, got, 2, &age)); /* too old */
+    assert_false(spw__rate_cache_get(c, "a", 999, got, 2, &age));               /* from the future */
+    assert_false(spw__rate_cache_get(c, "a", 1000, got, 3, &age));
+    assert_false(spw__rate_cache_get(c, "b", 1000, got, 2, &age));
+    snprintf(text, sizeof text, "%s", spw__rate_cache_path(c));
+    spw__rate_cache_close(c);
+    for (int k = 0; k < 3; k++) {
+        static const char *const damaged[3] = {"{\"spillway_", "[1, 2]",
+                                               "{\"spillway_rates\": 1, \"entries\": {\"a\": {\"time\": 1000, "
+                                               "\"values\": [-1, \"x\"]}}}"};
+        assert_non_null(f = fopen(text, "we"));
+        fputs(damaged[k], f);
+        fclose(f);
+        c = spw__rate_cache_open();
+        assert_non_null(c);
+        assert_false(spw__rate_cache_get(c, "a", 1000, got, 2, &age));
+        spw__rate_cache_close(c);
+    }
+    setenv("XDG_CACHE_HOME", "/proc/nowhere", 1); /* cannot be written */
+    c = spw__rate_cache_open();
+    spw__rate_cache_put(c, "a", 1000, v, 2);
+    spw__rate_cache_close(c);
+    unsetenv("XDG_CACHE_HOME");
+    tiny_dir_remove(dir);
+}
+
+static int
+setup(void **state)
+{
+    (void)state;
+    tiny_dir_make(swap_dir);
+    return 0;
+}
+
+static int
+teardown(void **state)
+{
+    (void)state;
+    tiny_dir_remove(swap_dir);
+    return spw_test_live_allocs() == 0 ? 0 : -1;
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),   cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_decisions),    cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_nearest),      cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_random_plans), cmocka_unit_test(test_beside_training),
+                                       cmocka_unit_test(test_rate_cache)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

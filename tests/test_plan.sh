@@ -1,0 +1,159 @@
+#!/bin/bash
+# spillway plan as people use it: what it prints, exit codes, the cache of rates, and its bytes beside a run's. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-plan-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+export XDG_CACHE_HOME=$dir/cache
+rates=$dir/cache/spillway/rates.json
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 40; }
+check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+expect() { # CODE TEXT NAME ARGS...
+    local code=$1 text=$2 name=$3
+    shift 3
+    run "$@"
+    local got=$?
+    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err" "$dir/out"; then ok "$name"; else
+        echo "# exit $got, wanted $code; should hold: $text"
+        bad "$name"
+    fi
+}
+shows() { grep -qE -- "$1" "$dir/out"; }
+# json EXPRESSION: of the object p on stdout, true in Python
+json() { python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); sys.exit(0 if eval(sys.argv[2]) else 1)' "$dir/out" "$1"; }
+
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 3000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/tiny.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 32, "seed": 1},
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 62, "seed": 3, "device": "cpu", "chunk_elems": 16384, "device_memory": "64MiB", "weight_slots": 1,
+               "record_slots": 1, "run_log": "$dir/run.jsonl"} }
+JSON
+c=$dir/tiny.json
+
+# The paper's table.
+check "table" run plan --table
+check "7.5 B on 64: 120, 31.4, 16.6, 1.88 GB" shows '^ +64 +120 +31\.4 +16\.6 +1\.88$'
+check "with model parallelism" run plan --table --params 30e9 --mp 1,4 --ranks 64
+check "a quarter of the model, a quarter of the bytes" shows '^ +64 +120 +31\.4 +16\.6 +1\.88$'
+expect 2 "cannot be 0" "no ranks" plan --table --ranks 0
+expect 2 "belong to --table" "its options belong to it" plan "$c" --params 1e9
+expect 2 "configuration file is needed" "nothing to plan" plan
+expect 2 "not both" "--calibrate or --no-measure" plan "$c" --calibrate --no-measure
+check "help" run help plan
+expect 2 "unknown option" "unknown option" plan "$c" --wat
+expect 2 "zero_optimization.stagee" "a wrong key" plan "$c" --set zero_optimization.stagee=3
+
+# Without measuring: bytes and reasons, no times, no cache.
+check "plan without measuring" run plan "$c" --no-measure
+check "bytes per tier and purpose" shows '^  optimizer records +0 B +0 B +[0-9.]+ MiB'
+check "bytes of a step" shows '^  nvme read +[0-9.]+ MiB +[0-9.]+ B'
+check "no times, and it says so" shows 'times are not predicted: --no-measure'
+check "reasons" shows '^  spillway.host_memory .* auto: '
+check "wear" shows 'disk wear: [0-9.]+ MiB written a step$'
+check "no cache was written" test ! -e "$dir/cache"
+check "as JSON" run plan "$c" --no-measure --json
+check "without times" json 'p["fits"] and p["step_s"] is None and p["rates"] is None and p["step"]["nvme_write"] > 0'
+check "with reasons" json 'all(d["name"] and d["value"] and d["reason"] for d in p["decisions"]) and len(p["decisions"]) >= 3'
+check "sums agree" json 'all(sum(b[t] for b in p["bytes"].values()) == p["total"][t] for t in ("device", "host", "nvme"))'
+
+# Measured once, then from the cache; forced, damaged, unwritable.
+check "plan measures" run plan "$c" --json --set spillway.tbw=600TB
+check "all four" json 'p["rates"]["measured"] == 4 and p["rates"]["unknown"] == 0 and p["rates"]["seconds"] < 20'
+check "times, the bound and wear" json 'p["step_s"] > 0 and p["seconds"][p["bound_by"]] == p["step_s"] == max(p["seconds"].values()) and p["tbw_years"] > 0 and p["written_per_day"] > 0'
+check "the cache is there" test -s "$rates"
+check "nothing else is" test -z "$(ls -A "$dir/swap")$(ls -A "$dir/cache/spillway" | grep -v '^rates.json$')"
+cp "$dir/out" "$dir/first"
+check "again" run plan "$c" --json --set spillway.tbw=600TB
+check "from the cache" json 'p["rates"]["measured"] == 0 and p["rates"]["cached"] == 4'
+same() { python3 -c 'import json, sys; a, b = (json.load(open(f)) for f in sys.argv[1:]); a["rates"] = b["rates"] = 0; sys.exit(0 if a == b else 1)' "$dir/first" "$dir/out"; }
+check "the same plan" same
+check "another format is measured by itself" run plan "$c" --json --set spillway.state_format=mixed
+check "and only that" json 'p["rates"]["measured"] == 1 and p["rates"]["cached"] == 3'
+check "--calibrate measures again" run plan "$c" --json --calibrate
+check "everything" json 'p["rates"]["measured"] == 4'
+echo '{"spillway_rates": 1, "entr' >"$rates"
+check "a damaged cache is no error" run plan "$c" --json
+check "it is measured again" json 'p["rates"]["measured"] == 4'
+check "with one line" test "$(grep -c "$rates" "$dir/err")" -eq 1 -a "$(wc -l <"$dir/err")" -eq 1
+check "and mended" python3 -m json.tool "$rates" "$dir/mended"
+sed -i 's/"time": [0-9]*/"time": 1000000000/' "$rates"
+check "old rates" run plan "$c" --json
+check "are measured again" json 'p["rates"]["measured"] == 4'
+homeless() { env -u HOME XDG_CACHE_HOME= "$spw" plan "$c" >"$dir/out" 2>"$dir/err"; }
+check "without a place for the cache" homeless
+check "it plans all the same" shows 'no place here'
+gone="--set zero_optimization.offload_param.nvme_path=$dir/gone --set zero_optimization.offload_optimizer.nvme_path=$dir/gone"
+check "a path that is not there yet" run plan "$c" $gone
+check "has no rate, and it says so" shows 'times are not predicted: a rate is not known'
+check "and names the path" grep -q "$dir/gone" "$dir/err"
+check "train shows the prediction" run train "$c" --set spillway.steps=1 --set spillway.run_log=
+check "in one line" shows '^plan     at least [0-9.e-]+ s a step, .* bound by'
+
+# What does not fit: exit 3, the table, and options that do; train says the same.
+pasted() { # takes the options from the line "it fits with:" of a file
+    eval "set -- $(sed -n 's/^it fits with://p' "$1")"
+    [ $# -gt 0 ] && run plan "$c" "${base[@]}" "$@" --no-measure
+}
+base=(--set spillway.host_memory=14MiB --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}' --set model.n_layer=20)
+case $build in
+*asan* | *tsan*) base[1]=spillway.host_memory=$(($(run plan "$c" "${base[@]:2}" --no-measure --json; python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); print(p["total"]["host"] - 4000000)' "$dir/out"))) ;;
+esac
+expect 3 "spillway.host_memory is" "too little host memory" plan "$c" "${base[@]}" --no-measure
+check "the table all the same" shows '^  total '
+check "and a way out" shows '^it fits with: --set '
+cp "$dir/out" "$dir/plan.out"
+check "which fits when pasted" pasted "$dir/plan.out"
+expect 3 "spillway.host_memory is" "as JSON" plan "$c" "${base[@]}" --no-measure --json
+check "with the same" json 'not p["fits"] and p["needs"] > 0 and len(p["fits_with"]) > 0'
+expect 3 "it fits with: --set" "train says it too" train "$c" "${base[@]}"
+expect 3 "  total " "with the table" train "$c" "${base[@]}"
+check "and nothing is left" test -z "$(ls -A "$dir/swap")"
+base=(--set spillway.device_memory=2500KiB --set train_micro_batch_size_per_gpu=12)
+expect 3 "spillway.device_memory is" "too little device memory" plan "$c" "${base[@]}" --no-measure
+cp "$dir/out" "$dir/plan.out"
+check "smaller micro-batches" shows '^it fits with: .*train_micro_batch_size_per_gpu=.*gradient_accumulation_steps='
+check "which fit when pasted" pasted "$dir/plan.out"
+run plan "$c" --set spillway.device_memory=64KiB --no-measure
+check "what never fits: the budget that would do" shows 'as it is, it fits with: --set spillway.device_memory=[0-9]+'
+expect 3 "nvme_path" "too little disk" plan "$c" --no-measure --set "zero_optimization.offload_param.nvme_path={\"path\":\"$dir/swap\",\"bytes\":65536}" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap"
+check "back to host" shows '^it fits with: .*device=cpu'
+
+# Predicted bytes beside a run's, from the third step on, within 1 %.
+beside() { # NAME ARGS...
+    local name=$1
+    shift
+    check "$name: trains" run train "$c" "$@"
+    check "$name: plans" run plan "$c" --no-measure --json "$@"
+    check "$name: the predicted bytes are the measured ones" python3 - "$dir/out" "$dir/run.jsonl" <<'PY'
+import json, sys
+plan = json.load(open(sys.argv[1]))["step"]
+steps = [s for s in map(json.loads, open(sys.argv[2])) if s.get("step", 0) >= 3]
+bad = False
+for link, want in plan.items():
+    got = sum(s["bytes"][link] for s in steps) / len(steps)
+    bad |= abs(got - want) > 0.01 * max(got, want)
+    print("# %-10s predicted %9d measured %11.1f" % (link, want, got))
+sys.exit(bad)
+PY
+}
+beside "all on host" --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}'
+beside "records on nvme" --set zero_optimization.offload_param='{"device":"cpu"}'
+beside "all on nvme" --set spillway.checkpoint_dir=
+run plan "$c" --no-measure --json
+half=$(python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); print(p["total"]["host"] + p["total"]["nvme"] // 2)' "$dir/out")
+beside "half and half" --set spillway.host_memory="$half"
+check "half and half it is" json 'p["total"]["nvme"] > 0 and p["bytes"]["weights"]["host"] + p["bytes"]["records"]["host"] > p["total"]["nvme"] / 2'
+beside "two passes" --set spillway.micro_batches_per_pass=1
+echo "1..$n"
