@@ -32,7 +32,7 @@ typedef struct run {
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     const char *trace_path;
-    bool quiet, tty, resumed;
+    bool quiet, tty, resumed, rates_known;
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
@@ -72,6 +72,15 @@ stall_object(const spw_step_result *s)
 }
 
 static json_t *
+bound_object(const spw_step_result *s)
+{
+    json_t *o = json_object();
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+        json_object_set_new(o, spw_resource_name((spw_resource)k), json_real(s->bounds_s[k]));
+    return o;
+}
+
+static json_t *
 bytes_object(const spw_step_result *s)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "nvme_read", (json_int_t)s->nvme_read, "nvme_write",
@@ -99,12 +108,13 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     json_t *o;
     if (r->log == NULL)
         return;
-    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:o, s:o, s:o}", "step",
+    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:o, s:o, s:o}", "step",
                   (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
                   "loss_scale", 1.0, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
-                  (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", s->bound_by, "eta",
-                  s->bound_s / s->step_s, "skipped", (int)s->skipped, "stall_s", stall_object(s), "bytes",
-                  bytes_object(s), "peak_bytes", peak_object(r));
+                  (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by),
+                  "eta", s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s",
+                  stall_object(s), "other_s", s->other_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
+                  "peak_bytes", peak_object(r));
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
     log_object(r, o);
@@ -130,8 +140,9 @@ show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
            "bound %.0f%% %s  left %d:%02d%s%s\n",
            (unsigned long long)step, (unsigned long long)total, s->loss, s->grad_norm, s->lr,
            (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
-           (double)s->nvme_write / s->step_s * 1e-9, 100 * stall / s->step_s, 100 * s->bound_s / s->step_s, s->bound_by,
-           (int)left / 60, (int)left % 60, eval_text, s->skipped ? "  skipped (gradient not finite)" : "");
+           (double)s->nvme_write / s->step_s * 1e-9, 100 * stall / s->step_s, 100 * s->bound_s / s->step_s,
+           spw_resource_name(s->bound_by), (int)left / 60, (int)left % 60, eval_text,
+           s->skipped ? "  skipped (gradient not finite)" : "");
     fflush(stdout);
 }
 
@@ -192,9 +203,9 @@ describe_paths(const spw_plan *p)
                p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
 }
 
-/* From rates that spillway plan has measured here; training itself measures nothing. */
+/* Rates that spillway plan has measured here; training itself measures nothing. */
 static void
-describe_prediction(const run *r)
+use_rates(run *r)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
     spw_rates rates;
@@ -202,7 +213,11 @@ describe_prediction(const run *r)
     spw_prediction x;
     spw_calibrate(&rates, &r->config, p, SPW_CALIBRATE_CACHE_ONLY, &calibration);
     spw_plan_predict(p, &rates, r->config.run.tbw, &x);
-    if (x.timed)
+    spw_engine_set_rates(r->engine, &rates);
+    r->rates_known = p->path_count == 0;
+    for (uint32_t i = 0; i < p->path_count; i++)
+        r->rates_known = rates.nvme_read[i] > 0;
+    if (x.timed && !r->quiet)
         printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x.step_s, x.tokens_per_s,
                spw_resource_name(x.bound));
 }
@@ -224,7 +239,6 @@ describe(run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
-    describe_prediction(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",
@@ -266,10 +280,19 @@ closing_table(run *r)
                    spw_format_bytes(b, sizeof b, (uint64_t)((double)links[i].bytes / n)),
                    (double)links[i].bytes / n / params);
     }
-    printf("  waited for     ");
-    for (int k = 0; k < SPW_STALL_COUNT; k++)
-        printf("%s %.1f%%  ", spw_stall_name((spw_stall)k), 100 * s->stall_s[k] / wall);
-    printf("\n  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
+    printf("  step time        computing %.1f%%", 100 * s->compute_s / wall);
+    for (int k = 0; k < SPW_STALL_COUNT; k++) {
+        if (s->stall_s[k] >= 0.0005 * wall)
+            printf(", waiting for %s %.1f%%", spw_stall_name((spw_stall)k), 100 * s->stall_s[k] / wall);
+    }
+    printf(", other %.1f%%\n", 100 * s->other_s / wall);
+    printf("  busy             ");
+    for (int k = 0, shown = 0; k < SPW_RESOURCE_COUNT; k++) {
+        if (s->bounds_s[k] > 0)
+            printf("%s%s %.0f%%", shown++ ? ", " : "", spw_resource_name((spw_resource)k), 100 * s->bounds_s[k] / wall);
+    }
+    printf(" of the time%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them");
+    printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
     spw_plan_print(p, print_line, NULL);
@@ -291,7 +314,11 @@ add_step(run *r, const spw_step_result *s)
 {
     r->sum.tokens += s->tokens;
     r->sum.step_s += s->step_s;
+    r->sum.compute_s += s->compute_s;
+    r->sum.other_s += s->other_s;
     r->sum.bound_s += s->bound_s;
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+        r->sum.bounds_s[k] += s->bounds_s[k];
     r->sum.nvme_read += s->nvme_read;
     r->sum.nvme_write += s->nvme_write;
     r->sum.h2d += s->h2d;
@@ -317,10 +344,14 @@ train_loop(run *r, spw_error *err)
     while (r->at.step < c->run.steps && !stop_asked) {
         spw_step_result s;
         double eval_loss = NAN;
-        uint64_t step = r->at.step + 1;
+        uint64_t step = r->at.step + 1, begin = spw_now_ns();
+        double data_s;
         spw_data_fill(r->data, SPW_SPLIT_TRAIN, r->at.data_position, per_step, r->tokens, r->targets);
+        data_s = (double)(spw_now_ns() - begin) * 1e-9;
         SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
                                 &s, err));
+        s.stall_s[SPW_STALL_DATA] += data_s;
+        s.step_s += data_s;
         r->at.step = step;
         r->at.data_position += per_step;
         r->at.updates = spw_engine_updates(r->engine);
@@ -439,6 +470,7 @@ cli_train(int argc, char **argv)
     } else {
         if (!r.quiet)
             describe(&r);
+        use_rates(&r);
         if (train_loop(&r, &err) != SPW_OK)
             rc = cli_fail(&err);
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)

@@ -132,14 +132,18 @@ void spw_store_step_skip(spw_store *store);
 /* Waits until all updates that were released have finished and reached their tier's memory. */
 spw_status spw_store_drain(spw_store *store, spw_error *err);
 
+/* What the thread that computes waits for. The store knows the first four; the others are the runtime's. */
 typedef enum spw_stall {
     SPW_STALL_NVME_READ,
-    SPW_STALL_NVME_WRITE,
+    SPW_STALL_NVME_WRITE, /* back-pressure: a slot that is still being written */
     SPW_STALL_H2D,
     SPW_STALL_OPTIMIZER,
+    SPW_STALL_D2H,
+    SPW_STALL_COLLECTIVE,
+    SPW_STALL_DATA,
     SPW_STALL_COUNT
 } spw_stall;
-const char *spw_stall_name(spw_stall stall); /* "nvme_read", "nvme_write", "h2d", "optimizer" */
+const char *spw_stall_name(spw_stall stall); /* "nvme_read", ... */
 typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
     uint64_t uses, hits; /* hit: when acquire was called, the future had started the unit's fetch */

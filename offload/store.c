@@ -11,7 +11,8 @@
 const char *
 spw_stall_name(spw_stall stall)
 {
-    static const char *const names[SPW_STALL_COUNT] = {"nvme_read", "nvme_write", "h2d", "optimizer"};
+    static const char *const names[SPW_STALL_COUNT] = {"nvme_read", "nvme_write",  "h2d", "optimizer",
+                                                       "d2h",       "collectives", "data"};
     return (unsigned)stall < SPW_STALL_COUNT ? names[stall] : "unknown";
 }
 
@@ -534,6 +535,15 @@ stall_cause(const spw_store *s, const unit *u, uint64_t generation)
     return reading ? SPW_STALL_NVME_READ : writing && u->copies_inflight == 0 ? SPW_STALL_NVME_WRITE : SPW_STALL_H2D;
 }
 
+/* Until something happens, or for a millisecond: what a long wait is for changes on the way. Lock held. */
+static void
+wait_a_moment(spw_store *s)
+{
+    uint64_t until = spw_now_ns() + 1000000;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
+    (void)pthread_cond_clockwait(&s->main_cond, &s->lock, CLOCK_MONOTONIC, &t);
+}
+
 spw_status
 spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const void **weights_out, spw_error *err)
 {
@@ -554,7 +564,7 @@ spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const vo
         s->demand = (spw_store_use){.unit_idx = unit_idx, .generation = generation};
         s->demand_set = true;
         spw__store_kick(s);
-        pthread_cond_wait(&s->main_cond, &s->lock);
+        wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
     }
     s->demand_set = false;

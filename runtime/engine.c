@@ -68,6 +68,9 @@ struct spw_engine {
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
+    /* Of the step under way. */
+    uint64_t compute_ns, stall_ns[SPW_STALL_COUNT];
+    spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
     bool counting;           /* false: something else than steps has moved bytes since */
 };
@@ -279,6 +282,8 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
                      .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
                      .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
+                     .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
+                     .device_in_host = spw_gpu_get_info(e->gpu)->host_addressable,
                      .process_bytes =
                          o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
                      .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
@@ -546,6 +551,7 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
+    e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
     st = e->optimizer != NULL ? build(e, o, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
@@ -710,6 +716,15 @@ release_block(spw_engine *e, const block_run *run)
 
 /* ---------------------------------------------------------------- forward and backward over a group */
 
+/* Counts what began at begin and waited in between. */
+static void
+end_compute(spw_engine *e, const char *name, uint32_t block_idx, uint64_t begin, uint64_t waited)
+{
+    uint64_t now = spw_now_ns();
+    e->compute_ns += now - begin - waited;
+    spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin, now);
+}
+
 /* keep: every block's input is kept for the backward pass; otherwise two slots take turns. */
 static spw_status
 forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t micro_batches, bool keep,
@@ -736,10 +751,19 @@ forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t 
                 spw_gpu_copy_d2d(e->compute, activation(e, keep ? c + 1 : (c + 1) % 2, i), SPW_F32, y->data, SPW_F32,
                                  e->rows * e->model->config.width, NULL);
         }
-        spw_timeline_add(SPW_LANE_COMPUTE, "forward", run.block_idx, begin, spw_now_ns());
+        end_compute(e, "forward", run.block_idx, begin, 0);
         release_block(e, &run);
     }
     return SPW_OK;
+}
+
+/* Waits for what leaves the device, on account of d2h. */
+static void
+wait_d2h(spw_engine *e)
+{
+    uint64_t begin = spw_now_ns();
+    spw_gpu_queue_sync(e->d2h);
+    e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
 }
 
 static grad_buffer *
@@ -756,7 +780,7 @@ buffer_of(spw_engine *e, uint32_t unit_idx)
 static spw_status
 open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
 {
-    uint64_t elems = e->layout.units[unit_idx].elems;
+    uint64_t elems = e->layout.units[unit_idx].elems, begin;
     grad_buffer *best = NULL;
     for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
         grad_buffer *b = &e->buffers[i];
@@ -768,9 +792,11 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
     best->unit_idx = unit_idx;
     best->turn = ++e->buffer_turn;
+    begin = spw_now_ns();
     spw_gpu_event_sync(best->sent);
+    e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
     if (later_group)
-        spw_gpu_queue_sync(e->d2h); /* the earlier group's sum may still be on its way out of another buffer */
+        wait_d2h(e); /* the earlier group's sum may still be on its way out of another buffer */
     if (later_group) {
         spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
                          elems);
@@ -837,10 +863,11 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
 {
     for (uint32_t c = e->chain_count; c-- > 0;) {
         block_run run = {.block_idx = e->chain[c]};
-        uint64_t begin;
+        uint64_t begin, waited;
         spw_status st;
         SPW_TRY(acquire_block(e, MODE_TRAIN, &run, err));
         begin = spw_now_ns();
+        waited = e->stall_ns[SPW_STALL_D2H];
         st = SPW_OK;
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->last_use[run.units[k]] == (int32_t)c)
@@ -850,7 +877,7 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
         }
         if (st == SPW_OK)
             st = backward_block(e, &run, c, first, count, micro_batches, err);
-        spw_timeline_add(SPW_LANE_COMPUTE, "backward", run.block_idx, begin, spw_now_ns());
+        end_compute(e, "backward", run.block_idx, begin, e->stall_ns[SPW_STALL_D2H] - waited);
         release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->first_use[run.units[k]] == (int32_t)c)
@@ -951,43 +978,48 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
     return SPW_OK;
 }
 
+/* What the counters said when a step began. */
+typedef struct step_start {
+    uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
+    spw_store_stats store;
+} step_start;
+
 static void
-fill_result(spw_engine *e, spw_step_result *r, const spw_store_stats *before, uint64_t begin, uint64_t d2h_before,
-            uint64_t grad_h2d_before)
+begin_account(spw_engine *e, step_start *s)
+{
+    *s = (step_start){.begin_ns = spw_now_ns(),
+                      .cpu_ns = spw_process_cpu_ns(),
+                      .d2h_bytes = e->d2h_bytes,
+                      .grad_h2d_bytes = e->grad_h2d_bytes};
+    spw_store_get_stats(e->store, &s->store);
+    e->compute_ns = 0;
+    memset(e->stall_ns, 0, sizeof e->stall_ns);
+    if (!e->counting)
+        e->counted = s->store;
+}
+
+static void
+end_account(spw_engine *e, const step_start *s, spw_step_result *r)
 {
     spw_store_stats now;
-    double stall = 0, read_s, write_s, adam_s;
-    uint32_t workers = e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw_cpu_allowed_count();
+    double parts = (double)e->compute_ns * 1e-9;
     spw_store_get_stats(e->store, &now);
-    r->step_s = (double)(spw_now_ns() - begin) * 1e-9;
+    r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
+    r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
+    r->compute_s = parts;
     for (int k = 0; k < SPW_STALL_COUNT; k++) {
-        r->stall_s[k] = (double)(now.stall_ns[k] - before->stall_ns[k]) * 1e-9;
-        stall += r->stall_s[k];
+        r->stall_s[k] = (double)(now.stall_ns[k] - s->store.stall_ns[k] + e->stall_ns[k]) * 1e-9;
+        parts += r->stall_s[k];
     }
+    r->other_s = r->step_s - parts;
     r->nvme_read = now.nvme_read_bytes - e->counted.nvme_read_bytes;
     r->nvme_write = now.nvme_write_bytes - e->counted.nvme_write_bytes;
-    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - grad_h2d_before;
+    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes;
     e->counted = now;
     e->counting = true;
-    r->d2h = e->d2h_bytes - d2h_before;
-    r->compute_s = r->step_s - stall;
-    read_s = (double)(now.read_busy_ns - before->read_busy_ns) * 1e-9;
-    write_s = (double)(now.write_busy_ns - before->write_busy_ns) * 1e-9;
-    adam_s = (double)(now.update_busy_ns - before->update_busy_ns) * 1e-9 / workers;
-    r->bound_s = r->compute_s;
-    r->bound_by = "compute";
-    if (read_s > r->bound_s && read_s <= r->step_s) {
-        r->bound_s = read_s;
-        r->bound_by = "nvme_read";
-    }
-    if (write_s > r->bound_s && write_s <= r->step_s) {
-        r->bound_s = write_s;
-        r->bound_by = "nvme_write";
-    }
-    if (adam_s > r->bound_s && adam_s <= r->step_s) {
-        r->bound_s = adam_s;
-        r->bound_by = "optimizer";
-    }
+    r->d2h = e->d2h_bytes - s->d2h_bytes;
+    r->bound_by = spw_step_bound(&e->plan, &e->rates, r->nvme_read, r->nvme_write, r->compute_s, r->cpu_s, r->bounds_s);
+    r->bound_s = r->bounds_s[r->bound_by];
 }
 
 /* The decision at the end of a step: norm, finite check, clip, go or skip. */
@@ -996,7 +1028,7 @@ decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_err
 {
     const spw_config *c = &e->config;
     double scale = 1.0;
-    spw_gpu_queue_sync(e->d2h);
+    wait_d2h(e);
     r->grad_norm = global_norm(e);
     if (!gate_was_open) {
         if (!isfinite(r->grad_norm)) {
@@ -1021,15 +1053,12 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
 {
     const spw_config *c = &e->config;
     bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow;
-    uint64_t begin = spw_now_ns(), d2h_before = e->d2h_bytes, grad_h2d_before = e->grad_h2d_bytes;
-    spw_store_stats before;
+    step_start start;
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    begin_account(e, &start);
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
-    spw_store_get_stats(e->store, &before);
-    if (!e->counting)
-        e->counted = before;
     e->step_count++;
     spw_trace_begin(&e->traces[MODE_TRAIN]);
     tell_future(e, MODE_TRAIN);
@@ -1038,7 +1067,9 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
         bool final_group = first + count == micro_batches;
         SPW_TRY(forward_group(e, MODE_TRAIN, first, count, micro_batches, true, err));
         if (final_group) {
+            uint64_t begin = spw_now_ns();
             spw_store_step_begin(e->store); /* all updates of the last step are done: forward has waited for them */
+            e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
             SPW_TRY(spw_store_check(e->store, err));
             if (gate_early) {
                 SPW_TRY(set_coefficients(e, lr, 1.0, err));
@@ -1054,7 +1085,7 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
     r->loss = mean_loss(e, micro_batches);
     r->lr = lr;
     r->tokens = micro_batches * e->rows;
-    fill_result(e, r, &before, begin, d2h_before, grad_h2d_before);
+    end_account(e, &start, r);
     return spw_store_check(e->store, err);
 }
 
@@ -1122,6 +1153,12 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
     e->chain_count = count;
     note_uses(e);
     return SPW_OK;
+}
+
+void
+spw_engine_set_rates(spw_engine *e, const spw_rates *rates)
+{
+    e->rates = *rates;
 }
 
 spw_status

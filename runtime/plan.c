@@ -13,7 +13,17 @@
 
 const double spw_paces[SPW_PACE_COUNT] = {0, 0.5, 1, 2, 4, 8, 16};
 
-enum { USEFUL_WEIGHT_SLOTS = 8, USEFUL_RECORD_SLOTS = 6 };
+/*
+ * Slots keep transfers going while updates and passes take turns: at least so many, and with host_memory auto so many bytes,
+ * because during the backward pass only records that have a slot can be read ahead. Within a budget a chunk that stays in
+ * host memory saves as much time as a slot does, and writes nothing.
+ */
+enum {
+    USEFUL_WEIGHT_SLOTS = 8,
+    USEFUL_RECORD_SLOTS = 8,
+    USEFUL_WEIGHT_BYTES = 64 << 20,
+    USEFUL_RECORD_BYTES = 256 << 20
+};
 
 uint64_t
 spw__plan_largest_chunk(const spw_layout *l)
@@ -215,6 +225,46 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     return fixed;
 }
 
+/* Bytes that all of the process may have in host memory. */
+static uint64_t
+host_room(const spw_plan *p, const plan_input *in)
+{
+    uint64_t device = in->device_in_host ? p->device_bytes : 0;
+    if (in->room_bytes == 0 || in->room_bytes == UINT64_MAX)
+        return UINT64_MAX;
+    return in->process_bytes + (in->room_bytes > device ? in->room_bytes - device : 0);
+}
+
+/* host_memory auto: slots by bytes, in what the machine has left, and no more than there are chunks. */
+static void
+plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_want, uint32_t r_want)
+{
+    const spw_config *c = in->config;
+    uint64_t chunk = spw__plan_largest_chunk(in->layout);
+    uint32_t count = in->layout->chunk_count;
+    bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
+    if (c->run.weight_slots == 0 && c->zero.param_buffer_count == 0) {
+        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / (chunk * in->weight_bytes);
+        w_want = by_bytes > w_want ? (uint32_t)by_bytes : w_want;
+        w_want = w_want > count ? count : w_want;
+    }
+    if (c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
+        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_bytes(in, chunk);
+        r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
+        r_want = r_want > count ? count : r_want;
+    }
+    p->weight_slots = w_nvme ? w_want : 0;
+    p->record_slots = r_nvme ? r_want : 0;
+    while (fixed + slot_bytes(p, in, chunk) > host_room(p, in) / 8 * 7 &&
+           (p->weight_slots > 1 || p->record_slots > 1)) {
+        if (p->record_slots > p->weight_slots || p->weight_slots <= 1)
+            p->record_slots--;
+        else
+            p->weight_slots--;
+    }
+    p->slots_host = slot_bytes(p, in, chunk);
+}
+
 /* Slots of a kind with nothing left on nvme are not needed: their bytes go to what still is. */
 static bool
 drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
@@ -242,12 +292,14 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     uint32_t w_want, r_want;
     fixed = fixed_host(p, in, &w_want, &r_want);
     p->host_budget = budget;
-    p->weight_slots = w_nvme ? (budget == SPW_AUTO ? w_want : 1) : 0;
-    p->record_slots = r_nvme ? (budget == SPW_AUTO ? r_want : 1) : 0;
+    p->weight_slots = w_nvme ? 1 : 0;
+    p->record_slots = r_nvme ? 1 : 0;
     p->slots_host = slot_bytes(p, in, chunk);
     place_all(in);
-    if (budget == SPW_AUTO)
+    if (budget == SPW_AUTO) {
+        plan_host_auto(p, in, fixed, w_want, r_want);
         return SPW_OK;
+    }
     if (fixed + p->slots_host > budget) {
         char need[32], have[32];
         p->lack = SPW_LACK_HOST;
@@ -372,6 +424,18 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
         p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
     }
     p->host_bytes = p->process_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
+    if (st == SPW_OK && p->host_bytes > host_room(p, in)) {
+        char need[32], room[32];
+        p->lack = SPW_LACK_HOST;
+        p->least_bytes = p->host_bytes;
+        st =
+            SPW_RAISE(err, SPW_ENOFIT,
+                      "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup or address space "
+                      "limit) has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
+                      "chunk_elems or offloading to nvme lowers it",
+                      spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
+                      spw_format_bytes(room, sizeof room, host_room(p, in)));
+    }
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = add_traffic(p, in, err);
     spw__plan_explain(p, in);

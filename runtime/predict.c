@@ -99,6 +99,37 @@ spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, 
     out->tbw_years = out->timed && tbw_bytes > 0 ? (double)tbw_bytes / out->written_per_day / 365.25 : NAN;
 }
 
+spw_resource
+spw_step_bound(const spw_plan *p, const spw_rates *r, uint64_t nvme_read, uint64_t nvme_write, double compute_s,
+               double cpu_s, double seconds[SPW_RESOURCE_COUNT])
+{
+    const spw_traffic *planned = &p->traffic[SPW_PACE_DEFAULT];
+    double reads = planned->nvme_read > 0 ? (double)nvme_read / (double)planned->nvme_read : 0;
+    double writes = planned->nvme_write > 0 ? (double)nvme_write / (double)planned->nvme_write : 0;
+    spw_resource longest = SPW_RESOURCE_COMPUTE;
+    spw_traffic t = {0};
+    for (uint32_t i = 0; i < p->path_count; i++) { /* the paths' shares are the plan's */
+        t.path_read[i] = (uint64_t)((double)planned->path_read[i] * reads);
+        t.path_write[i] = (uint64_t)((double)planned->path_write[i] * writes);
+    }
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+        seconds[k] = 0;
+    if (r->shared_cores > 0)
+        seconds[SPW_RESOURCE_CPU] = cpu_s / r->shared_cores;
+    else
+        seconds[SPW_RESOURCE_COMPUTE] = compute_s;
+    seconds[SPW_RESOURCE_NVME_READ] = disk_seconds(p, &t, r, r->nvme_read, true, false);
+    seconds[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, &t, r, r->nvme_write, false, true);
+    seconds[SPW_RESOURCE_NVME] = disk_seconds(p, &t, r, r->nvme_mixed, true, true);
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
+        if (isnan(seconds[k]))
+            seconds[k] = 0;
+        if (seconds[k] > seconds[longest])
+            longest = (spw_resource)k;
+    }
+    return longest;
+}
+
 double
 spw_zero_bytes(double params, uint32_t stage, double ranks, double mp)
 {

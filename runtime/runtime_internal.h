@@ -15,6 +15,8 @@ typedef struct plan_input {
     uint64_t grads_device, activations_device, arena_device, batch_device;
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
+    uint64_t room_bytes; /* what the process may still take; 0: unknown */
+    bool device_in_host; /* the device's memory comes out of it too */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;

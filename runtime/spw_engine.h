@@ -73,6 +73,7 @@ typedef struct spw_engine_options {
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
+    uint64_t room_bytes;           /* what the process may still take; 0: what this machine and its limits leave now */
     spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;
 
@@ -106,9 +107,14 @@ typedef struct spw_step_result {
     double loss, grad_norm, lr;
     bool skipped; /* the gradient was not finite: no byte of state changed */
     uint64_t tokens;
-    double step_s, bound_s, compute_s;
-    const char *bound_by;
-    double stall_s[SPW_STALL_COUNT];
+    double step_s;                   /* compute_s, stall_s[] and other_s add up to it */
+    double compute_s;                /* the thread that computes, in forward and backward */
+    double stall_s[SPW_STALL_COUNT]; /* and waiting, by what for; DATA is left to the caller */
+    double other_s;                  /* and in between: planning, sums, bookkeeping */
+    double cpu_s;                    /* of all threads of the process */
+    double bound_s;                  /* spw_step_bound, of this step's bytes */
+    spw_resource bound_by;
+    double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;
 } spw_step_result;
 /*
@@ -125,6 +131,8 @@ spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int3
 spw_status spw_engine_logits(spw_engine *engine, const int32_t *tokens, uint64_t count, float *logits, spw_error *err);
 /* Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out. */
 spw_status spw_engine_set_chain(spw_engine *engine, const uint32_t *blocks, uint32_t count, spw_error *err);
+/* For the bound of each step from now on; before, only processor time bounds it. */
+void spw_engine_set_rates(spw_engine *engine, const spw_rates *rates);
 /* Waits for all updates. */
 spw_status spw_engine_drain(spw_engine *engine, spw_error *err);
 /* Optimizer steps applied (Adam's t) and where it goes on after loading. */

@@ -93,6 +93,16 @@ typedef struct spw_prediction {
 void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out);
 
 /*
+ * spw_step_bound - what a step that moved these bytes could not have been faster than. Where compute, optimizer and copies
+ * share cores (rates->shared_cores), the processor time of the process over those cores; else the device's time; then
+ * the bytes over the rates of the disks, one way and both ways. seconds[]: 0 where a rate is not known. Pure.
+ *   compute_s, cpu_s  the device's busy time; processor time of all threads
+ * Returns  the resource with the longest time.
+ */
+spw_resource spw_step_bound(const spw_plan *plan, const spw_rates *rates, uint64_t nvme_read, uint64_t nvme_write,
+                            double compute_s, double cpu_s, double seconds[SPW_RESOURCE_COUNT]);
+
+/*
  * spw_calibrate - the rates of this machine and of the plan's paths, from the cache or measured in one to two seconds.
  *
  * Measures  each path with the library's own transfers on a file that is removed; copies between host and device with

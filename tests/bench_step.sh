@@ -1,32 +1,59 @@
 #!/bin/sh
-# A training step with state on host and on nvme, interleaved in one run, medians of step seconds. usage: bench_step.sh [FOLDER]
+# Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run; medians
+# of eta (the step's bound over its time), of the time over all-host's, and of what the computing thread waited for.
+# Disks are measured anew in every round. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
-dir=$(mktemp -d "${1:-${TMPDIR:-/tmp}}/spw-bench-XXXXXX")
+rounds=${1:-3}
+dir=$(mktemp -d "${2:-${TMPDIR:-/tmp}}/spw-bench-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 mkdir "$dir/swap"
-one() { # name tokens-per-step extra...
+export XDG_CACHE_HOME="$dir/cache"
+cp docs/DESIGN.md "$dir/text"
+all() { # command, then settings
+    command=$1
+    shift
+    ./spillway "$command" examples/demo.json --set "data.path=$dir/text" --set spillway.steps=9 --set spillway.checkpoint_dir= \
+        --set spillway.eval_interval=0 --set spillway.device_memory=auto --set spillway.run_log="$dir/log" \
+        --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
+        --set spillway.host_memory=auto "$@"
+}
+one() { # name, then settings: lines of step_s eta bound_by compute other reading writing h2d d2h optimizer
     name=$1
     shift
-    OPENBLAS_NUM_THREADS=1 ./spillway train examples/demo.json --quiet --set "data.path=docs/DESIGN.md" --set spillway.steps=8 \
-        --set spillway.checkpoint_dir= --set spillway.eval_interval=0 --set spillway.device_memory=auto --set spillway.run_log="$dir/log" \
-        --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
-        --set spillway.host_memory=auto "$@" >/dev/null
-    sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*/\1 \2/p' "$dir/log" | awk '$1 > 2 { print $2 }' >>"$dir/$name"
+    all train "$@" --quiet >/dev/null
+    sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*"bound_by":"\([a-z_]*\)","eta":\([0-9.e-]*\),.*"compute_s":\([0-9.e-]*\),"stall_s":{"nvme_read":\([0-9.e-]*\),"nvme_write":\([0-9.e-]*\),"h2d":\([0-9.e-]*\),"optimizer":\([0-9.e-]*\),"d2h":\([0-9.e-]*\),.*"other_s":\([0-9.e-]*\),.*/\1 \2 \4 \3 \5 \6 \7 \8 \9 &/p' "$dir/log" |
+        sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk '$1 > 3' >>"$dir/$name"
 }
-median() { sort -g "$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-host='--set zero_optimization.offload_param.device=cpu --set zero_optimization.offload_optimizer.device=cpu'
-few='--set train_micro_batch_size_per_gpu=1 --set gradient_accumulation_steps=1'
-for round in 1 2 3; do
-    one host-many $host
-    one nvme-many
-    one host-few $host $few
-    one nvme-few $few
+median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+column() { awk -v k="$2" '{ print $k }' "$dir/$1" | median; }
+share() { awk -v k="$2" '{ print 100 * $k / $2 }' "$dir/$1" | median; }
+few='--set train_micro_batch_size_per_gpu=1 --set gradient_accumulation_steps=1 --set data.seq_length=16'
+records='--set zero_optimization.offload_param.device=cpu'
+host="$records --set zero_optimization.offload_optimizer.device=cpu"
+half='--set spillway.host_memory=130MiB'
+for round in $(seq "$rounds"); do
+    all plan --calibrate >/dev/null
+    for tokens in few; do
+        more=
+        [ $tokens = few ] && more=$few
+        one host-$tokens $host $more
+        one records-$tokens $records $more
+        one all-$tokens $more
+        one half-$tokens $half $more
+    done
 done
-echo "# bench step  10.8 M parameters, split, cpu device; medians of 18 steps, interleaved"
-echo "#  tokens/step      host s      nvme s   nvme/host"
-for k in many few; do
-    tokens=2048
-    [ $k = few ] && tokens=128
-    awk -v t=$tokens -v h="$(median "$dir/host-$k")" -v n="$(median "$dir/nvme-$k")" 'BEGIN { printf "   %11d %11.4f %11.4f %11.3f\n", t, h, n, n / h }'
+echo "# bench step  10.8 M parameters, split, cpu device; medians of $((rounds * 6)) steps, interleaved"
+echo "#  tokens  on nvme       step s  of host's    eta  bound by    computing  waiting for: nvme read  write    h2d  optimizer    d2h  other"
+for tokens in few; do
+    n=2048
+    [ $tokens = few ] && n=16
+    base=$(column host-$tokens 2)
+    for place in host records all half; do
+        f=$place-$tokens
+        printf '   %6d  %-10s %9.4f %10.3f %6.2f  %-10s %8.1f%% %23.1f%% %5.1f%% %5.1f%% %9.1f%% %5.1f%% %5.1f%%\n' $n \
+            "$(echo $place | sed 's/host/nothing/')" "$(column $f 2)" "$(awk -v a="$(column $f 2)" -v b="$base" 'BEGIN { print a / b }')" \
+            "$(column $f 3)" "$(awk '{ n[$4]++; if (n[$4] > m) { m = n[$4]; b = $4 } } END { print b }' "$dir/$f")" "$(share $f 5)" \
+            "$(share $f 6)" "$(share $f 7)" "$(share $f 8)" "$(share $f 9)" "$(share $f 10)" "$(share $f 11)"
+    done
 done

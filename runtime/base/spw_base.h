@@ -181,6 +181,8 @@ bool spw_add_u64(uint64_t a, uint64_t b, uint64_t *out);
 
 /* Resident bytes of this process now (/proc/self/statm) and its peak (getrusage); 0 when unknown. */
 uint64_t spw_process_rss_bytes(void);
+/* Processor time of all its threads so far. */
+uint64_t spw_process_cpu_ns(void);
 uint64_t spw_process_rss_peak_bytes(void);
 
 /* "256MiB", "1.5GiB", "4096", "10KB" (10^3) to bytes. False on anything else, on overflow and on negative numbers. */
@@ -282,6 +284,8 @@ double spw_cgroup_cpu_quota(const char *root);
 uint64_t spw_cgroup_memory_bytes(void);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */
 uint64_t spw_memory_available_bytes(void);
+/* What this process may still take: the least of that, of its cgroup's limit and of RLIMIT_AS; 0 when unknown. */
+uint64_t spw_memory_room_bytes(void);
 
 /* CPU features, probed once. SPW_ISA=scalar|avx2|avx512 in the environment lowers the answer. */
 typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_COUNT } spw_isa;

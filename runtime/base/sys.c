@@ -7,13 +7,23 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 uint64_t
 spw_now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t
+spw_process_cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
@@ -144,6 +154,34 @@ spw_memory_available_bytes(void)
     }
     fclose(f);
     return kib * 1024u;
+}
+
+static uint64_t
+least(uint64_t a, uint64_t limit, uint64_t used)
+{
+    uint64_t left = limit > used ? limit - used : 1;
+    return a == 0 || left < a ? left : a;
+}
+
+uint64_t
+spw_memory_room_bytes(void)
+{
+    static const char *const used[] = {"/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"};
+    uint64_t room = spw_memory_available_bytes(), limit = spw_cgroup_memory_bytes();
+    struct rlimit as;
+    char line[128];
+    unsigned long long value;
+    for (int i = 0; i < 2 && limit != UINT64_MAX; i++) {
+        if (read_line(used[i], line, sizeof line) && sscanf(line, "%llu", &value) == 1) {
+            room = least(room, limit, value);
+            break;
+        }
+    }
+    if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
+        read_line("/proc/self/statm", line, sizeof line) &&
+        sscanf(line, "%llu", &value) == 1) /* pages of address space */
+        room = least(room, as.rlim_cur, value * (uint64_t)sysconf(_SC_PAGESIZE));
+    return room;
 }
 
 spw_isa
