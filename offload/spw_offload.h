@@ -148,7 +148,8 @@ typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
     uint64_t uses, hits; /* hit: when acquire was called, the future had started the unit's fetch */
     uint64_t stall_ns[SPW_STALL_COUNT];
-    uint64_t update_busy_ns; /* summed over workers */
+    uint64_t update_busy_ns; /* summed over workers, checksums included */
+    uint64_t checked_bytes, checksum_ns; /* of them: what was summed on the way out or verified on the way in */
     uint64_t read_busy_ns, write_busy_ns;
     uint64_t updates; /* chunks */
 } spw_store_stats;

@@ -74,9 +74,23 @@ corrupt(const spw_store *s, const chunk *c, bool is_weight, uint64_t found, spw_
                      (unsigned long long)found, (unsigned long long)(is_weight ? c->weight_sum : c->record_sum));
 }
 
+/* Checksums of one job, counted. */
+typedef struct sums {
+    uint64_t bytes, ns;
+} sums;
+
+static uint64_t
+checksum(const void *data, uint64_t bytes, sums *count)
+{
+    uint64_t begin = spw_now_ns(), sum = spw_checksum(data, bytes);
+    count->bytes += bytes;
+    count->ns += spw_now_ns() - begin;
+    return sum;
+}
+
 /* The job itself; no lock held, the chunk is this worker's. */
 static spw_status
-run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
+run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     uint64_t rec_bytes = c->plan.elems / 32 * s->cfg.record_bytes_32;
@@ -86,7 +100,7 @@ run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
     spw_status st;
     spw__store_chaos_delay(s, c->idx);
     if (c->record_fresh && s->cfg.integrity) {
-        uint64_t sum = spw_checksum(record, rec_bytes);
+        uint64_t sum = checksum(record, rec_bytes, count);
         if (sum != c->record_sum)
             return corrupt(s, c, false, sum, err);
     }
@@ -95,9 +109,9 @@ run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
     if (st != SPW_OK || op == OP_VISIT || !s->cfg.integrity)
         return st;
     if (c->plan.weight_tier == SPW_TIER_NVME)
-        c->weight_sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
+        c->weight_sum = checksum(c->weights, c->plan.elems * s->cfg.weight_bytes, count);
     if (c->plan.record_tier == SPW_TIER_NVME && record != NULL)
-        c->record_sum = spw_checksum(record, rec_bytes);
+        c->record_sum = checksum(record, rec_bytes, count);
     return SPW_OK;
 }
 
@@ -154,6 +168,7 @@ spw__store_worker_main(void *arg)
         bool verify = s->verify_head != NULL;
         chunk *c = verify ? s->verify_head : s->job_head;
         spw_error err = {0};
+        sums count = {0};
         uint64_t begin;
         if (c == NULL || s->poison.status != SPW_OK) {
             if (s->stop)
@@ -167,7 +182,7 @@ spw__store_worker_main(void *arg)
             s->verify_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
             spw__store_chaos_delay(s, c->idx);
-            sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
+            sum = checksum(c->weights, c->plan.elems * s->cfg.weight_bytes, &count);
             if (sum != c->weight_sum)
                 corrupt(s, c, true, sum, &err);
             pthread_mutex_lock(&s->lock);
@@ -178,7 +193,7 @@ spw__store_worker_main(void *arg)
             s->job_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
             begin = spw_now_ns();
-            (void)run_job(s, c, op, &err);
+            (void)run_job(s, c, op, &count, &err);
             pthread_mutex_lock(&s->lock);
             s->stats.update_busy_ns += spw_now_ns() - begin;
             spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
@@ -187,6 +202,8 @@ spw__store_worker_main(void *arg)
                 finish_job(s, c, op);
         }
         s->jobs_running--;
+        s->stats.checked_bytes += count.bytes;
+        s->stats.checksum_ns += count.ns;
         if (err.status != SPW_OK)
             spw__store_poison(s, &err);
         spw__store_kick(s);
