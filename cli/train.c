@@ -296,8 +296,8 @@ closing_table(run *r)
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
     if (stats.checked_bytes > 0 && s->cpu_s > 0)
-        printf("  integrity        %s checked, %.1f%% of the processor time\n", spw_format_bytes(a, sizeof a, stats.checked_bytes),
-               100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
+        printf("  integrity        %s checked, %.1f%% of the processor time\n",
+               spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
     spw_plan_print(p, print_line, NULL);
     printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
            spw_format_bytes(a, sizeof a, accounted_peak(r)),
