@@ -37,7 +37,7 @@ cat >"$dir/tiny.json" <<JSON
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
                         "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
-  "spillway": {"steps": 62, "seed": 3, "device": "cpu", "chunk_elems": 16384, "device_memory": "64MiB", "weight_slots": 1,
+  "spillway": {"steps": 182, "seed": 3, "device": "cpu", "chunk_elems": 16384, "device_memory": "64MiB", "weight_slots": 1,
                "record_slots": 1, "run_log": "$dir/run.jsonl"} }
 JSON
 c=$dir/tiny.json
@@ -130,7 +130,8 @@ check "what never fits: the budget that would do" shows 'as it is, it fits with:
 expect 3 "nvme_path" "too little disk" plan "$c" --no-measure --set "zero_optimization.offload_param.nvme_path={\"path\":\"$dir/swap\",\"bytes\":65536}" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap"
 check "back to host" shows '^it fits with: .*device=cpu'
 
-# Predicted bytes beside a run's, from the third step on, within 1 %.
+# Predicted bytes beside a run's, from the third step on, within 1 %: of 180 steps, because what moves at the moment when
+# the last one ends, at most a step's bytes, may fall to either side.
 beside() { # NAME ARGS...
     local name=$1
     shift
