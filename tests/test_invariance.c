@@ -39,6 +39,26 @@ static const variant variants[] = {
     {"chaos, half", SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 3, SPW_AIO_THREADS, false, true, 12},
 };
 
+/* Gradients and a slot of each kind fit, and about half of the records and weights. */
+static uint64_t
+half_budget(const spw_config *c, spw_family family)
+{
+    spw_config least = *c;
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_plan p;
+    tiny_model_config(&mc, family);
+    assert_int_equal(spw_model_build(&model, &mc, NULL), SPW_OK);
+    least.run.host_memory = 4096;
+    assert_int_equal(
+        spw_engine_create(
+            &e, &(spw_engine_options){.config = &least, .model = model, .plan_only = true, .plan_out = &p}, NULL),
+        SPW_ENOFIT);
+    spw_model_destroy(model);
+    return p.least_bytes + (p.weight_nvme + p.record_nvme) / 2;
+}
+
 static void
 run_optimizer(const char *type, double lr, spw_family family, spw_state_format format, double clipping)
 {
@@ -66,8 +86,8 @@ run_optimizer(const char *type, double lr, spw_family family, spw_state_format f
         c.aio.backend = v->backend;
         c.run.prefetch = !v->no_prefetch;
         c.run.chaos_seed = v->chaos;
-        if (v->half) /* gradients and slots fit, and about half of the records and weights */
-            c.run.host_memory = spw_process_rss_bytes() + (1u << 20);
+        if (v->half)
+            c.run.host_memory = half_budget(&c, family);
         digest = tiny_train(&c, family, STEPS, i == 0 ? want : got);
         if (i == 0) {
             want_digest = digest;
