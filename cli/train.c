@@ -91,7 +91,7 @@ bytes_object(const spw_step_result *s)
 static uint64_t
 accounted_peak(const run *r)
 {
-    return spw_engine_plan(r->engine)->process_host + spw_region_bytes_peak();
+    return spw_engine_plan(r->engine)->process_host + spw_engine_plan(r->engine)->tables_host + spw_region_bytes_peak();
 }
 
 static json_t *
@@ -409,8 +409,14 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
     SPW_TRY(spw_model_from_config(&r->model, c, err));
-    SPW_TRY(
-        spw_engine_create(&r->engine, &(spw_engine_options){.config = c, .model = r->model, .plan_out = plan}, err));
+    SPW_TRY(spw_engine_create(
+        &r->engine,
+        &(spw_engine_options){.config = c,
+                              .model = r->model,
+                              .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
+                              .resumes = resume != NULL,
+                              .plan_out = plan},
+        err));
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));

@@ -105,6 +105,11 @@ typedef struct spw_store_need {
     uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
 } spw_store_need;
 void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
+/*
+ * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
+ * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.
+ */
+uint64_t spw_store_table_bytes(const spw_store_config *config);
 
 typedef struct spw_store spw_store;
 spw_status spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err);
