@@ -318,12 +318,14 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
             unit *o = &s->units[i];
             bool idle = (o->d == D_READY && o->pins == 0) ||
                         (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use == UINT32_MAX);
-            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than &&
-                (victim == NULL || o->next_use > victim->next_use))
+            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
+                (victim == NULL || (victim->wanted && !o->wanted) ||
+                 (victim->wanted == o->wanted && o->next_use > victim->next_use)))
                 victim = o;
         }
         if (victim == NULL)
             return false;
+        s->tight = s->tight || victim->wanted;
         spw__store_drop_device(s, victim);
     }
     return true;
@@ -358,7 +360,7 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
 void
 spw__store_reserve(spw_store *s)
 {
-    for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK; i++) {
+    for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK && !s->tight; i++) {
         if (!reserve_use(s, s->future[i], (uint64_t)i + 1, false))
             break;
     }
@@ -388,6 +390,8 @@ schedule_fills(spw_store *s)
         }
         for (uint32_t i = 0; i < s->fetch_count; i++) {
             bool filling = s->units[s->future[i].unit_idx].d == D_FILLING;
+            if (s->tight && !s->units[s->future[i].unit_idx].wanted)
+                continue;
             if ((start || filling) && !serve_use(s, s->future[i], (uint64_t)i + 1, false))
                 break;
         }

@@ -54,6 +54,7 @@ typedef struct unit {
     uint32_t fill_next, read_next, copied_count, copies_inflight;
     uint32_t pins;
     bool abort_fill, by_demand;
+    bool wanted;                  /* the caller of acquire waits for it, and for others with it */
     uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
 } unit;
 
@@ -86,6 +87,7 @@ struct spw_store {
     spw_store_use *future;
     uint32_t fetch_count, future_capacity; /* of the future: what may be fetched; what it holds at most */
     spw_store_use demand;
+    bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
     chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
     chunk *dirty_head;

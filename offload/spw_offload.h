@@ -125,12 +125,15 @@ spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, vo
 /* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
 void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count);
 /*
- * spw_store_acquire - waits until the unit is on the device at the given generation and keeps it there.
- * Returns the unit's contiguous weights in the compute type. Each acquire needs one release.
+ * spw_store_acquire - waits until all of the units are on the device at once at their generations, and keeps them there.
+ *   weights  (count) out: each unit's contiguous weights in the compute type
+ * What is wanted together is asked for together: one unit held while another is waited for could lie just where that one
+ * would fit. Each unit acquired needs one release. count is at most SPW_ACQUIRE_MAX, no unit twice.
  * Errors  SPW_ESTALE if that generation has passed; SPW_EPOISONED's first reason after a failure.
  */
+enum { SPW_ACQUIRE_MAX = 64 };
 spw_status
-spw_store_acquire(spw_store *store, uint32_t unit_idx, uint64_t generation, const void **weights_out, spw_error *err);
+spw_store_acquire(spw_store *store, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err);
 void spw_store_release(spw_store *store, uint32_t unit_idx);
 
 /* Host buffer (unit elems, grad_dtype) for the unit's reduced gradient; the caller's until spw_store_grad_ready. */

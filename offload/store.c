@@ -608,39 +608,60 @@ wait_a_moment(spw_store *s)
     (void)pthread_cond_clockwait(&s->main_cond, &s->lock, CLOCK_MONOTONIC, &t);
 }
 
-spw_status
-spw_store_acquire(spw_store *s, uint32_t unit_idx, uint64_t generation, const void **weights_out, spw_error *err)
+/* The first use that is not on the device; count: all are. */
+static uint32_t
+first_missing(const spw_store *s, const spw_store_use *uses, uint32_t count)
 {
-    unit *u = &s->units[unit_idx];
+    uint32_t k = 0;
+    while (k < count && s->units[uses[k].unit_idx].d == D_READY &&
+           s->units[uses[k].unit_idx].device_generation == uses[k].generation)
+        k++;
+    return k;
+}
+
+spw_status
+spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err)
+{
     spw_status st = SPW_OK;
-    *weights_out = NULL;
+    uint32_t k;
+    SPW_ASSERT(count <= SPW_ACQUIRE_MAX);
     pthread_mutex_lock(&s->lock);
-    s->stats.uses++;
-    s->stats.hits += u->d != D_NONE && u->device_generation == generation && !u->by_demand;
-    while (s->poison.status == SPW_OK && !(u->d == D_READY && u->device_generation == generation)) {
-        spw_stall cause = stall_cause(s, u, generation);
+    for (k = 0; k < count; k++) {
+        unit *u = &s->units[uses[k].unit_idx];
+        weights[k] = NULL;
+        u->wanted = true;
+        s->stats.uses++;
+        s->stats.hits += u->d != D_NONE && u->device_generation == uses[k].generation && !u->by_demand;
+    }
+    while (s->poison.status == SPW_OK && (k = first_missing(s, uses, count)) < count) {
+        const unit *u = &s->units[uses[k].unit_idx];
+        spw_stall cause = stall_cause(s, u, uses[k].generation);
         uint64_t begin = spw_now_ns();
-        if (u->generation > generation) {
-            st = SPW_RAISE(err, SPW_ESTALE, "unit %u is at generation %llu, generation %llu was asked for", unit_idx,
-                           (unsigned long long)u->generation, (unsigned long long)generation);
+        if (u->generation > uses[k].generation) {
+            st = SPW_RAISE(err, SPW_ESTALE, "unit %u is at generation %llu, generation %llu was asked for",
+                           uses[k].unit_idx, (unsigned long long)u->generation, (unsigned long long)uses[k].generation);
             break;
         }
-        s->demand = (spw_store_use){.unit_idx = unit_idx, .generation = generation};
+        s->demand = uses[k];
         s->demand_set = true;
         spw__store_kick(s);
         wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
     }
-    s->demand_set = false;
+    s->demand_set = s->tight = false;
     if (st == SPW_OK && s->poison.status != SPW_OK) {
         if (err != NULL)
             *err = s->poison;
         st = s->poison.status;
     }
-    if (st == SPW_OK) {
+    for (k = 0; k < count; k++) {
+        unit *u = &s->units[uses[k].unit_idx];
+        u->wanted = false;
+        if (st != SPW_OK)
+            continue;
         u->pins++;
         u->by_demand = false;
-        *weights_out = s->device_cache + u->device_offset;
+        weights[k] = s->device_cache + u->device_offset;
     }
     pthread_mutex_unlock(&s->lock);
     return st;

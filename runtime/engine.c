@@ -758,18 +758,14 @@ tell_future(spw_engine *e, int mode)
 static spw_status
 acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
 {
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
     run->unit_count = block_units(e, run->block_idx, run->units);
-    for (uint32_t k = 0; k < run->unit_count; k++) {
-        uint32_t u = run->units[k];
-        spw_status st = spw_store_acquire(e->store, u, e->generations[u], &run->weights[k], err);
-        if (st != SPW_OK) {
-            while (k-- > 0)
-                spw_store_release(e->store, run->units[k]);
-            return st;
-        }
-        spw_trace_use(&e->traces[mode], u);
-        tell_future(e, mode);
-    }
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        uses[k] = (spw_store_use){run->units[k], e->generations[run->units[k]]};
+    SPW_TRY(spw_store_acquire(e->store, uses, run->unit_count, run->weights, err));
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        spw_trace_use(&e->traces[mode], run->units[k]);
+    tell_future(e, mode);
     return SPW_OK;
 }
 

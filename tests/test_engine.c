@@ -957,6 +957,43 @@ test_param_groups(void **state)
     rig_remove(&r);
 }
 
+/*
+ * The smallest device that a model is planned for trains it, whatever lies where: a head whose tied embedding fills all
+ * that its norm leaves used to find the norm in the middle. Widths and vocabularies make units of many sizes.
+ */
+static void
+test_smallest_device(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 24; i++) {
+        double loss[2];
+        for (int small = 0; small < 2; small++) {
+            rig r;
+            spw_step_result s;
+            rig_config(&r, (spw_tier)(i % SPW_TIER_COUNT));
+            r.c.run.chunk_elems = 4096;
+            r.mc.width = 32 + 16 * (i % 5);
+            r.mc.mlp_width = 4 * r.mc.width;
+            r.mc.head_dim = r.mc.width / r.mc.heads;
+            r.mc.vocab = 64 << i % 7;
+            r.mc.layers = 1 + i % 3;
+            r.c.gradient_clipping = i % 2;
+            if (small) {
+                r.c.run.device_memory = 4096;
+                assert_int_equal(rig_open(&r, 0), SPW_ENOFIT);
+                r.c.run.device_memory = least_named(&r, "device_memory");
+                rig_close(&r);
+            }
+            rig_need(&r, 0);
+            for (uint64_t step = 0; step < 3; step++)
+                assert_int_equal(rig_step(&r, step, &s), SPW_OK);
+            loss[small] = s.loss;
+            rig_remove(&r);
+        }
+        assert_memory_equal(&loss[0], &loss[1], sizeof loss[0]);
+    }
+}
+
 static spw_status
 slow_prepare(float coef[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
 {
@@ -1026,15 +1063,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_stall_causes),
-        cmocka_unit_test(test_param_groups),        cmocka_unit_test(test_swap_folders),
-        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
-        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
-        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
-        cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_nonfinite),       cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_damaged_swap),    cmocka_unit_test(test_stall_causes),
+        cmocka_unit_test(test_smallest_device), cmocka_unit_test(test_param_groups),
+        cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
+        cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),
+        cmocka_unit_test(test_two_paths),       cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
