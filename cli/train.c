@@ -302,11 +302,12 @@ closing_table(run *r)
            spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
     if (r->last_checkpoint[0] != '\0')
         printf("  checkpoint       %s\n", r->last_checkpoint);
-    log_object(r, json_pack("{s:s, s:I, s:I, s:f, s:o, s:o, s:o, s:I, s:I, s:I}", "run", "closed", "steps",
-                            (json_int_t)r->steps_done, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "stall_s",
-                            stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r), "rss_peak_bytes",
-                            (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses, "hits",
-                            (json_int_t)stats.hits));
+    log_object(r, json_pack("{s:s, s:I, s:I, s:f, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I}", "run", "closed",
+                            "steps", (json_int_t)r->steps_done, "tokens", (json_int_t)s->tokens, "step_s", s->step_s,
+                            "stall_s", stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r),
+                            "plan_bytes", "host", (json_int_t)p->host_bytes, "device", (json_int_t)p->device_bytes,
+                            "rss_peak_bytes", (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses,
+                            "hits", (json_int_t)stats.hits));
 }
 
 static void
