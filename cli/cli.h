@@ -4,7 +4,7 @@
 
 #include "spillway.h"
 
-enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3 };
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3, EXIT_PAUSED = 4 };
 
 int cli_train(int argc, char **argv);
 int cli_generate(int argc, char **argv);

@@ -20,7 +20,8 @@ static const char usage[] =
     "  spillway help [COMMAND]         spillway help config: every configuration key\n"
     "  spillway --version\n"
     "\n"
-    "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets\n";
+    "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets, 4 paused: go on with "
+    "--resume\n";
 
 static const char train_usage[] =
     "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"

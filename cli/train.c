@@ -32,14 +32,53 @@ typedef struct run {
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     const char *trace_path;
-    bool quiet, tty, resumed, rates_known;
+    bool quiet, tty, resumed, rates_known, spent;
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
     double first_loss, last_loss, tail_loss;
     uint64_t steps_done, stall_steps;
     char last_checkpoint[SPW_PATH_BYTES];
+    uint64_t carried_bytes, first_update; /* written to swap by runs before this one, and their updates */
 } run;
+
+/* ---------------------------------------------------------------- disk wear */
+
+static uint64_t
+written_per_step(const run *r)
+{
+    return spw_engine_plan(r->engine)->traffic[SPW_PACE_DEFAULT].nvme_write;
+}
+
+/* Bytes written to swap since the first run, with what the updates so far will still write. */
+static uint64_t
+written(const run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    uint64_t updates = spw_engine_updates(r->engine) - r->first_update;
+    uint64_t due = p->weight_nvme + p->record_nvme + updates * written_per_step(r); /* once at the start */
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(r->engine), &stats);
+    return r->carried_bytes + (stats.nvme_write_bytes > due ? stats.nvme_write_bytes : due);
+}
+
+/* Would one more step write more than it may? */
+static bool
+budget_spent(run *r)
+{
+    uint64_t budget = r->config.run.write_budget, next = written_per_step(r), before = written(r);
+    char a[32], b[32], c[32];
+    r->spent = budget > 0 && next > 0 && (before > budget || next > budget - before);
+    if (r->spent)
+        printf("%s before step %llu: %s written to swap, the next step's %s would exceed spillway.write_budget (%s)\n",
+               strcmp(r->config.run.write_budget_action, "pause") == 0 ? "paused" : "stopped",
+               (unsigned long long)(r->at.step + 1),
+               r->steps_done > 0 ? spw_format_bytes(a, sizeof a, before)
+                                 : spw_format_bytes(a, sizeof a, r->carried_bytes),
+               spw_format_bytes(b, sizeof b, next + (r->steps_done > 0 ? 0 : before - r->carried_bytes)),
+               spw_format_bytes(c, sizeof c, budget));
+    return r->spent;
+}
 
 /* ---------------------------------------------------------------- logs */
 
@@ -108,13 +147,13 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     json_t *o;
     if (r->log == NULL)
         return;
-    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:o, s:o, s:o}", "step",
-                  (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
+    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:o, s:o, s:o, s:I}",
+                  "step", (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
                   "loss_scale", 1.0, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
                   (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by),
                   "eta", s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s",
                   stall_object(s), "other_s", s->other_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
-                  "peak_bytes", peak_object(r));
+                  "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)written(r));
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
     log_object(r, o);
@@ -126,7 +165,7 @@ show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     uint64_t now = spw_now_ns(), total = r->config.run.steps;
     bool last = step == total;
     double stall = 0, per_step = (double)(now - r->begin_ns) * 1e-9 / (double)(step - r->first_step), left;
-    char eval_text[40] = "";
+    char eval_text[40] = "", wrote[32], each[32];
     if (r->quiet ||
         (!r->tty && !last && step != r->first_step + 1 && isnan(eval_loss) && now - r->last_line_ns < 5000000000ull))
         return;
@@ -136,12 +175,14 @@ show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     left = per_step * (double)(total - step);
     if (!isnan(eval_loss))
         snprintf(eval_text, sizeof eval_text, "  eval %.4f", eval_loss);
-    printf("step %llu/%llu  loss %.4f  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  stall %.0f%%  "
+    printf("step %llu/%llu  loss %.4f  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  wrote %s "
+           "(%s/token)  stall %.0f%%  "
            "bound %.0f%% %s  left %d:%02d%s%s\n",
            (unsigned long long)step, (unsigned long long)total, s->loss, s->grad_norm, s->lr,
            (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
-           (double)s->nvme_write / s->step_s * 1e-9, 100 * stall / s->step_s, 100 * s->bound_s / s->step_s,
-           spw_resource_name(s->bound_by), (int)left / 60, (int)left % 60, eval_text,
+           (double)s->nvme_write / s->step_s * 1e-9, spw_format_bytes(wrote, sizeof wrote, s->nvme_write),
+           spw_format_bytes(each, sizeof each, s->nvme_write / s->tokens), 100 * stall / s->step_s,
+           100 * s->bound_s / s->step_s, spw_resource_name(s->bound_by), (int)left / 60, (int)left % 60, eval_text,
            s->skipped ? "  skipped (gradient not finite)" : "");
     fflush(stdout);
 }
@@ -170,6 +211,7 @@ save(run *r, spw_error *err)
 {
     if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
         return SPW_OK;
+    r->at.bytes_written = written(r);
     SPW_TRY(spw_checkpoint_save(r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, r->last_checkpoint, err));
     r->saved_step = r->at.step;
     return SPW_OK;
@@ -309,13 +351,21 @@ closing_table(run *r)
            spw_format_bytes(a, sizeof a, accounted_peak(r)),
            spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
            spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
+    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, written(r)),
+           spw_format_bytes(b, sizeof b, (uint64_t)((double)s->nvme_write / n)),
+           spw_format_bytes(c, sizeof c, s->nvme_write / (s->tokens > 0 ? s->tokens : 1)));
+    if (r->config.run.tbw > 0)
+        printf(", %.2g %% of the disk's rated %.4g TB", 100 * (double)written(r) / (double)r->config.run.tbw,
+               (double)r->config.run.tbw * 1e-12);
+    printf("\n");
     if (r->last_checkpoint[0] != '\0')
         printf("  checkpoint       %s\n", r->last_checkpoint);
-    log_object(r, json_pack("{s:s, s:I, s:I, s:f, s:o, s:o, s:o, s:I, s:I, s:I}", "run", "closed", "steps",
-                            (json_int_t)r->steps_done, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "stall_s",
-                            stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r), "rss_peak_bytes",
-                            (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses, "hits",
-                            (json_int_t)stats.hits));
+    log_object(r, json_pack("{s:s, s:I, s:I, s:f, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I}", "run", "closed",
+                            "steps", (json_int_t)r->steps_done, "tokens", (json_int_t)s->tokens, "step_s", s->step_s,
+                            "stall_s", stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r),
+                            "plan_bytes", "host", (json_int_t)p->host_bytes, "device", (json_int_t)p->device_bytes,
+                            "rss_peak_bytes", (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses,
+                            "hits", (json_int_t)stats.hits, "bytes_written_total", (json_int_t)written(r)));
 }
 
 static void
@@ -351,7 +401,7 @@ train_loop(run *r, spw_error *err)
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
-    while (r->at.step < c->run.steps && !stop_asked) {
+    while (r->at.step < c->run.steps && !stop_asked && !r->spent && !budget_spent(r)) {
         spw_step_result s;
         double eval_loss = NAN;
         uint64_t step = r->at.step + 1, begin = spw_now_ns();
@@ -374,10 +424,12 @@ train_loop(run *r, spw_error *err)
         if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
             SPW_TRY(save(r, err));
     }
+    if (r->spent && r->steps_done == 0)
+        return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
     if (stop_asked)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
-    if (c->run.save_at_end)
+    if (c->run.save_at_end || r->spent)
         SPW_TRY(save(r, err));
     return SPW_OK;
 }
@@ -420,8 +472,13 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
-    return resume != NULL ? spw_checkpoint_load(r->engine, found, err)
-                          : spw_engine_init_params(r->engine, c->run.seed, err);
+    r->carried_bytes = r->at.bytes_written;
+    if (r->at.step < c->run.steps && budget_spent(r)) /* before the first byte is written */
+        return SPW_OK;
+    SPW_TRY(resume != NULL ? spw_checkpoint_load(r->engine, found, err)
+                           : spw_engine_init_params(r->engine, c->run.seed, err));
+    r->first_update = spw_engine_updates(r->engine);
+    return SPW_OK;
 }
 
 static void
@@ -490,9 +547,11 @@ cli_train(int argc, char **argv)
             json_decref(use_rates(&r));
         if (train_loop(&r, &err) != SPW_OK)
             rc = cli_fail(&err);
+        else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
+            rc = EXIT_PAUSED;
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
             rc = cli_fail(&err);
-        if (r.steps_done > 0 && rc == EXIT_DONE)
+        if (r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED))
             closing_table(&r);
     }
     release(&r);

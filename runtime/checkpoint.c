@@ -270,11 +270,11 @@ write_manifest(const char *folder, const spw_config *config, const spw_checkpoin
         return st;
     }
     return write_json(folder, MANIFEST_FILE,
-                      json_pack("{s:i, s:s, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway",
+                      json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway",
                                 SPW_VERSION, "step", (json_int_t)state->step, "data_position",
-                                (json_int_t)state->data_position, "updates", (json_int_t)state->updates, "tokens",
-                                state->tokens, "digests", MODEL_FILE, model, OPTIMIZER_FILE, optimizer, "config",
-                                parsed),
+                                (json_int_t)state->data_position, "updates", (json_int_t)state->updates,
+                                "bytes_written", (json_int_t)state->bytes_written, "tokens", state->tokens, "digests",
+                                MODEL_FILE, model, OPTIMIZER_FILE, optimizer, "config", parsed),
                       err);
 }
 
@@ -379,11 +379,12 @@ spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_
                       : spw_config_parse(config, text, name, NULL, 0, err);
     free(text);
     if (state != NULL)
-        *state = (spw_checkpoint_state){.step = (uint64_t)json_integer_value(json_object_get(root, "step")),
-                                        .data_position =
-                                            (uint64_t)json_integer_value(json_object_get(root, "data_position")),
-                                        .updates = (uint64_t)json_integer_value(json_object_get(root, "updates")),
-                                        .tokens = json_number_value(json_object_get(root, "tokens"))};
+        *state = (spw_checkpoint_state){
+            .step = (uint64_t)json_integer_value(json_object_get(root, "step")),
+            .data_position = (uint64_t)json_integer_value(json_object_get(root, "data_position")),
+            .updates = (uint64_t)json_integer_value(json_object_get(root, "updates")),
+            .bytes_written = (uint64_t)json_integer_value(json_object_get(root, "bytes_written")),
+            .tokens = json_number_value(json_object_get(root, "tokens"))};
     json_decref(root);
     return st;
 }

@@ -904,6 +904,10 @@ settle(const reader *r, const json_t *root)
     if (c->run.chunk_elems % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
                          (unsigned long long)c->run.chunk_elems);
+    if (c->run.write_budget > 0 && strcmp(c->run.write_budget_action, "pause") == 0 && c->run.checkpoint_dir[0] == '\0')
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: spillway.write_budget_action pause needs a spillway.checkpoint_dir to go on from",
+                         r->name);
     if (c->aio.block_size % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: aio.block_size %llu is not a multiple of 4096", r->name,
                          (unsigned long long)c->aio.block_size);

@@ -275,6 +275,10 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),
     {"spillway.tbw", NULL, K_BYTES, C_BUILT, AT(run.tbw), 0, 0, 9.2e18, "0",
      "bytes that the disks are rated for (\"600TB\"): spillway plan says how many years that is; 0: not known", NULL},
+    {"spillway.write_budget", NULL, K_BYTES, C_BUILT, AT(run.write_budget), 0, 0, 9.2e18, "0",
+     "bytes that training may write to nvme swap, counted on when it is resumed; 0: no limit", NULL},
+    TEXT("spillway.write_budget_action", run.write_budget_action, "\"stop\"", "stop|pause",
+         "before a step would exceed it: save and exit with 0 (stop) or 4 (pause: for a scheduler that resumes)"),
     U64("spillway.chaos_seed", NULL, run.chaos_seed, 0, BIG, "0", "tests: random delays, poisoned buffers"),
 };
 const uint32_t spw__config_row_count = sizeof spw__config_rows / sizeof spw__config_rows[0];

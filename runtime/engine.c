@@ -77,7 +77,10 @@ struct spw_engine {
 
 /* ---------------------------------------------------------------- units of a block */
 
-/* Units whose parameters a block uses, its own and external ones, without repeats. */
+/*
+ * Units whose parameters a block uses, its own and external ones, without repeats; the largest first, which is the order
+ * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good.
+ */
 static uint32_t
 block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
 {
@@ -87,10 +90,30 @@ block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
         uint32_t u = e->layout.places[b->param_ids[k]].unit_idx, j = 0;
         while (j < n && out[j] != u)
             j++;
-        if (j == n)
-            out[n++] = u;
+        if (j < n)
+            continue;
+        for (n++; j > 0 && e->layout.units[out[j - 1]].elems < e->layout.units[u].elems; j--)
+            out[j] = out[j - 1];
+        out[j] = u;
     }
     return n;
+}
+
+/*
+ * Elements of device cache in which a block's units fit one after another, wherever those before lie: k units that are
+ * held leave k + 1 gaps at most, and when all of them together hold k + 1 times the next one, it fits in one of them.
+ */
+static uint64_t
+block_elems(const spw_engine *e, uint32_t block_idx)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = block_units(e, block_idx, units);
+    uint64_t held = 0, least = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t elems = e->layout.units[units[k]].elems;
+        least = held + (k + 1) * elems > least ? held + (k + 1) * elems : least;
+        held += elems;
+    }
+    return least;
 }
 
 static void
@@ -168,7 +191,7 @@ batch_of(const spw_engine *e, uint32_t micro, uint32_t micro_batches)
 /* ---------------------------------------------------------------- measuring, before anything is allocated */
 
 /* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
-enum { LIBRARY_BYTES = 3 << 19 };
+enum { LIBRARY_BYTES = 5 << 18 };
 
 /* Bytes of tape memory that the largest block needs, forward and backward, with nothing computed. */
 static spw_status
@@ -294,20 +317,24 @@ aio_options(const spw_config *c)
                              .iopoll = c->aio.iopoll};
 }
 
-/* The largest buffer that products of this model need on a thread: forward, and backward to input and weights. */
+/* Products of this model, forward and backward to input and weights: each thread keeps its largest buffer. */
 static uint64_t
 product_bytes(const spw_engine *e)
 {
-    uint64_t most = 0;
-    for (uint32_t id = 0; id < e->model->param_count; id++) {
-        uint64_t out = e->model->params[id].rows, in = e->model->params[id].cols;
-        const uint64_t shapes[3][3] = {{e->rows, out, in}, {e->rows, in, out}, {out, in, e->rows}};
-        for (int k = 0; k < 3 && e->model->params[id].ndim > 1; k++) {
-            uint64_t bytes = spw_gpu_product_bytes(e->gpu, shapes[k][0], shapes[k][1], shapes[k][2]);
-            most = bytes > most ? bytes : most;
+    uint64_t sum = 0;
+    for (uint32_t thread = 0; thread < spw_gpu_get_info(e->gpu)->thread_count; thread++) {
+        uint64_t most = 0;
+        for (uint32_t id = 0; id < e->model->param_count; id++) {
+            uint64_t out = e->model->params[id].rows, in = e->model->params[id].cols;
+            const uint64_t shapes[3][3] = {{e->rows, out, in}, {e->rows, in, out}, {out, in, e->rows}};
+            for (int k = 0; k < 3 && e->model->params[id].ndim > 1; k++) {
+                uint64_t bytes = spw_gpu_product_bytes(e->gpu, thread, shapes[k][0], shapes[k][1], shapes[k][2]);
+                most = bytes > most ? bytes : most;
+            }
         }
+        sum += spw_touched_bytes(most);
     }
-    return most;
+    return sum;
 }
 
 /*
@@ -337,8 +364,8 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
     if (o->resumes || c->run.checkpoint_dir[0] != '\0')
         own += spw__checkpoint_bytes(e->model, &e->layout, e->optimizer, worker_count(e));
-    return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) +
-                            spw_gpu_work_bytes(e->gpu, product_bytes(e)) + LIBRARY_BYTES,
+    return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) + spw_gpu_work_bytes(e->gpu) +
+                            product_bytes(e) + LIBRARY_BYTES,
                         4096);
 }
 
@@ -366,13 +393,9 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .flops = step_flops(e)};
     uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * sizeof(float);
-    uint32_t units[SPW_BLOCK_PARAMS_MAX];
     spw_status st;
     for (uint32_t b = 0; b < e->model->block_count; b++) {
-        uint64_t bytes = 0;
-        uint32_t n = block_units(e, b, units);
-        for (uint32_t k = 0; k < n; k++)
-            bytes += e->layout.units[units[k]].elems * in.compute_bytes;
+        uint64_t bytes = block_elems(e, b) * in.compute_bytes;
         if (bytes > in.largest_block_bytes)
             in.largest_block_bytes = bytes;
     }

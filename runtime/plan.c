@@ -365,8 +365,8 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
-        p->batch_device += record_padding(in, SPW_TIER_DEVICE, true);
-    fixed = p->grads_device + p->activations_device + p->arena_device + p->batch_device;
+        p->padding_device = record_padding(in, SPW_TIER_DEVICE, true);
+    fixed = p->grads_device + p->activations_device + p->arena_device + p->batch_device + p->padding_device;
     if (c->zero.offload_param == SPW_TIER_DEVICE)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
@@ -478,7 +478,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"staging slots", 0, p->slots_host, 0},
                 {"gathered units", p->cache_device, 0, 0},
                 {"activation checkpoints", p->activations_device, 0, 0},
-                {"working memory", p->arena_device + p->batch_device, 0, 0},
+                {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
                 {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme}};

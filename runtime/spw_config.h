@@ -105,6 +105,8 @@ typedef struct spw_config {
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end;
         uint64_t tbw;                      /* bytes the swap disks are rated for; 0: not known */
+        uint64_t write_budget;             /* bytes that the run may write to nvme swap, resumed or not; 0: no limit */
+        char write_budget_action[16];      /* stop, pause */
         uint64_t chaos_seed;               /* tests */
         spw_test_aio_schedule *aio_faults; /* tests; NULL: none */
     } run;

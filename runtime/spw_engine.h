@@ -145,6 +145,7 @@ void spw_engine_set_updates(spw_engine *engine, uint64_t updates);
 
 typedef struct spw_checkpoint_state {
     uint64_t step, data_position, updates;
+    uint64_t bytes_written; /* to nvme swap, since the first run */
     double tokens;
 } spw_checkpoint_state;
 /* Writes <dir>/step-<n>/, complete or absent. path_out (may be NULL): SPW_PATH_BYTES. */

@@ -39,7 +39,8 @@ typedef struct spw_plan {
     uint64_t least_bytes; /* host, device: the budget that would do */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
-    uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
+    uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
+        device_budget;
     uint32_t weight_slots, record_slots, path_count;
     const char *paths[SPW_PATHS_MAX];
     uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */

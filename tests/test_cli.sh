@@ -119,6 +119,33 @@ for sig in INT TERM; do
     check "SIG$sig cleans up" nothing_left
 done
 
+# What may be written to swap: the run saves and ends before the step that would exceed it, and counts on when resumed.
+wear() { # KEY: of the last object of run log $dir/w.jsonl
+    tail -n 1 "$dir/w.jsonl" | grep -o "\"$1\":[0-9]*" | sed 's/.*://'
+}
+w="--set spillway.checkpoint_dir=$dir/w --set spillway.run_log=$dir/w.jsonl --set spillway.tbw=1GB --set spillway.eval_interval=0"
+check "train and count what is written" run train "$c" $w --set spillway.checkpoint_dir=
+check "the closing table shows wear" grep -qE 'wrote [0-9.]+ MiB to swap, .* a step, .* a token, [0-9.]+ % of the disk.s rated 0.001 TB' "$dir/out"
+check "step lines too" grep -qE '^step 10/10 .* wrote [0-9.]+ [KMi]*B \([0-9.]+ [KMi]*B/token\)' "$dir/out"
+all=$(wear bytes_written_total)
+each=$(awk -v all="$all" 'BEGIN { printf "%d", all / 11 }') # once at the start, then every step
+check "which every step's object says" test "$(grep -c '"bytes_written_total":' "$dir/w.jsonl")" -eq 11
+budget=$((each * 6 + each / 2))
+check "a budget for five steps and a half" run train "$c" $w --set spillway.write_budget=$budget
+check "saves after the fifth" test -d "$dir/w/step-5" -a "$(ls "$dir/w")" = step-5
+check "and says why" grep -q '^stopped before step 6: .* would exceed spillway.write_budget' "$dir/out"
+within_budget() { [ "$(wear bytes_written_total)" -le "$1" ] && [ "$(wear bytes_written_total)" -gt $((each * 5)) ]; }
+check "within it" within_budget $budget
+check "nothing is left in swap" nothing_left
+pauses() { run train "$c" "$@" --set spillway.write_budget_action=pause; test $? -eq 4; }
+check "resumed with the same budget: paused, code 4" pauses $w --resume "$dir/w" --set spillway.write_budget=$budget
+check "without a step" test "$(ls "$dir/w")" = step-5
+check "a larger budget counts what was written before" pauses $w --resume "$dir/w" --set spillway.write_budget=$((budget + each * 4))
+check "three more steps: the start is written again" test -d "$dir/w/step-8" -a ! -e "$dir/w/step-9"
+check "without a budget it goes on to the end" run train "$c" $w --resume "$dir/w"
+check "with the uninterrupted run's bits" same_tensors "$dir/a/step-10" "$dir/w/step-10"
+expect 2 "checkpoint_dir" "pause needs a checkpoint_dir" train "$c" --set spillway.checkpoint_dir= --set spillway.write_budget=1GB --set spillway.write_budget_action=pause
+
 # Two runs on one path do not disturb each other.
 "$spw" train "$c" --set spillway.checkpoint_dir="$dir/t1" --set spillway.run_log= >/dev/null 2>&1 &
 pid=$!
@@ -254,7 +281,7 @@ case $build in
     if [ "$free_kib" -lt 4000000 ]; then n=$((n + 1)); echo "ok $n - large model # SKIP less than 4 GB of disk"; else
         large="--set model={\"model_type\":\"gpt2\",\"vocab_size\":50304,\"n_positions\":64,\"n_embd\":768,\"n_layer\":12,\"n_head\":12}"
         check "120 M parameters train from disk" run train "$c" $large --set data.seq_length=64 --set train_micro_batch_size_per_gpu=1 \
-            --set gradient_accumulation_steps=1 --set spillway.steps=2 --set spillway.eval_interval=0 --set spillway.chunk_elems=1048576 \
+            --set gradient_accumulation_steps=1 --set spillway.steps=2 --set spillway.eval_interval=0 --set spillway.host_memory=660MiB --set spillway.chunk_elems=1048576 \
             --set spillway.checkpoint_dir= --set spillway.run_log="$dir/large.jsonl"
         cp "$dir/out" "$dir/large.out"
         within() {

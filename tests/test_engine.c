@@ -430,6 +430,35 @@ test_budgets(void **state)
     }
 }
 
+/*
+ * The least device memory that is named is enough for every shape of blocks: the last one uses its own small unit and the
+ * tied embedding, which needs one gap in the device's cache however the units before it came to lie.
+ */
+static void
+test_least_device(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 4; layers++) {
+        for (uint64_t vocab = 61; vocab < 2000; vocab += 490) {
+            rig r;
+            spw_step_result result;
+            rig_config(&r, SPW_TIER_DEVICE);
+            r.mc.layers = layers;
+            r.mc.vocab = vocab;
+            r.c.gradient_clipping = layers % 2;
+            r.c.run.device_memory = 4096;
+            assert_int_equal(rig_open(&r, 0), SPW_ENOFIT);
+            r.c.run.device_memory = least_named(&r, "spillway.device_memory");
+            rig_close(&r);
+            memset(&r.err, 0, sizeof r.err);
+            rig_need(&r, 0);
+            for (uint64_t s = 0; s < 3; s++)
+                assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+            rig_remove(&r);
+        }
+    }
+}
+
 /* max_in_cpu and the buffer keys set the number of staging slots, as documented; never more than there are chunks. */
 static void
 test_staging_keys(void **state)
@@ -1067,7 +1096,7 @@ main(void)
         cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
         cmocka_unit_test(test_nonfinite),       cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_damaged_swap),    cmocka_unit_test(test_stall_causes),
-        cmocka_unit_test(test_smallest_device), cmocka_unit_test(test_param_groups),
+        cmocka_unit_test(test_smallest_device), cmocka_unit_test(test_least_device), cmocka_unit_test(test_param_groups),
         cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
         cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),

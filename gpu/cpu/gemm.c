@@ -43,14 +43,17 @@ slice_of(uint64_t M, uint64_t N, uint64_t K)
     return spw_round_up((dim + parts - 1) / parts, 16);
 }
 
-/* OpenBLAS packs a block of one factor and a panel of the other. */
+/* OpenBLAS packs a block of one factor and a panel of the other; tiles of attention are products too. */
 uint64_t
-spw_gpu_product_bytes(const spw_gpu *gpu, uint64_t M, uint64_t N, uint64_t K)
+spw_gpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K)
 {
-    const uint64_t P = 768, Q = 640; /* its largest blocks for x86-64 (Haswell, Sapphire Rapids) */
+    const uint64_t P = 768, Q = 448, TILES = 128 << 10; /* its largest for x86-64: Haswell, Skylake X */
     uint64_t slice = slice_of(M, N, K), block = M >= N ? N : slice, panel = M >= N ? slice : M;
+    uint64_t bytes = (K < Q ? K : Q) * ((block < P ? block : P) + panel) * sizeof(float);
     (void)gpu;
-    return (K < Q ? K : Q) * ((block < P ? block : P) + panel) * sizeof(float);
+    if (thread_idx * slice >= (M >= N ? M : N) || bytes < TILES)
+        bytes = TILES;
+    return bytes;
 }
 
 void

@@ -1,0 +1,384 @@
+/*
+ * Budgets of the whole program: random configurations run as child processes, each in a cgroup that holds host_memory
+ * and device_memory together where one can be made. Each either trains within its plan or exits 3 with the table.
+ *
+ * What fails it: the kernel's own peak of the process (wait4) above the plan, which is never above the budgets; a plan that
+ * is more than 5 % and 4 MiB too large; a child that is killed. The peak counts program and libraries too, which a cgroup
+ * often charges to somebody else; RLIMIT_AS and RLIMIT_DATA count what is mapped, and OpenBLAS maps 128 MiB per thread
+ * to touch one.
+ */
+#include "spw_engine.h"
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+enum { RUNS = 200, LANES = 2, STEPS_MAX = 3, FLOOR_BYTES = 4 << 20 };
+
+/* One child at a time. */
+typedef struct lane {
+    char dir[300], cgroup[600];
+    pid_t pid;
+    uint32_t run;
+    uint64_t host, device; /* budgets; 0: auto */
+    bool again;            /* with the budget that the refusal named */
+} lane;
+
+static char base[256], program[512];
+static uint64_t seed, trained, refused, in_cgroup;
+static double slack_least = INFINITY, slack_most;
+
+/* Draw number `what` of configuration run, below n. */
+static uint64_t
+pick(uint32_t run, uint32_t what, uint64_t n)
+{
+    uint32_t r[4];
+    spw_philox(seed, run, what, r);
+    return (((uint64_t)r[0] << 32) | r[1]) % n;
+}
+
+/* ---------------------------------------------------------------- cgroups */
+
+static bool
+write_text(const char *dir, const char *name, const char *text)
+{
+    char path[1000];
+    FILE *f;
+    bool ok;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    f = fopen(path, "we");
+    ok = f != NULL && fputs(text, f) >= 0;
+    return f != NULL && fclose(f) == 0 && ok;
+}
+
+/* A folder below this process's own memory cgroup, version 1 or 2; "" where that is not permitted. */
+static void
+make_cgroup(lane *l, uint32_t lane_idx)
+{
+    char line[400], *name;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    l->cgroup[0] = '\0';
+    while (f != NULL && l->cgroup[0] == '\0' && fgets(line, sizeof line, f) != NULL) {
+        bool v1 = strstr(line, ":memory:") != NULL, v2 = strncmp(line, "0::", 3) == 0;
+        const char *mount = v1 ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
+        line[strcspn(line, "\n")] = '\0';
+        name = strrchr(line, ':');
+        if ((!v1 && !v2) || name == NULL)
+            continue;
+        snprintf(l->cgroup, sizeof l->cgroup, "%s%s/spw-budget-%ld-%u", mount,
+                 strcmp(name + 1, "/") == 0 ? "" : name + 1, (long)getpid(), lane_idx);
+        if (mkdir(l->cgroup, 0755) != 0 ||
+            !write_text(l->cgroup, v1 ? "memory.limit_in_bytes" : "memory.max", v1 ? "-1" : "max")) {
+            (void)rmdir(l->cgroup);
+            l->cgroup[0] = '\0';
+        }
+    }
+    if (f != NULL)
+        fclose(f);
+}
+
+static bool
+set_limit(const lane *l, uint64_t bytes)
+{
+    char text[32], probe[700];
+    bool v1;
+    snprintf(probe, sizeof probe, "%s/memory.limit_in_bytes", l->cgroup);
+    v1 = access(probe, F_OK) == 0;
+    snprintf(text, sizeof text, "%llu", (unsigned long long)(v1 ? bytes : bytes + bytes / 256 + (2u << 20)));
+    return write_text(l->cgroup, v1 ? "memory.limit_in_bytes" : "memory.max",
+                      text); /* version 2 counts the kernel too */
+}
+
+/* ---------------------------------------------------------------- configurations */
+
+static const char *
+tier(uint64_t k)
+{
+    static const char *const names[] = {"none", "cpu", "nvme", "nvme"};
+    return names[k];
+}
+
+static void
+configure(const lane *l)
+{
+    static const char *const formats[] = {"split", "fp32", "mixed", "split-bf16", "split-int8", "split24-int8"};
+    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
+    uint32_t r = l->run;
+    uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
+             passes = pick(r, 4, 4) == 0;
+    bool llama = pick(r, 5, 3) == 0;
+    char path[400], host[32], device[32];
+    FILE *f;
+    snprintf(path, sizeof path, "%s/config.json", l->dir);
+    f = fopen(path, "we");
+    assert_non_null(f);
+    snprintf(host, sizeof host, l->host > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->host);
+    snprintf(device, sizeof device, l->device > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->device);
+    fprintf(f, "{\"model\": {\"model_type\": \"%s\", \"vocab_size\": %d, ", llama ? "llama" : "gpt2",
+            256 << (int)pick(r, 6, 4));
+    if (llama)
+        fprintf(f,
+                "\"max_position_embeddings\": %d, \"hidden_size\": %d, \"num_hidden_layers\": %d, "
+                "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": %d},\n",
+                (int)T, (int)width, 1 + (int)pick(r, 7, 6), 64 * (1 + (int)pick(r, 8, 12)));
+    else
+        fprintf(f, "\"n_positions\": %d, \"n_embd\": %d, \"n_layer\": %d, \"n_head\": 4},\n", (int)T, (int)width,
+                1 + (int)pick(r, 7, 6));
+    fprintf(f, "\"data\": {\"path\": [\"%s/text\"], \"seq_length\": %d},\n", base, (int)T);
+    fprintf(f,
+            "\"train_micro_batch_size_per_gpu\": %d, \"gradient_accumulation_steps\": %d, \"gradient_clipping\": %d,\n",
+            1 + (int)pick(r, 9, 4), 1 + (int)pick(r, 10, 4), (int)pick(r, 11, 2));
+    fprintf(f, "\"bf16\": {\"enabled\": %s}, \"optimizer\": {\"type\": \"%s\", \"params\": {\"lr\": 1e-3}},\n",
+            format == 1 ? "false" : "true", optimizers[pick(r, 12, 4)]);
+    fprintf(
+        f,
+        "\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"%s\", \"nvme_path\": \"%s/swap\"}, "
+        "\"offload_optimizer\": {\"device\": \"%s\", \"nvme_path\": \"%s/swap\"}},\n",
+        tier(pick(r, 13, 4)), l->dir, tier(pick(r, 14, 4)), l->dir);
+    fprintf(f, "\"aio\": {\"backend\": \"%s\", \"block_size\": %d, \"queue_depth\": %d},\n",
+            pick(r, 15, 4) == 0 ? "threads" : "auto", 65536 << (int)pick(r, 16, 6), 1 << (int)pick(r, 17, 7));
+    fprintf(
+        f,
+        "\"spillway\": {\"steps\": %d, \"device\": \"cpu\", \"device_memory\": %s, \"host_memory\": %s, "
+        "\"state_format\": \"%s\", \"chunk_elems\": %d, \"weight_slots\": %d, \"record_slots\": %d, "
+        "\"grad_dtype\": \"%s\", \"micro_batches_per_pass\": %d, \"optimizer_threads\": %d, \"compute_threads\": %d, "
+        "\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, \"eval_batches\": %d, "
+        "\"run_log\": \"%s/log\"}}\n",
+        2 + (int)pick(r, 18, STEPS_MAX - 1), device, host, formats[format], 4096 << (int)(2 * pick(r, 19, 5)),
+        pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
+        pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
+        pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* ---------------------------------------------------------------- children */
+
+static void
+start(lane *l)
+{
+    char config[400], out[400];
+    bool caged;
+    snprintf(config, sizeof config, "%s/config.json", l->dir);
+    snprintf(out, sizeof out, "%s/out", l->dir);
+    configure(l);
+    caged = l->cgroup[0] != '\0' && set_limit(l, l->host > 0 && l->device > 0 ? l->host + l->device : 4ull << 30);
+    in_cgroup += caged && l->host > 0 && l->device > 0;
+    l->pid = fork();
+    assert_true(l->pid >= 0);
+    if (l->pid == 0) {
+        int fd = open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0 || (caged && !write_text(l->cgroup, "cgroup.procs", "0")))
+            _exit(99);
+        alarm(120); /* one that hangs is killed, and that fails */
+        execl(program, program, "train", config, "--quiet", (char *)NULL);
+        _exit(98);
+    }
+}
+
+static char text[1 << 20], config_text[1 << 14];
+
+/* The start of one of the child's files. */
+static char *
+output(const lane *l, const char *name, char *buf, size_t buf_bytes)
+{
+    char path[400];
+    size_t got;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/%s", l->dir, name);
+    f = fopen(path, "re");
+    got = f != NULL ? fread(buf, 1, buf_bytes - 1, f) : 0;
+    buf[got] = '\0';
+    if (f != NULL)
+        fclose(f);
+    return buf;
+}
+
+static uint64_t
+bytes_of(json_t *object, const char *name)
+{
+    json_t *value = json_object_get(object, name);
+    assert_true(json_is_integer(value));
+    return (uint64_t)json_integer_value(value);
+}
+
+/* Bytes of the plan, from the last object of the run's log. */
+static void
+planned(const lane *l, uint64_t *host, uint64_t *device)
+{
+    char *line;
+    json_t *root, *plan;
+    size_t end = strlen(output(l, "log", text, sizeof text));
+    assert_true(end > 1);
+    text[end - 1] = '\0';
+    line = strrchr(text, '\n') != NULL ? strrchr(text, '\n') + 1 : text;
+    root = json_loads(line, 0, NULL);
+    assert_non_null(root);
+    plan = json_object_get(root, "plan_bytes");
+    *host = bytes_of(plan, "host");
+    *device = bytes_of(plan, "device");
+    json_decref(root);
+}
+
+static void
+fail_run(const lane *l, const char *what)
+{
+    output(l, "out", text, sizeof text);
+    output(l, "config.json", config_text, sizeof config_text);
+    fail_msg("SPW_SEED=%llu, configuration %u: %s\n%.600s\n%s", (unsigned long long)seed, l->run, what, text,
+             config_text);
+}
+
+static void
+check_trained(const lane *l, uint64_t peak)
+{
+    uint64_t host, device, plan;
+    char what[200];
+    planned(l, &host, &device);
+    plan = host + device;
+    snprintf(what, sizeof what, "peak %.2f MiB, planned %.2f host + %.2f device, budgets %.2f and %.2f",
+             (double)peak / (1 << 20), (double)host / (1 << 20), (double)device / (1 << 20),
+             (double)l->host / (1 << 20), (double)l->device / (1 << 20));
+    if ((l->host > 0 && host > l->host) || (l->device > 0 && device > l->device) || peak > plan)
+        fail_run(l, what);
+    if (plan - peak > plan / 20 && plan - peak > FLOOR_BYTES)
+        fail_run(l, what);
+    slack_least = fmin(slack_least, (double)(plan - peak) / (1 << 20));
+    slack_most = fmax(slack_most, (double)(plan - peak) / (1 << 20));
+    trained++;
+}
+
+/* The table is there; a budget that was named goes into the lane for another try. */
+static bool
+check_refused(lane *l)
+{
+    char *at;
+    unsigned long long least = 0;
+    bool device = strstr(output(l, "out", text, sizeof text), "spillway.device_memory is") != NULL;
+    if (strstr(text, "  total ") == NULL)
+        fail_run(l, "exit 3 without the table");
+    at = strstr(text, "needs at least");
+    at = at == NULL ? strstr(text, "need at least") : at;
+    at = at == NULL ? NULL : strchr(at, '(');
+    if (at == NULL || sscanf(at, "(%llu bytes)", &least) != 1)
+        fail_run(l, "exit 3 without the bytes that are needed");
+    refused++;
+    if (l->again && !device)
+        return false; /* the process differs by a page or so from start to start; once more would be a loop */
+    *(device ? &l->device : &l->host) = least;
+    l->again = !device;
+    return true;
+}
+
+static void
+clean(const lane *l)
+{
+    char command[900];
+    snprintf(command, sizeof command, "rm -rf '%s' && mkdir -p '%s/swap'", l->dir, l->dir);
+    assert_int_equal(system(command), 0);
+}
+
+/* 200 random configurations, two at a time; what is refused is tried again with the budget that the refusal names. */
+static void
+test_random_budgets(void **state)
+{
+    lane lanes[LANES];
+    uint32_t next = 0, running = 0;
+    char path[300];
+    FILE *f;
+    (void)state;
+    if (SANITIZED)
+        skip(); /* they multiply memory */
+    snprintf(path, sizeof path, "%s/text", base);
+    f = fopen(path, "we");
+    assert_non_null(f);
+    for (int i = 0; i < 20000; i++)
+        fprintf(f, "line %d says that %d is not %d\n", i, i * 7, i % 13);
+    assert_int_equal(fclose(f), 0);
+    for (uint32_t i = 0; i < LANES; i++) {
+        lanes[i] = (lane){.pid = 0};
+        snprintf(lanes[i].dir, sizeof lanes[i].dir, "%s/%u", base, i);
+        make_cgroup(&lanes[i], i);
+    }
+    for (;;) {
+        struct rusage usage;
+        lane *l = NULL;
+        int status;
+        pid_t pid;
+        for (uint32_t i = 0; i < LANES && next < RUNS; i++) {
+            if (lanes[i].pid != 0)
+                continue;
+            lanes[i].run = next;
+            lanes[i].again = false;
+            lanes[i].host = pick(next, 30, 4) == 0 ? 0 : (8ull << 20) + pick(next, 31, 48ull << 20);
+            lanes[i].device = pick(next, 32, 3) == 0 ? 0 : (1ull << 20) + pick(next, 33, 32ull << 20);
+            clean(&lanes[i]);
+            start(&lanes[i]);
+            next++;
+            running++;
+        }
+        if (running == 0)
+            break;
+        pid = wait4(-1, &status, 0, &usage);
+        assert_true(pid > 0);
+        for (uint32_t i = 0; i < LANES; i++)
+            l = lanes[i].pid == pid ? &lanes[i] : l;
+        assert_non_null(l);
+        running--;
+        l->pid = 0;
+        if (!WIFEXITED(status))
+            fail_run(l, "killed");
+        else if (WEXITSTATUS(status) == 0)
+            check_trained(l, (uint64_t)usage.ru_maxrss * 1024);
+        else if (WEXITSTATUS(status) != 3)
+            fail_run(l, "neither 0 nor 3");
+        else if (check_refused(l)) {
+            clean(l);
+            start(l);
+            running++;
+        }
+    }
+    for (uint32_t i = 0; i < LANES; i++)
+        (void)rmdir(lanes[i].cgroup);
+    print_message(
+        "seed %llu: %llu trained, %llu refusals, %llu in a cgroup of their budgets' size; plan minus peak %.2f to "
+        "%.2f MiB\n",
+        (unsigned long long)seed, (unsigned long long)trained, (unsigned long long)refused,
+        (unsigned long long)in_cgroup, slack_least, slack_most);
+    assert_true(trained > RUNS / 2 && refused > RUNS / 10);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_budgets)};
+    const char *wish = getenv("SPW_SEED"), *build = getenv("SPW_BUILD"), *tmp = getenv("TMPDIR");
+    char command[300];
+    int failed;
+    seed = wish != NULL ? strtoull(wish, NULL, 10) : 1;
+    snprintf(program, sizeof program, "%s/spillway", build != NULL ? build : "build/release");
+    snprintf(base, sizeof base, "%s/spw-budget-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    if (mkdtemp(base) == NULL)
+        return 1;
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    snprintf(command, sizeof command, "rm -rf '%s'", base);
+    return system(command) == 0 ? failed : 1;
+}
