@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats bench-step asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -118,11 +118,16 @@ bench-aio: all
 # The optimizers beside memory, with one thread and with all; beside PyTorch's where that is installed.
 bench-adam: all
 	@./spillway bench adam --threads 1
+	@./spillway bench adam
 	@./spillway bench adam --optimizer all --format split
 	@./spillway bench adam --grad bf16
 	@if python3 -c 'import torch' 2>/dev/null; then python3 examples/pytorch_adam.py; else echo "no PyTorch here"; fi
 
-# What lossy state formats cost in loss, about fifteen minutes.
+# Training steps by placement: bound over measured, waits by cause; about four minutes.
+bench-step: all
+	@sh tests/bench_step.sh $(or $(ROUNDS),3) $(DIR)
+
+# What lossy state formats cost in loss, about half an hour.
 bench-formats: all
 	@sh tests/bench_formats.sh $(or $(STEPS),1000)
 
@@ -153,6 +158,7 @@ help:
 	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
 	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
 	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch"
+	@echo "make bench-step     training steps by placement: bound over measured, waits by cause"
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"

@@ -295,6 +295,9 @@ closing_table(run *r)
     printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
+    if (stats.checked_bytes > 0 && s->cpu_s > 0)
+        printf("  integrity        %s checked, %.1f%% of the processor time\n",
+               spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
     spw_plan_print(p, print_line, NULL);
     printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
            spw_format_bytes(a, sizeof a, accounted_peak(r)),
@@ -316,6 +319,7 @@ add_step(run *r, const spw_step_result *s)
     r->sum.step_s += s->step_s;
     r->sum.compute_s += s->compute_s;
     r->sum.other_s += s->other_s;
+    r->sum.cpu_s += s->cpu_s;
     r->sum.bound_s += s->bound_s;
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
         r->sum.bounds_s[k] += s->bounds_s[k];

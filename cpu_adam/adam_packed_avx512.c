@@ -240,6 +240,8 @@ make_scales(const spw__packed *p, batch *b)
     __m512i scales = _mm512_maskz_srli_epi32(some, sum, 16);
     __m256i halves = _mm512_cvtepi32_epi16(scales);
     __mmask8 mine = (__mmask8)(((1u << b->count) - 1) & ~b->done);
+    if (mine == 0)
+        return;
     _mm_mask_storeu_epi16(p->m_scale + b->group, mine, _mm256_castsi256_si128(halves));
     _mm_mask_storeu_epi16(p->v_scale + b->group, mine, _mm256_extracti128_si256(halves, 1));
     _mm256_store_si256((__m256i *)b->v_some, _mm256_maskz_set1_epi32((__mmask8)(some >> BATCH), -1));
@@ -259,7 +261,7 @@ load_scales(const spw__packed *p, batch *b, uint64_t group, uint64_t count)
 ALWAYS_INLINE void
 encode(const constants *k, const spw__packed *p, const batch *b, uint32_t j)
 {
-    uint64_t at = (b->group + j) * GROUP;
+    const uint64_t at = (b->group + j) * GROUP;
     __m512 m_factor = _mm512_set1_ps(b->factors[j]), v_factor = _mm512_set1_ps(b->factors[BATCH + j]), m[2], v[2];
     __m512i m_high, v_high, both;
     if (j >= b->count || (b->done >> j & 1) != 0)
@@ -407,7 +409,10 @@ step_body(const spw__packed *packed, uint64_t first, uint64_t end, bool is_bf16,
     half_done open = {.at = UINT64_MAX};
     uint64_t nonfinite_count = 0, groups = (end - first) / GROUP;
     local.coef = &coef;
-    b->count = b->done = before->count = before->done = 0;
+    for (int j = 0; j < 2; j++) { /* lanes of an unfinished batch are computed with and not used */
+        memset(batches[j].tops, 0, sizeof batches[j].tops);
+        batches[j].group = batches[j].count = batches[j].done = 0;
+    }
     __asm__("" : "+m"(copy)); /* loads, not values: see constants */
     for (uint64_t n = 0; n <= groups; n++) {
         uint32_t in_batch = (uint32_t)(n % BATCH);

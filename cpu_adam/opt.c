@@ -328,7 +328,7 @@ walk_group(void *ctx, uint64_t at)
 
 /* Whole groups of one range by the fused kernel, a group that several ranges share block by block. */
 static uint64_t
-step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges)
+step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t to)
 {
     const spw_opt_chunk *c = k->chunk;
     general_walk general = {k, ranges};
@@ -345,11 +345,11 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges)
                      .grad = c->grad,
                      .general = walk_group,
                      .ctx = &general};
-    for (uint64_t at = 0; at < c->elems;) {
+    for (uint64_t at = from; at < to;) {
         uint64_t end;
         while (general.ranges->end <= at)
             general.ranges++;
-        end = general.ranges->end / SPW_STATE_GROUP * SPW_STATE_GROUP;
+        end = general.ranges->end < to ? general.ranges->end / SPW_STATE_GROUP * SPW_STATE_GROUP : to;
         if (end > at) {
             p.coef = general.ranges->coef;
             nonfinite_count += kernel(&p, at, end);
@@ -373,11 +373,12 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
 
 /* Adam's fused kernels, range by range. */
 static uint64_t
-step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint32_t range_count)
+step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from, uint64_t to)
 {
-    uint64_t nonfinite_count = 0, first = 0;
-    for (uint32_t r = 0; r < range_count; r++) {
-        const spw_opt_coef *o = ranges[r].coef;
+    uint64_t nonfinite_count = 0, first = from;
+    for (const spw_opt_range *r = ranges; first < to; r++) {
+        const spw_opt_coef *o = r->coef;
+        uint64_t end = r->end < to ? r->end : to;
         spw_adam_coef coef = {.grad_scale = o->grad_scale,
                               .one_minus_beta1 = o->c[0],
                               .beta2 = o->c[1],
@@ -389,11 +390,13 @@ step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint
                               .inv_bc2_sqrt = o->c[7]};
         spw_adam_slice slice;
         uint64_t bad = 0;
+        if (end <= first)
+            continue;
         spw_adam_slice_init(&slice, c->format, c->weights, c->record, c->elems, c->grad, c->grad_dtype, first,
-                            ranges[r].end - first);
+                            end - first);
         (void)spw_adam_step_isa(isa, &coef, &slice, &bad);
         nonfinite_count += bad;
-        first = ranges[r].end;
+        first = end;
     }
     return nonfinite_count;
 }
@@ -403,16 +406,18 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
                  uint64_t *nonfinite_out)
 {
     const spw_optimizer *o = ranges[0].coef->optimizer;
-    uint64_t nonfinite_count;
+    uint64_t nonfinite_count, to = c->end > 0 ? c->end : c->elems;
+    SPW_ASSERT(c->begin % SPW_STATE_GROUP == 0 && to % SPW_STATE_GROUP == 0 && to <= c->elems);
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
     if (table_of(isa) == NULL || isa > spw_cpu_isa_native())
         return SPW_EUNSUPPORTED;
     if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT) {
-        nonfinite_count = step_adam(isa, c, ranges, range_count);
+        nonfinite_count = step_adam(isa, c, ranges, c->begin, to);
     } else {
         walk k = walk_of(table_of(isa), c, o);
         spw__packed_fn kernel = packed_of(isa, c, ranges[0].coef);
-        nonfinite_count = kernel != NULL ? step_packed(kernel, &k, ranges) : walk_blocks(&k, ranges, 0, c->elems);
+        nonfinite_count =
+            kernel != NULL ? step_packed(kernel, &k, ranges, c->begin, to) : walk_blocks(&k, ranges, c->begin, to);
     }
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;

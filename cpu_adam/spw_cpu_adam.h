@@ -92,6 +92,10 @@ spw_dtype spw_state_weight_dtype(spw_state_format f);          /* SPW_F32, SPW_B
 uint32_t spw_state_weight_bytes(spw_state_format f);           /* per element */
 /* Of elems elements, a multiple of SPW_STATE_GROUP. */
 uint64_t spw_state_record_bytes(spw_state_format f, const spw_optimizer *optimizer, uint64_t elems);
+/* The record's arrays in order, each in bytes per 32 elements; returns how many. */
+enum { SPW_STATE_PARTS_MAX = 1 + 2 * SPW_MOMENTS_MAX };
+uint32_t
+spw_state_record_parts(spw_state_format f, const spw_optimizer *optimizer, uint32_t parts[SPW_STATE_PARTS_MAX]);
 bool spw_state_update_reads_weights(spw_state_format f); /* all but mixed, which only writes them */
 bool spw_state_exact(spw_state_format f);                /* master and moments are exactly fp32's */
 
@@ -140,6 +144,7 @@ typedef struct spw_opt_chunk {
     const void *grad;
     spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
     uint64_t first;       /* the chunk's place among all elements, so that stochastic rounding ignores the cut */
+    uint64_t begin, end;  /* update only these elements; multiples of SPW_STATE_GROUP; both 0: all */
 } spw_opt_chunk;
 /*
  * spw_opt_step - one update of a chunk, in place, one pass over memory. The last range ends at elems.

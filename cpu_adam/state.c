@@ -56,6 +56,20 @@ spw_state_record_bytes(spw_state_format f, const spw_optimizer *o, uint64_t elem
     return elems * l->low_bytes + o->moment_count * (elems * code_bytes[l->code] + scales);
 }
 
+uint32_t
+spw_state_record_parts(spw_state_format f, const spw_optimizer *o, uint32_t parts[SPW_STATE_PARTS_MAX])
+{
+    const spw__state_layout *l = &spw__state_layouts[f];
+    uint32_t count = 0;
+    if (l->low_bytes > 0)
+        parts[count++] = 32 * l->low_bytes;
+    for (uint32_t k = 0; k < o->moment_count; k++)
+        parts[count++] = 32 * code_bytes[l->code];
+    for (uint32_t k = 0; k < o->moment_count && l->code == SPW__MOMENT_INT8; k++)
+        parts[count++] = 32 / SPW_STATE_GROUP * 2;
+    return count;
+}
+
 bool
 spw_state_update_reads_weights(spw_state_format f)
 {

@@ -63,6 +63,13 @@ typedef struct spw_store_use {
  */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
+/*
+ * The same for an update, of elements [first, first + count) of the chunk: piece by piece, in order, so that what is read
+ * from nvme, verified, updated and summed again comes from memory once. first and count are multiples of 4096.
+ */
+typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
+                                          uint64_t first, uint64_t count, spw_error *err);
+enum { SPW_RECORD_PARTS_MAX = 8 };
 
 typedef struct spw_store_config {
     spw_gpu *gpu;
@@ -70,8 +77,10 @@ typedef struct spw_store_config {
     const spw_store_chunk *chunks;
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
-    uint32_t weight_bytes;    /* per element */
-    uint32_t record_bytes_32; /* per 32 elements: 8-bit state shares scales */
+    uint32_t weight_bytes;                       /* per element */
+    uint32_t record_bytes_32;                    /* per 32 elements: 8-bit state shares scales */
+    uint32_t record_parts[SPW_RECORD_PARTS_MAX]; /* the record's arrays, in bytes per 32 elements; they add up to it */
+    uint32_t record_part_count;
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
     uint64_t device_cache_bytes;                   /* for gathered units, in the device's compute type */
@@ -84,7 +93,7 @@ typedef struct spw_store_config {
     const char *job; /* NULL: unique to this process */
     uint32_t rank;
     spw_aio_options aio;
-    spw_store_fn update;
+    spw_store_update_fn update;
     void *update_ctx;
     uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
@@ -148,7 +157,8 @@ typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
     uint64_t uses, hits; /* hit: when acquire was called, the future had started the unit's fetch */
     uint64_t stall_ns[SPW_STALL_COUNT];
-    uint64_t update_busy_ns; /* summed over workers */
+    uint64_t update_busy_ns;             /* summed over workers, checksums included */
+    uint64_t checked_bytes, checksum_ns; /* of them: what was summed on the way out or verified on the way in */
     uint64_t read_busy_ns, write_busy_ns;
     uint64_t updates; /* chunks */
 } spw_store_stats;

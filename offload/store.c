@@ -78,31 +78,81 @@ corrupt(const spw_store *s, const chunk *c, bool is_weight, uint64_t found, spw_
                      (unsigned long long)found, (unsigned long long)(is_weight ? c->weight_sum : c->record_sum));
 }
 
-/* The job itself; no lock held, the chunk is this worker's. */
+/* Checksums of one job, counted. */
+typedef struct sums {
+    uint64_t bytes, ns;
+} sums;
+
+enum { PIECE = 16384 }; /* elements; all its arrays together fit a core's cache */
+
+/* Of elements [first, first + n) of one array, after `before`. */
+static uint64_t
+sum_more(uint64_t before, const void *array, uint64_t first, uint64_t n, uint32_t bytes_32, sums *count)
+{
+    uint64_t begin = spw_now_ns(), bytes = n / 32 * bytes_32;
+    uint64_t sum = spw_checksum_more(before, (const char *)array + first / 32 * bytes_32, bytes);
+    count->bytes += bytes;
+    count->ns += spw_now_ns() - begin;
+    return sum;
+}
+
+static uint64_t
+sum_weights(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    return sum_more(before, c->weights, first, n, 32 * s->cfg.weight_bytes, count);
+}
+
+static uint64_t
+sum_record(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    const char *array = c->record;
+    for (uint32_t k = 0; k < s->cfg.record_part_count; k++) {
+        before = sum_more(before, array, first, n, s->cfg.record_parts[k], count);
+        array += c->plan.elems / 32 * s->cfg.record_parts[k];
+    }
+    return before;
+}
+
+static uint64_t
+piece_at(const chunk *c, uint64_t first)
+{
+    return c->plan.elems - first < PIECE ? c->plan.elems - first : PIECE;
+}
+
+/* The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece. */
 static spw_status
-run_job(spw_store *s, chunk *c, unit_op op, spw_error *err)
+run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    uint64_t rec_bytes = c->plan.elems / 32 * s->cfg.record_bytes_32;
     const char *grad =
         op == OP_UPDATE ? (const char *)u->grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype) : NULL;
     void *record = u->plan.trainable ? c->record : NULL;
-    spw_status st;
+    bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
+    bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
+    bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
+    uint64_t found = 0, weight_sum = 0, record_sum = 0;
+    spw_status st = SPW_OK;
     spw__store_chaos_delay(s, c->idx);
-    if (c->record_fresh && s->cfg.integrity) {
-        uint64_t sum = spw_checksum(record, rec_bytes);
-        if (sum != c->record_sum)
-            return corrupt(s, c, false, sum, err);
+    if (op == OP_INIT)
+        st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
+    for (uint64_t first = 0, n; first < c->plan.elems && st == SPW_OK; first += n) {
+        n = piece_at(c, first);
+        if (verify)
+            found = sum_record(s, c, found, first, n, count);
+        if (op == OP_UPDATE)
+            st = s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, first, n, err);
+        if (sum_w)
+            weight_sum = sum_weights(s, c, weight_sum, first, n, count);
+        if (sum_r)
+            record_sum = sum_record(s, c, record_sum, first, n, count);
     }
-    st = op == OP_UPDATE ? s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, err)
-                         : s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
-    if (st != SPW_OK || op == OP_VISIT || !s->cfg.integrity)
-        return st;
-    if (c->plan.weight_tier == SPW_TIER_NVME)
-        c->weight_sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
-    if (c->plan.record_tier == SPW_TIER_NVME && record != NULL)
-        c->record_sum = spw_checksum(record, rec_bytes);
-    return SPW_OK;
+    if (st == SPW_OK && verify && found != c->record_sum) /* before anybody sees what came of it */
+        return corrupt(s, c, false, found, err);
+    if (st == SPW_OK && op == OP_VISIT)
+        st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
+    c->weight_sum = sum_w ? weight_sum : c->weight_sum;
+    c->record_sum = sum_r ? record_sum : c->record_sum;
+    return st;
 }
 
 static void
@@ -158,6 +208,7 @@ spw__store_worker_main(void *arg)
         bool verify = s->verify_head != NULL;
         chunk *c = verify ? s->verify_head : s->job_head;
         spw_error err = {0};
+        sums count = {0};
         uint64_t begin;
         if (c == NULL || s->poison.status != SPW_OK) {
             if (s->stop)
@@ -167,11 +218,12 @@ spw__store_worker_main(void *arg)
         }
         s->jobs_running++;
         if (verify) {
-            uint64_t sum;
+            uint64_t sum = 0;
             s->verify_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
             spw__store_chaos_delay(s, c->idx);
-            sum = spw_checksum(c->weights, c->plan.elems * s->cfg.weight_bytes);
+            for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+                sum = sum_weights(s, c, sum, first, piece_at(c, first), &count);
             if (sum != c->weight_sum)
                 corrupt(s, c, true, sum, &err);
             pthread_mutex_lock(&s->lock);
@@ -182,7 +234,7 @@ spw__store_worker_main(void *arg)
             s->job_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
             begin = spw_now_ns();
-            (void)run_job(s, c, op, &err);
+            (void)run_job(s, c, op, &count, &err);
             pthread_mutex_lock(&s->lock);
             s->stats.update_busy_ns += spw_now_ns() - begin;
             spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
@@ -191,6 +243,8 @@ spw__store_worker_main(void *arg)
                 finish_job(s, c, op);
         }
         s->jobs_running--;
+        s->stats.checked_bytes += count.bytes;
+        s->stats.checksum_ns += count.ns;
         if (err.status != SPW_OK)
             spw__store_poison(s, &err);
         spw__store_kick(s);

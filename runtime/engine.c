@@ -199,8 +199,8 @@ measure_arena(spw_engine *e, bool logits_only, uint64_t *bytes_out, spw_error *e
 
 /* ---------------------------------------------------------------- lifetime */
 
-static spw_status
-update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err);
+static spw_status update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
+                               uint64_t first, uint64_t count, spw_error *err);
 
 static uint32_t
 users_of(const spw_engine *e, uint32_t unit_idx)
@@ -397,6 +397,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update_ctx = e,
                           .chaos_seed = c->run.chaos_seed,
                           .aio_faults = c->run.aio_faults};
+    s.record_part_count = spw_state_record_parts(c->run.state_format, e->optimizer, s.record_parts);
     return spw_store_create(&e->store, &s, err);
 }
 
@@ -596,7 +597,8 @@ spw_engine_destroy(spw_engine *e)
 /* ---------------------------------------------------------------- parameters and updates (on the store's workers) */
 
 static spw_status
-update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first,
+             uint64_t count, spw_error *err)
 {
     spw_engine *e = ctx;
     const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
@@ -606,7 +608,9 @@ update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const v
                            .record = record,
                            .grad = grad,
                            .grad_dtype = e->config.run.grad_dtype,
-                           .first = e->unit_partial[c->unit_idx] * 4096 + c->first};
+                           .first = e->unit_partial[c->unit_idx] * 4096 + c->first,
+                           .begin = first,
+                           .end = first + count};
     const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
     uint64_t bad = spw_opt_step(&chunk, ranges, e->range_first[chunk_idx + 1] - e->range_first[chunk_idx]);
     if (bad > 0)

@@ -34,7 +34,7 @@ host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
 for round in $(seq "$rounds"); do
     all plan --calibrate >/dev/null
-    for tokens in few; do
+    for tokens in many few; do
         more=
         [ $tokens = few ] && more=$few
         one host-$tokens $host $more
@@ -45,7 +45,7 @@ for round in $(seq "$rounds"); do
 done
 echo "# bench step  10.8 M parameters, split, cpu device; medians of $((rounds * 6)) steps, interleaved"
 echo "#  tokens  on nvme       step s  of host's    eta  bound by    computing  waiting for: nvme read  write    h2d  optimizer    d2h  other"
-for tokens in few; do
+for tokens in many few; do
     n=2048
     [ $tokens = few ] && n=16
     base=$(column host-$tokens 2)

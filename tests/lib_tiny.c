@@ -141,6 +141,40 @@ tiny_digest(spw_engine *e)
     return sum;
 }
 
+static spw_plan
+plan_only(const spw_config *c, spw_family family)
+{
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_error err = {0};
+    spw_plan plan;
+    tiny_model_config(&mc, family);
+    assert_int_equal(spw_model_build(&model, &mc, &err), SPW_OK);
+    (void)spw_engine_create(
+        &e,
+        &(spw_engine_options){
+            .config = c, .model = model, .plan_only = true, .process_bytes = TINY_PROCESS_BYTES, .plan_out = &plan},
+        &err);
+    show(&err);
+    assert_non_null(e);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return plan;
+}
+
+uint64_t
+tiny_half_budget(const spw_config *c, spw_family family)
+{
+    spw_plan all = plan_only(c, family), half;
+    spw_config budgeted = *c;
+    budgeted.run.host_memory = all.host_bytes + (all.weight_nvme + all.record_nvme) / 2;
+    half = plan_only(&budgeted, family);
+    assert_true(half.weight_nvme + half.record_nvme > 0);
+    assert_true(half.weight_host + half.record_host > 0);
+    return budgeted.run.host_memory;
+}
+
 uint64_t
 tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses)
 {
@@ -154,7 +188,8 @@ tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losse
     assert_non_null(targets);
     tiny_model_config(&mc, family);
     assert_int_equal(spw_model_build(&model, &mc, &err), SPW_OK);
-    (void)spw_engine_create(&e, &(spw_engine_options){.config = c, .model = model}, &err);
+    (void)spw_engine_create(&e, &(spw_engine_options){.config = c, .model = model, .process_bytes = TINY_PROCESS_BYTES},
+                            &err);
     show(&err);
     assert_non_null(e);
     (void)spw_engine_init_params(e, c->run.seed, &err);

@@ -12,6 +12,9 @@ void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int3
 /* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */
 void tiny_dir_make(char path[256]);
 void tiny_dir_remove(const char *path);
+enum { TINY_PROCESS_BYTES = 8 << 20 }; /* what tiny_train's plans count for the process */
+/* The spillway.host_memory with which half of what this configuration has on nvme goes to host memory. */
+uint64_t tiny_half_budget(const spw_config *c, spw_family family);
 /* Runs steps and writes the losses; then a digest of all weights and records. Fails the test on any error. */
 uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses);
 uint64_t tiny_digest(spw_engine *e);

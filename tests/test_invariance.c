@@ -66,8 +66,10 @@ run_optimizer(const char *type, double lr, spw_family family, spw_state_format f
         c.aio.backend = v->backend;
         c.run.prefetch = !v->no_prefetch;
         c.run.chaos_seed = v->chaos;
-        if (v->half) /* gradients and slots fit, and about half of the records and weights */
-            c.run.host_memory = spw_process_rss_bytes() + (1u << 20);
+        if (v->half) {
+            c.run.weight_slots = c.run.record_slots = 2;
+            c.run.host_memory = tiny_half_budget(&c, family);
+        }
         digest = tiny_train(&c, family, STEPS, i == 0 ? want : got);
         if (i == 0) {
             want_digest = digest;

@@ -216,6 +216,34 @@ test_cuts(void **state)
 }
 
 static void
+test_pieces(void **state)
+{
+    /* A chunk updated in one call and piece by piece, with groups of parameters anywhere, gives the same bytes and the same
+     * count of bad gradients, also for numbers that are not ordinary. */
+    (void)state;
+    for (int o = 0; o < OPTIMIZERS; o++)
+        for (int f = 0; f < SPW_STATE_COUNT; f++)
+            for (int round = 0; round < 4; round++) {
+                spw_opt_range ranges[RANGES_MAX];
+                spw_opt_coef coefs[RANGES_MAX];
+                uint32_t count = draw_ranges(ranges, coefs, optimizers[o], ELEMS);
+                spw_opt_chunk x = opt_chunk(&a, (spw_state_format)f, SPW_F32, ELEMS),
+                              y = opt_chunk(&b, (spw_state_format)f, SPW_F32, ELEMS);
+                uint64_t bad = 0;
+                fill(&a, x.format, optimizers[o], SPW_F32, ELEMS, round % 2);
+                b = a;
+                for (uint64_t at = 0; at < ELEMS; at = y.end) {
+                    y.begin = at;
+                    y.end = at + SPW_STATE_GROUP * (1 + random_below(20));
+                    y.end = y.end < ELEMS ? y.end : ELEMS;
+                    bad += spw_opt_step(&y, ranges, count);
+                }
+                assert_int_equal(spw_opt_step(&x, ranges, count), bad);
+                assert_memory_equal(&a, &b, sizeof a);
+            }
+}
+
+static void
 test_fused_equals_blocks(void **state)
 {
     /* Adam's fused kernels and the block path compute the same bits. */
@@ -543,6 +571,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_identity),
         cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_fused_equals_blocks),
         cmocka_unit_test(test_agrees_with_pytorch),
         cmocka_unit_test(test_code_bounds),

@@ -255,6 +255,8 @@ void spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_t
 
 /* XXH3 64 bit of the bytes. */
 uint64_t spw_checksum(const void *data, uint64_t bytes);
+/* Of data piece by piece: `before` is the sum so far, 0 at the start. Not the sum of the whole in one call. */
+uint64_t spw_checksum_more(uint64_t before, const void *data, uint64_t bytes);
 
 /* ---------------------------------------------------------------- worker pool */
 
