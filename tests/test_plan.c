@@ -496,7 +496,8 @@ test_random_plans(void **state)
         }
         assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
         assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
-        assert_int_equal(p.host_bytes, p.process_host + p.grad_host + p.slots_host + p.weight_host + p.record_host);
+        assert_int_equal(p.host_bytes, p.process_host + p.grad_host + p.slots_host + p.activations_host +
+                                           p.weight_host + p.record_host);
         assert_int_equal(p.device_bytes, p.grads_device + p.activations_device + p.arena_device + p.batch_device +
                                              p.weight_device + p.record_device + p.cache_device);
         for (uint32_t i = 0; i < p.decision_count; i++)
