@@ -17,7 +17,10 @@
 enum {
     QUEUE_DEPTH_MAX = 4096,
     THREAD_COUNT_MAX = 256,
-    BLOCK_BYTES_MAX = 1 << 30, /* one transfer's result is an int in io_uring */
+    BLOCK_BYTES_MAX = 1 << 30,    /* one transfer's result is an int in io_uring */
+    RING_ENTRIES_EACH = 8,        /* of io_uring, for each piece in flight; see aio_uring.c */
+    RING_ENTRY_BYTES = 128,       /* one to submit and two that complete */
+    THREAD_STACK_BYTES = 40 << 10 /* touched by a thread that only calls the kernel */
 };
 
 const char *
@@ -285,6 +288,17 @@ spw_aio_create(spw_aio **out, const spw_aio_options *options, spw_error *err)
 fail:
     spw_aio_destroy(aio);
     return st;
+}
+
+uint64_t
+spw_aio_memory_bytes(const spw_aio_options *options, uint32_t device_count)
+{
+    uint64_t depth = options->queue_depth > 0 ? options->queue_depth : 16;
+    uint64_t threads = options->thread_count > 0 ? options->thread_count : 4;
+    uint64_t ring = depth * RING_ENTRIES_EACH * RING_ENTRY_BYTES; /* of io_uring, or else threads */
+    uint64_t stacks = options->backend == SPW_AIO_URING ? 0 : threads * spw_touched_bytes(THREAD_STACK_BYTES);
+    return sizeof(spw_aio) + device_count * depth * sizeof(spw__aio_piece) +
+           SPW__AIO_BOUNCE_COUNT * spw_touched_bytes(SPW__AIO_PAGE_BYTES) + (stacks > ring ? stacks : ring);
 }
 
 void

@@ -127,6 +127,9 @@ void spw_aio_wake(spw_aio *aio);
 /* Fills err from a finished request whose status is not SPW_OK: path, op, offset, wanted and got bytes, cause. */
 spw_status spw_aio_request_error(const spw_aio_request *req, spw_error *err);
 
+/* What a context takes of memory besides its caller's buffers, with files on device_count devices. At most; pure. */
+uint64_t spw_aio_memory_bytes(const spw_aio_options *options, uint32_t device_count);
+
 /* Counters since create; the owning thread only. */
 typedef struct spw_aio_stats {
     uint64_t read_bytes, write_bytes;     /* of finished pieces, as transferred (bounce rounding included) */

@@ -91,7 +91,7 @@ bytes_object(const spw_step_result *s)
 static uint64_t
 accounted_peak(const run *r)
 {
-    return spw_engine_plan(r->engine)->process_host + spw_region_bytes_peak();
+    return spw_engine_plan(r->engine)->process_host + spw_engine_plan(r->engine)->tables_host + spw_region_bytes_peak();
 }
 
 static json_t *
@@ -203,8 +203,8 @@ describe_paths(const spw_plan *p)
                p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
 }
 
-/* Rates that spillway plan has measured here; training itself measures nothing. */
-static void
+/* Rates that spillway plan has measured here, if any; training itself measures nothing. For the log: what they predict. */
+static json_t *
 use_rates(run *r)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
@@ -220,6 +220,10 @@ use_rates(run *r)
     if (x.timed && !r->quiet)
         printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x.step_s, x.tokens_per_s,
                spw_resource_name(x.bound));
+    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I}", "process", (json_int_t)p->process_host, "step_s",
+                     number(x.timed ? x.step_s : NAN), "nvme_read", (json_int_t)x.traffic.nvme_read, "nvme_write",
+                     (json_int_t)x.traffic.nvme_write, "h2d", (json_int_t)x.traffic.h2d, "d2h",
+                     (json_int_t)x.traffic.d2h);
 }
 
 static void
@@ -229,6 +233,7 @@ describe(run *r)
     const spw_layout *l = spw_engine_layout(r->engine);
     spw_model_config m = r->model->config;
     char bytes[32];
+    json_t *plan;
     printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION, c->model.model_type,
            (double)l->params * 1e-6, l->unit_count, spw_state_name(c->run.state_format));
     printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
@@ -239,14 +244,15 @@ describe(run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
+    plan = use_rates(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
-    log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I}", "run", "spillway", "version",
+    log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:o}", "run", "spillway", "version",
                             SPW_VERSION, "family", c->model.model_type, "params", (json_int_t)l->params, "layers",
                             (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
                             (json_int_t)c->run.chunk_elems, "state_format", spw_state_name(c->run.state_format), "aio",
                             spw_store_aio_reason(spw_engine_store(r->engine)), "first_step",
-                            (json_int_t)(r->at.step + 1)));
+                            (json_int_t)(r->at.step + 1), "plan", plan));
 }
 
 static void
@@ -403,8 +409,14 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
     SPW_TRY(spw_model_from_config(&r->model, c, err));
-    SPW_TRY(
-        spw_engine_create(&r->engine, &(spw_engine_options){.config = c, .model = r->model, .plan_out = plan}, err));
+    SPW_TRY(spw_engine_create(
+        &r->engine,
+        &(spw_engine_options){.config = c,
+                              .model = r->model,
+                              .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
+                              .resumes = resume != NULL,
+                              .plan_out = plan},
+        err));
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
@@ -474,7 +486,8 @@ cli_train(int argc, char **argv)
     } else {
         if (!r.quiet)
             describe(&r);
-        use_rates(&r);
+        else
+            json_decref(use_rates(&r));
         if (train_loop(&r, &err) != SPW_OK)
             rc = cli_fail(&err);
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)

@@ -52,6 +52,13 @@ spw_status spw_gpu_check(spw_gpu *gpu, spw_error *err);
 /* Memory, at least 256-byte aligned and resident. Errors  SPW_ENOMEM with bytes asked, live and limit. */
 spw_status spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err);
 void spw_gpu_free(spw_gpu *gpu, void *p); /* NULL is fine */
+/*
+ * Host memory that the device takes while it works, besides what spw_gpu_alloc gives out: threads with two copy queues,
+ * and for products of at most product_bytes (spw_gpu_product_bytes) on each of them. Pure.
+ */
+uint64_t spw_gpu_work_bytes(const spw_gpu *gpu, uint64_t product_bytes);
+/* Of one (M, K) x (K, N) product on one thread. Pure. */
+uint64_t spw_gpu_product_bytes(const spw_gpu *gpu, uint64_t M, uint64_t N, uint64_t K);
 uint64_t spw_gpu_bytes_live(const spw_gpu *gpu);
 uint64_t spw_gpu_bytes_peak(const spw_gpu *gpu);
 

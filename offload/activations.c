@@ -372,6 +372,15 @@ spw_act_compute_need(const spw_act_config *cfg, spw_act_need *need)
     need->host_bytes = spw_round_up(count_in(cfg, SPW_TIER_HOST) * bytes, 4096) + cfg->staging_count * need->nvme_bytes;
 }
 
+void
+spw_act_compute_tables(const spw_act_config *cfg, spw_act_tables *out)
+{
+    enum { THREADS = 3 }; /* the driver and the queues' */
+    out->table_bytes = sizeof(spw_act) + (uint64_t)cfg->slot_count * cfg->micro_count * sizeof(checkpoint);
+    out->thread_bytes = THREADS * spw_touched_bytes(SPW_STACK_BYTES);
+    out->transfer_bytes = spw_aio_memory_bytes(&cfg->aio, cfg->path_count);
+}
+
 static spw_status
 check_config(const spw_act_config *cfg, spw_error *err)
 {

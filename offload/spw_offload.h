@@ -105,6 +105,11 @@ typedef struct spw_store_need {
     uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
 } spw_store_need;
 void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
+/*
+ * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
+ * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.
+ */
+uint64_t spw_store_table_bytes(const spw_store_config *config);
 
 typedef struct spw_store spw_store;
 spw_status spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err);
@@ -213,6 +218,15 @@ typedef struct spw_act_need {
     uint64_t nvme_bytes; /* of one checkpoint there: whole pages */
 } spw_act_need;
 void spw_act_compute_need(const spw_act_config *config, spw_act_need *need);
+
+/*
+ * Host memory that it takes besides: tables; the threads, when any checkpoint is off the device; transfers, when any is on
+ * nvme. Of config it reads the counts and aio, so it can be asked before anything is placed.
+ */
+typedef struct spw_act_tables {
+    uint64_t table_bytes, thread_bytes, transfer_bytes;
+} spw_act_tables;
+void spw_act_compute_tables(const spw_act_config *config, spw_act_tables *out);
 
 typedef struct spw_act spw_act;
 /* Errors  SPW_ENOSPC with needed and free bytes, SPW_EINVAL, SPW_ENOMEM. Nothing is left behind. */

@@ -318,6 +318,16 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
     need->host_bytes += cfg->record_slot_count * page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
 }
 
+uint64_t
+spw_store_table_bytes(const spw_store_config *cfg)
+{
+    uint64_t threads = (cfg->worker_count > 0 ? cfg->worker_count : 1) + 1; /* and the mover */
+    uint64_t slots = (uint64_t)cfg->weight_slot_count + cfg->record_slot_count;
+    return sizeof(spw_store) + cfg->unit_count * (sizeof(unit) + 4 * sizeof(spw_store_use)) +
+           cfg->chunk_count * sizeof(chunk) + slots * sizeof(int32_t) + threads * spw_touched_bytes(SPW_STACK_BYTES) +
+           (cfg->path_count > 0 ? spw_aio_memory_bytes(&cfg->aio, cfg->path_count) : 0);
+}
+
 static spw_status
 carve_memory(spw_store *s, spw_error *err)
 {

@@ -152,11 +152,26 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     return st;
 }
 
+enum { DIGEST_BLOCK = 1 << 20 };
+
+/* A tensor's entry in the header: as text, and as what the JSON library makes of it. */
+enum { HEADER_TENSOR_BYTES = 1536 };
+
+uint64_t
+spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
+                      uint32_t workers)
+{
+    uint64_t tensors = (uint64_t)model->param_count * (1 + part_end(optimizer));
+    uint64_t sums = layout->elems * sizeof(float) * part_end(optimizer) / DIGEST_BLOCK * sizeof(uint64_t);
+    return DIGEST_BLOCK + sums + tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) +
+           workers * spw_touched_bytes(2 * BLOCK_ELEMS * sizeof(float));
+}
+
 /* XXH3 over the checksums of the file's 1 MiB blocks. */
 static spw_status
 file_digest(const char *path, uint64_t *digest_out, spw_error *err)
 {
-    enum { BLOCK = 1 << 20 };
+    enum { BLOCK = DIGEST_BLOCK };
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
     uint64_t *sums, blocks;

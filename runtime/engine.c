@@ -196,6 +196,9 @@ batch_of(const spw_engine *e, uint32_t micro, uint32_t micro_batches)
 
 /* ---------------------------------------------------------------- measuring, before anything is allocated */
 
+/* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
+enum { LIBRARY_BYTES = 3 << 19 };
+
 /* Bytes of tape memory that the largest block needs, forward and backward, with nothing computed. */
 static spw_status
 measure_arena(spw_engine *e, bool logits_only, uint64_t *bytes_out, spw_error *err)
@@ -301,6 +304,87 @@ step_flops(const spw_engine *e)
     return tokens * per_token;
 }
 
+static uint32_t
+worker_count(const spw_engine *e)
+{
+    return e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw_cpu_allowed_count();
+}
+
+static spw_aio_options
+aio_options(const spw_config *c)
+{
+    return (spw_aio_options){.backend = c->aio.backend,
+                             .block_bytes = c->aio.block_size,
+                             .queue_depth = c->aio.queue_depth,
+                             .thread_count = c->aio.thread_count,
+                             .single_submit = c->aio.single_submit,
+                             .lockstep = !c->aio.overlap_events,
+                             .sqpoll = c->aio.sqpoll,
+                             .iopoll = c->aio.iopoll};
+}
+
+static spw_act_tables
+activation_tables(const spw_engine *e)
+{
+    const spw_path_list *lists[2] = {&e->config.zero.param_path, &e->config.zero.optimizer_path};
+    spw_act_config c = {.slot_count = e->kept_slots,
+                        .micro_count = e->group_max,
+                        .path_count = lists[0]->count > lists[1]->count ? lists[0]->count : lists[1]->count,
+                        .aio = aio_options(&e->config)};
+    spw_act_tables tables;
+    spw_act_compute_tables(&c, &tables);
+    return tables;
+}
+
+/* The largest buffer that products of this model need on a thread: forward, and backward to input and weights. */
+static uint64_t
+product_bytes(const spw_engine *e)
+{
+    uint64_t most = 0;
+    for (uint32_t id = 0; id < e->model->param_count; id++) {
+        uint64_t out = e->model->params[id].rows, in = e->model->params[id].cols;
+        const uint64_t shapes[3][3] = {{e->rows, out, in}, {e->rows, in, out}, {out, in, e->rows}};
+        for (int k = 0; k < 3 && e->model->params[id].ndim > 1; k++) {
+            uint64_t bytes = spw_gpu_product_bytes(e->gpu, shapes[k][0], shapes[k][1], shapes[k][2]);
+            most = bytes > most ? bytes : most;
+        }
+    }
+    return most;
+}
+
+/*
+ * Host memory that appears after the plan and outside of arena and device: tables of engine and store, the caller's
+ * batches, checkpoints, stacks, BLAS, and library code that is first run then.
+ */
+static uint64_t
+table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_capacity)
+{
+    const spw_config *c = &e->config;
+    uint64_t units = e->layout.unit_count, chunks = e->layout.chunk_count, params = e->layout.param_count;
+    spw_store_config store = {.unit_count = e->layout.unit_count,
+                              .chunk_count = e->layout.chunk_count,
+                              .worker_count = worker_count(e),
+                              .path_count = c->zero.param_path.count > c->zero.optimizer_path.count
+                                                ? c->zero.param_path.count
+                                                : c->zero.optimizer_path.count,
+                              .weight_slot_count = c->run.weight_slots,
+                              .record_slot_count = c->run.record_slots,
+                              .aio = aio_options(c)};
+    uint64_t own = e->layout.elems / 4096 * sizeof *e->partials + MODE_COUNT * trace_capacity * sizeof(uint32_t) +
+                   e->future_max * sizeof *e->future +
+                   units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
+                   (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
+    uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
+    store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
+    store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
+    if (o->resumes || c->run.checkpoint_dir[0] != '\0')
+        own += spw__checkpoint_bytes(e->model, &e->layout, e->optimizer, worker_count(e));
+    return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) +
+                            spw_gpu_work_bytes(e->gpu, product_bytes(e)) + LIBRARY_BYTES,
+                        4096);
+}
+
 static spw_status
 make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
@@ -318,8 +402,8 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
                      .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
                      .micro_batches = (uint32_t)e->config.accumulation,
                      .future_max = e->future_max,
-                     .optimizer_threads = e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads
-                                                                              : spw_cpu_allowed_count(),
+                     .optimizer_threads = worker_count(e),
+                     .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
                      .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
                      .tokens = e->config.accumulation * e->rows,
                      .flops = step_flops(e)};
@@ -343,6 +427,7 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.activation_slots_used = e->kept_slots > 0 ? e->chain_count - 2 : 0;
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
+    in.activation_tables = activation_tables(e);
     in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + e->T * e->model->config.head_dim * 4;
     in.batch_device = spw_round_up(in.batch_device, 4096);
@@ -394,19 +479,6 @@ take_memory(spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
-static spw_aio_options
-aio_options(const spw_config *c)
-{
-    return (spw_aio_options){.backend = c->aio.backend,
-                             .block_bytes = c->aio.block_size,
-                             .queue_depth = c->aio.queue_depth,
-                             .thread_count = c->aio.thread_count,
-                             .single_submit = c->aio.single_submit,
-                             .lockstep = !c->aio.overlap_events,
-                             .sqpoll = c->aio.sqpoll,
-                             .iopoll = c->aio.iopoll};
-}
-
 static spw_status
 make_act(spw_engine *e, spw_error *err)
 {
@@ -447,8 +519,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
                           .device_cache_bytes = e->plan.cache_device,
-                          .worker_count =
-                              c->run.optimizer_threads > 0 ? c->run.optimizer_threads : spw_cpu_allowed_count(),
+                          .worker_count = worker_count(e),
                           .pin_memory = c->zero.pin_memory_param || c->zero.pin_memory_optimizer,
                           .integrity = c->run.integrity,
                           .topology = topology,

@@ -40,6 +40,26 @@ record_bytes(const plan_input *in, uint64_t elems)
     return elems / 32 * in->record_bytes_32;
 }
 
+/* Memory for it: the store gives every record whole pages. */
+static uint64_t
+record_room(const plan_input *in, uint64_t elems)
+{
+    return spw_round_up(record_bytes(in, elems), 4096);
+}
+
+/* What all records together leave unused at their ends. */
+static uint64_t
+record_padding(const plan_input *in, spw_tier tier, bool wherever)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count && !in->inference; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        if (wherever || c->record_tier == tier)
+            bytes += record_room(in, c->elems) - record_bytes(in, c->elems);
+    }
+    return bytes;
+}
+
 /* ---------------------------------------------------------------- placement */
 
 /* Chunks of one kind on nvme move to host memory, those whose weights are read from least to most times, while they fit. */
@@ -49,7 +69,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
-        uint64_t bytes = records ? record_bytes(in, c->elems) : c->elems * in->weight_bytes;
+        uint64_t bytes = records ? record_room(in, c->elems) : c->elems * in->weight_bytes;
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
             *left -= bytes;
@@ -198,7 +218,7 @@ slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
     const spw_config *c = in->config;
     uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * chunk * in->weight_bytes : 0;
     uint64_t r =
-        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_bytes(in, chunk) : 0;
+        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_room(in, chunk) : 0;
     return w + r;
 }
 
@@ -229,11 +249,12 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     }
     p->process_host = in->process_bytes;
     p->grad_host = in->inference ? 0 : all * in->grad_bytes;
-    fixed = p->process_host + p->grad_host;
+    p->tables_host = in->tables_bytes;
+    fixed = p->process_host + p->tables_host + p->grad_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
-        fixed += record_bytes(in, all);
+        fixed += record_bytes(in, all) + record_padding(in, SPW_TIER_HOST, true);
     return fixed;
 }
 
@@ -261,7 +282,7 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
         w_want = w_want > count ? count : w_want;
     }
     if (c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_bytes(in, chunk);
+        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_room(in, chunk);
         r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
         r_want = r_want > count ? count : r_want;
     }
@@ -361,7 +382,9 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     p->grads_device = in->grads_device;
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
-    fixed = in->grads_device + in->arena_device + in->batch_device;
+    if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
+        p->batch_device += record_padding(in, SPW_TIER_DEVICE, true);
+    fixed = p->grads_device + p->arena_device + p->batch_device;
     if (c->zero.offload_param == SPW_TIER_DEVICE)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
@@ -452,8 +475,9 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
         p->lack = SPW_LACK_DEVICE;
         p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
     }
-    p->host_bytes =
-        p->process_host + p->grad_host + p->slots_host + p->activations_host + p->weight_host + p->record_host;
+    p->tables_host += record_padding(in, SPW_TIER_HOST, false);
+    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->slots_host + p->activations_host +
+                    p->weight_host + p->record_host;
     if (st == SPW_OK && p->host_bytes > host_room(p, in)) {
         char need[32], room[32];
         p->lack = SPW_LACK_HOST;
@@ -485,6 +509,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"gathered units", p->cache_device, 0, 0},
                 {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
                 {"working memory", p->arena_device + p->batch_device, 0, 0},
+                {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
                 {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme + p->activations_nvme}};
     char text[160], a[32], b[32], c[32];

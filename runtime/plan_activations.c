@@ -47,7 +47,9 @@ on_device(const plan_input *in, uint32_t buffers)
 static uint64_t
 on_host(const plan_input *in, uint32_t homes, uint32_t staging)
 {
-    return spw_round_up(homes * checkpoint_bytes(in), 4096) + staging * page_bytes(in);
+    return spw_round_up(homes * checkpoint_bytes(in), 4096) + staging * page_bytes(in) +
+           (homes + staging > 0 ? in->activation_tables.thread_bytes : 0) +
+           (staging > 0 ? in->activation_tables.transfer_bytes : 0);
 }
 
 void
@@ -88,7 +90,8 @@ spw__plan_activations_host(spw_plan *p, const plan_input *in, bool nvme_there, u
 {
     uint32_t away = all_of(in) - p->activation_count[SPW_TIER_DEVICE], host = away, staging = 0;
     spw_tier tier = asked(in);
-    if (away > 0 && (tier == SPW_TIER_NVME || (tier != SPW_TIER_HOST && nvme_there && on_host(in, away, 0) > room))) {
+    bool helps = nvme_there && on_host(in, 0, 1) < on_host(in, away, 0); /* transfers take memory too */
+    if (away > 0 && (tier == SPW_TIER_NVME || (tier != SPW_TIER_HOST && helps && on_host(in, away, 0) > room))) {
         uint64_t left;
         staging = staging_for(in, away, room);
         left = room > on_host(in, 0, staging) ? room - on_host(in, 0, staging) : 0;

@@ -21,10 +21,12 @@ typedef struct plan_input {
     uint64_t flow_device, activation_elems;
     uint32_t activation_slots, activation_slots_used, activation_micros;
     spw_act_place *activation_places;
+    spw_act_tables activation_tables;
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
-    uint64_t room_bytes; /* what the process may still take; 0: unknown */
-    bool device_in_host; /* the device's memory comes out of it too */
+    uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
+    uint64_t room_bytes;   /* what the process may still take; 0: unknown */
+    bool device_in_host;   /* the device's memory comes out of it too */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;
@@ -97,6 +99,10 @@ typedef struct stripe_path {
  */
 spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *chunk_bytes, uint32_t chunk_count,
                        uint32_t *path_idx, spw_error *err);
+
+/* Memory that saving or loading a checkpoint takes at most, with what is on the workers' stacks. Pure. */
+uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
+                               uint32_t workers);
 
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);

@@ -73,6 +73,8 @@ typedef struct spw_engine_options {
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
+    uint64_t caller_bytes;         /* and for what the caller will take besides its batches */
+    bool resumes;                  /* a checkpoint will be loaded or saved, whether or not there is a checkpoint_dir */
     uint64_t room_bytes;           /* what the process may still take; 0: what this machine and its limits leave now */
     spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;

@@ -38,7 +38,7 @@ typedef struct spw_plan {
     spw_lack lack;
     uint64_t least_bytes; /* host, device: the budget that would do */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
-    uint64_t grad_host, slots_host, process_host, host_bytes, host_budget;
+    uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, device_bytes, device_budget;
     uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */
     uint32_t weight_slots, record_slots, path_count;

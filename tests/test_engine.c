@@ -957,18 +957,84 @@ test_param_groups(void **state)
     rig_remove(&r);
 }
 
+static spw_status
+slow_prepare(float coef[SPW_OPT_COEFS], const spw_opt_hp *hp, spw_error *err)
+{
+    (void)err;
+    coef[0] = (float)hp->lr;
+    return SPW_OK;
+}
+
+static void
+slow_rule(const float *coef, uint32_t n, float *w, float *m0, float *m1, const float *g)
+{
+    (void)m0;
+    (void)m1;
+    spw_sleep_ns(100000);
+    for (uint32_t i = 0; i < n; i++)
+        w[i] -= coef[0] * g[i];
+}
+
+/* The parts of a step add up to its time, and name what was made slow: the disk's reads, or the optimizer. */
+static void
+test_stall_causes(void **state)
+{
+    static const spw_optimizer slow = {.name = "Slow", .prepare = slow_prepare, .rule = slow_rule};
+    static const spw_stall want[] = {SPW_STALL_COUNT, SPW_STALL_NVME_READ, SPW_STALL_OPTIMIZER};
+    (void)state;
+    assert_int_equal(spw_optimizer_register(&slow, NULL), SPW_OK);
+    for (int what = 0; what < 3; what++) {
+        spw_test_aio_schedule late = {.seed = 5, .delays = 1000, .delay_ns_max = 4000000};
+        spw_step_result sum = {0};
+        double wall = 0;
+        rig r;
+        rig_config(&r, what == 2 ? SPW_TIER_HOST : SPW_TIER_NVME);
+        r.c.run.chunk_elems = 4096;
+        r.c.run.weight_slots = r.c.run.record_slots = 2;
+        if (what == 1)
+            r.c.run.aio_faults = &late;
+        if (what == 2)
+            snprintf(r.c.optimizer.type, sizeof r.c.optimizer.type, "Slow");
+        rig_need(&r, 0);
+        for (uint64_t step = 0; step < 8; step++) {
+            spw_step_result s;
+            uint64_t begin = spw_now_ns();
+            double parts;
+            assert_int_equal(rig_step(&r, step, &s), SPW_OK);
+            wall += (double)(spw_now_ns() - begin) * 1e-9;
+            sum.step_s += s.step_s;
+            parts = s.compute_s + s.other_s;
+            for (int k = 0; k < SPW_STALL_COUNT; k++) {
+                assert_true(s.stall_s[k] >= 0);
+                parts += s.stall_s[k];
+                sum.stall_s[k] += s.stall_s[k];
+            }
+            assert_true(s.compute_s > 0 && s.other_s >= 0);
+            assert_true(fabs(parts - s.step_s) <= 1e-9 + 1e-6 * s.step_s);
+            assert_true(s.bound_s > 0 && s.bound_s == s.bounds_s[s.bound_by]);
+        }
+        assert_true(fabs(sum.step_s - wall) <= 0.02 * wall);
+        for (int k = 0; k < SPW_STALL_COUNT && what > 0; k++)
+            assert_true(k == (int)want[what] || sum.stall_s[k] < sum.stall_s[want[what]]);
+        if (what > 0)
+            assert_true(sum.stall_s[want[what]] > 0.3 * sum.step_s);
+        rig_remove(&r);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_nonfinite),       cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_damaged_swap),    cmocka_unit_test(test_param_groups),
-        cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
-        cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
-        cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),
-        cmocka_unit_test(test_two_paths),       cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_stall_causes),
+        cmocka_unit_test(test_param_groups),        cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
+        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
+        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

@@ -179,7 +179,9 @@ test_activations(void **state)
             uint64_t digest;
             tiny_config(&c, SPW_STATE_SPLIT);
             c.accumulation = 4;
-            c.micro_batch = 8;
+            c.micro_batch = 16;
+            c.aio.queue_depth = 4; /* transfers take memory too, and little is left to share */
+            c.aio.thread_count = 1;
             c.data.seq_length = 40;
             c.run.micro_batches_per_pass = k % 3;
             c.run.activations = kinds[k / 3].tier;

@@ -191,6 +191,33 @@ test_monotonic(void **state)
     spw_model_destroy(model);
 }
 
+/* A step's bound: the longest of what its work takes alone, by hand. */
+static void
+test_step_bound(void **state)
+{
+    static spw_plan p;
+    double s[SPW_RESOURCE_COUNT];
+    spw_rates r = {.shared_cores = 4};
+    (void)state;
+    memset(&p, 0, sizeof p);
+    p.path_count = 2;
+    p.traffic[SPW_PACE_DEFAULT] =
+        (spw_traffic){.nvme_read = 400, .nvme_write = 200, .path_read = {300, 100}, .path_write = {100, 100}};
+    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_CPU); /* disks unknown: not counted */
+    assert_true(s[SPW_RESOURCE_CPU] == 5 && s[SPW_RESOURCE_NVME_READ] == 0 && s[SPW_RESOURCE_COMPUTE] == 0);
+    r.nvme_read[0] = r.nvme_read[1] = 50; /* twice the planned reads: 600 and 200 bytes, on two devices */
+    r.nvme_write[0] = r.nvme_write[1] = 25;
+    r.nvme_mixed[0] = r.nvme_mixed[1] = 40;
+    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_NVME);
+    assert_true(s[SPW_RESOURCE_NVME_READ] == 12 && s[SPW_RESOURCE_NVME_WRITE] == 4 && s[SPW_RESOURCE_NVME] == 17.5);
+    r.device_id[0] = r.device_id[1] = 9; /* the same device: paths add up */
+    assert_int_equal(spw_step_bound(&p, &r, 800, 200, 7, 20, s), SPW_RESOURCE_NVME);
+    assert_true(s[SPW_RESOURCE_NVME_READ] == 16 && s[SPW_RESOURCE_NVME] == 25);
+    r.shared_cores = 0; /* a device of its own: its time, not the processor's */
+    assert_int_equal(spw_step_bound(&p, &r, 8, 2, 7, 200, s), SPW_RESOURCE_COMPUTE);
+    assert_true(s[SPW_RESOURCE_COMPUTE] == 7 && s[SPW_RESOURCE_CPU] == 0);
+}
+
 /* What the machine has left bounds every plan: slots of auto shrink into it, and what does not fit is refused. */
 static void
 test_room(void **state)
@@ -496,8 +523,8 @@ test_random_plans(void **state)
         }
         assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
         assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
-        assert_int_equal(p.host_bytes, p.process_host + p.grad_host + p.slots_host + p.activations_host +
-                                           p.weight_host + p.record_host);
+        assert_int_equal(p.host_bytes, p.process_host + p.tables_host + p.grad_host + p.slots_host +
+                                           p.activations_host + p.weight_host + p.record_host);
         assert_int_equal(p.device_bytes, p.grads_device + p.activations_device + p.arena_device + p.batch_device +
                                              p.weight_device + p.record_device + p.cache_device);
         for (uint32_t i = 0; i < p.decision_count; i++)
@@ -659,17 +686,12 @@ teardown(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),
-                                       cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_monotonic),
-                                       cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_nearest),
-                                       cmocka_unit_test(test_least_budget),
-                                       cmocka_unit_test(test_random_plans),
-                                       cmocka_unit_test(test_beside_training),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),   cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_step_bound),   cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_decisions),    cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_nearest),      cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_random_plans), cmocka_unit_test(test_beside_training),
                                        cmocka_unit_test(test_rate_cache)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -171,6 +171,14 @@ struct spw_gpu_queue {
     bool stop;
 };
 
+uint64_t
+spw_gpu_work_bytes(const spw_gpu *gpu, uint64_t product_bytes)
+{
+    uint64_t threads = gpu->info.thread_count; /* the caller is one of them */
+    return (threads + 2) * spw_touched_bytes(SPW_STACK_BYTES) + threads * spw_touched_bytes(product_bytes) +
+           2 * sizeof(spw_gpu_queue);
+}
+
 static void
 copy_now(const command *c, const cpu_kernels *k)
 {

@@ -35,13 +35,30 @@ gemm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            g->B + (g->trans_b ? first * g->ldb : first), g->ldb, g->beta, g->C + first, g->ldc);
 }
 
+static uint64_t
+slice_of(uint64_t M, uint64_t N, uint64_t K)
+{
+    uint64_t dim = M >= N ? M : N;
+    uint32_t parts = M * N * K < 65536 ? 1 : spw__cpu_parts(dim, 192);
+    return spw_round_up((dim + parts - 1) / parts, 16);
+}
+
+/* OpenBLAS packs a block of one factor and a panel of the other. */
+uint64_t
+spw_gpu_product_bytes(const spw_gpu *gpu, uint64_t M, uint64_t N, uint64_t K)
+{
+    const uint64_t P = 768, Q = 640; /* its largest blocks for x86-64 (Haswell, Sapphire Rapids) */
+    uint64_t slice = slice_of(M, N, K), block = M >= N ? N : slice, panel = M >= N ? slice : M;
+    (void)gpu;
+    return (K < Q ? K : Q) * ((block < P ? block : P) + panel) * sizeof(float);
+}
+
 void
 spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
               uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc)
 {
     struct gemm g = {trans_a, trans_b, M >= N, M, N, K, lda, ldb, ldc, 0, A, B, C, beta};
     uint64_t dim = g.cut_rows ? M : N;
-    uint32_t parts = M * N * K < 65536 ? 1 : spw__cpu_parts(dim, 192);
-    g.slice = spw_round_up((dim + parts - 1) / parts, 16);
+    g.slice = slice_of(M, N, K);
     spw__cpu_run(q, (uint32_t)((dim + g.slice - 1) / g.slice), gemm_part, &g);
 }

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum { HUGE_BYTES = 2 << 20 };
@@ -167,10 +166,10 @@ spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const sp
     map_bytes = spw_round_up(bytes, page);
     if (bytes > UINT64_MAX / 2 || fault_now(&alloc_fault))
         return SPW_RAISE(err, SPW_ENOMEM, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    p = map_aligned(map_bytes, map_bytes >= HUGE_BYTES ? HUGE_BYTES : 0);
+    p = map_aligned(map_bytes, map_bytes >= HUGE_BYTES && (flags & SPW_REGION_LAZY) == 0 ? HUGE_BYTES : 0);
     if (p == MAP_FAILED)
         return SPW_RAISE_SYS(err, errno, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    if (map_bytes >= HUGE_BYTES)
+    if (map_bytes >= HUGE_BYTES && (flags & SPW_REGION_LAZY) == 0)
         (void)madvise(p, map_bytes,
                       MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
     if (nodes != NULL && spw_id_set_count(nodes) > 1)
@@ -181,9 +180,10 @@ spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const sp
     }
     region->base = p;
     region->bytes = region->map_bytes = map_bytes;
+    region->counted_bytes = (flags & SPW_REGION_LAZY) == 0 ? map_bytes : 0;
     region->locked = (flags & SPW_REGION_LOCK) != 0 && mlock(p, map_bytes) == 0;
     atomic_fetch_add(&live_allocs, 1);
-    count_region(map_bytes);
+    count_region(region->counted_bytes);
     return SPW_OK;
 }
 
@@ -193,7 +193,7 @@ spw_region_unmap(spw_region *region)
     if (region->base == NULL)
         return;
     (void)munmap(region->base, region->map_bytes);
-    atomic_fetch_sub(&region_live, region->bytes);
+    atomic_fetch_sub(&region_live, region->counted_bytes);
     atomic_fetch_sub(&live_allocs, 1);
     memset(region, 0, sizeof *region);
 }
@@ -239,24 +239,45 @@ spw_add_u64(uint64_t a, uint64_t b, uint64_t *out)
     return !__builtin_add_overflow(a, b, out);
 }
 
+/* A line "name: n kB" of a file below /proc/self; 0: there is none. */
+static uint64_t
+status_bytes(const char *path, const char *name)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (strncmp(line, name, n) == 0 && sscanf(line + n, ": %llu", &kib) == 1)
+            break;
+    }
+    if (f != NULL)
+        fclose(f);
+    return kib * 1024u;
+}
+
 uint64_t
 spw_process_rss_bytes(void)
 {
-    unsigned long long size = 0, resident = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    int got;
-    if (f == NULL)
-        return 0;
-    got = fscanf(f, "%llu %llu", &size, &resident);
-    fclose(f);
-    return got == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+    uint64_t bytes = status_bytes("/proc/self/smaps_rollup", "Rss"); /* counted; statm is off by pages per CPU */
+    return bytes > 0 ? bytes : status_bytes("/proc/self/status", "VmRSS");
 }
 
 uint64_t
 spw_process_rss_peak_bytes(void)
 {
-    struct rusage usage;
-    return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
+    return status_bytes("/proc/self/status", "VmHWM"); /* getrusage() also tells what the parent was before exec */
+}
+
+uint64_t
+spw_touched_bytes(uint64_t bytes)
+{
+    char line[64] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    bool always = f != NULL && fgets(line, sizeof line, f) != NULL && strstr(line, "[always]") != NULL;
+    if (f != NULL)
+        fclose(f);
+    return always && bytes > 0 ? spw_round_up(bytes, HUGE_BYTES) : spw_round_up(bytes, 4096);
 }
 
 bool

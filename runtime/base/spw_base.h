@@ -146,11 +146,12 @@ bool spw__call_fails(void);
  */
 typedef struct spw_region {
     void *base;
-    uint64_t bytes;     /* rounded up to a page; 0 for an empty region */
-    bool locked;        /* mlock succeeded */
-    uint64_t map_bytes; /* private: length of the mapping */
+    uint64_t bytes;         /* rounded up to a page; 0 for an empty region */
+    bool locked;            /* mlock succeeded */
+    uint64_t map_bytes;     /* private: length of the mapping */
+    uint64_t counted_bytes; /* private: in the sums below */
 } spw_region;
-enum { SPW_REGION_LOCK = 1, SPW_REGION_LAZY = 2 /* do not touch the pages now */ };
+enum { SPW_REGION_LOCK = 1, SPW_REGION_LAZY = 2 /* do not touch the pages now, and take small ones */ };
 /* Errors SPW_ENOMEM with the bytes asked for. A refused lock is no error: region->locked says so. */
 spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err);
 /*
@@ -160,7 +161,13 @@ spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, sp
 spw_status
 spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err);
 void spw_region_unmap(spw_region *region); /* accepts a zeroed region */
-/* Sum of all live regions' bytes, now and at the highest point since start. Any thread. */
+/*
+ * What touching so many bytes of a fresh mapping makes resident: whole pages, or whole huge pages where the kernel hands
+ * them out unasked (transparent_hugepage: always).
+ */
+uint64_t spw_touched_bytes(uint64_t bytes);
+enum { SPW_STACK_BYTES = 112 << 10 }; /* touched by a thread that runs our code, with what is its own in libraries */
+/* Sum of all live regions' bytes but lazy ones, now and at the highest point since start. Any thread. */
 uint64_t spw_region_bytes_live(void);
 uint64_t spw_region_bytes_peak(void);
 
@@ -179,7 +186,7 @@ uint64_t spw_round_up(uint64_t x, uint64_t multiple);
 bool spw_mul_u64(uint64_t a, uint64_t b, uint64_t *out);
 bool spw_add_u64(uint64_t a, uint64_t b, uint64_t *out);
 
-/* Resident bytes of this process now (/proc/self/statm) and its peak (getrusage); 0 when unknown. */
+/* Resident bytes of this process now, exact to a page, and its peak since exec; 0 when unknown. */
 uint64_t spw_process_rss_bytes(void);
 /* Processor time of all its threads so far. */
 uint64_t spw_process_cpu_ns(void);
@@ -354,6 +361,7 @@ typedef enum spw_lane {
     SPW_LANE_COUNT
 } spw_lane;
 spw_status spw_timeline_open(uint64_t event_count_max, spw_error *err);
+uint64_t spw_timeline_bytes(uint64_t event_count_max); /* that it takes */
 /* name is a literal or lives as long as the timeline; arg is shown as "unit". Times are spw_now_ns(). */
 void spw_timeline_add(spw_lane lane, const char *name, uint64_t arg, uint64_t begin_ns, uint64_t end_ns);
 spw_status spw_timeline_write(const char *path, spw_error *err);

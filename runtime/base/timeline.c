@@ -29,6 +29,12 @@ spw_timeline_open(uint64_t event_count_max, spw_error *err)
     return SPW_OK;
 }
 
+uint64_t
+spw_timeline_bytes(uint64_t event_count_max)
+{
+    return event_count_max * sizeof(struct event);
+}
+
 void
 spw_timeline_add(spw_lane lane, const char *name, uint64_t arg, uint64_t begin_ns, uint64_t end_ns)
 {

@@ -201,9 +201,9 @@ permute(uint64_t seed, uint64_t epoch, uint64_t i, uint64_t n)
     return i;
 }
 
-/* Where window w of a split starts. */
+/* Where window w of a split starts, and its file. */
 static const unsigned char *
-window(const spw_data *d, spw_split split, uint64_t w)
+window(const spw_data *d, spw_split split, uint64_t w, const text_file **file_out)
 {
     uint32_t low = 0, high = d->file_count - 1;
     const text_file *f;
@@ -215,10 +215,22 @@ window(const spw_data *d, spw_split split, uint64_t w)
         else
             high = mid - 1;
     }
-    f = &d->files[low];
+    *file_out = f = &d->files[low];
     if (split == SPW_SPLIT_TRAIN)
         return f->bytes + (w - f->train_first) * d->seq_length;
     return f->bytes + (f->train_count + w - f->valid_first) * d->seq_length;
+}
+
+/* Gives the pages around a window back: a file of any size leaves nothing resident. Reading them again is no error. */
+static void
+give_back(const text_file *f, const unsigned char *at, uint64_t bytes)
+{
+    enum { AROUND = 64 << 10 }; /* the kernel maps up to so much around a page that is read */
+    uint64_t first = (uint64_t)(at - f->bytes) / AROUND * AROUND;
+    uint64_t end = spw_round_up((uint64_t)(at - f->bytes) + bytes, AROUND);
+    if (end > f->length)
+        end = f->length;
+    (void)madvise((void *)(uintptr_t)(f->bytes + first), end - first, MADV_DONTNEED);
 }
 
 void
@@ -227,13 +239,15 @@ spw_data_fill(const spw_data *d, spw_split split, uint64_t first, uint64_t count
     uint64_t n = spw_data_sequences(d, split), T = d->seq_length;
     for (uint64_t s = 0; s < count; s++) {
         uint64_t position = first + s, w = position % n;
+        const text_file *f;
         const unsigned char *at;
         if (split == SPW_SPLIT_TRAIN)
             w = permute(d->seed, position / n, w, n);
-        at = window(d, split, w);
+        at = window(d, split, w, &f);
         for (uint64_t t = 0; t < T; t++) {
             tokens[s * T + t] = at[t];
             targets[s * T + t] = at[t + 1];
         }
+        give_back(f, at, T + 1);
     }
 }
