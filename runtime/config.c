@@ -442,7 +442,8 @@ read_unbuilt(const reader *r, const key_row *row, const json_t *v)
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
     json_decref(inert);
-    return off ? SPW_OK : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s", r->name, row->key);
+    return off ? SPW_OK
+               : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
 }
 
 static spw_status
