@@ -190,7 +190,8 @@ plan_json(const spw_plan *p)
     json_object_set_new(purposes, "gradients", tiers_json(p->grads_device, p->grad_host, 0));
     json_object_set_new(purposes, "slots", tiers_json(0, p->slots_host, 0));
     json_object_set_new(purposes, "gathered", tiers_json(p->cache_device, 0, 0));
-    json_object_set_new(purposes, "activations", tiers_json(p->activations_device, 0, 0));
+    json_object_set_new(purposes, "activations",
+                        tiers_json(p->activations_device, p->activations_host, p->activations_nvme));
     json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device + p->padding_device, 0, 0));
     json_object_set_new(purposes, "tables", tiers_json(0, p->tables_host, 0));
     json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));
@@ -200,11 +201,11 @@ plan_json(const spw_plan *p)
     for (uint32_t i = 0; i < p->path_count; i++)
         json_array_append_new(paths, json_pack("{s:s, s:o, s:f}", "path", p->paths[i], "bytes",
                                                integer(p->path_bytes[i]), "weight", p->path_weight[i]));
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes,
-                     "total", tiers_json(p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme), "budget",
-                     tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
-                     "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens",
-                     integer(p->tokens));
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes, "total",
+        tiers_json(p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme + p->activations_nvme), "budget",
+        tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
+        "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens", integer(p->tokens));
 }
 
 static void

@@ -108,5 +108,7 @@ void spw__store_drop_device(spw_store *s, unit *u);
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
 void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */
+/* Tests: now and then sleeps up to 0.3 ms; *calls counts. Any thread. */
+void spw__chaos_delay(uint64_t seed, uint64_t *calls, uint64_t salt);
 
 #endif

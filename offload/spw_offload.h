@@ -176,6 +176,89 @@ const char *spw_store_aio_reason(const spw_store *store);
 /* The first failure, or SPW_OK. */
 spw_status spw_store_check(spw_store *store, spw_error *err);
 
+/* ---------------------------------------------------------------- activation checkpoints */
+
+/*
+ * What the forward pass keeps for the backward pass: buffers of one size, each known by its slot (how early it is made)
+ * and its micro-batch; index = slot x micro_count + micro. A pass goes
+ *
+ *   begin -> put (rising index) -> turn -> get, release (slots from last to first, in each the micro-batches rising)
+ *
+ * and leaves out what it does not need. On the device a checkpoint has a home that the caller writes to itself. Others are
+ * copied out, to a home in host memory or through a few staging buffers to nvme, and from turn on come back by
+ * themselves, in the order of their use, as far as working buffers go: everything leaves before anything comes back.
+ *
+ * Threads  the calls below belong to one thread. One driver thread moves what is not on the device.
+ * Errors   the first failure of a transfer, from every call that can fail, until destroy.
+ */
+typedef struct spw_act_place {
+    spw_tier tier;
+    uint32_t path_idx; /* of the swap path, on nvme */
+} spw_act_place;
+
+typedef struct spw_act_config {
+    spw_gpu *gpu;
+    spw_dtype dtype;
+    uint64_t elems; /* per checkpoint */
+    uint32_t slot_count, micro_count;
+    const spw_act_place *places; /* (slot_count, micro_count), lent to create */
+    uint32_t working_count;      /* device buffers they come back to; at least 1 when any is not on the device */
+    uint32_t staging_count;      /* host buffers; at least 1 when any is on nvme */
+    bool pin_memory, integrity;
+    const char *const *paths; /* swap folders */
+    uint32_t path_count;
+    const char *job; /* NULL: unique to this process */
+    uint32_t rank;
+    spw_aio_options aio;
+    uint64_t *stall_ns;                /* (SPW_STALL_COUNT), the caller's: its waits are added; may be NULL */
+    uint64_t chaos_seed;               /* tests: random delays and poisoned released buffers; 0: off */
+    spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
+} spw_act_config;
+
+/* What create will take. Pure: of the configuration only sizes, counts and places matter. */
+typedef struct spw_act_need {
+    uint64_t host_bytes, device_bytes;
+    uint64_t nvme_bytes; /* of one checkpoint there: whole pages */
+} spw_act_need;
+void spw_act_compute_need(const spw_act_config *config, spw_act_need *need);
+
+/*
+ * Host memory that it takes besides: tables; the threads, when any checkpoint is off the device; transfers, when any is on
+ * nvme. Of config it reads the counts and aio, so it can be asked before anything is placed.
+ */
+typedef struct spw_act_tables {
+    uint64_t table_bytes, thread_bytes, transfer_bytes;
+} spw_act_tables;
+void spw_act_compute_tables(const spw_act_config *config, spw_act_tables *out);
+
+typedef struct spw_act spw_act;
+/* Errors  SPW_ENOSPC with needed and free bytes, SPW_EINVAL, SPW_ENOMEM. Nothing is left behind. */
+spw_status spw_act_create(spw_act **out, const spw_act_config *config, spw_error *err);
+void spw_act_destroy(spw_act *act); /* waits for transfers, removes the swap files; NULL is fine */
+/* Where a checkpoint on the device lives; NULL for the others. */
+void *spw_act_home(const spw_act *act, uint32_t idx);
+
+/* Forgets every checkpoint, also those of a pass that broke off; waits for what is under way. */
+spw_status spw_act_begin(spw_act *act, spw_error *err);
+/*
+ * spw_act_put - keeps a checkpoint that compute has been given to write. Does not wait.
+ *   source  on the device: its home, or a buffer that stays lent until spw_act_settle(idx): others may read it meanwhile
+ */
+spw_status spw_act_put(spw_act *act, uint32_t idx, const void *source, spw_gpu_queue *compute, spw_error *err);
+/* Waits until the source of put has been copied out and may be overwritten. Of an index that was not put: at once. */
+spw_status spw_act_settle(spw_act *act, uint32_t idx, spw_error *err);
+/* No more puts in this pass. */
+void spw_act_turn(spw_act *act);
+/* Waits until the checkpoint is on the device. It stays until release, which comes before the next get. */
+spw_status spw_act_get(spw_act *act, uint32_t idx, void **device_out, spw_error *err);
+/* compute: the queue whose work so far reads it. */
+void spw_act_release(spw_act *act, uint32_t idx, spw_gpu_queue *compute);
+
+typedef struct spw_act_stats {
+    uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes, d2h_bytes;
+} spw_act_stats;
+void spw_act_get_stats(spw_act *act, spw_act_stats *out);
+
 #ifdef __cplusplus
 }
 #endif

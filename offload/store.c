@@ -48,16 +48,20 @@ spw__store_drop_device(spw_store *s, unit *u)
 }
 
 void
-spw__store_chaos_delay(spw_store *s, uint64_t salt)
+spw__chaos_delay(uint64_t seed, uint64_t *calls, uint64_t salt)
 {
     uint32_t r[4];
-    uint64_t count;
-    if (s->cfg.chaos_seed == 0)
+    if (seed == 0)
         return;
-    count = __atomic_fetch_add(&s->chaos_state, 1, __ATOMIC_RELAXED);
-    spw_philox(s->cfg.chaos_seed, salt, count, r);
+    spw_philox(seed, salt, __atomic_fetch_add(calls, 1, __ATOMIC_RELAXED), r);
     if (r[0] % 4 == 0)
         spw_sleep_ns(r[1] % 300000);
+}
+
+void
+spw__store_chaos_delay(spw_store *s, uint64_t salt)
+{
+    spw__chaos_delay(s->cfg.chaos_seed, &s->chaos_state, salt);
 }
 
 /* ---------------------------------------------------------------- workers */

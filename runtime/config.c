@@ -328,6 +328,16 @@ read_word(const reader *r, const key_row *row, const json_t *v, void *field)
             return SPW_OK;
         }
     }
+    for (int i = 0; row->type == K_PLACE && i < SPW_TIER_COUNT; i++) {
+        if (strcmp(text, spw_tier_name((spw_tier)i)) == 0) {
+            *(spw_tier *)field = (spw_tier)i;
+            return SPW_OK;
+        }
+    }
+    if (row->type == K_PLACE && strcmp(text, "auto") == 0) {
+        *(spw_tier *)field = SPW_TIER_COUNT;
+        return SPW_OK;
+    }
     for (int i = 0; row->type == K_BACKEND && i < SPW_AIO_BACKEND_COUNT; i++) {
         if (strcmp(text, spw_aio_backend_name((spw_aio_backend)i)) == 0) {
             *(spw_aio_backend *)field = (spw_aio_backend)i;
@@ -432,7 +442,8 @@ read_unbuilt(const reader *r, const key_row *row, const json_t *v)
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
     json_decref(inert);
-    return off ? SPW_OK : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s", r->name, row->key);
+    return off ? SPW_OK
+               : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
 }
 
 static spw_status
@@ -463,7 +474,7 @@ read_value(const reader *r, const key_row *row, json_t *v)
     if (row->type == K_ANY || (row->class == C_INERT && json_is_null(v)))
         return SPW_OK;
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
-        row->type != K_BACKEND)
+        row->type != K_BACKEND && row->type != K_PLACE)
         return SPW_OK; /* the default stands */
     switch (row->type) {
     case K_BOOL:
@@ -785,6 +796,16 @@ check_offload(const reader *r)
     if (c->zero.offload_optimizer == SPW_TIER_NVME && c->zero.optimizer_path.count == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: zero_optimization.offload_optimizer.nvme_path is needed for device nvme", r->name);
+    if (c->run.activations == SPW_TIER_NVME && c->zero.param_path.count + c->zero.optimizer_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: spillway.activations nvme needs an nvme_path (zero_optimization.offload_param or "
+                         "offload_optimizer; their device may be another)",
+                         r->name);
+    if (c->run.activations == SPW_TIER_DEVICE && c->run.cpu_checkpointing)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: activation_checkpointing.cpu_checkpointing true and spillway.activations device "
+                         "contradict each other",
+                         r->name);
     return SPW_OK;
 }
 
@@ -1036,6 +1057,9 @@ value_json(const spw_config *c, const key_row *row)
         return array;
     }
     case K_TIER: return json_string(tiers[*(const spw_tier *)field]);
+    case K_PLACE:
+        return json_string(*(const spw_tier *)field == SPW_TIER_COUNT ? "auto"
+                                                                      : spw_tier_name(*(const spw_tier *)field));
     case K_FORMAT: return json_string(spw_state_name(*(const spw_state_format *)field));
     case K_DTYPE: return json_string(spw_dtype_name(*(const spw_dtype *)field));
     case K_BACKEND: return json_string(spw_aio_backend_name(*(const spw_aio_backend *)field));
@@ -1110,10 +1134,10 @@ void
 spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
 {
     static const char *const types[] = {
-        [K_SECTION] = "section",   [K_BOOL] = "bool",   [K_U64] = "int",     [K_U32] = "int",
-        [K_REAL] = "number",       [K_TEXT] = "text",   [K_BYTES] = "bytes", [K_PATHS] = "paths",
-        [K_TIER] = "enum",         [K_FORMAT] = "enum", [K_DTYPE] = "enum",  [K_BACKEND] = "enum",
-        [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_ANY] = "any"};
+        [K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",     [K_U32] = "int",
+        [K_REAL] = "number",     [K_TEXT] = "text",         [K_BYTES] = "bytes", [K_PATHS] = "paths",
+        [K_TIER] = "enum",       [K_PLACE] = "enum",        [K_FORMAT] = "enum", [K_DTYPE] = "enum",
+        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_ANY] = "any"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {

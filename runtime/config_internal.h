@@ -15,6 +15,7 @@ typedef enum key_type {
     K_BYTES,
     K_PATHS,
     K_TIER,
+    K_PLACE, /* a tier by its name, or auto */
     K_FORMAT,
     K_DTYPE,
     K_BACKEND,

@@ -186,7 +186,8 @@ const key_row spw__config_rows[] = {
 
     SECTION("activation_checkpointing", "activation checkpoints"),
     UNBUILT("activation_checkpointing.partition_activations", "false", "needs ranks"),
-    UNBUILT("activation_checkpointing.cpu_checkpointing", "false", "activations in host memory"),
+    BOOL("activation_checkpointing.cpu_checkpointing", NULL, run.cpu_checkpointing, "false",
+         "checkpoints in host memory; spillway.activations says it in more detail"),
     INERT_BOOL("activation_checkpointing.contiguous_memory_optimization", "false",
                "checkpoints always lie in one arena"),
     INERT_INT("activation_checkpointing.number_checkpoints", 0, 1e9, NULL, "one per block"),
@@ -250,6 +251,10 @@ const key_row spw__config_rows[] = {
      "fp32, mixed, split, split-bf16, split-int8 or split24-int8; default split with bf16", NULL},
     U64("spillway.chunk_elems", NULL, run.chunk_elems, 4096, 268435456, "1048576",
         "elements per chunk, a multiple of 4096"),
+    {"spillway.activations", NULL, K_PLACE, C_BUILT, AT(run.activations), 0, 0, 0, "\"auto\"",
+     "checkpoints of activations: device, host, nvme (any nvme_path) or auto: on the device while they fit, then those "
+     "needed last to host, then to nvme",
+     NULL},
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),

@@ -48,7 +48,15 @@ struct spw_engine {
     uint64_t arena_bytes;
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places;
-    char *activations; /* (chain_max + 1, group_max, rows, width) */
+    /*
+     * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from c = 1 to the last but one.
+     * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
+     * lies on what it is made from. A kept x[c] that has no home on the device leaves from the flow.
+     */
+    char *flow;                       /* (2, group_max, rows, width) */
+    spw_act *act;                     /* slot c - 1; NULL: inference */
+    spw_act_place *activation_places; /* (kept_slots, group_max) */
+    uint32_t kept_slots, *flow_lent;  /* (2, group_max) the checkpoint that may still be leaving from there */
     grad_buffer *buffers;
     uint32_t buffer_count;
     uint64_t buffer_turn;
@@ -169,9 +177,30 @@ call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_va
 }
 
 static char *
-activation(const spw_engine *e, uint32_t slot, uint32_t micro)
+flow(const spw_engine *e, uint32_t turn, uint32_t micro)
 {
-    return e->activations + ((uint64_t)slot * e->group_max + micro) * e->rows * e->model->config.width * sizeof(float);
+    return e->flow + ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * sizeof(float);
+}
+
+/* x[c] is a checkpoint; the last block's input goes straight into its backward pass. */
+static bool
+kept(const spw_engine *e, uint32_t c)
+{
+    return c > 0 && c + 1 < e->chain_count;
+}
+
+static uint32_t
+checkpoint_of(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    return (c - 1) * e->group_max + micro;
+}
+
+/* Where the forward pass of a training step makes x[c], and reads it. */
+static char *
+input_of(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    char *home = kept(e, c) ? spw_act_home(e->act, checkpoint_of(e, c, micro)) : NULL;
+    return home != NULL ? home : flow(e, c, micro);
 }
 
 static spw_batch
@@ -317,6 +346,19 @@ aio_options(const spw_config *c)
                              .iopoll = c->aio.iopoll};
 }
 
+static spw_act_tables
+activation_tables(const spw_engine *e)
+{
+    const spw_path_list *lists[2] = {&e->config.zero.param_path, &e->config.zero.optimizer_path};
+    spw_act_config c = {.slot_count = e->kept_slots,
+                        .micro_count = e->group_max,
+                        .path_count = lists[0]->count > lists[1]->count ? lists[0]->count : lists[1]->count,
+                        .aio = aio_options(&e->config)};
+    spw_act_tables tables;
+    spw_act_compute_tables(&c, &tables);
+    return tables;
+}
+
 /* Products of this model, forward and backward to input and weights: each thread keeps its largest buffer. */
 static uint64_t
 product_bytes(const spw_engine *e)
@@ -360,6 +402,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
     if (o->resumes || c->run.checkpoint_dir[0] != '\0')
@@ -401,8 +444,13 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     }
     SPW_TRY(measure_arena(e, e->inference, &e->arena_bytes, err));
     in.arena_device = spw_round_up(e->arena_bytes, 4096);
-    in.activations_device =
-        spw_round_up((e->inference ? 2u : e->chain_max + 1u) * (uint64_t)e->group_max * width_bytes, 4096);
+    in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
+    in.activation_elems = e->rows * e->model->config.width;
+    in.activation_slots = e->kept_slots;
+    in.activation_slots_used = e->kept_slots > 0 ? e->chain_count - 2 : 0;
+    in.activation_micros = e->group_max;
+    in.activation_places = e->activation_places;
+    in.activation_tables = activation_tables(e);
     in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + e->T * e->model->config.head_dim * 4;
     in.batch_device = spw_round_up(in.batch_device, 4096);
@@ -429,12 +477,13 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 static spw_status
 take_memory(spw_engine *e, spw_error *err)
 {
-    uint64_t bytes = e->plan.grads_device + e->plan.activations_device + e->plan.arena_device + e->plan.batch_device;
+    uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * sizeof(float), 4096);
+    uint64_t bytes = e->plan.grads_device + flow_bytes + e->plan.arena_device + e->plan.batch_device;
     spw_carve carve;
     SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes, err));
     carve = (spw_carve){.base = e->device, .bytes = bytes};
     e->arena = spw_carve_take(&carve, e->plan.arena_device);
-    e->activations = spw_carve_take(&carve, e->plan.activations_device);
+    e->flow = spw_carve_take(&carve, flow_bytes);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         e->buffers[i].data = spw_carve_take(&carve, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
@@ -444,13 +493,36 @@ take_memory(spw_engine *e, spw_error *err)
     e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->places = spw_carve_take(&carve, e->rows * 4);
     e->cos_sin = spw_carve_take(&carve, e->T * e->model->config.head_dim * 4);
-    if (e->cos_sin == NULL || e->arena == NULL || e->activations == NULL)
+    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     for (uint64_t i = 0; i < e->rows; i++)
         e->places[i] = (int32_t)(i % e->T);
     if (e->model->config.family == SPW_FAMILY_LLAMA)
         spw_rope_table(&e->model->config, e->T, e->cos_sin);
     return SPW_OK;
+}
+
+static spw_status
+make_act(spw_engine *e, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    spw_act_config a = {.gpu = e->gpu,
+                        .dtype = SPW_F32,
+                        .elems = e->rows * e->model->config.width,
+                        .slot_count = e->kept_slots,
+                        .micro_count = e->group_max,
+                        .places = e->activation_places,
+                        .working_count = e->plan.activation_working,
+                        .staging_count = e->plan.activation_staging,
+                        .pin_memory = c->zero.pin_memory_param || c->zero.pin_memory_optimizer,
+                        .integrity = c->run.integrity,
+                        .paths = e->plan.paths,
+                        .path_count = e->plan.path_count,
+                        .aio = aio_options(c),
+                        .stall_ns = e->stall_ns,
+                        .chaos_seed = c->run.chaos_seed,
+                        .aio_faults = c->run.activation_faults};
+    return e->inference ? SPW_OK : spw_act_create(&e->act, &a, err);
 }
 
 static spw_status
@@ -579,6 +651,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
+    e->kept_slots = o->inference || e->chain_max < 2 ? 0 : e->chain_max - 2;
     if (group < accumulation && c->run.grad_dtype != SPW_F32)
         return SPW_RAISE(
             err, SPW_ECONFIG,
@@ -606,8 +679,10 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
     e->future = spw_mem_calloc(e->future_max, sizeof *e->future);
     e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
-    if (!e->notes || !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
-        !e->generations || !e->future)
+    e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
+    e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
+    if (!e->flow_lent || !e->activation_places || !e->notes || !e->buffers || !e->partials || !e->unit_partial ||
+        !e->chain || !e->first_use || !e->last_use || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
@@ -623,6 +698,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         return SPW_OK;
     SPW_TRY(make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
+    SPW_TRY(make_act(e, err));
     return make_store(e, &topology, err);
 }
 
@@ -655,6 +731,7 @@ spw_engine_destroy(spw_engine *e)
         return;
     spw_gpu_queue_destroy(e->d2h); /* its notifies call the store */
     spw_store_destroy(e->store);
+    spw_act_destroy(e->act);
     spw_tape_destroy(e->tape);
     for (uint32_t i = 0; i < e->buffer_count; i++)
         spw_gpu_event_destroy(e->buffers[i].sent);
@@ -667,6 +744,8 @@ spw_engine_destroy(spw_engine *e)
     spw_layout_free(&e->layout);
     spw_mem_free(e->buffers);
     spw_mem_free(e->notes);
+    spw_mem_free(e->activation_places);
+    spw_mem_free(e->flow_lent);
     spw_mem_free(e->partials);
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
@@ -801,44 +880,93 @@ release_block(spw_engine *e, const block_run *run)
 
 /* ---------------------------------------------------------------- forward and backward over a group */
 
-/* Counts what began at begin and waited in between. */
+/* All waiting of this step that the store does not count. */
+static uint64_t
+waited_ns(const spw_engine *e)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        sum += e->stall_ns[k];
+    return sum;
+}
+
+/* Counts what began at begin, without the waiting since waited. */
 static void
 end_compute(spw_engine *e, const char *name, uint32_t block_idx, uint64_t begin, uint64_t waited)
 {
     uint64_t now = spw_now_ns();
-    e->compute_ns += now - begin - waited;
+    e->compute_ns += now - begin - (waited_ns(e) - waited);
     spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin, now);
 }
 
-/* keep: every block's input is kept for the backward pass; otherwise two slots take turns. */
+enum { NOT_LENT = UINT32_MAX };
+
+/* Before a part of the flow is written: the checkpoint that leaves from there must have done so. */
+static spw_status
+settle_flow(spw_engine *e, uint32_t turn, uint32_t micro, spw_error *err)
+{
+    uint32_t *lent = &e->flow_lent[turn % 2 * e->group_max + micro], idx = *lent;
+    *lent = NOT_LENT;
+    return idx == NOT_LENT ? SPW_OK : spw_act_settle(e->act, idx, err);
+}
+
+static spw_status
+begin_keeping(spw_engine *e, spw_error *err)
+{
+    for (uint32_t i = 0; i < 2 * e->group_max; i++)
+        e->flow_lent[i] = NOT_LENT;
+    return spw_act_begin(e->act, err);
+}
+
+/* Gives compute the copy of y to x[c], and x[c] to those that are kept. */
+static spw_status
+pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep, spw_error *err)
+{
+    char *out = keep ? input_of(e, c, micro) : flow(e, c, micro);
+    bool in_flow = out == flow(e, c, micro);
+    if (keep && in_flow)
+        SPW_TRY(settle_flow(e, c, micro, err));
+    spw_gpu_copy_d2d(e->compute, out, SPW_F32, y->data, SPW_F32, e->rows * e->model->config.width, NULL);
+    if (!keep || !kept(e, c))
+        return SPW_OK;
+    if (in_flow)
+        e->flow_lent[c % 2 * e->group_max + micro] = checkpoint_of(e, c, micro);
+    return spw_act_put(e->act, checkpoint_of(e, c, micro), out, e->compute, err);
+}
+
+/* keep: blocks' inputs are kept for the backward pass. */
 static spw_status
 forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t micro_batches, bool keep,
               spw_error *err)
 {
     uint32_t last = e->chain_count - 1;
+    if (keep)
+        SPW_TRY(begin_keeping(e, err));
     for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
         block_run run = {.block_idx = e->chain[c]};
-        uint64_t begin;
+        uint64_t begin, waited;
+        spw_status st = SPW_OK;
         SPW_TRY(acquire_block(e, mode, &run, err));
         begin = spw_now_ns();
-        for (uint32_t i = 0; i < count; i++) {
+        waited = waited_ns(e);
+        for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
             spw_batch batch = batch_of(e, first + i, micro_batches);
             spw_value *x = NULL, *y;
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
             if (c > 0)
-                x = spw_tape_input(e->tape, activation(e, keep ? c : c % 2, i), e->rows, e->model->config.width, false);
+                x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : flow(e, c, i), e->rows, e->model->config.width,
+                                   false);
             y = call_forward(e, &run, &batch, x, keep, false);
-            if (spw_tape_check(e->tape, err) != SPW_OK) {
-                release_block(e, &run);
-                return SPW_EINVAL;
-            }
-            if (c < last)
-                spw_gpu_copy_d2d(e->compute, activation(e, keep ? c + 1 : (c + 1) % 2, i), SPW_F32, y->data, SPW_F32,
-                                 e->rows * e->model->config.width, NULL);
+            st = spw_tape_check(e->tape, err);
+            if (st == SPW_OK && c < last)
+                st = pass_on(e, y, c + 1, i, keep, err);
         }
-        end_compute(e, "forward", run.block_idx, begin, 0);
+        end_compute(e, "forward", run.block_idx, begin, waited);
         release_block(e, &run);
+        SPW_TRY(st);
     }
+    if (keep)
+        spw_act_turn(e->act);
     return SPW_OK;
 }
 
@@ -915,29 +1043,34 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
     }
 }
 
+/*
+ * The gradient of x[c] lies in the flow at turn c + 1: where the block's output had its own before, or, for the last
+ * block, where x[c - 1] leaves from.
+ */
 static spw_status
 backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, uint32_t micro_batches,
                spw_error *err)
 {
+    bool last = c + 1 == e->chain_count;
     for (uint32_t i = 0; i < count; i++) {
         spw_batch batch = batch_of(e, first + i, micro_batches);
         spw_value *x = NULL, *y;
+        void *data = flow(e, c, i);
+        if (kept(e, c))
+            SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
         spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         if (c > 0) {
-            x = spw_tape_input(e->tape, activation(e, c, i), e->rows, e->model->config.width, true);
-            x->grad = activation(e, c + 1, i); /* the next block's input is not needed any more */
+            x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, true);
+            SPW_TRY(settle_flow(e, c + 1, i, err));
+            x->grad = flow(e, c + 1, i);
         }
-        if (c > 0 && c + 1 < e->chain_count) { /* the output's gradient lies one further, by the same rule */
-            y = call_forward(e, run, &batch, x, true, false);
-            if (y != NULL)
-                y->grad = activation(e, c + 2, i);
-        } else {
-            y = call_forward(e, run, &batch, x, true, false);
-            if (y != NULL && c == 0)
-                y->grad = activation(e, 2, i);
-        }
+        y = call_forward(e, run, &batch, x, true, false);
+        if (y != NULL && !last)
+            y->grad = flow(e, c + 2, i);
         spw_tape_backward(e->tape, y);
         SPW_TRY(spw_tape_check(e->tape, err));
+        if (kept(e, c))
+            spw_act_release(e->act, checkpoint_of(e, c, i), e->compute);
     }
     return SPW_OK;
 }
@@ -952,7 +1085,7 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
         spw_status st;
         SPW_TRY(acquire_block(e, MODE_TRAIN, &run, err));
         begin = spw_now_ns();
-        waited = e->stall_ns[SPW_STALL_D2H];
+        waited = waited_ns(e);
         st = SPW_OK;
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->last_use[run.units[k]] == (int32_t)c)
@@ -962,7 +1095,7 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
         }
         if (st == SPW_OK)
             st = backward_block(e, &run, c, first, count, micro_batches, err);
-        end_compute(e, "backward", run.block_idx, begin, e->stall_ns[SPW_STALL_D2H] - waited);
+        end_compute(e, "backward", run.block_idx, begin, waited);
         release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->first_use[run.units[k]] == (int32_t)c)
@@ -1067,6 +1200,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 typedef struct step_start {
     uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
     spw_store_stats store;
+    spw_act_stats kept;
 } step_start;
 
 static void
@@ -1077,6 +1211,7 @@ begin_account(spw_engine *e, step_start *s)
                       .d2h_bytes = e->d2h_bytes,
                       .grad_h2d_bytes = e->grad_h2d_bytes};
     spw_store_get_stats(e->store, &s->store);
+    spw_act_get_stats(e->act, &s->kept);
     e->compute_ns = 0;
     memset(e->stall_ns, 0, sizeof e->stall_ns);
     if (!e->counting)
@@ -1087,8 +1222,10 @@ static void
 end_account(spw_engine *e, const step_start *s, spw_step_result *r)
 {
     spw_store_stats now;
+    spw_act_stats kept_now;
     double parts = (double)e->compute_ns * 1e-9;
     spw_store_get_stats(e->store, &now);
+    spw_act_get_stats(e->act, &kept_now);
     r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
     r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
     r->compute_s = parts;
@@ -1097,12 +1234,15 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
         parts += r->stall_s[k];
     }
     r->other_s = r->step_s - parts;
-    r->nvme_read = now.nvme_read_bytes - e->counted.nvme_read_bytes;
-    r->nvme_write = now.nvme_write_bytes - e->counted.nvme_write_bytes;
-    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes;
+    r->nvme_read =
+        now.nvme_read_bytes - e->counted.nvme_read_bytes + kept_now.nvme_read_bytes - s->kept.nvme_read_bytes;
+    r->nvme_write =
+        now.nvme_write_bytes - e->counted.nvme_write_bytes + kept_now.nvme_write_bytes - s->kept.nvme_write_bytes;
+    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes + kept_now.h2d_bytes -
+             s->kept.h2d_bytes;
     e->counted = now;
     e->counting = true;
-    r->d2h = e->d2h_bytes - s->d2h_bytes;
+    r->d2h = e->d2h_bytes - s->d2h_bytes + kept_now.d2h_bytes - s->kept.d2h_bytes;
     r->bound_by = spw_step_bound(&e->plan, &e->rates, r->nvme_read, r->nvme_write, r->compute_s, r->cpu_s, r->bounds_s);
     r->bound_s = r->bounds_s[r->bound_by];
 }
@@ -1209,13 +1349,13 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
         SPW_TRY(acquire_block(e, MODE_EVAL, &run, err));
         spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
         if (c > 0)
-            x = spw_tape_input(e->tape, activation(e, c % 2, 0) + (head ? (count - 1) * width * sizeof(float) : 0),
+            x = spw_tape_input(e->tape, flow(e, c, 0) + (head ? (count - 1) * width * sizeof(float) : 0),
                                head ? 1 : count, width, false);
         y = call_forward(e, &run, &batch, x, false, head);
         if (spw_tape_check(e->tape, err) == SPW_OK && head)
             memcpy(logits, y->data, e->model->config.vocab * sizeof(float));
         else if (y != NULL)
-            spw_gpu_copy_d2d(e->compute, activation(e, (c + 1) % 2, 0), SPW_F32, y->data, SPW_F32, count * width, NULL);
+            spw_gpu_copy_d2d(e->compute, flow(e, c + 1, 0), SPW_F32, y->data, SPW_F32, count * width, NULL);
         release_block(e, &run);
         SPW_TRY(spw_tape_check(e->tape, err));
     }

@@ -1,11 +1,12 @@
 /*
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
- * before it, until the plan fits: weights off the device, records off the device, weights to nvme, records to nvme,
- * gradients in bf16, chunks halved down to 64 Ki elements, smaller micro-batches (more of them: the batch stays), one
- * micro-batch per pass, and where disks are limited weights and then records back to host. Then every step that turns
- * out not to be needed is taken back, first to last. None of these changes what is computed but bf16 gradients, by one
- * rounding, and the order of sums over micro-batches. A lossy state format is never among them; whether it would help
- * is said separately. Only plans are made, on copies of the configuration.
+ * before it, until the plan fits: weights off the device, records off the device, activations off the device, weights to
+ * nvme, records to nvme, activations to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
+ * micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
+ * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
+ * changes what is computed but bf16 gradients, by one rounding, and the order of sums over micro-batches. A lossy state
+ * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
+ * configuration.
  */
 #include "runtime_internal.h"
 #include <jansson.h>
@@ -19,8 +20,10 @@ typedef enum change {
     PARAM_OFF_DEVICE,
     OPTIMIZER_OFF_DEVICE,
     MORE_LIVE,
+    ACTIVATIONS_OFF_DEVICE,
     PARAM_NVME,
     OPTIMIZER_NVME,
+    ACTIVATIONS_NVME,
     GRAD_BF16,
     SMALLER_CHUNKS,
     SMALLER_MICRO_BATCH,
@@ -71,6 +74,17 @@ apply(spw_config *c, change what)
         if (c->zero.max_live_parameters >= LIVE_MAX)
             return false;
         c->zero.max_live_parameters = LIVE_MAX;
+        return true;
+    case ACTIVATIONS_OFF_DEVICE:
+        if (c->run.activations != SPW_TIER_DEVICE)
+            return false;
+        c->run.activations = SPW_TIER_COUNT;
+        return true;
+    case ACTIVATIONS_NVME:
+        if ((c->run.activations != SPW_TIER_HOST && !c->run.cpu_checkpointing) || c->run.activations == SPW_TIER_NVME ||
+            c->zero.param_path.count + c->zero.optimizer_path.count == 0)
+            return false;
+        c->run.activations = SPW_TIER_NVME;
         return true;
     case PARAM_NVME: return to_nvme(&c->zero.offload_param, &c->zero.param_path, &c->zero.optimizer_path);
     case OPTIMIZER_NVME: return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path);
@@ -130,6 +144,7 @@ helps(change what, spw_lack lack)
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE:
     case MORE_LIVE:
+    case ACTIVATIONS_OFF_DEVICE:
     case SMALLER_MICRO_BATCH:
     case ONE_PER_PASS: return lack == SPW_LACK_DEVICE;
     case PARAM_HOST:
@@ -235,6 +250,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
              &b->zero.param_path);
     say_tier(out, "offload_optimizer", a->zero.offload_optimizer, b->zero.offload_optimizer, &a->zero.optimizer_path,
              &b->zero.optimizer_path);
+    if (a->run.activations != b->run.activations)
+        say(out, "spillway.activations=%s", b->run.activations == SPW_TIER_NVME ? "nvme" : "auto");
     if (a->run.grad_dtype != b->run.grad_dtype)
         say(out, "spillway.grad_dtype=%s", spw_dtype_name(b->run.grad_dtype));
     if (a->run.chunk_elems != b->run.chunk_elems)

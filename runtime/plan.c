@@ -151,11 +151,12 @@ add_up(spw_plan *p, const plan_input *in)
     }
 }
 
-/* Weights and record of a chunk go to one path. */
+/* Weights and record of a chunk go to one path; then checkpoints of activations, one by one. */
 static spw_status
 spread(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    uint32_t count = in->layout->chunk_count;
+    uint32_t chunk_count = in->layout->chunk_count, nvme_count = p->activation_count[SPW_TIER_NVME];
+    uint32_t count = chunk_count + nvme_count; /* of activations, those on nvme come first */
     stripe_path paths[SPW_PATHS_MAX];
     uint64_t *bytes = spw_mem_calloc(count, sizeof *bytes);
     uint32_t *path_idx = spw_mem_calloc(count, sizeof *path_idx);
@@ -164,15 +165,19 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         paths[i] = (stripe_path){p->paths[i], p->path_weight[i], p->path_limit[i], 0};
     if (bytes == NULL || path_idx == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u chunks", count);
-    for (uint32_t i = 0; st == SPW_OK && i < count; i++) {
+    for (uint32_t i = chunk_count; st == SPW_OK && i < count; i++)
+        bytes[i] = p->activations_nvme / nvme_count;
+    for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bytes[i] = (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0) +
                    (c->record_tier == SPW_TIER_NVME && !in->inference ? record_bytes(in, c->elems) : 0);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
-    for (uint32_t i = 0; st == SPW_OK && i < count; i++)
+    for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++)
         in->layout->chunks[i].path_idx = path_idx[i];
+    for (uint32_t i = 0; st == SPW_OK && i < nvme_count; i++)
+        in->activation_places[i].path_idx = path_idx[chunk_count + i];
     for (uint32_t i = 0; st == SPW_OK && i < p->path_count; i++)
         p->path_bytes[i] = paths[i].bytes;
     spw_mem_free(bytes);
@@ -180,12 +185,19 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
     return st;
 }
 
-/* One list of paths for both kinds; a path named twice counts once. */
+static bool
+state_on_nvme(const spw_config *c)
+{
+    return c->zero.offload_param == SPW_TIER_NVME || c->zero.offload_optimizer == SPW_TIER_NVME;
+}
+
+/* One list of paths for both kinds; a path named twice counts once. Activations go where state goes, or else anywhere. */
 static void
 collect_paths(spw_plan *p, const spw_config *c)
 {
     const spw_path_list *lists[2] = {&c->zero.param_path, &c->zero.optimizer_path};
-    bool used[2] = {c->zero.offload_param == SPW_TIER_NVME, c->zero.offload_optimizer == SPW_TIER_NVME};
+    bool any = !state_on_nvme(c),
+         used[2] = {any || c->zero.offload_param == SPW_TIER_NVME, any || c->zero.offload_optimizer == SPW_TIER_NVME};
     for (int k = 0; k < 2; k++) {
         for (uint32_t i = 0; used[k] && i < lists[k]->count && p->path_count < SPW_PATHS_MAX; i++) {
             bool known = false;
@@ -276,7 +288,7 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
     }
     p->weight_slots = w_nvme ? w_want : 0;
     p->record_slots = r_nvme ? r_want : 0;
-    while (fixed + slot_bytes(p, in, chunk) > host_room(p, in) / 8 * 7 &&
+    while (fixed + p->activations_host + slot_bytes(p, in, chunk) > host_room(p, in) / 8 * 7 &&
            (p->weight_slots > 1 || p->record_slots > 1)) {
         if (p->record_slots > p->weight_slots || p->weight_slots <= 1)
             p->record_slots--;
@@ -318,9 +330,13 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     p->slots_host = slot_bytes(p, in, chunk);
     place_all(in);
     if (budget == SPW_AUTO) {
+        uint64_t room = host_room(p, in) / 8 * 7, others = fixed + p->slots_host;
+        spw__plan_activations_host(p, in, p->path_count > 0, room > others ? room - others : 0);
         plan_host_auto(p, in, fixed, w_want, r_want);
         return SPW_OK;
     }
+    spw__plan_activations_host(p, in, p->path_count > 0, 0); /* the least */
+    fixed += p->activations_host;
     if (fixed + p->slots_host > budget) {
         char need[32], have[32];
         p->lack = SPW_LACK_HOST;
@@ -345,7 +361,9 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
     p->slots_host = slot_bytes(p, in, chunk);
-    left = budget - fixed - p->slots_host;
+    left = budget - fixed - p->slots_host + p->activations_host;
+    spw__plan_activations_host(p, in, p->path_count > 0, left); /* before chunks: what moves both ways in every pass */
+    left -= p->activations_host;
     SPW_TRY(place(p, in, &left, err));
     while (drop_idle_slots(p, in, &left))
         SPW_TRY(place(p, in, &left, err));
@@ -358,19 +376,25 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     const spw_config *c = in->config;
     uint64_t all_units = in->layout->elems * in->compute_bytes, budget = c->run.device_memory, fixed;
     uint64_t floor_bytes = in->largest_block_bytes;
+    uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
     p->device_budget = budget;
     p->grads_device = in->grads_device;
-    p->activations_device = in->activations_device;
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
         p->padding_device = record_padding(in, SPW_TIER_DEVICE, true);
-    fixed = p->grads_device + p->activations_device + p->arena_device + p->batch_device + p->padding_device;
+    fixed = p->grads_device + p->arena_device + p->batch_device + p->padding_device;
     if (c->zero.offload_param == SPW_TIER_DEVICE)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
         fixed += record_bytes(in, in->layout->elems);
+    spw__plan_activations_device(p, in,
+                                 budget == SPW_AUTO             ? UINT64_MAX
+                                 : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
+                                                                : 0,
+                                 ease);
+    fixed += p->activations_device;
     if (budget == SPW_AUTO) {
         p->cache_device =
             c->zero.offload_param == SPW_TIER_DEVICE || all_units < 3 * floor_bytes ? all_units : 3 * floor_bytes;
@@ -390,10 +414,11 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     if (p->cache_device < floor_bytes)
         return SPW_RAISE(err, SPW_ENOFIT,
                          "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
-                         "micro-batch, sequence or micro_batches_per_pass lowers it",
+                         "micro-batch, sequence or micro_batches_per_pass lowers it%s",
                          spw_format_bytes(have, sizeof have, budget),
                          spw_format_bytes(need, sizeof need, fixed + floor_bytes),
-                         (unsigned long long)(fixed + floor_bytes));
+                         (unsigned long long)(fixed + floor_bytes),
+                         p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
     return SPW_OK;
 }
 
@@ -408,6 +433,7 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
         t->h2d = r.h2d + (in->passes - 1) * in->layout->elems * in->grad_bytes; /* sums of earlier passes go back in */
         t->d2h = in->passes * in->layout->elems * in->grad_bytes;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
+        spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
             const spw_store_chunk *c = &in->layout->chunks[i];
             uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
@@ -436,6 +462,9 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
     add_up(p, in);
+    spw__plan_activations_place(p, in);
+    if (!state_on_nvme(in->config) && p->activation_count[SPW_TIER_NVME] == 0)
+        p->path_count = 0; /* they are there and not needed */
     if (st == SPW_OK && p->path_count > 0) {
         st = spread(p, in, err);
         p->lack = st == SPW_ENOFIT ? SPW_LACK_DISK : SPW_LACK_NOTHING;
@@ -447,7 +476,8 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
         p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
     }
     p->tables_host += record_padding(in, SPW_TIER_HOST, false);
-    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->slots_host + p->weight_host + p->record_host;
+    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->slots_host + p->activations_host +
+                    p->weight_host + p->record_host;
     if (st == SPW_OK && p->host_bytes > host_room(p, in)) {
         char need[32], room[32];
         p->lack = SPW_LACK_HOST;
@@ -477,11 +507,11 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"gradients", p->grads_device, p->grad_host, 0},
                 {"staging slots", 0, p->slots_host, 0},
                 {"gathered units", p->cache_device, 0, 0},
-                {"activation checkpoints", p->activations_device, 0, 0},
+                {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
-                {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme}};
+                {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme + p->activations_nvme}};
     char text[160], a[32], b[32], c[32];
     snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
     line(ctx, text);

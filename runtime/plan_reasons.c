@@ -73,6 +73,27 @@ explain_host(spw_plan *p, const plan_input *in)
 }
 
 static void
+explain_activations(spw_plan *p, const plan_input *in)
+{
+    const uint32_t *n = p->activation_count;
+    char value[64] = "";
+    size_t at = 0;
+    for (int t = 0; t < SPW_TIER_COUNT; t++) {
+        if (n[t] > 0)
+            at += (size_t)snprintf(value + at, sizeof value - at, "%s%u %s", at > 0 ? ", " : "", n[t],
+                                   spw_tier_name((spw_tier)t));
+    }
+    if (in->config->run.activations != SPW_TIER_COUNT || at == 0)
+        return;
+    decide(p, "spillway.activations", value, "%s",
+           in->config->run.cpu_checkpointing          ? "activation_checkpointing.cpu_checkpointing"
+           : n[SPW_TIER_HOST] + n[SPW_TIER_NVME] == 0 ? "the device holds all checkpoints"
+           : n[SPW_TIER_NVME] > 0
+               ? "what the device has no room for: those needed last leave it, the last of them to nvme"
+               : "what the device has no room for: those needed last go to host memory");
+}
+
+static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
@@ -84,11 +105,13 @@ explain_device(spw_plan *p, const plan_input *in)
            all                            ? "all units fit and stay gathered until they are updated"
            : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
                                           : "what spillway.device_memory or max_live_parameters leave");
+    explain_activations(p, in);
     if (in->config->run.micro_batches_per_pass == 0 && in->micro_batches > 1)
-        decide(p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
-               "all of them: weights are fetched once per pass however many there are; checkpoints of activations take "
-               "%s",
-               spw_format_bytes(bytes, sizeof bytes, p->activations_device));
+        decide(
+            p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
+            "all of them: weights are fetched once per pass however many there are; checkpoints of activations take "
+            "%s",
+            spw_format_bytes(bytes, sizeof bytes, p->activations_device + p->activations_host + p->activations_nvme));
 }
 
 void

@@ -12,7 +12,16 @@ typedef struct plan_input {
     uint32_t weight_bytes, grad_bytes, compute_bytes;
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
-    uint64_t grads_device, activations_device, arena_device, batch_device;
+    uint64_t grads_device, arena_device, batch_device;
+    /*
+     * Activations: flow_device holds the block's input and output of every micro-batch of a group. What is kept beside them
+     * for the backward pass gets its tier in places (activation_slots, activation_micros); so many slots are used
+     * (another chain may use more).
+     */
+    uint64_t flow_device, activation_elems;
+    uint32_t activation_slots, activation_slots_used, activation_micros;
+    spw_act_place *activation_places;
+    spw_act_tables activation_tables;
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
@@ -29,6 +38,16 @@ typedef struct plan_input {
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
+
+/*
+ * Where checkpoints of activations live (plan_activations.c): first what the device keeps within room, ease less when
+ * something has to leave, then what host memory takes, then the places.
+ */
+void spw__plan_activations_device(spw_plan *plan, const plan_input *in, uint64_t room, uint64_t ease);
+void spw__plan_activations_host(spw_plan *plan, const plan_input *in, bool nvme_there, uint64_t room);
+void spw__plan_activations_place(const spw_plan *plan, const plan_input *in);
+/* Adds what they move in a step. */
+void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
 /* The decisions of a plan with their reasons (plan_reasons.c). */
 void spw__plan_explain(spw_plan *plan, const plan_input *in);

@@ -94,6 +94,8 @@ typedef struct spw_config {
         spw_state_format state_format;
         uint64_t chunk_elems;
         uint64_t micro_batches_per_pass;             /* 0: all */
+        spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
+        bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */
         uint32_t optimizer_threads, compute_threads; /* 0: auto */
         bool pin_threads;
         uint32_t weight_slots, record_slots; /* 0: from the budget */
@@ -104,11 +106,11 @@ typedef struct spw_config {
         char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end;
-        uint64_t tbw;                      /* bytes the swap disks are rated for; 0: not known */
-        uint64_t write_budget;             /* bytes that the run may write to nvme swap, resumed or not; 0: no limit */
-        char write_budget_action[16];      /* stop, pause */
-        uint64_t chaos_seed;               /* tests */
-        spw_test_aio_schedule *aio_faults; /* tests; NULL: none */
+        uint64_t tbw;                 /* bytes the swap disks are rated for; 0: not known */
+        uint64_t write_budget;        /* bytes that the run may write to nvme swap, resumed or not; 0: no limit */
+        char write_budget_action[16]; /* stop, pause */
+        uint64_t chaos_seed;          /* tests */
+        spw_test_aio_schedule *aio_faults, *activation_faults; /* tests; NULL: none */
     } run;
 } spw_config;
 

@@ -41,7 +41,10 @@ typedef struct spw_plan {
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;
+    uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */
     uint32_t weight_slots, record_slots, path_count;
+    /* Checkpoints of activations by tier, and the buffers that those off the device pass through (spw_offload.h). */
+    uint32_t activation_count[SPW_TIER_COUNT], activation_working, activation_staging;
     const char *paths[SPW_PATHS_MAX];
     uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */
     double path_weight[SPW_PATHS_MAX];

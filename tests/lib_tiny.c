@@ -33,6 +33,7 @@ tiny_config(spw_config *c, spw_state_format format)
     snprintf(c->run.device, sizeof c->run.device, "cpu");
     c->run.device_memory = c->run.host_memory = SPW_AUTO;
     c->run.state_format = format;
+    c->run.activations = SPW_TIER_COUNT;
     c->run.chunk_elems = 8192;
     c->run.optimizer_threads = 2;
     c->run.pin_threads = true;
@@ -173,6 +174,21 @@ tiny_half_budget(const spw_config *c, spw_family family)
     assert_true(half.weight_nvme + half.record_nvme > 0);
     assert_true(half.weight_host + half.record_host > 0);
     return budgeted.run.host_memory;
+}
+
+void
+tiny_mix_activations(spw_config *c, spw_family family)
+{
+    spw_plan p = plan_only(c, family);
+    const uint32_t *n = p.activation_count;
+    c->run.activations = SPW_TIER_COUNT;
+    c->run.device_memory = p.device_bytes;
+    while (p = plan_only(c, family), n[SPW_TIER_DEVICE] == 0 || n[SPW_TIER_HOST] < 3)
+        c->run.device_memory -= 1024;
+    c->run.host_memory = p.host_bytes - 4096; /* not all of them, and one or more become staging */
+    p = plan_only(c, family);
+    for (int t = 0; t < SPW_TIER_COUNT; t++)
+        assert_true(n[t] > 0);
 }
 
 uint64_t

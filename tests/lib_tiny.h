@@ -15,6 +15,8 @@ void tiny_dir_remove(const char *path);
 enum { TINY_PROCESS_BYTES = 8 << 20 }; /* what tiny_train's plans count for the process */
 /* The spillway.host_memory with which half of what this configuration has on nvme goes to host memory. */
 uint64_t tiny_half_budget(const spw_config *c, spw_family family);
+/* Sets device and host budgets with which checkpoints of activations lie in all three tiers; it has an nvme_path. */
+void tiny_mix_activations(spw_config *c, spw_family family);
 /* Runs steps and writes the losses; then a digest of all weights and records. Fails the test on any error. */
 uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses);
 uint64_t tiny_digest(spw_engine *e);

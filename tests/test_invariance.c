@@ -145,6 +145,69 @@ test_llama(void **state)
     run_all(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 0.0);
 }
 
+/*
+ * Checkpoints of activations on the device, in host memory, on nvme and in all three, with random delays and
+ * poisoned buffers: the same bytes. In each number of passes for itself: it changes the order of sums.
+ */
+static void
+test_activations(void **state)
+{
+    static const struct {
+        const char *name;
+        spw_tier tier;
+        bool mixed, state_on_nvme;
+        spw_aio_backend backend;
+        uint64_t chaos;
+    } kinds[] = {{"device", SPW_TIER_DEVICE, false, false, SPW_AIO_AUTO, 0},
+                 {"host", SPW_TIER_HOST, false, false, SPW_AIO_AUTO, 0},
+                 {"nvme", SPW_TIER_NVME, false, false, SPW_AIO_AUTO, 0},
+                 {"mixed by budget", SPW_TIER_COUNT, true, false, SPW_AIO_AUTO, 0},
+                 {"nvme with everything else", SPW_TIER_NVME, false, true, SPW_AIO_AUTO, 0},
+                 {"device, chaos", SPW_TIER_DEVICE, false, false, SPW_AIO_AUTO, 21},
+                 {"host, chaos", SPW_TIER_HOST, false, false, SPW_AIO_AUTO, 22},
+                 {"nvme, chaos", SPW_TIER_NVME, false, true, SPW_AIO_AUTO, 23},
+                 {"nvme, threads, chaos", SPW_TIER_NVME, false, false, SPW_AIO_THREADS, 24},
+                 {"mixed, chaos", SPW_TIER_COUNT, true, false, SPW_AIO_AUTO, 25}};
+    double want[3][STEPS], got[STEPS];
+    uint64_t want_digest[3];
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (int family = 0; family < 2; family++) {
+        for (size_t k = 0; k < 3 * sizeof kinds / sizeof kinds[0]; k++) {
+            spw_config c;
+            uint64_t digest;
+            tiny_config(&c, SPW_STATE_SPLIT);
+            c.accumulation = 4;
+            c.micro_batch = 16;
+            c.aio.queue_depth = 4; /* transfers take memory too, and little is left to share */
+            c.aio.thread_count = 1;
+            c.data.seq_length = 40;
+            c.run.micro_batches_per_pass = k % 3;
+            c.run.activations = kinds[k / 3].tier;
+            c.run.chaos_seed = kinds[k / 3].chaos;
+            c.aio.backend = kinds[k / 3].backend;
+            c.zero.optimizer_path.count = 1;
+            snprintf(c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+            c.zero.param_path = c.zero.optimizer_path;
+            if (kinds[k / 3].state_on_nvme)
+                c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
+            if (kinds[k / 3].mixed) {
+                if (k % 3 == 1)
+                    continue; /* too few checkpoints to share */
+                tiny_mix_activations(&c, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2);
+            }
+            digest = tiny_train(&c, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, STEPS, k < 3 ? want[k] : got);
+            if (k < 3)
+                want_digest[k] = digest;
+            else if (memcmp(want[k % 3], got, sizeof got) != 0 || digest != want_digest[k % 3])
+                fail_msg("activations %s, %llu a pass: other losses or another state than on the device",
+                         kinds[k / 3].name, (unsigned long long)c.run.micro_batches_per_pass);
+        }
+    }
+    tiny_dir_remove(dir);
+}
+
 /* Formats that round the moments round them the same everywhere: stochastic rounding is keyed by element, not by chunk. */
 static void
 test_lossy_formats(void **state)
@@ -171,13 +234,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2_fp32),
-        cmocka_unit_test(test_gpt2_mixed),
-        cmocka_unit_test(test_gpt2_split),
-        cmocka_unit_test(test_split_is_mixed),
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_lossy_formats),
-        cmocka_unit_test(test_other_optimizers),
+        cmocka_unit_test(test_gpt2_fp32),     cmocka_unit_test(test_gpt2_mixed),
+        cmocka_unit_test(test_gpt2_split),    cmocka_unit_test(test_split_is_mixed),
+        cmocka_unit_test(test_llama),         cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_lossy_formats), cmocka_unit_test(test_other_optimizers),
     };
     return cmocka_run_group_tests_name("invariance", tests, NULL, NULL);
 }

@@ -285,6 +285,62 @@ test_filling_order(void **state)
     spw_model_destroy(model);
 }
 
+/* With less and less device memory, ever more checkpoints leave it, those needed last first; on auto nothing else does. */
+static void
+test_activations(void **state)
+{
+    static spw_config c;
+    static spw_plan p, all;
+    spw_model *model = make_model();
+    uint32_t kept, mixed = 0;
+    uint64_t budget, least;
+    (void)state;
+    tiny_config(&c, SPW_STATE_SPLIT);
+    c.data.seq_length = 40;
+    c.micro_batch = 24;
+    c.accumulation = 4;
+    assert_int_equal(plan_of(&c, model, &all, NULL), SPW_OK);
+    kept = all.activation_count[SPW_TIER_DEVICE];
+    assert_int_equal(kept, (10 - 2) * 4); /* the embedding's input and the head's are no checkpoints */
+    for (budget = all.device_bytes; c.run.device_memory = budget, plan_of(&c, model, &p, NULL) == SPW_OK;
+         budget -= 50000) {
+        assert_true(p.device_bytes <= budget && p.activation_count[SPW_TIER_NVME] == 0);
+        assert_true(p.activation_count[SPW_TIER_DEVICE] <= kept);
+        kept = p.activation_count[SPW_TIER_DEVICE];
+        mixed += kept > 0 && p.activation_count[SPW_TIER_HOST] > 0;
+    }
+    assert_int_equal(kept, 0);
+    assert_true(mixed > 20);
+    assert_int_equal(p.lack, SPW_LACK_DEVICE);
+    least = c.run.device_memory = p.least_bytes;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    c.run.activations = SPW_TIER_DEVICE; /* kept by order: it takes more */
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    assert_true(p.lack == SPW_LACK_DEVICE && p.least_bytes > least);
+    c.run.device_memory = p.least_bytes;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    c.run.activations = SPW_TIER_COUNT; /* and where it fits, auto does the same */
+    assert_int_equal(plan_of(&c, model, &all, NULL), SPW_OK);
+    assert_int_equal(all.activation_count[SPW_TIER_DEVICE], p.activation_count[SPW_TIER_DEVICE]);
+    c.run.device_memory = least; /* now too little host memory: a path takes the rest, without one it is refused */
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    c.run.host_memory = p.host_bytes - 100000;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_HOST);
+    c.zero.optimizer_path.count = 1;
+    snprintf(c.zero.optimizer_path.item[0], sizeof c.zero.optimizer_path.item[0], "%s", swap_dir);
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_true(p.activation_count[SPW_TIER_NVME] > 0 && p.activation_count[SPW_TIER_HOST] > 0);
+    assert_true(p.path_count == 1 && p.path_bytes[0] == p.activations_nvme && p.host_bytes <= c.run.host_memory);
+    c.run.host_memory = c.run.device_memory = SPW_AUTO; /* not needed: no path is opened */
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_int_equal(p.path_count, 0);
+    c.run.cpu_checkpointing = true;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_int_equal(p.activation_count[SPW_TIER_HOST], (10 - 2) * 4);
+    spw_model_destroy(model);
+}
+
 /* Everything that was left open has a line with a reason; what was given has none. */
 static void
 test_decisions(void **state)
@@ -292,8 +348,9 @@ test_decisions(void **state)
     static spw_config c;
     static spw_plan p;
     spw_model *model = make_model();
-    const char *open[] = {"spillway.host_memory",  "spillway.device_memory",          "spillway.weight_slots",
-                          "spillway.record_slots", "spillway.micro_batches_per_pass", "gathered units"};
+    const char *open[] = {"spillway.activations",  "spillway.host_memory",  "spillway.device_memory",
+                          "spillway.weight_slots", "spillway.record_slots", "spillway.micro_batches_per_pass",
+                          "gathered units"};
     (void)state;
     nvme_config(&c, SPW_STATE_SPLIT);
     assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
@@ -356,22 +413,24 @@ static const char base[] =
 static void
 test_nearest(void **state)
 {
-    const char *budgets[] = {"host_memory", "device_memory"};
+    const char *budgets[] = {"host_memory", "device_memory", "device_memory"};
+    const char *activations[] = {"spillway.activations=auto", "spillway.activations=auto",
+                                 "spillway.activations=device"};
     static spw_config c;
     static spw_plan p;
     static spw_suggestion s;
-    uint32_t suggested[2] = {0, 0};
+    uint32_t suggested[3] = {0}, moved = 0;
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) {
         for (uint64_t budget = 40 << 20; budget > 1 << 20; budget -= budget / 7) {
             char text[96];
-            const char *overrides[16] = {text};
+            const char *overrides[16] = {text, activations[k]};
             spw_model *model = NULL;
             spw_error err = {0};
             spw_engine_options o = {.config = &c, .process_bytes = PROCESS, .room_bytes = UINT64_MAX};
             spw_status st;
             snprintf(text, sizeof text, "spillway.%s=%llu", budgets[k], (unsigned long long)budget);
-            assert_int_equal(spw_config_parse(&c, base, "base", overrides, 1, &err), SPW_OK);
+            assert_int_equal(spw_config_parse(&c, base, "base", overrides, 2, &err), SPW_OK);
             assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
             o.model = model;
             st = plan_of(&c, model, &p, &err);
@@ -382,10 +441,11 @@ test_nearest(void **state)
                 if (s.found) {
                     suggested[k]++;
                     for (uint32_t i = 0; i < s.count; i++) {
-                        overrides[i + 1] = s.set[i];
+                        overrides[i + 2] = s.set[i];
                         assert_null(strstr(s.set[i], "state_format"));
+                        moved += strcmp(s.set[i], activations[0]) == 0;
                     }
-                    assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 1, &err), SPW_OK);
+                    assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 2, &err), SPW_OK);
                     st = plan_of(&c, model, &p, &err);
                     if (st != SPW_OK)
                         print_error("%s: %s\n", text, err.message);
@@ -399,7 +459,7 @@ test_nearest(void **state)
         }
     }
     assert_true(suggested[0] > 2);
-    assert_true(suggested[1] > 2);
+    assert_true(suggested[1] > 0 && suggested[2] > 2 && moved > 0);
 }
 
 /* The smallest budget that the plan names does, and one byte less does not. */
@@ -433,6 +493,39 @@ pick(uint64_t seed, uint64_t round, uint64_t what, uint64_t n)
     return (((uint64_t)r[0] << 32) | r[1]) % n;
 }
 
+/* The plan's bytes are what offload would take; last needed, farthest away. */
+static void
+check_activations(const spw_plan *p, const plan_input *in)
+{
+    uint32_t all = in->inference ? 0 : in->activation_slots * in->activation_micros;
+    const uint32_t *n = p->activation_count;
+    spw_act_config c = {.dtype = SPW_F32,
+                        .elems = in->activation_elems,
+                        .slot_count = all > 0 ? in->activation_slots : 0,
+                        .micro_count = in->activation_micros,
+                        .places = in->activation_places,
+                        .working_count = p->activation_working,
+                        .staging_count = p->activation_staging};
+    spw_tier asked = in->config->run.activations;
+    spw_act_need need;
+    spw_act_compute_need(&c, &need);
+    assert_int_equal(n[SPW_TIER_DEVICE] + n[SPW_TIER_HOST] + n[SPW_TIER_NVME], all);
+    assert_int_equal(p->activations_device, in->flow_device + need.device_bytes);
+    assert_int_equal(p->activations_host,
+                     need.host_bytes +
+                         (n[SPW_TIER_DEVICE] < all && need.host_bytes > 0 ? in->activation_tables.thread_bytes : 0) +
+                         (n[SPW_TIER_NVME] > 0 ? in->activation_tables.transfer_bytes : 0));
+    assert_int_equal(p->activations_nvme, n[SPW_TIER_NVME] * need.nvme_bytes);
+    assert_true((n[SPW_TIER_NVME] == 0) == (p->activation_staging == 0));
+    assert_true((n[SPW_TIER_DEVICE] == all) == (p->activation_working == 0));
+    for (uint32_t i = 0; i < all; i++) {
+        spw_tier tier = in->activation_places[i].tier;
+        assert_true(i == 0 || tier <= in->activation_places[i - 1].tier);
+        assert_true(asked == SPW_TIER_COUNT || asked == tier);
+        assert_true(tier != SPW_TIER_NVME || in->activation_places[i].path_idx < p->path_count);
+    }
+}
+
 /* Whatever the sizes and budgets: sums agree, budgets hold, nothing overflows. */
 static void
 test_random_plans(void **state)
@@ -447,9 +540,10 @@ test_random_plans(void **state)
         spw_store_unit units[UNITS];
         static spw_store_chunk chunks[CHUNKS];
         uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
-        uint64_t at = 0, weights, records, on_paths = 0;
+        uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages;
         spw_layout l = {.units = units, .chunks = chunks};
         spw_error err = {0};
+        static spw_act_place places[60];
         plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};
         nvme_config(&c, SPW_STATE_SPLIT);
 #define PICK(n) pick(seed, round, 100 + at++, (n))
@@ -485,6 +579,19 @@ test_random_plans(void **state)
         in.future_max = 4 * l.unit_count + 64;
         in.tokens = 1 + PICK(1 << 20);
         in.flops = 1e12;
+        in.activation_places = places;
+        in.activation_elems = 1 + (PICK(4) ? PICK(1 << 22) : PICK(1000));
+        in.activation_slots = (uint32_t)PICK(20);
+        in.activation_slots_used = in.activation_slots - (uint32_t)PICK(in.activation_slots + 1);
+        in.activation_micros = 1 + (uint32_t)PICK(3);
+        in.micro_batches = in.passes * in.activation_micros - (uint32_t)PICK(in.activation_micros);
+        in.flow_device = 4096 * (1 + PICK(1000));
+        in.activation_tables.thread_bytes = 4096 * PICK(30);
+        in.activation_tables.transfer_bytes = 4096 * PICK(300);
+        act_bytes = in.activation_elems * in.compute_bytes;
+        act_pages = spw_round_up(act_bytes, 4096);
+        c.run.activations = (spw_tier)PICK(SPW_TIER_COUNT + 1);
+        c.run.cpu_checkpointing = PICK(4) == 0 && c.run.activations != SPW_TIER_DEVICE;
         n = 0;
         for (uint32_t k = 0; k < 2 * l.unit_count - 1; k++) {
             in.forward_count += k + 1 < l.unit_count;
@@ -511,20 +618,28 @@ test_random_plans(void **state)
             assert_true(p.host_bytes <= p.host_budget && p.device_bytes <= p.device_budget);
             for (uint32_t i = 0; i < p.path_count; i++)
                 on_paths += p.path_bytes[i];
-            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme);
+            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme + p.activations_nvme);
+            check_activations(&p, &in);
+            for (uint32_t i = 0; i < in.activation_slots_used * in.micro_batches && !in.inference; i++) {
+                uint32_t slot = i / in.micro_batches, micro = i % in.micro_batches % in.activation_micros;
+                act_moves += places[slot * in.activation_micros + micro].tier != SPW_TIER_DEVICE;
+                act_nvme += places[slot * in.activation_micros + micro].tier == SPW_TIER_NVME;
+            }
             spw_plan_predict(&p, &r, 1, &x);
             assert_true(in.inference || (x.timed && x.step_s > 0 && isfinite(x.step_s)));
             for (int k = 0; k < SPW_PACE_COUNT && !in.inference; k++) {
-                assert_int_equal(p.traffic[k].nvme_write, p.weight_nvme + p.record_nvme); /* everything once */
-                assert_true(p.traffic[k].nvme_read >= p.record_nvme);
-                assert_true(p.traffic[k].nvme_read <= p.record_nvme + (2 * in.passes + 1) * p.weight_nvme);
-                assert_int_equal(p.traffic[k].d2h, in.passes * l.elems * in.grad_bytes);
+                uint64_t read = p.traffic[k].nvme_read - act_nvme * act_pages;
+                assert_int_equal(p.traffic[k].nvme_write, /* everything once */
+                                 p.weight_nvme + p.record_nvme + act_nvme * act_pages);
+                assert_true(read >= p.record_nvme);
+                assert_true(read <= p.record_nvme + (2 * in.passes + 1) * p.weight_nvme);
+                assert_int_equal(p.traffic[k].d2h, in.passes * l.elems * in.grad_bytes + act_moves * act_bytes);
             }
         }
         assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
         assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
-        assert_int_equal(p.host_bytes,
-                         p.process_host + p.tables_host + p.grad_host + p.slots_host + p.weight_host + p.record_host);
+        assert_int_equal(p.host_bytes, p.process_host + p.tables_host + p.grad_host + p.slots_host +
+                                           p.activations_host + p.weight_host + p.record_host);
         assert_int_equal(p.device_bytes, p.grads_device + p.activations_device + p.arena_device + p.batch_device +
                                              p.padding_device + p.weight_device + p.record_device + p.cache_device);
         for (uint32_t i = 0; i < p.decision_count; i++)
@@ -606,6 +721,13 @@ test_beside_training(void **state)
         nvme_config(&c, (spw_state_format)format);
         c.zero.offload_param = SPW_TIER_HOST;
         beside_training("records on nvme", &c, 0.01);
+        c.run.activations = SPW_TIER_NVME;
+        beside_training("records and activations on nvme", &c, 0.01);
+        c.accumulation = 5;
+        c.run.micro_batches_per_pass = 2; /* the last pass has one */
+        beside_training("the same in three passes", &c, 0.01);
+        c.run.activations = SPW_TIER_HOST;
+        beside_training("activations on host, three passes", &c, 0.01);
         nvme_config(&c, (spw_state_format)format);
         c.run.device_memory = 64 << 20; /* holds all units: what is read does not depend on who is faster */
         c.run.weight_slots = c.run.record_slots = 1;
@@ -686,12 +808,12 @@ teardown(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),   cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_monotonic),    cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_step_bound),   cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_decisions),    cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_nearest),      cmocka_unit_test(test_least_budget),
-                                       cmocka_unit_test(test_random_plans), cmocka_unit_test(test_beside_training),
-                                       cmocka_unit_test(test_rate_cache)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),      cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_monotonic),       cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_step_bound),      cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_activations),     cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_no_memory),       cmocka_unit_test(test_nearest),
+                                       cmocka_unit_test(test_least_budget),    cmocka_unit_test(test_random_plans),
+                                       cmocka_unit_test(test_beside_training), cmocka_unit_test(test_rate_cache)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -174,9 +174,65 @@ test_one_error(void **state)
     tiny_dir_remove(dir);
 }
 
+/*
+ * Checkpoints of activations on nvme: delays, short transfers and retries of theirs change nothing; one error or a full
+ * disk, wherever it hits, ends the step with one error that says what it was about, and the engine stays ended.
+ */
+static void
+test_activations(void **state)
+{
+    char dir[256];
+    double want[STEPS], got[STEPS], loss;
+    uint64_t digest, hits[2] = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    for (int backend = SPW_AIO_URING; backend <= SPW_AIO_THREADS; backend++) {
+        spw_config c;
+        spw_test_aio_schedule slow = {.seed = 5, .delays = 300, .shorts = 100, .agains = 50, .delay_ns_max = 2000000};
+        if (!backend_here((spw_aio_backend)backend))
+            continue;
+        on_nvme(&c, SPW_STATE_SPLIT, (spw_aio_backend)backend, dir);
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        digest = tiny_train(&c, SPW_FAMILY_GPT2, STEPS, want);
+        c.run.activations = SPW_TIER_NVME;
+        c.run.activation_faults = &slow;
+        assert_int_equal(tiny_train(&c, SPW_FAMILY_GPT2, STEPS, got), digest);
+        assert_memory_equal(got, want, sizeof want);
+        assert_true(slow.transfers > 40 && slow.failures == 0);
+        for (uint64_t k = 1; k < 120; k++) {
+            bool full = k % 3 == 0;
+            spw_test_aio_schedule faults = {.seed = k, .error_at = full ? 0 : k, .full = full ? 100 : 0};
+            spw_error first;
+            spw_status st = SPW_OK;
+            run r;
+            c.run.activation_faults = &faults;
+            run_open(&r, &c);
+            assert_int_equal(spw_engine_init_params(r.e, c.run.seed, &r.err), SPW_OK);
+            for (uint64_t s = 0; s < STEPS && st == SPW_OK; s++)
+                st = run_step(&r, &c, s, &loss);
+            if (faults.failures > 0) {
+                hits[full]++;
+                assert_int_equal(st, full ? SPW_ENOSPC : SPW_EIO);
+                assert_non_null(strstr(r.err.message, "activation checkpoint of slot"));
+                assert_non_null(strstr(r.err.message, "swap.bin"));
+                first = r.err;
+                memset(&r.err, 0, sizeof r.err);
+                assert_int_equal(run_step(&r, &c, 0, &loss), st);
+                assert_string_equal(r.err.message, first.message);
+            } else {
+                assert_int_equal(st, SPW_OK);
+            }
+            run_close(&r);
+        }
+    }
+    assert_true(hits[0] >= 20 && hits[1] >= 20);
+    assert_int_equal(rmdir(dir), 0); /* no swap file is left, whatever happened */
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_delays_change_nothing), cmocka_unit_test(test_one_error)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_delays_change_nothing), cmocka_unit_test(test_one_error),
+                                       cmocka_unit_test(test_activations)};
     return cmocka_run_group_tests_name("train_faults", tests, NULL, NULL);
 }
