@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -122,6 +122,10 @@ bench-adam: all
 	@./spillway bench adam --grad bf16
 	@if python3 -c 'import torch' 2>/dev/null; then python3 examples/pytorch_adam.py; else echo "no PyTorch here"; fi
 
+# Tokens/s over eleven host budgets, in about two minutes.
+bench-sweep: all
+	@sh tests/bench_sweep.sh $(or $(ROUNDS),5) $(DIR)
+
 # What lossy state formats cost in loss, about fifteen minutes.
 bench-formats: all
 	@sh tests/bench_formats.sh $(or $(STEPS),1000)
@@ -154,6 +158,7 @@ help:
 	@echo "make bench    benchmarks (nothing timed is a test)            make fuzz   parsers under libFuzzer (clang)"
 	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch"
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
+	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
