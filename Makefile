@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats bench-step asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -127,6 +127,10 @@ bench-adam: all
 bench-step: all
 	@sh tests/bench_step.sh $(or $(ROUNDS),3) $(DIR)
 
+# Tokens/s over eleven host budgets, in about two minutes.
+bench-sweep: all
+	@sh tests/bench_sweep.sh $(or $(ROUNDS),5) $(DIR)
+
 # What lossy state formats cost in loss, about half an hour.
 bench-formats: all
 	@sh tests/bench_formats.sh $(or $(STEPS),1000)
@@ -160,6 +164,7 @@ help:
 	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch"
 	@echo "make bench-step     training steps by placement: bound over measured, waits by cause"
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
+	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"

@@ -355,7 +355,7 @@ closing_table(run *r)
            spw_format_bytes(b, sizeof b, (uint64_t)((double)s->nvme_write / n)),
            spw_format_bytes(c, sizeof c, s->nvme_write / (s->tokens > 0 ? s->tokens : 1)));
     if (r->config.run.tbw > 0)
-        printf(", %.2g %% of the disk's rated %.4g TB", 100 * (double)written(r) / (double)r->config.run.tbw,
+        printf(", %.4f %% of the disk's rated %.4g TB", 100 * (double)written(r) / (double)r->config.run.tbw,
                (double)r->config.run.tbw * 1e-12);
     printf("\n");
     if (r->last_checkpoint[0] != '\0')
