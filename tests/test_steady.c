@@ -102,12 +102,13 @@ test_no_drift(void **state)
 {
     static spw_config c;
     static spw_plan p;
-    spw_model *model = make_model(16, 1);
+    spw_model *model;
     spw_engine *e;
     uint64_t early = 0, late;
     (void)state;
     if (SANITIZED)
         skip(); /* they keep what is freed */
+    model = make_model(16, 1);
     on_nvme(&c, SPW_STATE_SPLIT);
     c.micro_batch = c.accumulation = 1;
     c.data.seq_length = 8;
