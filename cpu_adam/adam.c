@@ -4,6 +4,7 @@
  */
 #include "cpu_adam_internal.h"
 #include <math.h>
+#include <stdatomic.h>
 
 /* Finite, not negative, and still finite as fp32. */
 static bool
@@ -94,4 +95,55 @@ spw_adam_step_isa(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;
     return SPW_OK;
+}
+
+enum { PIECE = 1 << 16 }; /* elements: 1.8 MB of traffic, long beside the counter that hands them out */
+
+struct run {
+    const spw_adam_work *works;
+    uint32_t count;
+    _Atomic uint64_t nonfinite_count;
+};
+
+/* The part's work is the last whose first part is not after it; works of no elements have none. */
+static void
+run_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    struct run *r = ctx;
+    uint32_t low = 0, high = r->count;
+    const spw_adam_work *work;
+    spw_adam_slice s;
+    uint64_t at;
+    (void)worker_idx;
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+        if (r->works[mid].first_part <= part_idx)
+            low = mid;
+        else
+            high = mid;
+    }
+    work = &r->works[low];
+    s = work->slice;
+    at = (uint64_t)(part_idx - work->first_part) * PIECE;
+    s.elems = s.elems - at < PIECE ? s.elems - at : PIECE;
+    s.weights = (char *)s.weights + at * spw_state_weight_bytes(s.format);
+    if (s.master != NULL)
+        s.master = (char *)s.master + at * (s.format == SPW_STATE_SPLIT ? sizeof(int16_t) : sizeof(float));
+    s.m += at;
+    s.v += at;
+    s.grad = (const char *)s.grad + at * spw_dtype_bytes(s.grad_dtype);
+    atomic_fetch_add(&r->nonfinite_count, spw_adam_step(&work->coef, &s));
+}
+
+uint64_t
+spw_adam_run(spw_pool *pool, spw_adam_work *works, uint32_t count)
+{
+    struct run r = {.works = works, .count = count};
+    uint32_t part_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        works[i].first_part = part_count;
+        part_count += (uint32_t)((works[i].slice.elems + PIECE - 1) / PIECE);
+    }
+    spw_pool_run(pool, part_count, run_part, &r);
+    return r.nonfinite_count;
 }

@@ -225,6 +225,19 @@ uint64_t spw_adam_step(const spw_adam_coef *coef, const spw_adam_slice *slice);
 spw_status
 spw_adam_step_isa(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice, uint64_t *nonfinite_out);
 
+/* One slice and what it is updated with. */
+typedef struct spw_adam_work {
+    spw_adam_coef coef;
+    spw_adam_slice slice;
+    uint32_t first_part; /* written by spw_adam_run() */
+} spw_adam_work;
+/*
+ * spw_adam_run - spw_adam_step() of count slices that do not overlap, on a pool's threads, which take pieces as they
+ * become free. The same bits for any number of threads.
+ * Returns  the sum of what spw_adam_step() returns. Blocks until all is done. At most 2^48 elements.
+ */
+uint64_t spw_adam_run(spw_pool *pool, spw_adam_work *works, uint32_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,17 +4,17 @@
     optimizer = SpillwayAdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
 
 Parameters are fp32; gradients may be fp32, bf16 or fp16. The update works in place on the tensors' memory, one pass,
-cut over threads (ctypes releases the interpreter's lock). The same bits on every instruction set and thread count.
+on the library's own threads. The same bits on every instruction set and thread count.
 
     python3 examples/pytorch_adam.py [--check]    compares it with torch.optim.AdamW: result, then speed
 """
 import argparse
-import concurrent.futures
 import ctypes
 import os
 import pathlib
 import sys
 import time
+import weakref
 
 import torch
 
@@ -37,6 +37,10 @@ class Slice(ctypes.Structure):  # spw_adam_slice
                 ("m", ctypes.c_void_p), ("v", ctypes.c_void_p), ("grad", ctypes.c_void_p), ("grad_dtype", ctypes.c_int)]
 
 
+class Work(ctypes.Structure):  # spw_adam_work
+    _fields_ = [("coef", Coef), ("slice", Slice), ("first_part", ctypes.c_uint32)]
+
+
 class Error(ctypes.Structure):  # spw_error, as far as it is read here
     _fields_ = [("status", ctypes.c_int), ("sys_errno", ctypes.c_int), ("message", ctypes.c_char * 768)]
 
@@ -46,8 +50,12 @@ def load_library():
     lib = ctypes.CDLL(name)
     lib.spw_adam_prepare.argtypes = [ctypes.POINTER(Coef), ctypes.POINTER(Hp), ctypes.POINTER(Error)]
     lib.spw_adam_prepare.restype = ctypes.c_int
-    lib.spw_adam_step.argtypes = [ctypes.POINTER(Coef), ctypes.POINTER(Slice)]
-    lib.spw_adam_step.restype = c_u64
+    lib.spw_adam_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(Work), ctypes.c_uint32]
+    lib.spw_adam_run.restype = c_u64
+    lib.spw_pool_create.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint32, ctypes.c_char_p,
+                                    ctypes.POINTER(Error)]
+    lib.spw_pool_create.restype = ctypes.c_int
+    lib.spw_pool_destroy.argtypes = [ctypes.c_void_p]
     return lib
 
 
@@ -57,13 +65,13 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # spw_dtype
 class SpillwayAdamW(torch.optim.Optimizer):
     """AdamW (decoupled=True) or Adam with L2; parameters are contiguous fp32 CPU tensors."""
 
-    PIECE = 1 << 18  # elements per task at least; a multiple of every vector
-
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, decoupled=True, threads=None):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=decoupled))
         self.lib = load_library()
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self.pool = concurrent.futures.ThreadPoolExecutor(self.threads)
+        self.pool, err = ctypes.c_void_p(), Error()
+        if self.lib.spw_pool_create(ctypes.byref(self.pool), threads or 0, b"adam", ctypes.byref(err)) != 0:
+            raise OSError(err.message.decode())
+        weakref.finalize(self, self.lib.spw_pool_destroy, self.pool)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -71,7 +79,7 @@ class SpillwayAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        tasks = []
+        works, grads = [], []  # grads stay alive until all is done
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -90,16 +98,11 @@ class SpillwayAdamW(torch.optim.Optimizer):
                 if self.lib.spw_adam_prepare(ctypes.byref(coef), ctypes.byref(hp), ctypes.byref(err)) != 0:
                     raise ValueError(err.message.decode())
                 grad = p.grad.contiguous()
-                size = grad.element_size()
-                piece = max(self.PIECE, -(-p.numel() // self.threads // 4096) * 4096)
-                for at in range(0, p.numel(), piece):
-                    n = min(piece, p.numel() - at)
-                    part = Slice(0, n, p.data_ptr() + at * 4, None, state["exp_avg"].data_ptr() + at * 4,
-                                 state["exp_avg_sq"].data_ptr() + at * 4, grad.data_ptr() + at * size,
-                                 DTYPES[grad.dtype])
-                    tasks.append((coef, part, grad))  # grad stays alive until its task is done
-        for _ in self.pool.map(lambda t: self.lib.spw_adam_step(ctypes.byref(t[0]), ctypes.byref(t[1])), tasks):
-            pass
+                grads.append(grad)
+                part = Slice(0, p.numel(), p.data_ptr(), None, state["exp_avg"].data_ptr(),
+                             state["exp_avg_sq"].data_ptr(), grad.data_ptr(), DTYPES[grad.dtype])
+                works.append(Work(coef, part))
+        self.lib.spw_adam_run(self.pool, (Work * len(works))(*works), len(works))
         return loss
 
 
@@ -142,6 +145,7 @@ def speed():
     make("torch fused", lambda p: torch.optim.AdamW(p, fused=True))
     for round_ in range(10):
         for optimizer, times in runs.values():
+            time.sleep(0.05)  # OpenMP's threads spin for a while after their work, beside whoever is next
             begin = time.perf_counter()
             optimizer.step()
             if round_ > 0:

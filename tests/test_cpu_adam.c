@@ -230,6 +230,62 @@ test_slices_compose(void **state)
     }
 }
 
+enum { WORKS = 8, WORK_ELEMS = 3 * 65536 + 7, WORK_BYTES = 5 * 4 * WORK_ELEMS };
+
+/* Works of every exact format and of awkward sizes, none at all among them, whose arrays start at base. */
+static void
+lay_works(spw_adam_work works[WORKS], char *base)
+{
+    static const uint64_t sizes[WORKS] = {0, 5, 65536, 0, 0, WORK_ELEMS, 65537, 0};
+    for (uint32_t i = 0; i < WORKS; i++) {
+        spw_adam_hp hp = usual_hp();
+        spw_state_format f = (spw_state_format)(i % EXACT_FORMATS);
+        float *at = (float *)(base + (uint64_t)i * WORK_BYTES);
+        hp.lr *= i + 1;
+        works[i] = (spw_adam_work){.coef = prepared(&hp),
+                                   .slice = {.format = f,
+                                             .elems = sizes[i],
+                                             .weights = at,
+                                             .master = f == SPW_STATE_FP32 ? NULL : at + WORK_ELEMS,
+                                             .m = at + 2 * WORK_ELEMS,
+                                             .v = at + 3 * WORK_ELEMS,
+                                             .grad = at + 4 * WORK_ELEMS,
+                                             .grad_dtype = (spw_dtype)(i % 3)}};
+    }
+}
+
+static void
+test_run_on_a_pool(void **state)
+{
+    char *start = malloc((size_t)WORKS * WORK_BYTES), *expected = malloc((size_t)WORKS * WORK_BYTES);
+    char *got = malloc((size_t)WORKS * WORK_BYTES);
+    spw_adam_work works[WORKS];
+    uint64_t bad = 0;
+    (void)state;
+    assert_true(start != NULL && expected != NULL && got != NULL);
+    for (uint64_t i = 0; i < (uint64_t)WORKS * WORK_BYTES / sizeof(float); i++)
+        ((float *)start)[i] = random_float(i % 64 == 0);
+    memcpy(expected, start, (size_t)WORKS * WORK_BYTES);
+    lay_works(works, expected);
+    for (uint32_t i = 0; i < WORKS; i++)
+        bad += spw_adam_step(&works[i].coef, &works[i].slice);
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        spw_pool *pool = NULL;
+        spw_error err = {0};
+        assert_int_equal(spw_pool_create(&pool, threads, "test", &err), SPW_OK);
+        memcpy(got, start, (size_t)WORKS * WORK_BYTES);
+        lay_works(works, got);
+        assert_int_equal(spw_adam_run(pool, works, WORKS), bad);
+        assert_memory_equal(got, expected, (size_t)WORKS * WORK_BYTES);
+        assert_int_equal(spw_adam_run(pool, works, 0), 0);
+        spw_pool_destroy(pool);
+    }
+    assert_true(bad > 0);
+    free(start);
+    free(expected);
+    free(got);
+}
+
 /* What the header promises for one pattern. */
 static void
 check_split(uint32_t u)
@@ -652,6 +708,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_bit_identity),
         cmocka_unit_test(test_slices_compose),
+        cmocka_unit_test(test_run_on_a_pool),
         cmocka_unit_test(test_split_join),
         cmocka_unit_test(test_rounding_every_isa),
         cmocka_unit_test(test_split_equals_mixed),
