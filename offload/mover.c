@@ -88,25 +88,36 @@ take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
     return true;
 }
 
+/*
+ * The lowest loan below `end`: units are updated from the lowest on and get their next gradient from the highest on, so
+ * that one is free the longest.
+ */
 static bool
-take_record_slot(spw_store *s, chunk *c)
+take_loan(spw_store *s, chunk *c, uint32_t end)
 {
+    for (uint32_t i = 0; i < end; i++) {
+        if (s->loans[i].held > 0 || s->loans[i].chunk != NULL)
+            continue;
+        s->loans[i].chunk = c;
+        c->record_slot = (int32_t)(s->cfg.record_slot_count + i);
+        c->record = s->grads + i * s->slot_record_bytes;
+        s->stats.loans++;
+        return true;
+    }
+    return false;
+}
+
+/* released: the update runs without any help from the main thread. High loans last: the backward pass begins there. */
+static bool
+take_record_slot(spw_store *s, chunk *c, bool released)
+{
+    if (released && take_loan(s, c, s->loan_count / 2))
+        return true;
     if (s->record_slot_free_count == 0)
-        return false;
+        return released && take_loan(s, c, s->loan_count);
     c->record_slot = s->record_slot_free[--s->record_slot_free_count];
     c->record = s->record_slots + (uint64_t)c->record_slot * s->slot_record_bytes;
     return true;
-}
-
-static void
-free_record_slot(spw_store *s, chunk *c)
-{
-    if (s->cfg.chaos_seed != 0)
-        memset(c->record, 0xff, record_bytes(s, c));
-    s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
-    c->record_slot = -1;
-    c->record = NULL;
-    c->r = R_EMPTY;
 }
 
 /* ---------------------------------------------------------------- transfers */
@@ -175,7 +186,7 @@ finish_request(spw_store *s, spw_aio_request *req)
     if (is_weight) {
         c->w = W_CLEAN;
     } else {
-        free_record_slot(s, c);
+        spw__store_free_record_slot(s, c);
     }
 }
 
@@ -455,7 +466,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
         if (c->r == R_EMPTY) {
-            if (!take_record_slot(s, c)) {
+            if (!take_record_slot(s, c, runs && u->op == OP_UPDATE)) {
                 slots_left = false;
                 break;
             }
