@@ -269,13 +269,11 @@ use_rates(run *r)
 }
 
 static void
-describe(run *r)
+describe(const run *r)
 {
     const spw_config *c = &r->config;
     const spw_layout *l = spw_engine_layout(r->engine);
-    spw_model_config m = r->model->config;
     char bytes[32];
-    json_t *plan;
     printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION, c->model.model_type,
            (double)l->params * 1e-6, l->unit_count, spw_state_name(c->run.state_format));
     printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
@@ -286,9 +284,18 @@ describe(run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
-    plan = use_rates(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
+}
+
+/* The log's first line: what is trained, and what the plan says of it. */
+static void
+log_start(run *r)
+{
+    const spw_config *c = &r->config;
+    const spw_layout *l = spw_engine_layout(r->engine);
+    spw_model_config m = r->model->config;
+    json_t *plan = use_rates(r);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:o}", "run", "spillway", "version",
                             SPW_VERSION, "family", c->model.model_type, "params", (json_int_t)l->params, "layers",
                             (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
@@ -543,8 +550,7 @@ cli_train(int argc, char **argv)
     } else {
         if (!r.quiet)
             describe(&r);
-        else
-            json_decref(use_rates(&r));
+        log_start(&r);
         if (train_loop(&r, &err) != SPW_OK)
             rc = cli_fail(&err);
         else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)

@@ -38,7 +38,7 @@ struct chunk {
     uint64_t weight_sum, record_sum;
     chunk *next_job, *next_dirty;
     bool in_dirty;
-    bool grad_held; /* its part of the gradient is being made, or is not consumed yet */
+    bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
     spw_aio_request weight_req, record_req;
     uint64_t copy_begin_ns;

@@ -361,7 +361,8 @@ spw_store_table_bytes(const spw_store_config *cfg)
     uint64_t threads = (cfg->worker_count > 0 ? cfg->worker_count : 1) + 1; /* and the mover */
     uint64_t slots = (uint64_t)cfg->weight_slot_count + cfg->record_slot_count;
     return sizeof(spw_store) + cfg->unit_count * (sizeof(unit) + 4 * sizeof(spw_store_use)) +
-           cfg->chunk_count * (sizeof(chunk) + LOANS_PER_CHUNK * sizeof(loan)) + slots * sizeof(int32_t) + threads * spw_touched_bytes(SPW_STACK_BYTES) +
+           cfg->chunk_count * (sizeof(chunk) + LOANS_PER_CHUNK * sizeof(loan)) + slots * sizeof(int32_t) +
+           threads * spw_touched_bytes(SPW_STACK_BYTES) +
            (cfg->path_count > 0 ? spw_aio_memory_bytes(&cfg->aio, cfg->path_count) : 0);
 }
 
@@ -527,8 +528,8 @@ build(spw_store *s, spw_error *err)
     s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
-    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future || !s->swaps ||
-        !s->workers)
+    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
+        !s->swaps || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
@@ -783,7 +784,9 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
     pthread_mutex_lock(&s->lock);
     hold_unit_grad(s, u);
     while (s->poison.status == SPW_OK && (c = in_the_way(s, u)) != NULL) {
-        spw_stall cause = c->r == R_READING ? SPW_STALL_NVME_READ : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
+        spw_stall cause = c->r == R_READING    ? SPW_STALL_NVME_READ
+                          : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER
+                                               : SPW_STALL_NVME_WRITE;
         uint64_t begin = spw_now_ns();
         wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
