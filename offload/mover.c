@@ -170,6 +170,7 @@ finish_request(spw_store *s, spw_aio_request *req)
     if (req->op == SPW_AIO_READ) {
         s->stats.nvme_read_bytes += req->bytes;
         if (!is_weight) {
+            s->update_reads -= c->released;
             c->r = R_READY;
             c->record_fresh = true;
             pthread_cond_broadcast(&s->main_cond);
@@ -186,25 +187,55 @@ finish_request(spw_store *s, spw_aio_request *req)
     if (is_weight) {
         c->w = W_CLEAN;
     } else {
+        s->record_writes--;
         spw__store_free_record_slot(s, c);
     }
 }
 
+/*
+ * Records on their way out, in chunks: enough to keep a disk busy, and few while updates read, because somebody waits for
+ * those; what is held back can still be put in order.
+ */
+enum { WRITES_MAX = 8, WRITES_BESIDE_READS = 2, READS_ENOUGH = 4 };
+
+/* Whose memory is needed first: what a gradient waits for, then high loans, where a backward pass begins. */
+static uint32_t
+write_rank(const spw_store *s, const chunk *c)
+{
+    uint32_t slot = (uint32_t)c->record_slot;
+    return c->rush ? UINT32_MAX : slot < s->cfg.record_slot_count ? s->loan_count / 2 : slot - s->cfg.record_slot_count;
+}
+
+/* Weights go out at once: they are few bytes, and their slots are few. */
 static void
 schedule_writes(spw_store *s)
 {
-    while (s->dirty_head != NULL) {
-        chunk *c = s->dirty_head;
-        s->dirty_head = c->next_dirty;
+    uint32_t most = s->update_reads >= READS_ENOUGH ? WRITES_BESIDE_READS : WRITES_MAX;
+    for (;;) {
+        chunk **best = NULL, *c;
+        for (chunk **at = &s->dirty_head; (c = *at) != NULL;) {
+            if (c->w == W_DIRTY) {
+                c->w = W_WRITING;
+                submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
+            }
+            if (c->r != R_DIRTY) {
+                *at = c->next_dirty;
+                c->in_dirty = false;
+                continue;
+            }
+            if (best == NULL || write_rank(s, c) > write_rank(s, *best))
+                best = at;
+            at = &c->next_dirty;
+        }
+        if (best == NULL || (s->record_writes >= most && !(*best)->rush))
+            return;
+        c = *best;
+        *best = c->next_dirty;
         c->in_dirty = false;
-        if (c->w == W_DIRTY) {
-            c->w = W_WRITING;
-            submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
-        }
-        if (c->r == R_DIRTY) {
-            c->r = R_WRITING;
-            submit(s, c, false, SPW_AIO_WRITE, SPW_AIO_BULK);
-        }
+        c->r = R_WRITING;
+        s->record_writes++;
+        submit(s, c, false, SPW_AIO_WRITE, c->rush ? SPW_AIO_URGENT : SPW_AIO_BULK);
+        c->rush = false;
     }
 }
 
@@ -474,6 +505,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
                 c->r = R_READY;
             } else {
                 c->r = R_READING;
+                c->released = runs;
+                s->update_reads += runs;
                 submit(s, c, false, SPW_AIO_READ, SPW_AIO_NORMAL);
             }
         }

@@ -34,6 +34,8 @@ struct chunk {
     bool held;         /* one of the pins is the update's own */
     bool started;      /* its job of this op was handed to the workers */
     bool record_fresh; /* just read: verify before use */
+    bool released;     /* READING: for an update that may run */
+    bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
     uint64_t weight_sum, record_sum;
     chunk *next_job, *next_dirty;
@@ -105,6 +107,7 @@ struct spw_store {
     chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
+    uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
     spw_store_fn sweep_fn;
     void *sweep_ctx;
     spw_error poison; /* status SPW_OK while healthy */

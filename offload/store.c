@@ -762,18 +762,21 @@ hold_unit_grad(spw_store *s, const unit *u)
         hold_grad(s, &s->chunks[u->plan.chunk_first + k], true);
 }
 
-/* The first chunk whose record lies where the unit's gradient goes; NULL: there is none. */
+/* A chunk whose record lies where the unit's gradient goes, NULL if there is none; all such chunks are rushed out. */
 static const chunk *
-in_the_way(const spw_store *s, const unit *u)
+in_the_way(spw_store *s, const unit *u)
 {
+    const chunk *found = NULL;
     for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
         const chunk *c = &s->chunks[u->plan.chunk_first + k];
         for (uint32_t i = c->loan_first; i < c->loan_end; i++) {
-            if (s->loans[i].chunk != NULL)
-                return s->loans[i].chunk;
+            if (s->loans[i].chunk != NULL) {
+                s->loans[i].chunk->rush = s->loans[i].chunk->r != R_WRITING;
+                found = s->loans[i].chunk;
+            }
         }
     }
-    return NULL;
+    return found;
 }
 
 spw_status
@@ -788,6 +791,7 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
                           : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER
                                                : SPW_STALL_NVME_WRITE;
         uint64_t begin = spw_now_ns();
+        spw__store_kick(s);
         wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
     }
