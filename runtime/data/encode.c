@@ -37,6 +37,7 @@ typedef struct encoding {
     int fd, out;
     char *part; /* the file that is written */
     bool wide;
+    uint64_t vocab; /* ids are below it */
     uint64_t tokens, documents, line, line_offset;
     /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
     char *text;
@@ -49,6 +50,13 @@ typedef struct encoding {
 } encoding;
 
 /* ---------------------------------------------------------------- writing */
+
+static void
+put_le(unsigned char *p, uint64_t x, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i++)
+        p[i] = (unsigned char)(x >> 8 * i);
+}
 
 static spw_status
 flush(encoding *e, spw_error *err)
@@ -66,19 +74,23 @@ flush(encoding *e, spw_error *err)
 }
 
 static spw_status
+bad_token(const encoding *e, int64_t id, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): token %lld is outside the vocabulary of %llu",
+                     e->path, (unsigned long long)e->line, (unsigned long long)e->line_offset, (long long)id,
+                     (unsigned long long)e->vocab);
+}
+
+static spw_status
 put_token(encoding *e, int64_t id, uint32_t flags, spw_error *err)
 {
-    uint32_t word = (uint32_t)id | flags << (e->wide ? 30 : 14), width = e->wide ? 4 : 2;
-    uint64_t room = e->wide ? 1 << 30 : NARROW_VOCAB,
-             vocab = e->o->vocab > 0 && e->o->vocab < room ? e->o->vocab : room;
-    if (id < 0 || (uint64_t)id >= vocab)
-        return SPW_RAISE(
-            err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): token %lld is outside the vocabulary of %llu", e->path,
-            (unsigned long long)e->line, (unsigned long long)e->line_offset, (long long)id, (unsigned long long)vocab);
+    uint32_t width = e->wide ? 4 : 2, word = (uint32_t)id | flags << (e->wide ? 30 : 14);
+    if (id < 0 || (uint64_t)id >= e->vocab)
+        return bad_token(e, id, err);
     if (e->buffered + width > sizeof e->buffer)
         SPW_TRY(flush(e, err));
-    for (uint32_t i = 0; i < width; i++)
-        e->buffer[e->buffered++] = (unsigned char)(word >> 8 * i);
+    put_le(e->buffer + e->buffered, word, width);
+    e->buffered += width;
     e->tokens++;
     return SPW_OK;
 }
@@ -360,13 +372,6 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
     return sum;
 }
 
-static void
-put_le(unsigned char *p, uint64_t x, uint32_t bytes)
-{
-    for (uint32_t i = 0; i < bytes; i++)
-        p[i] = (unsigned char)(x >> 8 * i);
-}
-
 /* Takes an open cache file if it is what f needs; anything else is made anew. */
 static bool
 accept(data_file *f, uint64_t key)
@@ -453,6 +458,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tokenising %s", f->path);
     *e = (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide};
+    e->vocab = wide ? 1 << 30 : NARROW_VOCAB;
+    e->vocab = o->vocab > 0 && o->vocab < e->vocab ? o->vocab : e->vocab;
     st = make(f, e, key, err);
     if (e->fd >= 0)
         close(e->fd);
