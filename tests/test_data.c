@@ -7,6 +7,7 @@
 #include "spw_data.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -131,13 +132,14 @@ write_megatron(const char *prefix, int code, int width, uint64_t base, const uin
 static spw_data_options
 options_for(const char *pattern)
 {
+    static char paths[8][600], cache[300];
     static const char *patterns[8];
-    static char cache[300];
     static unsigned next;
-    const char **slot = &patterns[next++ % 8];
-    *slot = path_of(pattern);
+    unsigned slot = next++ % 8;
+    snprintf(paths[slot], sizeof paths[slot], "%s/%s", dir, pattern);
+    patterns[slot] = paths[slot];
     snprintf(cache, sizeof cache, "%s/cache", dir);
-    return (spw_data_options){.patterns = slot, .pattern_count = 1, .seq_length = T, .cache_dir = cache};
+    return (spw_data_options){.patterns = &patterns[slot], .pattern_count = 1, .seq_length = T, .cache_dir = cache};
 }
 
 static spw_status
@@ -880,6 +882,85 @@ test_refused_others(void **state)
     o.end_of_text = 300;
     o.vocab = 256;
     refuse(&o, SPW_EINVAL, "token 300", "256", NULL);
+    o.end_of_text_set = false;
+    assert_int_equal(truncate(path_of("l.jsonl"), 65 << 20), 0); /* two line ends, and a line of zeros */
+    refuse(&o, SPW_EUNSUPPORTED, "l.jsonl: line 3 (byte 2) has more than 64 MiB", NULL);
+    o = options_for("fifo");
+    assert_int_equal(mkfifo(path_of("fifo"), 0600), 0);
+    refuse(&o, SPW_EUNSUPPORTED, "fifo is not a file", NULL);
+    o = options_for("folder");
+    assert_int_equal(mkdir(path_of("folder"), 0700), 0);
+    refuse(&o, SPW_EINVAL, "folder: only folders", NULL);
+}
+
+/* What lies in the cache and is not what was written there is made anew; what cannot be made says where. */
+static void
+test_cache(void **state)
+{
+    static const char text[] = "words\nof\ntext\n";
+    spw_data_options o = options_for("c.jsonl");
+    int32_t tokens[32], targets[32];
+    glob_t found;
+    (void)state;
+    write_text("c.jsonl", "{\"text\":\"words\"}\n{\"text\":\"of\"}\n{\"text\":\"text\"}\n");
+    for (size_t i = 0; i + 1 < sizeof text - 1; i++) {
+        tokens[i] = (unsigned char)text[i];
+        targets[i] = (unsigned char)text[i + 1];
+    }
+    for (int damage = 0; damage < 7; damage++) {
+        static const long offsets[] = {0, 0, 8, 12, 16, 24};
+        assert_stream(&o, tokens, targets, sizeof text - 2);
+        assert_int_equal(glob(path_of("cache/*"), 0, NULL, &found), 0);
+        assert_int_equal(found.gl_pathc, 1); /* and no parts */
+        if (damage < 6)
+            patch(found.gl_pathv[0] + strlen(dir) + 1, offsets[damage], 0x55, 1);
+        else
+            assert_int_equal(truncate(found.gl_pathv[0], 70), 0);
+        globfree(&found);
+    }
+    assert_stream(&o, tokens, targets, sizeof text - 2);
+    o.cache_dir = path_of("c.jsonl");
+    refuse(&o, SPW_ENOENT, "data.cache_dir", "c.jsonl", "Not a directory", NULL);
+}
+
+/* Fills from several threads give what one thread gives. */
+typedef struct filler {
+    const spw_data *d;
+    uint64_t first;
+    int32_t tokens[100][T], targets[100][T];
+} filler;
+
+static void *
+fill_part(void *arg)
+{
+    filler *f = arg;
+    fill(f->d, SPW_SPLIT_TRAIN, f->first, 100, f->tokens[0], f->targets[0]);
+    return NULL;
+}
+
+static void
+test_threads(void **state)
+{
+    static filler alone[4], together[4];
+    static const uint32_t lengths[] = {300, 200, 500, 100};
+    static const uint64_t documents[] = {0, 1, 2, 3, 4};
+    pthread_t threads[4];
+    spw_data_options o = options_for("m");
+    spw_data *d;
+    (void)state;
+    write_megatron("m", 4, 4, 0, lengths, 4, documents, 5);
+    o.documents = SPW_DOCUMENTS_MASK;
+    d = open_with(&o);
+    for (int i = 0; i < 4; i++) {
+        alone[i] = together[i] = (filler){.d = d, .first = (uint64_t)i * 100};
+        fill_part(&alone[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, fill_part, &together[i]), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    assert_memory_equal(alone, together, sizeof alone);
+    spw_data_close(d);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -967,6 +1048,7 @@ test_faults(void **state)
             spw_error err = {0};
             spw_data *d = NULL;
             spw_status st;
+            glob_t parts;
             tiny_dir_remove(o.cache_dir);
             calls ? spw_test_fail_call(i) : spw_test_fail_alloc(i);
             st = spw_data_open(&d, &o, &err);
@@ -978,6 +1060,7 @@ test_faults(void **state)
             assert_true((st == SPW_OK) == through);
             if (!through)
                 assert_true(err.message[0] != '\0' && err.status == st);
+            assert_int_equal(glob(path_of("cache/*.part*"), 0, NULL, &parts), GLOB_NOMATCH);
             spw_data_close(d);
             assert_int_equal(spw_test_live_allocs(), live);
             assert_true(i < 200);
@@ -1007,6 +1090,8 @@ main(void)
         IN_DIR(test_refused_llmc),
         IN_DIR(test_refused_megatron),
         IN_DIR(test_refused_others),
+        IN_DIR(test_cache),
+        IN_DIR(test_threads),
         IN_DIR(test_large),
         IN_DIR(test_many_files),
         IN_DIR(test_faults),

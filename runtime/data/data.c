@@ -157,6 +157,9 @@ add_source(spw_data *d, const char *const *patterns, uint32_t count, double weig
     s->file_count = d->file_count - s->file_first;
     tokens = d->tokens - tokens;
     bytes = d->bytes - bytes;
+    if (s->file_count == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: %s: only folders; %s/* takes the files in one",
+                         d->mixed ? "data.sources" : "data.path", of, of);
     if (bytes == 0)
         return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path", of,
                          s->file_count);

@@ -44,7 +44,7 @@ spw__data_element_bytes(data_element e)
 spw_status
 spw__data_fd(int *out, const char *path, bool scattered, spw_error *err)
 {
-    *out = SPW_CALL(EIO, open(path, O_RDONLY | O_CLOEXEC));
+    *out = SPW_CALL(EIO, open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)); /* a FIFO is refused, not waited for */
     if (*out < 0)
         return SPW_RAISE_SYS(err, errno, "data: open %s", path);
     if (scattered)
