@@ -1,7 +1,8 @@
 /*
  * libFuzzer target: any bytes as training data are read or refused, never a crash, a leak or a read outside the file. The
  * first byte says as what: llm.c's stream, Megatron's index (beside a .bin of the length that its second byte says),
- * JSON lines, or whatever is recognised; the third how windows are drawn.
+ * JSON lines, or whatever is recognised; the third how windows are drawn. A bit of the second puts a header in front that
+ * is right, because chance seldom writes one.
  */
 #include "spw_data.h"
 #include <dirent.h>
@@ -42,11 +43,12 @@ empty(const char *cache)
 }
 
 static void
-put_file(const char *path, const uint8_t *data, size_t bytes)
+put_file(const char *path, const void *head, size_t head_bytes, const uint8_t *data, size_t bytes)
 {
     FILE *f = fopen(path, "wb");
     if (f == NULL)
         abort();
+    fwrite(head, 1, head_bytes, f);
     fwrite(data, 1, bytes, f);
     fclose(f);
 }
@@ -65,6 +67,9 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static const uint8_t zeros[256 * 8];
+    static const uint8_t index[17] = "MMIDIDX\0\0\1";
+    int32_t header[256] = {20240520, 1};
+    size_t head_bytes = 0;
     char path[128], bin[128], cache[128];
     const char *pattern = path;
     int32_t tokens[2][40], targets[2][40];
@@ -84,8 +89,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     snprintf(cache, sizeof cache, "%s/cache", dir);
     snprintf(path, sizeof path, "%s/x%s", dir, (const char *[]){".bin", ".idx", ".jsonl", ""}[data[0] % 4]);
     if (data[0] % 4 == 1)
-        put_file(bin, zeros, data[1] * 8u);
-    put_file(path, data + 3, bytes - 3);
+        put_file(bin, zeros, 0, zeros, data[1] * 8u);
+    if ((data[1] & 4) != 0 && data[0] % 4 < 2)
+        head_bytes = data[0] % 4 == 0 ? sizeof header : sizeof index;
+    header[2] = (int32_t)((bytes - 3) / 2);
+    put_file(path, data[0] % 4 == 0 ? (const void *)header : index, head_bytes, data + 3, bytes - 3);
     o.seq_length = data[2] % 40 + 1;
     o.documents = data[2] & 64 ? SPW_DOCUMENTS_MASK : SPW_DOCUMENTS_PACKED;
     o.vocab = data[2] & 128 ? 256 : 0;

@@ -600,9 +600,9 @@ test_jsonl(void **state)
     int32_t tokens[64], targets[64];
     spw_data *d;
     (void)state;
-    write_text("a.jsonl",
-               "{\"id\": 1, \"text\": \"a\\u00e9\\\"b\"}\n\n  {\"text\":\"second\\tline\"}\r\n \t\r\n{\"text\": \"\"}\n"
-               "{\"text\": \"last\"}");
+    write_text("a.jsonl", "{\"id\": 1, \"text\": \"a\\u00e9\\\"b\"}\n\n  {\"text\":\"second\\tline\"}\r\n "
+                          "\t\r\n{\"text\": \"\", \"id\": 123456789012345678901234567890}\n"
+                          "{\"text\": \"last\"}");
     for (size_t i = 0; i + 1 < sizeof text - 1; i++) {
         tokens[i] = (unsigned char)text[i];
         targets[i] = (unsigned char)text[i + 1];

@@ -110,12 +110,13 @@ put_text(encoding *e, const char *text, uint64_t bytes, uint32_t flags, bool *be
             }
             again = count > e->id_room;
             if (again) {
+                uint64_t room = count + count / 2 + OUT_TOKENS; /* so that few texts are encoded twice */
                 spw_mem_free(e->ids);
                 e->id_room = 0;
-                e->ids = spw_mem_calloc(count, sizeof *e->ids);
+                e->ids = spw_mem_calloc(room, sizeof *e->ids);
                 if (e->ids == NULL)
-                    return SPW_RAISE(err, SPW_ENOMEM, "%llu tokens of %s", (unsigned long long)count, e->path);
-                e->id_room = count;
+                    return SPW_RAISE(err, SPW_ENOMEM, "%llu tokens of %s", (unsigned long long)room, e->path);
+                e->id_room = room;
             }
         }
     }
@@ -217,7 +218,9 @@ put_line(encoding *e, const char *line, uint64_t bytes, spw_error *err)
         blank++;
     if (blank == bytes)
         return SPW_OK;
-    object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);
+    object =
+        json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL,
+                   &why); /* as real: numbers of any size may stand in other fields */
     if (object == NULL)
         return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): not JSON at byte %d: %s", e->path,
                          (unsigned long long)e->line, (unsigned long long)e->line_offset, why.position, why.text);
@@ -411,6 +414,8 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
     spw_status st = spw__data_fd(&e->fd, f->path, false, err);
     if (st != SPW_OK)
         return st;
+    spw_log(SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s", f->path, (unsigned long long)f->bytes,
+            f->store);
     e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
     if (e->out < 0)
         return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
