@@ -175,7 +175,7 @@ add_source(spw_data *d, const char *const *patterns, uint32_t count, double weig
     return SPW_OK;
 }
 
-/* "text", or "2 llm.c uint16, 1 jsonl". */
+/* "text", or "2 llm.c u16, 1 jsonl". */
 static void
 say_formats(spw_data *d)
 {

@@ -107,7 +107,7 @@ uint32_t spw_data_file_count(const spw_data *data);
 uint64_t
 spw_data_sequences(const spw_data *data, spw_split split); /* windows in all files: with one source, an epoch */
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
-/* What was recognised: "text", or "2 llm.c uint16, 1 jsonl"; never NULL. */
+/* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 
 /*
@@ -115,9 +115,9 @@ const char *spw_data_formats(const spw_data *data);
  *   tokens, targets  (count, T) out   targets: the next token, or -1 for no loss
  *
  * Computes  One source of n windows: window permute(p mod n; seed, p div n) at position p, a keyed permutation per
- *           epoch; held-out windows in their order. Several sources: the p-th draw goes to a source so that after any number of draws each has
- *           its share to within one, and is that source's next sequence, in its own epochs (order.c). Held-out windows
- *           are mixed by the same weights, each source's in their order and around again.
+ *           epoch; held-out windows in their order. Several sources: draws go to them so that after any number each has
+ *           had its share to within one; a draw is its source's next sequence, in epochs of its own (order.c). Held-out
+ *           windows are mixed by the same weights, each source's in their order and around again.
  * Errors    SPW_EIO, SPW_ECORRUPT (a token outside the vocabulary, with file and position; a file cut since it was
  *           opened). SPW_EINVAL for a split without sequences.
  * Threads   any, at the same time.
