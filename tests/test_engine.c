@@ -385,6 +385,39 @@ test_nonfinite(void **state)
     }
 }
 
+/* Targets of -1 count neither in the loss nor in the mean: a second micro-batch without targets changes no bit. */
+static void
+test_masked_targets(void **state)
+{
+    double loss[2], norm[2];
+    uint64_t digest[2];
+    (void)state;
+    for (int masked = 0; masked < 2; masked++) {
+        rig r;
+        spw_step_result result;
+        uint64_t n;
+        rig_config(&r, SPW_TIER_HOST);
+        r.c.accumulation = 2;
+        rig_need(&r, 0);
+        n = r.c.micro_batch * r.c.data.seq_length;
+        tiny_batch(0, r.mc.vocab, 2 * n, tokens, targets);
+        for (uint64_t i = n; i < 2 * n; i++)
+            targets[i] = -1;
+        assert_int_equal(spw_engine_step(r.e, tokens, targets, masked ? 2 : 1, 1e-3, &result, &r.err), SPW_OK);
+        loss[masked] = result.loss;
+        norm[masked] = result.grad_norm;
+        digest[masked] = tiny_digest(r.e);
+        if (masked) { /* nothing to learn from: no loss, no gradient */
+            for (uint64_t i = 0; i < n; i++)
+                targets[i] = -1;
+            assert_int_equal(spw_engine_step(r.e, tokens, targets, 2, 1e-3, &result, &r.err), SPW_OK);
+            assert_true(result.loss == 0 && result.grad_norm == 0);
+        }
+        rig_remove(&r);
+    }
+    assert_true(loss[0] > 1 && loss[0] == loss[1] && norm[0] == norm[1] && digest[0] == digest[1]);
+}
+
 /*
  * Records pass through the memory of gradients that were consumed. With and without clipping, with several groups of
  * micro-batches, with delays everywhere and consumed gradients poisoned: the bits of state in host memory.
@@ -1134,6 +1167,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
         cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_masked_targets),
         cmocka_unit_test(test_loans),           cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_budgets),         cmocka_unit_test(test_damaged_swap),
         cmocka_unit_test(test_stall_causes),    cmocka_unit_test(test_smallest_device),
