@@ -1165,17 +1165,17 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_masked_targets),
-        cmocka_unit_test(test_loans),           cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_damaged_swap),
-        cmocka_unit_test(test_stall_causes),    cmocka_unit_test(test_smallest_device),
-        cmocka_unit_test(test_least_device),    cmocka_unit_test(test_param_groups),
-        cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
-        cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
-        cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),
-        cmocka_unit_test(test_two_paths),       cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_masked_targets),      cmocka_unit_test(test_loans),
+        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_stall_causes),
+        cmocka_unit_test(test_smallest_device),     cmocka_unit_test(test_least_device),
+        cmocka_unit_test(test_param_groups),        cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
+        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
+        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
