@@ -35,21 +35,7 @@ part_end(const spw_optimizer *o)
 spw_status
 spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
 {
-    spw_model_config m = {.family = strcmp(c->model.model_type, "llama") == 0 ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2,
-                          .vocab = c->model.vocab_size,
-                          .width = c->model.width,
-                          .layers = c->model.layers,
-                          .heads = c->model.heads,
-                          .kv_heads = c->model.kv_heads,
-                          .head_dim = c->model.head_dim,
-                          .mlp_width = c->model.mlp_width,
-                          .positions = c->model.positions,
-                          .norm_eps = (float)c->model.norm_eps,
-                          .rope_theta = (float)c->model.rope_theta,
-                          .init_std = (float)c->model.initializer_range,
-                          .dropout = (float)c->model.dropout,
-                          .tied = c->model.tied};
-    return spw_model_build(out, &m, err);
+    return spw_model_build(out, &c->model, err);
 }
 
 /* ---------------------------------------------------------------- writing */
@@ -223,29 +209,16 @@ write_json(const char *folder, const char *name, json_t *object, spw_error *err)
     return st;
 }
 
-/* A Hugging Face config.json, so that the folder loads elsewhere. */
-static json_t *
-hf_config(const spw_model *m, spw_state_format f)
+/* Hugging Face's, so that the folder loads elsewhere. */
+static spw_status
+write_model_config(const char *folder, const spw_model *m, spw_state_format f, spw_error *err)
 {
-    const spw_model_config *c = &m->config;
-    const char *dtype = f == SPW_STATE_FP32 ? "float32" : f == SPW_STATE_MIXED_F16 ? "float16" : "bfloat16";
-    json_int_t vocab = (json_int_t)c->vocab, width = (json_int_t)c->width, layers = (json_int_t)c->layers,
-               heads = (json_int_t)c->heads;
-    if (c->family == SPW_FAMILY_GPT2)
-        return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:b, s:f, s:f, s:f, s:s, s:n, s:n}",
-                         "model_type", "gpt2", "architectures", "GPT2LMHeadModel", "vocab_size", vocab, "n_embd", width,
-                         "n_layer", layers, "n_head", heads, "n_inner", (json_int_t)c->mlp_width, "n_positions",
-                         (json_int_t)c->positions, "activation_function", "gelu_new", "layer_norm_epsilon",
-                         (double)c->norm_eps, "tie_word_embeddings", (int)c->tied, "resid_pdrop", (double)c->dropout,
-                         "embd_pdrop", (double)c->dropout, "attn_pdrop", 0.0, "torch_dtype", dtype, "bos_token_id",
-                         "eos_token_id");
-    return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:b, s:s, s:n, s:n}",
-                     "model_type", "llama", "architectures", "LlamaForCausalLM", "vocab_size", vocab, "hidden_size",
-                     width, "num_hidden_layers", layers, "num_attention_heads", heads, "num_key_value_heads",
-                     (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "intermediate_size",
-                     (json_int_t)c->mlp_width, "max_position_embeddings", (json_int_t)c->positions, "hidden_act",
-                     "silu", "rms_norm_eps", (double)c->norm_eps, "rope_theta", (double)c->rope_theta,
-                     "tie_word_embeddings", (int)c->tied, "torch_dtype", dtype, "bos_token_id", "eos_token_id");
+    char path[SPW_PATH_BYTES + 64], *text = spw_hf_config_text(&m->config, spw_state_weight_dtype(f));
+    spw_status st;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writing %s", path) : spw_file_write_text(path, text, err);
+    spw_mem_free(text);
+    return st;
 }
 
 static spw_status
@@ -293,7 +266,7 @@ spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, co
     SPW_TRY(spw_dir_make(partial, err));
     st = write_tensors(e, partial, err);
     if (st == SPW_OK)
-        st = write_json(partial, "config.json", hf_config(spw_engine_model(e), spw__engine_format(e)), err);
+        st = write_model_config(partial, spw_engine_model(e), spw__engine_format(e), err);
     if (st == SPW_OK)
         st = write_manifest(partial, config, state, err);
     if (st == SPW_OK)

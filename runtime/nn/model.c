@@ -6,6 +6,26 @@
 #include <math.h>
 #include <stdio.h>
 
+static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "custom"};
+
+const char *
+spw_family_name(spw_family family)
+{
+    return family_names[family];
+}
+
+bool
+spw_family_parse(const char *name, spw_family *out)
+{
+    for (int i = 0; i < SPW_FAMILY_COUNT; i++) {
+        if (strcmp(family_names[i], name) == 0) {
+            *out = (spw_family)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 spw_status
 spw_model_create(spw_model **out, const spw_model_config *config, uint32_t params_max, uint32_t blocks_max,
                  spw_error *err)
@@ -110,9 +130,16 @@ check(const spw_model_config *c, spw_error *err)
     if (c->family == SPW_FAMILY_GPT2 && c->heads * c->head_dim != c->width)
         return SPW_RAISE(err, SPW_ECONFIG, "model: n_embd %llu is not a multiple of n_head %llu",
                          (unsigned long long)c->width, (unsigned long long)c->heads);
-    if (c->family == SPW_FAMILY_LLAMA && c->head_dim % 2 != 0)
+    if (c->family != SPW_FAMILY_GPT2 && c->head_dim % 2 != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)c->head_dim);
+    if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
+        return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
+    if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "
+                         "original_max_position_embeddings above 0",
+                         c->rope_low, c->rope_high);
     return SPW_OK;
 }
 
@@ -122,9 +149,9 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     spw_model *m;
     *out = NULL;
     SPW_TRY(check(config, err));
-    if (config->family != SPW_FAMILY_GPT2 && config->family != SPW_FAMILY_LLAMA)
+    if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)(12 * config->layers + 8), (uint32_t)config->layers + 2, err));
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)(18 * config->layers + 8), (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);
     else
@@ -133,12 +160,33 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     return SPW_OK;
 }
 
+uint64_t
+spw_model_window(const spw_model_config *c, uint64_t layer_idx)
+{
+    return layer_idx >= c->window_from ? c->window : 0;
+}
+
+static double
+scaled_frequency(const spw_model_config *c, double f)
+{
+    double wavelength = 2 * acos(-1.0) / f, M = (double)c->rope_positions, mix;
+    if (c->rope == SPW_ROPE_LINEAR)
+        return f / c->rope_factor;
+    if (c->rope != SPW_ROPE_LLAMA3 || wavelength < M / c->rope_high)
+        return f;
+    if (wavelength > M / c->rope_low)
+        return f / c->rope_factor;
+    mix = (M / wavelength - c->rope_low) / (c->rope_high - c->rope_low);
+    return (1 - mix) * f / c->rope_factor + mix * f;
+}
+
 void
 spw_rope_table(const spw_model_config *c, uint64_t T, float *out)
 {
     uint64_t half = c->head_dim / 2;
     for (uint64_t j = 0; j < half; j++) {
-        float f = (float)(1.0 / pow((double)c->rope_theta, (double)(2 * j) / (double)c->head_dim));
+        float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)c->head_dim));
+        f = (float)scaled_frequency(c, (double)f);
         for (uint64_t t = 0; t < T; t++) {
             float angle = (float)t * f;
             out[t * c->head_dim + j] = (float)cos((double)angle);
