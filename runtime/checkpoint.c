@@ -384,8 +384,9 @@ typedef struct load_job {
     spw_engine *e;
     spw_state_format format;
     const spw_optimizer *rule;
-    spw_st_reader *model, *optimizer; /* optimizer NULL: inference */
-    const spw_tensor_info **tensors; /* (param_count, 1 + SPW_PART_COUNT): weights, then the parts (NULL: not stored) */
+    spw_hf_reader *model;
+    spw_st_reader *optimizer;        /* NULL: inference */
+    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored */
 } load_job;
 
 static spw_status
@@ -401,27 +402,25 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
-        const spw_tensor_info **t = job->tensors + (size_t)id * (1 + SPW_PART_COUNT);
+        const spw_tensor_info **t = job->tensors + (size_t)id * SPW_PART_COUNT;
         uint64_t first, end;
         if (!overlap(&l->places[id], c, &first, &end))
             continue;
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
-            float block[BLOCK_ELEMS], raw[BLOCK_ELEMS];
+            float block[BLOCK_ELEMS];
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS, at = i - l->places[id].first;
-            uint32_t tb = spw_dtype_bytes(t[0]->dtype);
-            SPW_TRY(spw_st_read(job->model, t[0], at * tb, raw, n * tb, err));
             if (record == NULL) {
-                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
                 spw_convert((char *)weights + (i - c->first) * wb, dtype, block, SPW_F32, n);
                 continue;
             }
-            if (t[1] != NULL)
-                SPW_TRY(spw_st_read(job->optimizer, t[1], at * 4, block, n * 4, err));
+            if (t[SPW_PART_MASTER] != NULL)
+                SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
-                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
             spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
             for (int p = SPW_PART_EXP_AVG; p < (int)part_end(job->rule); p++) {
-                SPW_TRY(spw_st_read(job->optimizer, t[1 + p], at * 4, block, n * 4, err));
+                SPW_TRY(spw_st_read(job->optimizer, t[p], at * 4, block, n * 4, err));
                 spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
                               block);
             }
@@ -438,8 +437,9 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
     fill_info(&want, p, suffix, SPW_F32);
     *out = spw_st_reader_find(r, want.name);
     if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; this is a checkpoint of another %s", path,
-                         want.name, suffix != NULL ? "optimizer or model" : "model");
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: tensor %s is missing; this is a checkpoint of another optimizer or model", path,
+                         want.name);
     if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
         (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
@@ -455,20 +455,15 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     const spw_model *m = spw_engine_model(job->e);
     char file[SPW_PATH_BYTES + 64];
     snprintf(file, sizeof file, "%.1000s/" MODEL_FILE, path);
-    SPW_TRY(spw_st_reader_open(&job->model, file, err));
-    for (uint32_t id = 0; id < m->param_count; id++)
-        SPW_TRY(
-            find_tensor(job->model, file, &m->params[id], NULL, &job->tensors[(size_t)id * (1 + SPW_PART_COUNT)], err));
-    if (spw_st_reader_count(job->model) != m->param_count)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s has %u tensors, this model has %u", file,
-                         spw_st_reader_count(job->model), m->param_count);
+    SPW_TRY(spw_hf_reader_open(&job->model, file, err));
+    SPW_TRY(spw_hf_reader_bind(job->model, m, err));
     if (!with_optimizer)
         return SPW_OK;
     snprintf(file, sizeof file, "%.1000s/" OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (int p = 0; p < (int)part_end(job->rule); p++) {
-            const spw_tensor_info **slot = &job->tensors[(size_t)id * (1 + SPW_PART_COUNT) + 1 + (size_t)p];
+            const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
             fill_info(&want, &m->params[id], part_suffix(job->rule, p), SPW_F32);
             if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
@@ -487,8 +482,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     spw_checkpoint_state state = {0};
     json_t *root;
     spw_status st;
-    job.tensors =
-        spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * (1 + SPW_PART_COUNT), sizeof *job.tensors);
+    job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
     if (job.tensors == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     st = read_manifest(path, &root, err);
@@ -507,7 +501,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw_engine_set_updates(e, state.updates);
     else
         spw_error_wrap(err, "loading checkpoint %s", path);
-    spw_st_reader_close(job.model);
+    spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
     spw_mem_free(job.tensors);
     return st;

@@ -66,6 +66,33 @@ char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
 const char *spw_hf_config_key(uint32_t i);
 bool spw_hf_config_has_key(spw_family family, const char *key);
 
+/* ---------------------------------------------------------------- the weights of a Hugging Face folder */
+
+/*
+ * spw_hf_reader_open - model.safetensors of a folder, or the shards of its model.safetensors.index.json, or one file.
+ * Checks   every file as spw_st_reader_open does; that every shard is there and has the tensors listed for it, that all its
+ *          tensors are listed, and none is in two shards.
+ * Errors   SPW_ENOENT, SPW_ECORRUPT naming file and tensor, SPW_ENOMEM.
+ * Threads  reads from any thread once it is open (and bound).
+ */
+typedef struct spw_hf_reader spw_hf_reader;
+spw_status spw_hf_reader_open(spw_hf_reader **out, const char *path, spw_error *err);
+void spw_hf_reader_close(spw_hf_reader *r); /* NULL is fine */
+uint32_t spw_hf_reader_count(const spw_hf_reader *r);
+/* Tensor i, shard by shard in the order of the files' bytes; NULL past the last. file (may be NULL): where it lies. */
+const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file);
+/* Bytes of tensor i as they are in the file. */
+spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+/*
+ * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
+ * Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
+ * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, a head that differs.
+ */
+spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
+/* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
+spw_status
+spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
+
 /* ---------------------------------------------------------------- files and folders */
 
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
