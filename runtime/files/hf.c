@@ -560,8 +560,8 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
         write_llama(o, c);
     text = json_dumps(o, JSON_INDENT(2));
     json_decref(o);
-    if (text != NULL && (copy = spw_mem_zalloc(strlen(text) + 1)) != NULL)
-        memcpy(copy, text, strlen(text));
+    if (text != NULL)
+        copy = spw_mem_strdup(text);
     free(text);
     return copy;
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,6 +61,12 @@ find_shard(const spw_hf_reader *r, const char *name)
     return NULL;
 }
 
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp(((const shard *)a)->name, ((const shard *)b)->name);
+}
+
 /* Every tensor of a shard is listed there, and nowhere else. */
 static spw_status
 check_shard(const spw_hf_reader *r, const shard *s, const json_t *map, const char *index, spw_error *err)
@@ -100,6 +107,7 @@ open_shards(spw_hf_reader *r, const json_t *map, const char *index, spw_error *e
             return st;
         }
     }
+    qsort(r->shards, r->shard_count, sizeof *r->shards, by_name);
     json_object_foreach((json_t *)(uintptr_t)map, tensor, v)
     {
         const shard *s = find_shard(r, json_string_value(v));
