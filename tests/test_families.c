@@ -57,7 +57,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
 }
 
 static spw_engine *
-make_engine(const char *folder, bool inference, const char *swap, spw_model **model)
+make_engine(const char *folder, bool inference, const char *swap, uint32_t threads, spw_model **model)
 {
     spw_error err = {0};
     spw_model_config m;
@@ -67,6 +67,7 @@ make_engine(const char *folder, bool inference, const char *swap, spw_model **mo
     c.micro_batch = B;
     c.accumulation = 1;
     c.data.seq_length = T;
+    c.run.compute_threads = threads;
     if (swap != NULL) {
         c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
         c.zero.param_path.count = c.zero.optimizer_path.count = 1;
@@ -170,11 +171,11 @@ run(const char *name, const char *swap)
     snprintf(folder, sizeof folder, "tests/vectors/families/%s", name);
     snprintf(file, sizeof file, "%s/expect.safetensors", folder);
     DONE(spw_st_reader_open(&r, file, &err));
-    e = make_engine(folder, true, swap, &model);
+    e = make_engine(folder, true, swap, 2, &model);
     logits = compare_logits(e, r, name);
     spw_engine_destroy(e);
     spw_model_destroy(model);
-    e = make_engine(folder, false, swap, &model);
+    e = make_engine(folder, false, swap, 2, &model);
     expected_ids(r, "tokens", tokens);
     expected_ids(r, "targets", targets);
     DONE(spw_engine_step(e, tokens, targets, 1, 1e-3, &result, &err));
@@ -210,6 +211,40 @@ test_streamed(void **state)
     tiny_dir_make(dir);
     run("llama3", dir);
     run("qwen3_bias", dir);
+    tiny_dir_remove(dir);
+}
+
+/* Three steps give the same bytes in host memory and from disk, with one thread and with three, windows and all. */
+static void
+test_same_bits(void **state)
+{
+    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias"};
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        uint64_t first = 0;
+        for (int k = 0; k < 3; k++) {
+            char folder[200];
+            spw_model *model = NULL;
+            int32_t tokens[B * T], targets[B * T];
+            spw_error err = {0};
+            spw_step_result r;
+            spw_engine *e;
+            snprintf(folder, sizeof folder, "tests/vectors/families/%s", some[i]);
+            e = make_engine(folder, false, k == 2 ? dir : NULL, k == 1 ? 3 : 1, &model);
+            for (uint64_t s = 0; s < 3; s++) {
+                tiny_batch(s, VOCAB, B * T, tokens, targets);
+                DONE(spw_engine_step(e, tokens, targets, 1, 1e-2, &r, &err));
+            }
+            DONE(spw_engine_drain(e, &err));
+            if (k == 0)
+                first = tiny_digest(e);
+            assert_int_equal(tiny_digest(e), first);
+            spw_engine_destroy(e);
+            spw_model_destroy(model);
+        }
+    }
     tiny_dir_remove(dir);
 }
 
@@ -561,6 +596,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_transformers),
         cmocka_unit_test(test_streamed),
+        cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_config_text),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_defaults),
