@@ -42,6 +42,7 @@ struct spw_engine {
     spw_tape *tape;
     uint64_t B, T, rows;
     uint32_t micro_max, group_max, chain_max;
+    uint64_t target_count; /* of this step: positions with a target */
     /* Device memory. */
     void *device;
     char *arena;
@@ -204,7 +205,7 @@ input_of(const spw_engine *e, uint32_t c, uint32_t micro)
 }
 
 static spw_batch
-batch_of(const spw_engine *e, uint32_t micro, uint32_t micro_batches)
+batch_of(const spw_engine *e, uint32_t micro)
 {
     return (spw_batch){.sequences = e->B,
                        .positions = e->T,
@@ -212,7 +213,7 @@ batch_of(const spw_engine *e, uint32_t micro, uint32_t micro_batches)
                        .targets = e->targets + micro * e->rows,
                        .places = e->places,
                        .losses = e->losses + micro * e->rows,
-                       .grad_scale = 1.0f / (float)(micro_batches * e->rows),
+                       .grad_scale = 1.0f / (float)e->target_count,
                        .dropout_key = e->config.run.seed,
                        .dropout_counter = (e->step_count << 20) + micro};
 }
@@ -939,8 +940,7 @@ pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep
 
 /* keep: blocks' inputs are kept for the backward pass. */
 static spw_status
-forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t micro_batches, bool keep,
-              spw_error *err)
+forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err)
 {
     uint32_t last = e->chain_count - 1;
     if (keep)
@@ -953,7 +953,7 @@ forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, uint32_t 
         begin = spw_now_ns();
         waited = waited_ns(e);
         for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
-            spw_batch batch = batch_of(e, first + i, micro_batches);
+            spw_batch batch = batch_of(e, first + i);
             spw_value *x = NULL, *y;
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
             if (c > 0)
@@ -1030,11 +1030,12 @@ grad_arrived(void *arg)
     spw_store_grad_ready(note->store, note->unit_idx);
 }
 
-static void
-send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
+static spw_status
+send_grad(spw_engine *e, uint32_t unit_idx, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
     uint64_t elems = e->layout.units[unit_idx].elems;
+    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
                      final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
     e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
@@ -1044,6 +1045,7 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
         e->notes[unit_idx] = (grad_note){e->store, unit_idx};
         spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
     }
+    return SPW_OK;
 }
 
 /*
@@ -1051,12 +1053,11 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
  * block, where x[c - 1] leaves from.
  */
 static spw_status
-backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, uint32_t micro_batches,
-               spw_error *err)
+backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, spw_error *err)
 {
     bool last = c + 1 == e->chain_count;
     for (uint32_t i = 0; i < count; i++) {
-        spw_batch batch = batch_of(e, first + i, micro_batches);
+        spw_batch batch = batch_of(e, first + i);
         spw_value *x = NULL, *y;
         void *data = flow(e, c, i);
         if (kept(e, c))
@@ -1079,8 +1080,7 @@ backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, 
 }
 
 static spw_status
-backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_batches, bool later_group,
-               bool final_group, spw_error *err)
+backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
 {
     for (uint32_t c = e->chain_count; c-- > 0;) {
         block_run run = {.block_idx = e->chain[c]};
@@ -1097,12 +1097,12 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
                 run.grads[k] = buffer_of(e, run.units[k])->data;
         }
         if (st == SPW_OK)
-            st = backward_block(e, &run, c, first, count, micro_batches, err);
+            st = backward_block(e, &run, c, first, count, err);
         end_compute(e, "backward", run.block_idx, begin, waited);
         release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->first_use[run.units[k]] == (int32_t)c)
-                send_grad(e, run.units[k], final_group);
+                st = send_grad(e, run.units[k], final_group, err);
         }
         if (st != SPW_OK)
             return st;
@@ -1124,7 +1124,7 @@ mean_loss(const spw_engine *e, uint32_t micro_batches)
             part += (double)e->losses[i];
         total += part;
     }
-    return total / (double)n;
+    return total / (double)e->target_count;
 }
 
 static double
@@ -1184,7 +1184,7 @@ set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
 static spw_status
 load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
 {
-    uint64_t n = micro_batches * e->rows;
+    uint64_t n = micro_batches * e->rows, count = 0;
     if (micro_batches == 0 || micro_batches > e->micro_max)
         return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
                          e->micro_max);
@@ -1193,7 +1193,9 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
             (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
             return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
                              targets[i], (unsigned long long)e->model->config.vocab);
+        count += targets[i] >= 0;
     }
+    e->target_count = count > 0 ? count : 1;
     memcpy(e->tokens, tokens, n * sizeof *tokens);
     memcpy(e->targets, targets, n * sizeof *targets);
     return SPW_OK;
@@ -1293,7 +1295,7 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
         uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
         bool final_group = first + count == micro_batches;
-        SPW_TRY(forward_group(e, MODE_TRAIN, first, count, micro_batches, true, err));
+        SPW_TRY(forward_group(e, MODE_TRAIN, first, count, true, err));
         if (final_group) {
             uint64_t begin = spw_now_ns();
             spw_store_step_begin(e->store); /* all updates of the last step are done: forward has waited for them */
@@ -1304,7 +1306,7 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
                 spw_store_step_go(e->store);
             }
         }
-        SPW_TRY(backward_group(e, first, count, micro_batches, first > 0, final_group, err));
+        SPW_TRY(backward_group(e, first, count, first > 0, final_group, err));
     }
     spw_trace_end(&e->traces[MODE_TRAIN]);
     SPW_TRY(decide(e, lr, gate_early, r, err));
@@ -1326,7 +1328,7 @@ spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
     spw_trace_begin(&e->traces[MODE_EVAL]);
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
         uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
-        SPW_TRY(forward_group(e, MODE_EVAL, first, count, micro_batches, false, err));
+        SPW_TRY(forward_group(e, MODE_EVAL, first, count, false, err));
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
     *loss_out = mean_loss(e, micro_batches);

@@ -6,7 +6,7 @@ command -v clang >/dev/null || { echo "make fuzz needs clang: apt install clang 
 [ -w /dev/shm ] && export TMPDIR=/dev/shm # flushes cost nothing there
 lib=build/fuzz/lib/libspillway.a
 make -s -j"$(nproc)" CC=clang VARIANT=asan BUILD=build/fuzz/lib EXTRA_CFLAGS=-fsanitize=fuzzer-no-link $lib
-inc="-Iruntime/base -Iaio -Icpu_adam -Igpu -Ioffload -Iruntime -Iruntime/nn -Iruntime/files"
+inc="-Iruntime/base -Iaio -Icpu_adam -Igpu -Ioffload -Iruntime -Iruntime/nn -Iruntime/data -Iruntime/files"
 flags="-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
 libs="$(pkg-config --libs openblas numa jansson libxxhash) -lm -pthread"
 pkg-config --exists liburing 2>/dev/null && libs="$libs -luring"
@@ -14,7 +14,7 @@ mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/
 for c in llama3 qwen3_bias gpt2; do cp tests/vectors/families/$c/config.json build/fuzz/corpus/$c.json; done
 echo '{"weight_map":{"a":"s","b":"s"}}' >build/fuzz/corpus/index.json
-for t in ${*:-safetensors config hf aio}; do
+for t in ${*:-safetensors config hf aio tokens}; do
     clang $flags $inc tests/fuzz_$t.c $lib $libs -o build/fuzz/$t
     echo "fuzzing $t for ${FUZZ_SECONDS:-30} s"
     mkdir -p build/fuzz/$t-corpus

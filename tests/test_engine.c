@@ -385,6 +385,79 @@ test_nonfinite(void **state)
     }
 }
 
+/* Targets of -1 count neither in the loss nor in the mean: a second micro-batch without targets changes no bit. */
+static void
+test_masked_targets(void **state)
+{
+    double loss[2], norm[2];
+    uint64_t digest[2];
+    (void)state;
+    for (int masked = 0; masked < 2; masked++) {
+        rig r;
+        spw_step_result result;
+        uint64_t n;
+        rig_config(&r, SPW_TIER_HOST);
+        r.c.accumulation = 2;
+        rig_need(&r, 0);
+        n = r.c.micro_batch * r.c.data.seq_length;
+        tiny_batch(0, r.mc.vocab, 2 * n, tokens, targets);
+        for (uint64_t i = n; i < 2 * n; i++)
+            targets[i] = -1;
+        assert_int_equal(spw_engine_step(r.e, tokens, targets, masked ? 2 : 1, 1e-3, &result, &r.err), SPW_OK);
+        loss[masked] = result.loss;
+        norm[masked] = result.grad_norm;
+        digest[masked] = tiny_digest(r.e);
+        if (masked) { /* nothing to learn from: no loss, no gradient */
+            for (uint64_t i = 0; i < n; i++)
+                targets[i] = -1;
+            assert_int_equal(spw_engine_step(r.e, tokens, targets, 2, 1e-3, &result, &r.err), SPW_OK);
+            assert_true(result.loss == 0 && result.grad_norm == 0);
+        }
+        rig_remove(&r);
+    }
+    assert_true(loss[0] > 1 && loss[0] == loss[1] && norm[0] == norm[1] && digest[0] == digest[1]);
+}
+
+/*
+ * Records pass through the memory of gradients that were consumed. With and without clipping, with several groups of
+ * micro-batches, with delays everywhere and consumed gradients poisoned: the bits of state in host memory.
+ */
+static void
+test_loans(void **state)
+{
+    enum { CASES = 4, STEPS_EACH = 6 };
+    (void)state;
+    for (int k = 0; k < CASES; k++) {
+        uint64_t digest[3];
+        for (int run = 0; run < 3; run++) { /* host, nvme, nvme with chaos */
+            rig r;
+            spw_store_stats stats;
+            rig_config(&r, run == 0 ? SPW_TIER_HOST : SPW_TIER_NVME);
+            r.c.gradient_clipping = k % 2 == 0 ? 1.0 : 0.0;
+            r.c.accumulation = k < 2 ? 1 : 3;
+            r.c.run.micro_batches_per_pass = 1;
+            r.c.run.chunk_elems = 4096;
+            r.c.run.weight_slots = 4;
+            r.c.run.record_slots = 1;
+            r.c.run.chaos_seed = run == 2 ? 100 + (uint64_t)k : 0;
+            rig_need(&r, 0);
+            for (uint64_t s = 0; s < STEPS_EACH; s++) {
+                spw_step_result result;
+                assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+            }
+            assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+            spw_store_get_stats(spw_engine_store(r.e), &stats);
+            if (run == 0)
+                assert_int_equal(stats.loans, 0);
+            else
+                assert_true(stats.loans > stats.updates / 4 && stats.loans < stats.updates);
+            digest[run] = tiny_digest(r.e);
+            rig_remove(&r);
+        }
+        assert_true(digest[0] == digest[1] && digest[0] == digest[2]);
+    }
+}
+
 /* A budget that is too small is refused with the smallest that would do, and exactly that one works. */
 static void
 test_budgets(void **state)
@@ -1094,6 +1167,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
         cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_masked_targets),      cmocka_unit_test(test_loans),
         cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_stall_causes),
         cmocka_unit_test(test_smallest_device),     cmocka_unit_test(test_least_device),
