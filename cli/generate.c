@@ -47,7 +47,7 @@ static int
 sample(spw_engine *e, const spw_config *config, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
        uint64_t seed, spw_error *err)
 {
-    uint64_t prompt_bytes = strlen(prompt), V = config->model.vocab_size, T = config->data.seq_length;
+    uint64_t prompt_bytes = strlen(prompt), V = config->model.vocab, T = config->data.seq_length;
     int32_t *text = spw_mem_calloc(prompt_bytes + tokens, sizeof *text);
     float *logits = spw_mem_calloc(V, sizeof *logits);
     int rc = EXIT_DONE;

@@ -11,6 +11,7 @@ static const char usage[] =
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway plan CONFIG.json       where every byte will live, what a step moves, how long it takes, and why\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "  spillway inspect PATH           tensors of a safetensors file, a Hugging Face folder or a checkpoint\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
     "  spillway bench adam             how close the optimizers come to memory bandwidth\n"
@@ -60,6 +61,16 @@ static const char generate_usage[] =
     "  --temperature T  0 takes the likeliest token (default 0.8)\n"
     "  --top-k K        draws among the K likeliest only (default 0: all)\n"
     "  --seed S         the same seed gives the same text (default 1)\n";
+
+static const char inspect_usage[] =
+    "spillway inspect PATH [--digest] [--json]\n"
+    "\n"
+    "Checks and lists the tensors of a safetensors file, a Hugging Face folder (one file or shards), a checkpoint,\n"
+    "or the newest complete one in a folder: name, dtype, shape, bytes. Of a folder also what its config.json\n"
+    "describes, and whether the tensors are those of that model.\n"
+    "\n"
+    "  --digest  reads every tensor and shows the XXH3 (64 bit) of its bytes\n"
+    "  --json    the same as one JSON object\n";
 
 static const char doctor_usage[] =
     "spillway doctor [PATH ...]\n"
@@ -189,6 +200,8 @@ help(const char *command)
         fputs(plan_usage, stdout);
     else if (strcmp(command, "generate") == 0)
         fputs(generate_usage, stdout);
+    else if (strcmp(command, "inspect") == 0)
+        fputs(inspect_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
         fputs(doctor_usage, stdout);
     else if (strcmp(command, "bench") == 0)
@@ -237,6 +250,8 @@ main(int argc, char **argv)
         return cli_plan(argc - 1, argv + 1);
     if (strcmp(command, "generate") == 0)
         return cli_generate(argc - 1, argv + 1);
+    if (strcmp(command, "inspect") == 0)
+        return cli_inspect(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)
         return cli_doctor(argc - 1, argv + 1);
     if (strcmp(command, "bench") == 0)

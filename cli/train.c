@@ -274,8 +274,9 @@ describe(const run *r)
     const spw_config *c = &r->config;
     const spw_layout *l = spw_engine_layout(r->engine);
     char bytes[32];
-    printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION, c->model.model_type,
-           (double)l->params * 1e-6, l->unit_count, spw_state_name(c->run.state_format));
+    printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION,
+           spw_family_name(c->model.family), (double)l->params * 1e-6, l->unit_count,
+           spw_state_name(c->run.state_format));
     printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
     printf("data     %u file(s) (%s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
            spw_data_file_count(r->data), spw_data_formats(r->data),
@@ -298,8 +299,8 @@ log_start(run *r)
     spw_model_config m = r->model->config;
     json_t *plan = use_rates(r);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:o}", "run", "spillway", "version",
-                            SPW_VERSION, "family", c->model.model_type, "params", (json_int_t)l->params, "layers",
-                            (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
+                            SPW_VERSION, "family", spw_family_name(c->model.family), "params", (json_int_t)l->params,
+                            "layers", (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
                             (json_int_t)c->run.chunk_elems, "state_format", spw_state_name(c->run.state_format), "aio",
                             spw_store_aio_reason(spw_engine_store(r->engine)), "first_step",
                             (json_int_t)(r->at.step + 1), "plan", plan));

@@ -150,12 +150,14 @@ void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_si
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
  * Row r = b T + t. q at q + r q_stride, head h at + h D; k and v likewise with kv_stride; query head h reads head
  * h / (Hq / Hk). out rows of Hq D. lse (B, Hq, T) fp32 out: log-sum-exp of the scaled scores.
- * Strides are in elements, so that packed qkv needs no copy.
+ * Strides are in elements, so that packed qkv needs no copy. With a window, row t reads keys t - window + 1 to t only, and
+ * tiles that no row reads are not computed; windows of T and more, and 0, give the same bits.
  */
 typedef struct spw_attention_shape {
     uint64_t B, T, Hq, Hk, D;
     uint64_t q_stride, kv_stride;
     float scale;
+    uint64_t window; /* keys that a row reads, its own included; 0: all before it */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);

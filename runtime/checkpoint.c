@@ -35,21 +35,7 @@ part_end(const spw_optimizer *o)
 spw_status
 spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
 {
-    spw_model_config m = {.family = strcmp(c->model.model_type, "llama") == 0 ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2,
-                          .vocab = c->model.vocab_size,
-                          .width = c->model.width,
-                          .layers = c->model.layers,
-                          .heads = c->model.heads,
-                          .kv_heads = c->model.kv_heads,
-                          .head_dim = c->model.head_dim,
-                          .mlp_width = c->model.mlp_width,
-                          .positions = c->model.positions,
-                          .norm_eps = (float)c->model.norm_eps,
-                          .rope_theta = (float)c->model.rope_theta,
-                          .init_std = (float)c->model.initializer_range,
-                          .dropout = (float)c->model.dropout,
-                          .tied = c->model.tied};
-    return spw_model_build(out, &m, err);
+    return spw_model_build(out, &c->model, err);
 }
 
 /* ---------------------------------------------------------------- writing */
@@ -223,29 +209,16 @@ write_json(const char *folder, const char *name, json_t *object, spw_error *err)
     return st;
 }
 
-/* A Hugging Face config.json, so that the folder loads elsewhere. */
-static json_t *
-hf_config(const spw_model *m, spw_state_format f)
+/* Hugging Face's, so that the folder loads elsewhere. */
+static spw_status
+write_model_config(const char *folder, const spw_model *m, spw_state_format f, spw_error *err)
 {
-    const spw_model_config *c = &m->config;
-    const char *dtype = f == SPW_STATE_FP32 ? "float32" : f == SPW_STATE_MIXED_F16 ? "float16" : "bfloat16";
-    json_int_t vocab = (json_int_t)c->vocab, width = (json_int_t)c->width, layers = (json_int_t)c->layers,
-               heads = (json_int_t)c->heads;
-    if (c->family == SPW_FAMILY_GPT2)
-        return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:b, s:f, s:f, s:f, s:s, s:n, s:n}",
-                         "model_type", "gpt2", "architectures", "GPT2LMHeadModel", "vocab_size", vocab, "n_embd", width,
-                         "n_layer", layers, "n_head", heads, "n_inner", (json_int_t)c->mlp_width, "n_positions",
-                         (json_int_t)c->positions, "activation_function", "gelu_new", "layer_norm_epsilon",
-                         (double)c->norm_eps, "tie_word_embeddings", (int)c->tied, "resid_pdrop", (double)c->dropout,
-                         "embd_pdrop", (double)c->dropout, "attn_pdrop", 0.0, "torch_dtype", dtype, "bos_token_id",
-                         "eos_token_id");
-    return json_pack("{s:s, s:[s], s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:b, s:s, s:n, s:n}",
-                     "model_type", "llama", "architectures", "LlamaForCausalLM", "vocab_size", vocab, "hidden_size",
-                     width, "num_hidden_layers", layers, "num_attention_heads", heads, "num_key_value_heads",
-                     (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "intermediate_size",
-                     (json_int_t)c->mlp_width, "max_position_embeddings", (json_int_t)c->positions, "hidden_act",
-                     "silu", "rms_norm_eps", (double)c->norm_eps, "rope_theta", (double)c->rope_theta,
-                     "tie_word_embeddings", (int)c->tied, "torch_dtype", dtype, "bos_token_id", "eos_token_id");
+    char path[SPW_PATH_BYTES + 64], *text = spw_hf_config_text(&m->config, spw_state_weight_dtype(f));
+    spw_status st;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writing %s", path) : spw_file_write_text(path, text, err);
+    spw_mem_free(text);
+    return st;
 }
 
 static spw_status
@@ -293,7 +266,7 @@ spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, co
     SPW_TRY(spw_dir_make(partial, err));
     st = write_tensors(e, partial, err);
     if (st == SPW_OK)
-        st = write_json(partial, "config.json", hf_config(spw_engine_model(e), spw__engine_format(e)), err);
+        st = write_model_config(partial, spw_engine_model(e), spw__engine_format(e), err);
     if (st == SPW_OK)
         st = write_manifest(partial, config, state, err);
     if (st == SPW_OK)
@@ -411,8 +384,9 @@ typedef struct load_job {
     spw_engine *e;
     spw_state_format format;
     const spw_optimizer *rule;
-    spw_st_reader *model, *optimizer; /* optimizer NULL: inference */
-    const spw_tensor_info **tensors; /* (param_count, 1 + SPW_PART_COUNT): weights, then the parts (NULL: not stored) */
+    spw_hf_reader *model;
+    spw_st_reader *optimizer;        /* NULL: inference */
+    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored */
 } load_job;
 
 static spw_status
@@ -428,27 +402,25 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
-        const spw_tensor_info **t = job->tensors + (size_t)id * (1 + SPW_PART_COUNT);
+        const spw_tensor_info **t = job->tensors + (size_t)id * SPW_PART_COUNT;
         uint64_t first, end;
         if (!overlap(&l->places[id], c, &first, &end))
             continue;
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
-            float block[BLOCK_ELEMS], raw[BLOCK_ELEMS];
+            float block[BLOCK_ELEMS];
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS, at = i - l->places[id].first;
-            uint32_t tb = spw_dtype_bytes(t[0]->dtype);
-            SPW_TRY(spw_st_read(job->model, t[0], at * tb, raw, n * tb, err));
             if (record == NULL) {
-                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
                 spw_convert((char *)weights + (i - c->first) * wb, dtype, block, SPW_F32, n);
                 continue;
             }
-            if (t[1] != NULL)
-                SPW_TRY(spw_st_read(job->optimizer, t[1], at * 4, block, n * 4, err));
+            if (t[SPW_PART_MASTER] != NULL)
+                SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
-                spw_convert(block, SPW_F32, raw, t[0]->dtype, n);
+                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
             spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
             for (int p = SPW_PART_EXP_AVG; p < (int)part_end(job->rule); p++) {
-                SPW_TRY(spw_st_read(job->optimizer, t[1 + p], at * 4, block, n * 4, err));
+                SPW_TRY(spw_st_read(job->optimizer, t[p], at * 4, block, n * 4, err));
                 spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
                               block);
             }
@@ -465,8 +437,9 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
     fill_info(&want, p, suffix, SPW_F32);
     *out = spw_st_reader_find(r, want.name);
     if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; this is a checkpoint of another %s", path,
-                         want.name, suffix != NULL ? "optimizer or model" : "model");
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: tensor %s is missing; this is a checkpoint of another optimizer or model", path,
+                         want.name);
     if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
         (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
@@ -482,20 +455,15 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     const spw_model *m = spw_engine_model(job->e);
     char file[SPW_PATH_BYTES + 64];
     snprintf(file, sizeof file, "%.1000s/" MODEL_FILE, path);
-    SPW_TRY(spw_st_reader_open(&job->model, file, err));
-    for (uint32_t id = 0; id < m->param_count; id++)
-        SPW_TRY(
-            find_tensor(job->model, file, &m->params[id], NULL, &job->tensors[(size_t)id * (1 + SPW_PART_COUNT)], err));
-    if (spw_st_reader_count(job->model) != m->param_count)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s has %u tensors, this model has %u", file,
-                         spw_st_reader_count(job->model), m->param_count);
+    SPW_TRY(spw_hf_reader_open(&job->model, file, err));
+    SPW_TRY(spw_hf_reader_bind(job->model, m, err));
     if (!with_optimizer)
         return SPW_OK;
     snprintf(file, sizeof file, "%.1000s/" OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (int p = 0; p < (int)part_end(job->rule); p++) {
-            const spw_tensor_info **slot = &job->tensors[(size_t)id * (1 + SPW_PART_COUNT) + 1 + (size_t)p];
+            const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
             fill_info(&want, &m->params[id], part_suffix(job->rule, p), SPW_F32);
             if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
@@ -514,8 +482,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     spw_checkpoint_state state = {0};
     json_t *root;
     spw_status st;
-    job.tensors =
-        spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * (1 + SPW_PART_COUNT), sizeof *job.tensors);
+    job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
     if (job.tensors == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     st = read_manifest(path, &root, err);
@@ -534,7 +501,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw_engine_set_updates(e, state.updates);
     else
         spw_error_wrap(err, "loading checkpoint %s", path);
-    spw_st_reader_close(job.model);
+    spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
     spw_mem_free(job.tensors);
     return st;

@@ -89,32 +89,6 @@ row_spelling(const key_row *row, bool alias, char *buf)
     return buf;
 }
 
-/* The keys of section model, which are not rows of the table: they are Hugging Face's, by family. */
-typedef struct size_key {
-    const char *gpt2, *llama;
-    size_t offset;
-} size_key;
-
-static const size_key model_sizes[] = {
-    {"vocab_size", "vocab_size", offsetof(spw_config, model.vocab_size)},
-    {"n_embd", "hidden_size", offsetof(spw_config, model.width)},
-    {"n_layer", "num_hidden_layers", offsetof(spw_config, model.layers)},
-    {"n_head", "num_attention_heads", offsetof(spw_config, model.heads)},
-    {"n_inner", "intermediate_size", offsetof(spw_config, model.mlp_width)},
-    {"n_positions", "max_position_embeddings", offsetof(spw_config, model.positions)},
-    {"n_ctx", "num_key_value_heads", offsetof(spw_config, model.kv_heads)},
-    {"head_dim", "head_dim", offsetof(spw_config, model.head_dim)},
-};
-
-static const char *const model_others[] = {"model_type",        "architectures",       "layer_norm_epsilon",
-                                           "rms_norm_eps",      "rope_theta",          "rope_scaling",
-                                           "initializer_range", "tie_word_embeddings", "activation_function",
-                                           "hidden_act",        "attn_pdrop",          "embd_pdrop",
-                                           "resid_pdrop",       "attention_dropout",   "attention_bias",
-                                           "mlp_bias",          "torch_dtype",         "dtype",
-                                           "bos_token_id",      "eos_token_id",        "path",
-                                           "use_cache",         "pretraining_tp",      "transformers_version"};
-
 /* What an unknown key may have meant: the same name in another section, or else a key a few letters away. */
 typedef struct guess {
     char near[KEY_BYTES], elsewhere[KEY_BYTES];
@@ -139,14 +113,11 @@ static void
 consider_model_keys(guess *g, const char *key)
 {
     char candidate[KEY_BYTES];
-    for (size_t i = 0; i < 2 * sizeof model_sizes / sizeof model_sizes[0]; i++) {
-        snprintf(candidate, sizeof candidate, "model.%s", i % 2 ? model_sizes[i / 2].llama : model_sizes[i / 2].gpt2);
+    for (uint32_t i = 0; spw_hf_config_key(i) != NULL; i++) {
+        snprintf(candidate, sizeof candidate, "model.%s", spw_hf_config_key(i));
         consider(g, key, candidate);
     }
-    for (size_t i = 0; i < sizeof model_others / sizeof model_others[0]; i++) {
-        snprintf(candidate, sizeof candidate, "model.%s", model_others[i]);
-        consider(g, key, candidate);
-    }
+    consider(g, key, "model.path");
 }
 
 static spw_status
@@ -503,120 +474,18 @@ read_value(const reader *r, const key_row *row, json_t *v)
 
 /* ---------------------------------------------------------------- the model section */
 
+/* Its keys are Hugging Face's, by family (runtime/files/hf.c); here they must all be known. */
 static spw_status
-refuse_attention_dropout(const reader *r, const json_t *m)
+read_model(const reader *r, json_t *m)
 {
-    static const char *const no_dropout[] = {"attn_pdrop", "attention_dropout"};
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *p = json_object_get(m, no_dropout[i]);
-        if (p != NULL && !json_is_null(p) && !(json_is_number(p) && json_number_value(p) == 0))
-            return SPW_RAISE(r->err, SPW_ECONFIG,
-                             "%s: not supported yet: model.%s other than 0 (dropout inside attention)", r->name,
-                             no_dropout[i]);
-    }
-    return SPW_OK;
-}
-
-/* Keys that would make another model than the one built here. */
-static spw_status
-refuse_variants(const reader *r, const json_t *m, bool llama)
-{
-    static const char *const must_be_off[] = {
-        "attention_bias",          "mlp_bias",     "scale_attn_by_inverse_layer_idx",
-        "reorder_and_upcast_attn", "rope_scaling", "sliding_window"};
-    const char *act_key = llama ? "hidden_act" : "activation_function", *want = llama ? "silu" : "gelu_new";
-    const json_t *activation = json_object_get(m, act_key), *rope = json_object_get(m, "rope_parameters");
-    for (size_t i = 0; i < sizeof must_be_off / sizeof must_be_off[0]; i++) {
-        const json_t *v = json_object_get(m, must_be_off[i]);
-        if (v != NULL && !json_is_null(v) && !json_is_false(v))
-            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.%s", r->name, must_be_off[i]);
-    }
-    if (json_is_false(json_object_get(m, "scale_attn_weights")))
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.scale_attn_weights false", r->name);
-    if (rope != NULL && strcmp(json_string_value(json_object_get(rope, "rope_type")) != NULL
-                                   ? json_string_value(json_object_get(rope, "rope_type"))
-                                   : "default",
-                               "default") != 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.rope_parameters.rope_type", r->name);
-    if (activation != NULL &&
-        (json_string_value(activation) == NULL || strcmp(json_string_value(activation), want) != 0))
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.%s other than %s", r->name, act_key, want);
-    return SPW_OK;
-}
-
-static spw_status
-read_sizes(const reader *r, const json_t *m, bool llama)
-{
-    for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++) {
-        const char *name = llama ? model_sizes[i].llama : model_sizes[i].gpt2;
-        const json_t *v = json_object_get(m, name);
-        char key[KEY_BYTES];
-        key_row row = {.min = 1, .max = 2147483648.0};
-        uint64_t n;
-        if (v == NULL || json_is_null(v) || (!llama && strcmp(name, "head_dim") == 0))
-            continue;
-        snprintf(key, sizeof key, "model.%s", name);
-        row.key = key;
-        SPW_TRY(read_integer(r, &row, v, &n));
-        if (!llama && strcmp(name, "n_ctx") == 0) /* the older name of n_positions */
-            r->out->model.positions = r->out->model.positions > 0 ? r->out->model.positions : n;
-        else
-            *(uint64_t *)((char *)r->out + model_sizes[i].offset) = n;
-    }
-    return SPW_OK;
-}
-
-static spw_status
-read_real(const reader *r, const json_t *m, const char *name, double fallback, double *out)
-{
-    const json_t *v = json_object_get(m, name);
-    char key[KEY_BYTES];
-    snprintf(key, sizeof key, "model.%s", name);
-    *out = v == NULL || json_is_null(v) ? fallback : json_number_value(v);
-    if (v != NULL && !json_is_null(v) && (!json_is_number(v) || !(*out >= 0 && *out <= 1e12)))
-        return bad_value(r, key, "a number of at least 0", v);
-    return SPW_OK;
-}
-
-/* One probability for the embedding and the residual branches; GPT-2's files say 0.1 whoever reads them: not for those. */
-static spw_status
-read_dropout(const reader *r, const json_t *m)
-{
-    double resid, embd;
-    SPW_TRY(refuse_attention_dropout(r, m));
-    SPW_TRY(read_real(r, m, "resid_pdrop", -1, &resid));
-    SPW_TRY(read_real(r, m, "embd_pdrop", -1, &embd));
-    if (resid >= 0 && embd >= 0 && resid != embd)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.resid_pdrop %g and model.embd_pdrop %g must be equal", r->name,
-                         resid, embd);
-    if (resid >= 1 || embd >= 1)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.%s: expected number in [0, 1), got %g", r->name,
-                         resid >= 1 ? "resid_pdrop" : "embd_pdrop", resid >= 1 ? resid : embd);
-    r->out->model.dropout = resid > 0 ? resid : embd > 0 ? embd : 0;
-    return SPW_OK;
-}
-
-static spw_status
-read_model(const reader *r, json_t *m, bool lenient)
-{
-    spw_config *c = r->out;
     const char *type = json_string_value(json_object_get(m, "model_type")), *name;
-    const json_t *tied = json_object_get(m, "tie_word_embeddings");
-    bool llama = type != NULL && strcmp(type, "llama") == 0;
+    spw_family family;
+    spw_status st;
     json_t *v;
-    if (type == NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model.model_type is missing (gpt2 or llama)", r->name);
-    if (!llama && strcmp(type, "gpt2") != 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: model.model_type \"%s\" (gpt2 and llama are)",
-                         r->name, type);
+    char *text;
     json_object_foreach(m, name, v)
     {
-        bool known = lenient;
-        for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++)
-            known = known || strcmp(name, llama ? model_sizes[i].llama : model_sizes[i].gpt2) == 0;
-        for (size_t i = 0; i < sizeof model_others / sizeof model_others[0]; i++)
-            known = known || strcmp(name, model_others[i]) == 0;
-        if (!known) {
+        if (type != NULL && spw_family_parse(type, &family) && !spw_hf_config_has_key(family, name)) {
             char key[KEY_BYTES];
             reader at;
             snprintf(key, sizeof key, "model.%s", name);
@@ -624,43 +493,10 @@ read_model(const reader *r, json_t *m, bool lenient)
             return unknown_key(&at, key);
         }
     }
-    SPW_TRY(refuse_variants(r, m, llama));
-    snprintf(c->model.model_type, sizeof c->model.model_type, "%s", type);
-    SPW_TRY(read_sizes(r, m, llama));
-    SPW_TRY(read_real(r, m, llama ? "rms_norm_eps" : "layer_norm_epsilon", llama ? 1e-6 : 1e-5, &c->model.norm_eps));
-    SPW_TRY(read_real(r, json_object_get(m, "rope_theta") != NULL ? m : json_object_get(m, "rope_parameters"),
-                      "rope_theta", 10000.0, &c->model.rope_theta)); /* newer files keep it one level down */
-    SPW_TRY(read_real(r, m, "initializer_range", 0.02, &c->model.initializer_range));
-    if (!lenient)
-        SPW_TRY(read_dropout(r, m));
-    if (tied != NULL && !json_is_boolean(tied))
-        return bad_value(r, "model.tie_word_embeddings", "true or false", tied);
-    c->model.tied = tied != NULL ? json_is_true(tied) : !llama;
-    c->model.vocab_size = c->model.vocab_size > 0 ? c->model.vocab_size : 256;
-    if (c->model.kv_heads == 0 || !llama)
-        c->model.kv_heads = c->model.heads;
-    if (c->model.head_dim == 0 && c->model.heads > 0)
-        c->model.head_dim = c->model.width / c->model.heads;
-    if (c->model.mlp_width == 0 && !llama)
-        c->model.mlp_width = 4 * c->model.width;
-    if (c->model.positions == 0)
-        c->model.positions = 1024;
-    if (c->model.width == 0 || c->model.layers == 0 || c->model.heads == 0 || c->model.mlp_width == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: model: %s, %s, %s%s are needed", r->name,
-                         llama ? "hidden_size" : "n_embd", llama ? "num_hidden_layers" : "n_layer",
-                         llama ? "num_attention_heads" : "n_head", llama ? ", intermediate_size" : "");
-    return SPW_OK;
-}
-
-spw_status
-spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err)
-{
-    reader r = {out, name, err, NULL};
-    json_t *root;
-    spw_status st;
-    SPW_TRY(spw__config_json(&root, json_text, name, err));
-    st = read_model(&r, root, true);
-    json_decref(root);
+    text = json_dumps(m, JSON_COMPACT);
+    st = text == NULL ? SPW_RAISE(r->err, SPW_ENOMEM, "%s: model", r->name)
+                      : spw_hf_config_parse(&r->out->model, text, r->name, true, r->err);
+    free(text);
     return st;
 }
 
@@ -668,24 +504,18 @@ static spw_status
 read_model_section(const reader *r, json_t *m)
 {
     const char *folder = json_string_value(json_object_get(m, "path"));
-    char file[SPW_PATH_BYTES + 32], *text;
-    spw_status st;
     if (!json_is_object(m))
         return bad_value(r, "model", "an object", m);
     if (json_object_get(m, "path") == NULL)
-        return read_model(r, m, false);
+        return read_model(r, m);
     if (folder == NULL || folder[0] == '\0')
         return bad_value(r, "model.path", "a folder with config.json", json_object_get(m, "path"));
     if (json_object_size(m) > 1 || strlen(folder) > 1000)
         return SPW_RAISE(
             r->err, SPW_ECONFIG,
             "%s: model.path stands alone and has at most 1000 bytes: the folder's config.json says the rest", r->name);
-    snprintf(r->out->model.path, sizeof r->out->model.path, "%s", folder);
-    snprintf(file, sizeof file, "%.1000s/config.json", folder);
-    SPW_TRY(spw_file_read_text(file, TEXT_MAX, &text, r->err));
-    st = spw_config_parse_model(r->out, text, file, r->err);
-    spw_mem_free(text);
-    return st;
+    snprintf(r->out->model_path, sizeof r->out->model_path, "%s", folder);
+    return spw_hf_config_load(&r->out->model, folder, r->err);
 }
 
 /* ---------------------------------------------------------------- the walk */
@@ -944,9 +774,9 @@ settle(const reader *r, const json_t *root)
                          (unsigned long long)c->aio.block_size);
     if (c->data.seq_length == 0)
         c->data.seq_length = c->model.positions;
-    if (c->model.vocab_size < 256)
+    if (c->model.vocab < 256)
         spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
-                (unsigned long long)c->model.vocab_size);
+                (unsigned long long)c->model.vocab);
     return SPW_OK;
 }
 
@@ -1099,20 +929,9 @@ put(json_t *root, const char *key, json_t *value)
 static json_t *
 model_json(const spw_config *c)
 {
-    bool llama = strcmp(c->model.model_type, "llama") == 0;
-    json_t *m = json_pack("{s:s, s:b, s:f, s:f}", "model_type", c->model.model_type, "tie_word_embeddings",
-                          (int)c->model.tied, llama ? "rms_norm_eps" : "layer_norm_epsilon", c->model.norm_eps,
-                          "initializer_range", c->model.initializer_range);
-    for (size_t i = 0; i < sizeof model_sizes / sizeof model_sizes[0]; i++) {
-        const char *name = llama ? model_sizes[i].llama : model_sizes[i].gpt2;
-        if (llama || (strcmp(name, "n_ctx") != 0 && strcmp(name, "head_dim") != 0))
-            json_object_set_new(
-                m, name, json_integer((json_int_t) * (const uint64_t *)((const char *)c + model_sizes[i].offset)));
-    }
-    if (llama)
-        json_object_set_new(m, "rope_theta", json_real(c->model.rope_theta));
-    else
-        json_object_set_new(m, "resid_pdrop", json_real(c->model.dropout));
+    char *text = spw_hf_config_text(&c->model, SPW_DTYPE_COUNT);
+    json_t *m = text == NULL ? NULL : json_loads(text, 0, NULL);
+    spw_mem_free(text);
     return m;
 }
 

@@ -14,7 +14,7 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .seq_length = c->data.seq_length,
                           .validation_split = c->data.validation_split,
                           .seed = c->data.seed,
-                          .vocab = c->model.vocab_size,
+                          .vocab = c->model.vocab,
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .cache_dir = c->data.cache_dir};

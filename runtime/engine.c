@@ -324,7 +324,10 @@ step_flops(const spw_engine *e)
                 per_token += (b + 1 < e->model->block_count ? 8.0 : 6.0) * (double)(p->rows * p->cols);
         }
     }
-    per_token += 16.0 / 2 * (double)(m->layers * m->heads * m->head_dim * e->T); /* attention; half of it is masked */
+    for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
+        double W = (double)spw_model_window(m, l), T = (double)e->T;
+        per_token += 16.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+    }
     return tokens * per_token;
 }
 
@@ -498,7 +501,7 @@ take_memory(spw_engine *e, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     for (uint64_t i = 0; i < e->rows; i++)
         e->places[i] = (int32_t)(i % e->T);
-    if (e->model->config.family == SPW_FAMILY_LLAMA)
+    if (e->model->config.rope_theta > 0)
         spw_rope_table(&e->model->config, e->T, e->cos_sin);
     return SPW_OK;
 }

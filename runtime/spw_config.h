@@ -9,6 +9,7 @@
 
 #include "spw_base.h"
 #include "spw_cpu_adam.h"
+#include "spw_nn.h"
 #include "spw_offload.h"
 
 #ifdef __cplusplus
@@ -33,14 +34,8 @@ typedef struct spw_param_group {
 } spw_param_group;
 
 typedef struct spw_config {
-    struct {
-        char path[SPW_PATH_BYTES]; /* "" or a folder with config.json */
-        char model_type[32];       /* gpt2, llama */
-        /* Sizes; 0: not given. Hugging Face keys of either family fill them. */
-        uint64_t vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
-        double norm_eps, rope_theta, initializer_range, dropout;
-        bool tied, tied_set;
-    } model;
+    spw_model_config model;
+    char model_path[SPW_PATH_BYTES]; /* "" or the folder whose config.json gave it */
     struct {
         spw_path_list path;             /* files or globs: one source */
         spw_path_list sources;          /* or several, drawn by weight */
@@ -127,8 +122,6 @@ spw_status spw_config_load(spw_config *out, const char *path, const char *const 
 /* The same from text; name stands for the file in messages, and relative includes start at its folder if it has one. */
 spw_status spw_config_parse(spw_config *out, const char *json_text, const char *name, const char *const *overrides,
                             uint32_t override_count, spw_error *err);
-/* Fills config->model from a Hugging Face config.json's text. */
-spw_status spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err);
 /* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
 char *spw_config_dump(const spw_config *config);
 /* Opens the training data that it describes, for its model's vocabulary. Errors: those of spw_data_open(). */

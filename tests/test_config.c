@@ -50,7 +50,7 @@ test_whole(void **state)
     (void)state;
     if (parse(NULL, &err) != SPW_OK)
         fail_msg("%s", err.message);
-    assert_string_equal(c.model.model_type, "gpt2");
+    assert_int_equal(c.model.family, SPW_FAMILY_GPT2);
     assert_int_equal(c.model.width, 384);
     assert_int_equal(c.model.mlp_width, 1536);
     assert_int_equal(c.model.head_dim, 64);
@@ -555,48 +555,6 @@ test_dump_settings(void **state)
     assert_true(c.model.dropout == 0.25);
 }
 
-/* Llama's keys, and a Hugging Face config.json with keys that are not ours. */
-static void
-test_llama(void **state)
-{
-    spw_error err = {0};
-    (void)state;
-    memset(&c, 0, sizeof c);
-    assert_int_equal(spw_config_parse_model(
-                         &c,
-                         "{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
-                         " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 96,"
-                         " \"vocab_size\": 300, \"rms_norm_eps\": 1e-5, \"unheard_of\": 1, \"rope_scaling\": null}",
-                         "config.json", &err),
-                     SPW_OK);
-    assert_int_equal(c.model.kv_heads, 2);
-    assert_int_equal(c.model.head_dim, 16);
-    assert_false(c.model.tied);
-    memset(&c, 0, sizeof c);
-    assert_int_equal(spw_config_parse_model(&c,
-                                            "{\"model_type\": \"llama\", \"rope_scaling\": {\"rope_type\": \"yarn\"}}",
-                                            "config.json", &err),
-                     SPW_ECONFIG);
-    assert_non_null(strstr(err.message, "rope_scaling"));
-    memset(&c, 0, sizeof c);
-    assert_int_equal(
-        spw_config_parse_model(&c,
-                               "{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
-                               " \"num_attention_heads\": 4, \"intermediate_size\": 96,"
-                               " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}}",
-                               "config.json", &err),
-        SPW_OK);
-    assert_true(c.model.rope_theta == 500000.0);
-    memset(&c, 0, sizeof c);
-    assert_int_equal(
-        spw_config_parse_model(
-            &c,
-            "{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1,\"resid_pdrop\":0.1,\"attn_pdrop\":0.1}",
-            "config.json", NULL),
-        SPW_OK);
-    assert_true(c.model.dropout == 0); /* not inherited silently */
-}
-
 /* The schedules at their corners, by hand. */
 static void
 test_schedules(void **state)
@@ -676,13 +634,19 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),    cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted), cmocka_unit_test(test_said),
-        cmocka_unit_test(test_batches),  cmocka_unit_test(test_files),
-        cmocka_unit_test(test_dump),     cmocka_unit_test(test_dump_settings),
-        cmocka_unit_test(test_llama),    cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_help),     cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_include),  cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_said),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_include),
+        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

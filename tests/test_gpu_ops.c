@@ -324,16 +324,16 @@ test_norms(void **state)
     }
 }
 
-/* ---------------------------------------------------------------- attention: d = B, T, Hq, Hk, D, packed */
+/* ---------------------------------------------------------------- attention: d = B, T, Hq, Hk, D, window; packed */
 
 typedef struct heads {
-    uint64_t B, T, Hq, Hk, D, q_stride, kv_stride, k_at, v_at;
+    uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
 } heads;
 
 static heads
 heads_of(const subject *s)
 {
-    heads h = {s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], 0, 0, 0, 0};
+    heads h = {s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0};
     h.q_stride = (h.Hq + 2 * h.Hk) * h.D; /* one packed input: q, then k, then v in each row */
     h.kv_stride = h.q_stride;
     h.k_at = h.Hq * h.D;
@@ -353,7 +353,8 @@ attention_ref(const subject *s, double *const *in, double *out)
                 const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
                 uint64_t hk = head / (h.Hq / h.Hk);
                 double sum = 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
-                for (uint64_t u = 0; u <= t; u++) {
+                uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
+                for (uint64_t u = first; u <= t; u++) {
                     const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.D;
                     double dot = 0;
                     for (uint64_t d = 0; d < h.D; d++)
@@ -362,7 +363,7 @@ attention_ref(const subject *s, double *const *in, double *out)
                 }
                 for (uint64_t d = 0; d < h.D; d++) {
                     o[d] = 0;
-                    for (uint64_t u = 0; u <= t; u++)
+                    for (uint64_t u = first; u <= t; u++)
                         o[d] += p[u] / sum * in[0][(b * h.T + u) * h.kv_stride + h.v_at + hk * h.D + d];
                 }
             }
@@ -372,7 +373,8 @@ attention_ref(const subject *s, double *const *in, double *out)
 static spw_attention_shape
 shape_of(const heads *h)
 {
-    return (spw_attention_shape){h->B, h->T, h->Hq, h->Hk, h->D, h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D)};
+    return (spw_attention_shape){h->B,     h->T, h->Hq, h->Hk, h->D, h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
+                                 h->window};
 }
 
 static void
@@ -393,12 +395,17 @@ attention_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float 
                                in[0] + h.v_at, &shape);
 }
 
-/* Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes. */
+/*
+ * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
+ * windows of one key, inside a tile, across tiles, and one that leaves tiles unread.
+ */
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][5] = {{1, 1, 1, 1, 8},  {2, 7, 2, 2, 8},   {1, 65, 2, 1, 20},
-                                        {2, 33, 6, 2, 4}, {1, 150, 2, 1, 8}, {1, 200, 1, 1, 4}};
+    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 0},     {2, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 20, 0},
+                                        {2, 33, 6, 2, 4, 0},    {1, 150, 2, 1, 8, 0},  {1, 200, 1, 1, 4, 0},
+                                        {1, 40, 2, 1, 4, 1},    {2, 33, 4, 2, 6, 5},   {1, 150, 2, 2, 8, 149},
+                                        {1, 200, 2, 1, 4, 100}, {1, 300, 1, 1, 4, 37}, {1, 290, 1, 1, 4, 129}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
@@ -406,7 +413,7 @@ test_attention(void **state)
                            1,
                            {rows * (Hq + 2 * Hk) * D},
                            rows * Hq * D,
-                           {sizes[i][0], sizes[i][1], Hq, Hk, D},
+                           {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5]},
                            0,
                            attention_ref,
                            attention_fwd,

@@ -1,7 +1,8 @@
 /*
  * Causal attention in tiles with an online softmax: scores exist one tile at a time, on the stack of a worker. Forward
  * cuts over (sequence, query head, query tile); backward over (sequence, key/value head), where the group's query heads
- * add to dk and dv in a fixed order. Source: Dao et al. 2022, FlashAttention, Algorithms 1 and 4.
+ * add to dk and dv in a fixed order. A window skips tiles and shortens rows at their left end. Source: Dao et al. 2022,
+ * FlashAttention, Algorithms 1 and 4.
  */
 #include "cpu_internal.h"
 #include <math.h>
@@ -21,6 +22,34 @@ min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* The keys [lo, hi) of the tile at k0 that row t reads, relative to k0; none: lo == hi == 0. */
+static uint64_t
+seen_keys(const spw_attention_shape *s, uint64_t t, uint64_t k0, uint64_t nk, uint64_t *lo)
+{
+    uint64_t hi = t < k0 ? 0 : min_u64(nk, t - k0 + 1);
+    *lo = s->window > 0 && t + 1 > k0 + s->window ? min_u64(hi, t + 1 - k0 - s->window) : 0;
+    if (*lo == hi)
+        hi = *lo = 0;
+    return hi;
+}
+
+/* A window that holds everything is none. */
+static spw_attention_shape
+settled(const spw_attention_shape *shape)
+{
+    spw_attention_shape s = *shape;
+    if (s.window >= s.T)
+        s.window = 0;
+    return s;
+}
+
+/* The first key tile that a row from q0 on reads. */
+static uint64_t
+first_key_tile(const spw_attention_shape *s, uint64_t q0)
+{
+    return s->window > 0 && q0 + 1 > s->window ? (q0 + 1 - s->window) / TILE_K * TILE_K : 0;
+}
+
 static void
 forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
@@ -32,8 +61,10 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->D;
     float *out = a->out + (b * s->T + q0) * out_stride + h * s->D;
     float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
+    bool started[TILE_Q] = {false};
+    uint64_t first = first_key_tile(s, q0);
     (void)worker_idx;
-    for (uint64_t k0 = 0; k0 < q0 + nq; k0 += TILE_K) {
+    for (uint64_t k0 = first; k0 < q0 + nq; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, s->T - k0);
         const float *key = a->key + (b * s->T + k0) * s->kv_stride + hk * s->D;
         const float *value = a->value + (b * s->T + k0) * s->kv_stride + hk * s->D;
@@ -42,14 +73,17 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
             float *row = scores + i * TILE_K, m, shrink;
-            uint64_t seen = q0 + i < k0 ? 0 : min_u64(nk, q0 + i - k0 + 1);
-            memset(row + seen, 0, (nk - seen) * sizeof(float));
-            if (seen == 0)
+            uint64_t lo, hi = seen_keys(s, q0 + i, k0, nk, &lo);
+            memset(row, 0, lo * sizeof(float));
+            memset(row + hi, 0, (nk - hi) * sizeof(float));
+            if (hi == 0)
                 continue;
-            m = a->k->max(row, seen);
-            if (k0 == 0) {
+            row += lo;
+            m = a->k->max(row, hi - lo);
+            if (!started[i]) {
+                started[i] = true;
                 max[i] = m;
-                sum[i] = a->k->exp_sum(row, row, m, seen);
+                sum[i] = a->k->exp_sum(row, row, m, hi - lo);
                 continue;
             }
             if (!(m <= max[i])) { /* also when m is NaN, so that it spreads */
@@ -58,10 +92,10 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                 a->k->scale(out + i * out_stride, shrink, s->D);
                 max[i] = m;
             }
-            sum[i] += a->k->exp_sum(row, row, max[i], seen);
+            sum[i] += a->k->exp_sum(row, row, max[i], hi - lo);
         }
-        spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, scores, TILE_K, value, s->kv_stride, k0 == 0 ? 0.0f : 1.0f,
-                           out, out_stride);
+        spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, scores, TILE_K, value, s->kv_stride,
+                           k0 == first ? 0.0f : 1.0f, out, out_stride);
     }
     for (uint64_t i = 0; i < nq; i++) {
         a->k->scale(out + i * out_stride, 1.0f / sum[i], s->D);
@@ -73,8 +107,13 @@ void
 spw_gpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
                   const spw_attention_shape *shape)
 {
-    attention a = {
-        .k = spw__cpu_kernels(queue), .out = out, .lse = lse, .q = query, .key = key, .value = value, .s = *shape};
+    attention a = {.k = spw__cpu_kernels(queue),
+                   .out = out,
+                   .lse = lse,
+                   .q = query,
+                   .key = key,
+                   .value = value,
+                   .s = settled(shape)};
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
 }
@@ -95,11 +134,13 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
                        0.0f, ds, TILE_K);
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
-        uint64_t seen = q0 + i < k0 ? 0 : min_u64(nk, q0 + i - k0 + 1);
+        uint64_t lo, hi = seen_keys(s, q0 + i, k0, nk, &lo);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->D);
-        a->k->softmax_grad_row(pr, dr, pr, dr, lse[i], d, s->scale, seen);
-        memset(pr + seen, 0, (nk - seen) * sizeof(float));
-        memset(dr + seen, 0, (nk - seen) * sizeof(float));
+        a->k->softmax_grad_row(pr + lo, dr + lo, pr + lo, dr + lo, lse[i], d, s->scale, hi - lo);
+        memset(pr, 0, lo * sizeof(float));
+        memset(dr, 0, lo * sizeof(float));
+        memset(pr + hi, 0, (nk - hi) * sizeof(float));
+        memset(dr + hi, 0, (nk - hi) * sizeof(float));
     }
     spw__cpu_gemm_here(true, false, nk, s->D, nq, 1.0f, p, TILE_K, a->dout + out_at, out_stride, 1.0f, a->dv + kv_at,
                        s->kv_stride);
@@ -124,8 +165,9 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     }
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, s->T - k0);
+        uint64_t end = s->window > 0 ? min_u64(s->T, k0 + nk - 1 + s->window) : s->T; /* of the rows that read these */
         for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
-            for (uint64_t q0 = k0 / TILE_Q * TILE_Q; q0 < s->T; q0 += TILE_Q)
+            for (uint64_t q0 = k0 / TILE_Q * TILE_Q; q0 < end; q0 += TILE_Q)
                 backward_tile(a, b, h, q0, k0, nk);
     }
 }
@@ -145,6 +187,6 @@ spw_gpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dv
                    .dout = dout,
                    .fwd_out = out,
                    .fwd_lse = lse,
-                   .s = *shape};
+                   .s = settled(shape)};
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hk), backward_part, &a);
 }

@@ -1,12 +1,12 @@
 /*
- * spw_files.h - safetensors files, read and written by ranges (docs/DESIGN.md, section 13; format: FORMATS S1).
+ * spw_files.h - safetensors files, read and written by ranges, and Hugging Face folders (format: FORMATS S1, S7).
  *
  *   u64 N | N bytes of JSON header, padded with spaces | tensor bytes, no holes
  */
 #ifndef SPW_FILES_H
 #define SPW_FILES_H
 
-#include "spw_base.h"
+#include "spw_nn.h"
 
 enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 4 };
 
@@ -40,6 +40,60 @@ const spw_tensor_info *spw_st_reader_tensor(const spw_st_reader *r, uint32_t i);
 const spw_tensor_info *spw_st_reader_find(const spw_st_reader *r, const char *name); /* NULL: not there */
 spw_status
 spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+
+/* ---------------------------------------------------------------- Hugging Face's config.json */
+
+/*
+ * spw_hf_config_parse - a model's configuration from a config.json's text, or from a section of the same keys.
+ *   name     in messages, for the file
+ *   section  false: a config.json; keys that no family has are not looked at, dropout is left at 0. true: the section
+ *            "model" of a training configuration, which messages put before the key; dropout counts.
+ * Families  gpt2, llama, mistral, qwen2, qwen3. A missing key has the default that the model's class has there, but
+ *           vocab_size 256 and 1024 positions.
+ * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
+ *           ("not supported yet"): families, activations, rope types, quantised weights, mixed windows.
+ */
+spw_status
+spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err);
+/* The same from folder/config.json. Errors also SPW_ENOENT and the like. */
+spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err);
+/*
+ * The text of a config.json that transformers loads and spw_hf_config_parse reads back the same, but for dropout. dtype is
+ * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
+ */
+char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
+/* All keys that are read, one by one; NULL past the last. And whether a family has this one. */
+const char *spw_hf_config_key(uint32_t i);
+bool spw_hf_config_has_key(spw_family family, const char *key);
+
+/* ---------------------------------------------------------------- the weights of a Hugging Face folder */
+
+/*
+ * spw_hf_reader_open - model.safetensors of a folder, or the shards of its model.safetensors.index.json, or one file.
+ * Checks   every file as spw_st_reader_open does; that every shard is there and has the tensors listed for it, that all its
+ *          tensors are listed, and none is in two shards.
+ * Errors   SPW_ENOENT, SPW_ECORRUPT naming file and tensor, SPW_ENOMEM.
+ * Threads  reads from any thread once it is open (and bound).
+ */
+typedef struct spw_hf_reader spw_hf_reader;
+spw_status spw_hf_reader_open(spw_hf_reader **out, const char *path, spw_error *err);
+void spw_hf_reader_close(spw_hf_reader *r); /* NULL is fine */
+uint32_t spw_hf_reader_count(const spw_hf_reader *r);
+/* Tensor i, shard by shard in the order of the files' bytes; NULL past the last. file (may be NULL): where it lies. */
+const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file);
+/* Bytes of tensor i as they are in the file. */
+spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+/*
+ * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
+ * Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
+ * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, a head that differs.
+ */
+spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
+/* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
+spw_status
+spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
+
+/* ---------------------------------------------------------------- files and folders */
 
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */

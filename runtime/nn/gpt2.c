@@ -71,7 +71,7 @@ spw__nn_build_gpt2(spw_model *m)
 {
     const spw_model_config *c = &m->config;
     uint64_t C = c->width, I = c->mlp_width;
-    float std = c->init_std, out_std = std / sqrtf(2.0f * (float)c->layers);
+    float std = (float)c->init_std, out_std = std / sqrtf(2.0f * (float)c->layers);
     spw_block *b = spw_model_add_block(m, "embed", spw_gpt2_embed_forward);
     spw__nn_own(m, b, "", "wte.weight", c->vocab, C, 2, SPW_INIT_NORMAL, std);
     spw__nn_own(m, b, "", "wpe.weight", c->positions, C, 2, SPW_INIT_NORMAL, std);

@@ -1,6 +1,8 @@
 /*
- * Llama: RMSNorm, rotary positions, grouped heads, SwiGLU, no biases. Source: Touvron et al. 2023 (2302.13971, and
- * 2307.09288 for grouped heads). Linear weights are (out, in).
+ * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
+ * window), Qwen2 (biases of q, k and v) and Qwen3 (norms of q and k) apart are flags of the configuration, not functions.
+ * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825), Yang et al.
+ * 2024 (2407.10671) and 2025 (2505.09388).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -14,49 +16,78 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     return spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
 }
 
-enum { NORM1, Q_W, K_W, V_W, O_W, NORM2, GATE_W, UP_W, DOWN_W };
+/* y = x w^T, with the bias that may follow w in the block's list; at moves past both. */
+static spw_value *
+linear(const spw_call *call, uint32_t *at, spw_value *x, bool bias)
+{
+    spw_value *w = call->params[(*at)++];
+    spw_value *b = bias ? call->params[(*at)++] : NULL;
+    return spw_nn_linear(call->tape, x, w, b, 0);
+}
+
+/* Queries or keys: linear, norm of each head, rope. */
+static spw_value *
+turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
+{
+    const spw_model_config *c = &call->model->config;
+    x = linear(call, at, x, c->qkv_bias);
+    if (c->qk_norm)
+        x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
+}
 
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
     spw_tape *t = call->tape;
-    spw_value *const *p = call->params;
     const spw_model_config *c = &call->model->config;
-    uint64_t T = call->batch->positions;
     spw_attention_shape shape = {.B = call->batch->sequences,
-                                 .T = T,
+                                 .T = call->batch->positions,
                                  .Hq = c->heads,
                                  .Hk = c->kv_heads,
                                  .D = c->head_dim,
-                                 .scale = 1.0f / sqrtf((float)c->head_dim)};
-    spw_value *h = spw_nn_rmsnorm(t, x, p[NORM1], c->norm_eps);
-    spw_value *q = spw_nn_rope(t, spw_nn_linear(t, h, p[Q_W], NULL, 0), call->cos_sin, T, c->heads, c->head_dim);
-    spw_value *k = spw_nn_rope(t, spw_nn_linear(t, h, p[K_W], NULL, 0), call->cos_sin, T, c->kv_heads, c->head_dim);
-    spw_value *v = spw_nn_linear(t, h, p[V_W], NULL, 0);
+                                 .scale = 1.0f / sqrtf((float)c->head_dim),
+                                 .window = spw_model_window(c, call->block->layer_idx)};
+    uint32_t at = 0;
+    spw_value *h, *q, *k, *v, *gate, *up;
+    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
+    q = turned(call, &at, h, c->heads);
+    k = turned(call, &at, h, c->kv_heads);
+    v = linear(call, &at, h, c->qkv_bias);
     h = spw_nn_attention(t, q, 0, k, 0, v, 0, &shape);
-    x = spw_nn_add(t, x, spw_nn_linear(t, h, p[O_W], NULL, 0));
-    h = spw_nn_rmsnorm(t, x, p[NORM2], c->norm_eps);
-    {
-        spw_value *gate = spw_nn_linear(t, h, p[GATE_W], NULL, 0);
-        spw_value *up = spw_nn_linear(t, h, p[UP_W], NULL, 0);
-        h = spw_nn_silu_mul(t, gate, up);
-    }
-    return spw_nn_add(t, x, spw_nn_linear(t, h, p[DOWN_W], NULL, 0));
+    x = spw_nn_add(t, x, linear(call, &at, h, c->out_bias));
+    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
+    gate = linear(call, &at, h, c->mlp_bias);
+    up = linear(call, &at, h, c->mlp_bias);
+    h = spw_nn_silu_mul(t, gate, up);
+    return spw_nn_add(t, x, linear(call, &at, h, c->mlp_bias));
 }
 
 spw_value *
 spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
-    x = spw_nn_rmsnorm(call->tape, x, call->params[0], call->model->config.norm_eps);
+    x = spw_nn_rmsnorm(call->tape, x, call->params[0], (float)call->model->config.norm_eps);
     return spw__nn_head(call, x, call->params[1]);
+}
+
+/* "<name>.weight" (rows, cols) and, with bias, "<name>.bias" (rows). */
+static void
+own_linear(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols, bool bias)
+{
+    char full[48];
+    snprintf(full, sizeof full, "%s.weight", name);
+    spw__nn_own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL, (float)m->config.init_std);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (bias)
+        spw__nn_own(m, b, prefix, full, 1, rows, 1, SPW_INIT_ZEROS, 0);
 }
 
 void
 spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
-    uint64_t H = c->width, I = c->mlp_width, Q = c->heads * c->head_dim, KV = c->kv_heads * c->head_dim;
-    float std = c->init_std;
+    uint64_t H = c->width, I = c->mlp_width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
     for (uint32_t l = 0; l < c->layers; l++) {
@@ -66,14 +97,18 @@ spw__nn_build_llama(spw_model *m)
         b->layer_idx = l;
         snprintf(h, sizeof h, "model.layers.%u.", l);
         spw__nn_own(m, b, h, "input_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
-        spw__nn_own(m, b, h, "self_attn.q_proj.weight", Q, H, 2, SPW_INIT_NORMAL, std);
-        spw__nn_own(m, b, h, "self_attn.k_proj.weight", KV, H, 2, SPW_INIT_NORMAL, std);
-        spw__nn_own(m, b, h, "self_attn.v_proj.weight", KV, H, 2, SPW_INIT_NORMAL, std);
-        spw__nn_own(m, b, h, "self_attn.o_proj.weight", H, Q, 2, SPW_INIT_NORMAL, std);
+        own_linear(m, b, h, "self_attn.q_proj", Q, H, c->qkv_bias);
+        if (c->qk_norm)
+            spw__nn_own(m, b, h, "self_attn.q_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+        own_linear(m, b, h, "self_attn.k_proj", KV, H, c->qkv_bias);
+        if (c->qk_norm)
+            spw__nn_own(m, b, h, "self_attn.k_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+        own_linear(m, b, h, "self_attn.v_proj", KV, H, c->qkv_bias);
+        own_linear(m, b, h, "self_attn.o_proj", H, Q, c->out_bias);
         spw__nn_own(m, b, h, "post_attention_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
-        spw__nn_own(m, b, h, "mlp.gate_proj.weight", I, H, 2, SPW_INIT_NORMAL, std);
-        spw__nn_own(m, b, h, "mlp.up_proj.weight", I, H, 2, SPW_INIT_NORMAL, std);
-        spw__nn_own(m, b, h, "mlp.down_proj.weight", H, I, 2, SPW_INIT_NORMAL, std);
+        own_linear(m, b, h, "mlp.gate_proj", I, H, c->mlp_bias);
+        own_linear(m, b, h, "mlp.up_proj", I, H, c->mlp_bias);
+        own_linear(m, b, h, "mlp.down_proj", H, I, c->mlp_bias);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
     spw__nn_own(m, b, "model.", "norm.weight", 1, H, 1, SPW_INIT_ONES, 0);

@@ -3,7 +3,6 @@
  * blocks compute is in gpt2.c and llama.c.
  */
 #include "nn_internal.h"
-#include <math.h>
 #include <stdio.h>
 
 spw_status
@@ -110,9 +109,16 @@ check(const spw_model_config *c, spw_error *err)
     if (c->family == SPW_FAMILY_GPT2 && c->heads * c->head_dim != c->width)
         return SPW_RAISE(err, SPW_ECONFIG, "model: n_embd %llu is not a multiple of n_head %llu",
                          (unsigned long long)c->width, (unsigned long long)c->heads);
-    if (c->family == SPW_FAMILY_LLAMA && c->head_dim % 2 != 0)
+    if (c->family != SPW_FAMILY_GPT2 && c->head_dim % 2 != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)c->head_dim);
+    if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
+        return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
+    if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "
+                         "original_max_position_embeddings above 0",
+                         c->rope_low, c->rope_high);
     return SPW_OK;
 }
 
@@ -122,27 +128,13 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     spw_model *m;
     *out = NULL;
     SPW_TRY(check(config, err));
-    if (config->family != SPW_FAMILY_GPT2 && config->family != SPW_FAMILY_LLAMA)
+    if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)(12 * config->layers + 8), (uint32_t)config->layers + 2, err));
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)(18 * config->layers + 8), (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);
     else
         spw__nn_build_llama(m);
     *out = m;
     return SPW_OK;
-}
-
-void
-spw_rope_table(const spw_model_config *c, uint64_t T, float *out)
-{
-    uint64_t half = c->head_dim / 2;
-    for (uint64_t j = 0; j < half; j++) {
-        float f = (float)(1.0 / pow((double)c->rope_theta, (double)(2 * j) / (double)c->head_dim));
-        for (uint64_t t = 0; t < T; t++) {
-            float angle = (float)t * f;
-            out[t * c->head_dim + j] = (float)cos((double)angle);
-            out[t * c->head_dim + half + j] = (float)sin((double)angle);
-        }
-    }
 }

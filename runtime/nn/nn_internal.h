@@ -7,7 +7,7 @@
 void spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
                  uint32_t ndim, spw_init init, float std);
 void spw__nn_build_gpt2(spw_model *m);
-void spw__nn_build_llama(spw_model *m);
+void spw__nn_build_llama(spw_model *m); /* and its relatives */
 /* Loss in training and evaluation, logits when call->logits_out is set. */
 spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
 

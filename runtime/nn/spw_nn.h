@@ -55,6 +55,7 @@ spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw
 /* x + table[ids], in x's memory. */
 spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table);
 spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
+/* Over each row, or over each head of g's size when a row holds several. */
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* Rotates x in place; x must have no other user. cos_sin (T, D) on the device. */
 spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D);
@@ -109,13 +110,35 @@ struct spw_block {
     const void *user; /* a user block's own data */
 };
 
-typedef enum spw_family { SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_CUSTOM } spw_family;
+typedef enum spw_family {
+    SPW_FAMILY_GPT2,
+    SPW_FAMILY_LLAMA,
+    SPW_FAMILY_MISTRAL,
+    SPW_FAMILY_QWEN2,
+    SPW_FAMILY_QWEN3,
+    SPW_FAMILY_CUSTOM,
+    SPW_FAMILY_COUNT
+} spw_family;
+/* Hugging Face's model_type ("gpt2"); "custom" for own blocks. */
+const char *spw_family_name(spw_family family);
+bool spw_family_parse(const char *name, spw_family *out);
+
+/* What is done to the frequencies of rotary positions. */
+typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3 } spw_rope;
 
 typedef struct spw_model_config {
     spw_family family;
     uint64_t vocab, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
-    float norm_eps, rope_theta, init_std, dropout;
+    double norm_eps, init_std, dropout;
     bool tied;
+    /* All but GPT-2. */
+    bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
+    bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
+    uint64_t window, window_from;      /* layers from window_from on read this many keys; window 0: no layer does */
+    spw_rope rope;
+    double rope_theta;                       /* 0: no rotary positions */
+    double rope_factor, rope_low, rope_high; /* factor, low_freq_factor, high_freq_factor */
+    uint64_t rope_positions;                 /* original_max_position_embeddings */
 } spw_model_config;
 
 struct spw_model {
@@ -148,7 +171,15 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
-/* cos and sin for T positions into out (T, D) in host memory. */
+/* How many keys a row of this layer reads at most; 0: all before it. */
+uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
+/*
+ * spw_rope_table - cos and sin for T positions into out (T, D) in host memory.
+ * Computes  frequency f[j] = theta^(-2j/D). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
+ *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
+ *           weight (M / w - low) / (high - low). Frequencies and angles are rounded to fp32 as in the usual implementation.
+ * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json.
+ */
 void spw_rope_table(const spw_model_config *config, uint64_t T, float *out);
 
 #ifdef __cplusplus

@@ -252,15 +252,17 @@ spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
 {
     spw_value *y;
     float *rstd;
+    uint64_t rows;
     op *o;
-    if (x == NULL || g == NULL || g->cols != x->cols)
+    if (x == NULL || g == NULL || x->cols % g->cols != 0)
         return fail(t);
+    rows = x->rows * (x->cols / g->cols);
     y = new_value(t, x->rows, x->cols, NULL);
-    rstd = take(t, x->rows * sizeof(float));
+    rstd = take(t, rows * sizeof(float));
     if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
         return fail(t);
     if (!t->dry)
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, x->rows, x->cols, eps);
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
@@ -499,7 +501,7 @@ backward_op(spw_tape *t, op *o)
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry)
             spw_gpu_rmsnorm_backward(q, dx, o->param[0]->w_grad, y->grad, x->data, o->param[0]->data, o->saved[0],
-                                     x->rows, x->cols, flags);
+                                     x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols, flags);
         return;
     case T_ROPE:
         if (!t->dry)

@@ -1,0 +1,281 @@
+/*
+ * spillway inspect: what a safetensors file, a Hugging Face folder or a checkpoint holds. Every header and index is checked
+ * as training checks it; of a folder also whether its tensors are those of the model that config.json describes.
+ */
+#include "cli.h"
+#include <errno.h>
+#include <glob.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum { BLOCK_BYTES = 1 << 20 };
+
+/* What is known besides the tensors. */
+typedef struct about {
+    bool has_config, fits, has_state;
+    spw_model_config config;
+    uint64_t params;
+    spw_error refusal; /* of config.json, or of the tensors */
+    spw_checkpoint_state state;
+} about;
+
+typedef struct totals {
+    uint64_t tensors, elements, bytes;
+} totals;
+
+static const char *
+shape_text(char *buf, size_t bytes, const spw_tensor_info *t)
+{
+    size_t at = (size_t)snprintf(buf, bytes, "[");
+    for (uint32_t d = 0; d < t->ndim; d++)
+        at += (size_t)snprintf(buf + at, bytes - at, d > 0 ? ", %llu" : "%llu", (unsigned long long)t->shape[d]);
+    snprintf(buf + at, bytes - at, "]");
+    return buf;
+}
+
+static spw_status
+digest(spw_hf_reader *r, uint32_t i, char out[17], spw_error *err)
+{
+    const spw_tensor_info *t = spw_hf_reader_tensor(r, i, NULL);
+    XXH3_state_t *state = XXH3_createState();
+    char *block = spw_mem_zalloc(BLOCK_BYTES);
+    spw_status st = SPW_OK;
+    if (state == NULL || block == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "digest of %s", t->name);
+    else
+        XXH3_64bits_reset(state);
+    for (uint64_t at = 0, n; st == SPW_OK && at < t->bytes; at += n) {
+        n = t->bytes - at < BLOCK_BYTES ? t->bytes - at : BLOCK_BYTES;
+        st = spw_hf_read(r, i, at, block, n, err);
+        XXH3_64bits_update(state, block, n);
+    }
+    if (st == SPW_OK)
+        snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits_digest(state));
+    spw_mem_free(block);
+    XXH3_freeState(state);
+    return st;
+}
+
+/* ---------------------------------------------------------------- one file or set of shards */
+
+static spw_status
+print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
+{
+    uint32_t n = spw_hf_reader_count(r), width = 4, shape_width = 5;
+    const char *file = NULL, *last = NULL;
+    char shape[120], bytes[32], sum_text[17] = "";
+    for (uint32_t i = 0; i < n; i++) {
+        const spw_tensor_info *t = spw_hf_reader_tensor(r, i, NULL);
+        uint32_t shown = (uint32_t)strlen(shape_text(shape, sizeof shape, t));
+        width = strlen(t->name) > width ? (uint32_t)strlen(t->name) : width;
+        shape_width = shown > shape_width ? shown : shape_width;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const spw_tensor_info *t = spw_hf_reader_tensor(r, i, &file);
+        if (with_digest)
+            SPW_TRY(digest(r, i, sum_text, err));
+        if (file != last) {
+            printf("%s\n", file);
+            printf("  %-*s  %-5s  %-*s  %11s%s\n", (int)width, "name", "dtype", (int)shape_width, "shape", "bytes",
+                   with_digest ? "  xxh3" : "");
+        }
+        last = file;
+        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, spw_dtype_name(t->dtype), (int)shape_width,
+               shape_text(shape, sizeof shape, t), spw_format_bytes(bytes, sizeof bytes, t->bytes),
+               with_digest ? "  " : "", sum_text);
+        sum->tensors++;
+        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->bytes += t->bytes;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_error *err)
+{
+    for (uint32_t i = 0; i < spw_hf_reader_count(r); i++) {
+        const char *file = NULL;
+        const spw_tensor_info *t = spw_hf_reader_tensor(r, i, &file);
+        json_t *shape = json_array(), *o;
+        char sum_text[17];
+        for (uint32_t d = 0; d < t->ndim; d++)
+            json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", spw_dtype_name(t->dtype),
+                      "shape", shape, "bytes", (json_int_t)t->bytes);
+        json_array_append_new(list, o);
+        if (with_digest) {
+            SPW_TRY(digest(r, i, sum_text, err));
+            json_object_set_new(o, "xxh3", json_string(sum_text));
+        }
+        sum->tensors++;
+        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->bytes += t->bytes;
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- what belongs to a folder */
+
+static void
+learn(about *a, const char *folder, spw_hf_reader *r)
+{
+    static spw_config config; /* large */
+    char path[SPW_PATH_BYTES + 32];
+    spw_model *model = NULL;
+    spw_error ignored = {0};
+    snprintf(path, sizeof path, "%.1000s/config.json", folder);
+    if (access(path, F_OK) == 0) {
+        a->has_config = spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK &&
+                        spw_model_build(&model, &a->config, &a->refusal) == SPW_OK;
+        a->params = model != NULL ? spw_model_elems(model) : 0;
+        a->fits = model != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
+        spw_model_destroy(model);
+    }
+    snprintf(path, sizeof path, "%.1000s/spillway.json", folder);
+    a->has_state =
+        access(path, F_OK) == 0 && spw_checkpoint_read_config(folder, &config, &a->state, &ignored) == SPW_OK;
+}
+
+static void
+print_about(const about *a)
+{
+    const spw_model_config *c = &a->config;
+    if (a->has_config)
+        printf("%s, %.4g M parameters: %llu layers, width %llu, %llu heads of %llu (%llu key/value), MLP %llu, "
+               "vocabulary %llu%s\n",
+               spw_family_name(c->family), (double)a->params * 1e-6, (unsigned long long)c->layers,
+               (unsigned long long)c->width, (unsigned long long)c->heads, (unsigned long long)c->head_dim,
+               (unsigned long long)c->kv_heads, (unsigned long long)c->mlp_width, (unsigned long long)c->vocab,
+               c->tied ? ", tied head" : "");
+    if (a->has_state)
+        printf("checkpoint of step %llu, %.6g tokens\n", (unsigned long long)a->state.step, a->state.tokens);
+    if (a->has_config && a->fits)
+        puts("the tensors are this model's");
+    if (a->refusal.status != SPW_OK)
+        printf("not a model that spillway trains: %s\n", a->refusal.message);
+}
+
+static json_t *
+about_json(const about *a)
+{
+    json_t *o = json_object();
+    if (a->has_config) {
+        char *text = spw_hf_config_text(&a->config, SPW_DTYPE_COUNT);
+        json_object_set_new(o, "config", text == NULL ? json_null() : json_loads(text, 0, NULL));
+        json_object_set_new(o, "params", json_integer((json_int_t)a->params));
+        json_object_set_new(o, "fits", json_boolean(a->fits));
+        spw_mem_free(text);
+    }
+    if (a->has_state)
+        json_object_set_new(o, "step", json_integer((json_int_t)a->state.step));
+    if (a->refusal.status != SPW_OK)
+        json_object_set_new(o, "refusal", json_string(a->refusal.message));
+    return o;
+}
+
+/* ---------------------------------------------------------------- the command */
+
+/* path itself, then what else of a checkpoint lies beside the weights; list NULL: prints. */
+static spw_status
+inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
+{
+    char pattern[SPW_PATH_BYTES + 64];
+    spw_hf_reader *r = NULL;
+    spw_status st = spw_hf_reader_open(&r, path, err);
+    glob_t found = {0};
+    if (st == SPW_OK && is_folder)
+        learn(a, path, r);
+    if (st == SPW_OK)
+        st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
+    spw_hf_reader_close(r);
+    snprintf(pattern, sizeof pattern, "%.1000s/optimizer-*.safetensors", path);
+    if (st != SPW_OK || !is_folder || glob(pattern, 0, NULL, &found) != 0)
+        return st;
+    for (size_t i = 0; st == SPW_OK && i < found.gl_pathc; i++) {
+        st = spw_hf_reader_open(&r, found.gl_pathv[i], err);
+        if (st == SPW_OK)
+            st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
+        spw_hf_reader_close(r);
+        r = NULL;
+    }
+    globfree(&found);
+    return st;
+}
+
+/* A folder that holds no weights may hold checkpoints. */
+static void
+find_checkpoint(const char *path, bool is_folder, char *found)
+{
+    static const char *const files[] = {"model.safetensors", "model.safetensors.index.json"};
+    char file[SPW_PATH_BYTES + 64];
+    spw_error ignored = {0};
+    snprintf(found, SPW_PATH_BYTES, "%s", path);
+    for (int i = 0; is_folder && i < 2; i++) {
+        snprintf(file, sizeof file, "%.1000s/%s", path, files[i]);
+        if (access(file, F_OK) == 0)
+            return;
+    }
+    if (is_folder && spw_checkpoint_find(path, file, &ignored) == SPW_OK)
+        snprintf(found, SPW_PATH_BYTES, "%.1023s", file);
+}
+
+int
+cli_inspect(int argc, char **argv)
+{
+    const char *path = NULL;
+    char found[SPW_PATH_BYTES], bytes[32];
+    bool with_digest = false, json = false;
+    static about a;
+    totals sum = {0};
+    spw_error err = {0};
+    struct stat info;
+    json_t *list = NULL, *root;
+    spw_status st;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--digest") == 0)
+            with_digest = true;
+        else if (strcmp(argv[i], "--json") == 0)
+            json = true;
+        else if (argv[i][0] == '-')
+            return cli_usage("inspect", "unknown option %s", argv[i]);
+        else if (path != NULL)
+            return cli_usage("inspect", "one path at a time, got %s too", argv[i]);
+        else
+            path = argv[i];
+    }
+    if (path == NULL)
+        return cli_usage("inspect", "a file or folder is needed");
+    if (strlen(path) >= 1000 || stat(path, &info) != 0) {
+        (void)SPW_RAISE_SYS(&err, strlen(path) >= 1000 ? ENAMETOOLONG : errno, "open %.100s", path);
+        return cli_fail(&err);
+    }
+    find_checkpoint(path, S_ISDIR(info.st_mode), found);
+    if (json)
+        list = json_array();
+    st = inspect_all(found, S_ISDIR(info.st_mode), with_digest, &sum, &a, list, &err);
+    if (st != SPW_OK) {
+        json_decref(list);
+        return cli_fail(&err);
+    }
+    if (json) {
+        char *text;
+        root = about_json(&a);
+        json_object_set_new(root, "path", json_string(found));
+        json_object_set_new(root, "tensors", list);
+        json_object_set_new(root, "elements", json_integer((json_int_t)sum.elements));
+        json_object_set_new(root, "bytes", json_integer((json_int_t)sum.bytes));
+        text = json_dumps(root, JSON_INDENT(2));
+        puts(text != NULL ? text : "{}");
+        free(text);
+        json_decref(root);
+        return EXIT_DONE;
+    }
+    printf("%llu tensors, %llu elements, %s\n", (unsigned long long)sum.tensors, (unsigned long long)sum.elements,
+           spw_format_bytes(bytes, sizeof bytes, sum.bytes));
+    print_about(&a);
+    return EXIT_DONE;
+}

@@ -1,0 +1,567 @@
+/*
+ * Hugging Face's config.json: into a model's configuration and back. The reader takes what the families of this library
+ * compute and refuses by name what would make another model of the same weights; no key that changes numbers is ignored.
+ * Source: FORMATS S7 (the configuration classes of several releases, older and newer rope keys).
+ */
+#include "spw_files.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { CONFIG_BYTES_MAX = 4 << 20, KEY_BYTES = 160 };
+
+/* Which families a key belongs to. */
+enum {
+    GPT2 = 1 << SPW_FAMILY_GPT2,
+    LLAMA = 1 << SPW_FAMILY_LLAMA,
+    MISTRAL = 1 << SPW_FAMILY_MISTRAL,
+    QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
+    LLAMAS = LLAMA | MISTRAL | QWEN,
+    ALL = GPT2 | LLAMAS
+};
+
+static const struct {
+    const char *key;
+    unsigned families;
+} keys[] = {
+    {"model_type", ALL},
+    {"architectures", ALL},
+    {"vocab_size", ALL},
+    {"n_embd", GPT2},
+    {"n_layer", GPT2},
+    {"n_head", GPT2},
+    {"n_inner", GPT2},
+    {"n_positions", GPT2},
+    {"n_ctx", GPT2},
+    {"hidden_size", LLAMAS},
+    {"num_hidden_layers", LLAMAS},
+    {"num_attention_heads", LLAMAS},
+    {"num_key_value_heads", LLAMAS},
+    {"head_dim", LLAMAS},
+    {"intermediate_size", LLAMAS},
+    {"max_position_embeddings", LLAMAS},
+    {"activation_function", GPT2},
+    {"hidden_act", LLAMAS},
+    {"layer_norm_epsilon", GPT2},
+    {"rms_norm_eps", LLAMAS},
+    {"initializer_range", ALL},
+    {"tie_word_embeddings", ALL},
+    {"rope_theta", LLAMAS},
+    {"rope_scaling", LLAMAS},
+    {"rope_parameters", LLAMAS},
+    {"attention_bias", LLAMAS},
+    {"mlp_bias", LLAMAS},
+    {"sliding_window", LLAMAS},
+    {"use_sliding_window", LLAMAS},
+    {"max_window_layers", QWEN},
+    {"layer_types", LLAMAS},
+    {"resid_pdrop", GPT2},
+    {"embd_pdrop", GPT2},
+    {"attn_pdrop", ALL},
+    {"attention_dropout", ALL},
+    {"scale_attn_weights", GPT2},
+    {"scale_attn_by_inverse_layer_idx", GPT2},
+    {"reorder_and_upcast_attn", GPT2},
+    {"add_cross_attention", GPT2},
+    {"pretraining_tp", LLAMAS},
+    {"torch_dtype", ALL},
+    {"dtype", ALL},
+    {"bos_token_id", ALL},
+    {"eos_token_id", ALL},
+    {"pad_token_id", ALL},
+    {"use_cache", ALL},
+    {"transformers_version", ALL},
+};
+
+static const char *const architectures[SPW_FAMILY_CUSTOM] = {
+    "GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+
+const char *
+spw_hf_config_key(uint32_t i)
+{
+    return i < sizeof keys / sizeof keys[0] ? keys[i].key : NULL;
+}
+
+bool
+spw_hf_config_has_key(spw_family family, const char *key)
+{
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (strcmp(keys[i].key, key) == 0)
+            return (keys[i].families & 1u << family) != 0;
+    }
+    return false;
+}
+
+/* ---------------------------------------------------------------- values */
+
+/* An object that is read, and how messages call it. */
+typedef struct source {
+    const json_t *object;
+    const char *name; /* of the file */
+    char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
+    spw_error *err;
+} source;
+
+/* NULL for a key that is not there or null. */
+static const json_t *
+get(const source *s, const char *key)
+{
+    const json_t *v = json_object_get(s->object, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+static spw_status
+say(const source *s, const char *before, const char *key, const char *after, const json_t *v)
+{
+    char *text = v == NULL ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    spw_status st = SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s%s%s%s%.100s", s->name, before, s->prefix, key, after,
+                              text != NULL ? text : "nothing");
+    free(text);
+    return st;
+}
+
+static spw_status
+refuse(const source *s, const char *key, const json_t *v)
+{
+    return say(s, "not supported yet: ", key, " ", v);
+}
+
+static spw_status
+wrong(const source *s, const char *key, const char *expected, const json_t *v)
+{
+    char after[160];
+    snprintf(after, sizeof after, ": expected %s, got ", expected);
+    return say(s, "", key, after, v);
+}
+
+/* *out stays as it is where the key is missing or null. */
+static spw_status
+read_size(const source *s, const char *key, uint64_t min, uint64_t *out)
+{
+    const json_t *v = get(s, key);
+    double x = json_number_value(v);
+    char expected[64];
+    if (v == NULL)
+        return SPW_OK;
+    snprintf(expected, sizeof expected, "integer in [%llu, 2147483648]", (unsigned long long)min);
+    if (!json_is_number(v) || !(x >= (double)min && x <= 2147483648.0) || x != floor(x))
+        return wrong(s, key, expected, v);
+    *out = (uint64_t)x;
+    return SPW_OK;
+}
+
+static spw_status
+read_real(const source *s, const char *key, double *out)
+{
+    const json_t *v = get(s, key);
+    if (v == NULL)
+        return SPW_OK;
+    *out = json_number_value(v);
+    return json_is_number(v) && *out >= 0 && *out <= 1e12 ? SPW_OK : wrong(s, key, "number in [0, 1e12]", v);
+}
+
+static spw_status
+read_bool(const source *s, const char *key, bool *out)
+{
+    const json_t *v = get(s, key);
+    if (v == NULL)
+        return SPW_OK;
+    *out = json_is_true(v);
+    return json_is_boolean(v) ? SPW_OK : wrong(s, key, "true or false", v);
+}
+
+/* A switch whose other position is not built. */
+static spw_status
+must_be(const source *s, const char *key, bool want)
+{
+    bool is = want;
+    SPW_TRY(read_bool(s, key, &is));
+    return is == want ? SPW_OK : refuse(s, key, get(s, key));
+}
+
+/* ---------------------------------------------------------------- rope */
+
+static spw_status
+read_rope_kind(const source *s, spw_model_config *c)
+{
+    const char *key = get(s, "rope_type") != NULL ? "rope_type" : "type";
+    const json_t *v = get(s, key);
+    const char *kind = json_string_value(v);
+    if (v == NULL && get(s, "factor") != NULL)
+        return wrong(s, "rope_type", "default, linear or llama3", NULL);
+    if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
+        return SPW_OK;
+    if (kind != NULL && strcmp(kind, "linear") == 0)
+        c->rope = SPW_ROPE_LINEAR;
+    else if (kind != NULL && strcmp(kind, "llama3") == 0)
+        c->rope = SPW_ROPE_LLAMA3;
+    else
+        return refuse(s, key, v);
+    SPW_TRY(read_real(s, "factor", &c->rope_factor));
+    if (!(c->rope_factor >= 1))
+        return wrong(s, "factor", "number of at least 1", get(s, "factor"));
+    if (c->rope == SPW_ROPE_LINEAR)
+        return SPW_OK;
+    SPW_TRY(read_real(s, "low_freq_factor", &c->rope_low));
+    SPW_TRY(read_real(s, "high_freq_factor", &c->rope_high));
+    SPW_TRY(read_size(s, "original_max_position_embeddings", 1, &c->rope_positions));
+    if (!(c->rope_low > 0))
+        return wrong(s, "low_freq_factor", "number above 0", get(s, "low_freq_factor"));
+    if (!(c->rope_high > c->rope_low))
+        return wrong(s, "high_freq_factor", "number above low_freq_factor", get(s, "high_freq_factor"));
+    if (c->rope_positions == 0)
+        return wrong(s, "original_max_position_embeddings", "integer", NULL);
+    return SPW_OK;
+}
+
+/* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
+static spw_status
+read_rope(const source *s, spw_model_config *c)
+{
+    static const char *const known[] = {"rope_type",
+                                        "type",
+                                        "rope_theta",
+                                        "factor",
+                                        "low_freq_factor",
+                                        "high_freq_factor",
+                                        "original_max_position_embeddings"};
+    bool newer = get(s, "rope_parameters") != NULL;
+    const char *key = newer ? "rope_parameters" : "rope_scaling", *name;
+    source rope = {get(s, key), s->name, "", s->err};
+    const json_t *top = get(s, "rope_theta");
+    json_t *v;
+    c->rope_theta = 10000;
+    SPW_TRY(read_real(s, "rope_theta", &c->rope_theta));
+    if (newer && get(s, "rope_scaling") != NULL)
+        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
+                         s->prefix);
+    if (rope.object != NULL && !json_is_object(rope.object))
+        return wrong(s, key, "an object", rope.object);
+    snprintf(rope.prefix, sizeof rope.prefix, "%.20s%s.", s->prefix, key);
+    json_object_foreach((json_t *)(uintptr_t)rope.object, name, v)
+    {
+        bool found = strcmp(name, "partial_rotary_factor") == 0 && json_number_value(v) == 1;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+            found = found || strcmp(name, known[i]) == 0;
+        if (!found && !json_is_null(v))
+            return refuse(&rope, name, v);
+    }
+    SPW_TRY(read_real(&rope, "rope_theta", &c->rope_theta));
+    if (top != NULL && c->rope_theta != json_number_value(top))
+        return wrong(&rope, "rope_theta", "the same as outside", get(&rope, "rope_theta"));
+    if (!(c->rope_theta > 0))
+        return wrong(top != NULL ? s : &rope, "rope_theta", "number above 0",
+                     top != NULL ? top : get(&rope, "rope_theta"));
+    return read_rope_kind(&rope, c);
+}
+
+/* ---------------------------------------------------------------- what sets the families apart */
+
+/* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
+static spw_status
+read_layer_types(const source *s, spw_model_config *c, bool sets_first)
+{
+    const json_t *list = get(s, "layer_types");
+    if (list == NULL)
+        return SPW_OK;
+    if (!json_is_array(list) || json_array_size(list) != c->layers)
+        return wrong(s, "layer_types", "a list with one entry for each layer", list);
+    if (sets_first && c->window > 0) {
+        c->window_from = 0;
+        while (c->window_from < c->layers &&
+               strcmp("full_attention", json_string_value(json_array_get(list, c->window_from)) != NULL
+                                            ? json_string_value(json_array_get(list, c->window_from))
+                                            : "") == 0)
+            c->window_from++;
+    }
+    for (uint64_t l = 0; l < c->layers; l++) {
+        const char *text = json_string_value(json_array_get(list, l));
+        const char *want = spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention";
+        char key[40];
+        snprintf(key, sizeof key, "layer_types[%llu]", (unsigned long long)l);
+        if (text == NULL || strcmp(text, want) != 0)
+            return refuse(s, key, json_array_get(list, l));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_window(const source *s, spw_model_config *c)
+{
+    bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
+    bool used = c->family == SPW_FAMILY_MISTRAL, said = json_object_get(s->object, "sliding_window") != NULL;
+    if (!qwen)
+        SPW_TRY(must_be(s, "use_sliding_window", used));
+    else
+        SPW_TRY(read_bool(s, "use_sliding_window", &used));
+    if (used) {
+        c->window = said ? 0 : 4096; /* the classes' default; null is none */
+        SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
+        c->window_from = qwen ? 28 : 0;
+        if (qwen)
+            SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
+    } else if (!qwen && get(s, "sliding_window") != NULL) {
+        return refuse(s, "sliding_window", get(s, "sliding_window"));
+    }
+    SPW_TRY(read_layer_types(s, c, qwen));
+    if (c->window == 0 || c->window_from >= c->layers)
+        c->window = c->window_from = 0;
+    return SPW_OK;
+}
+
+static spw_status
+read_llama(const source *s, spw_model_config *c)
+{
+    bool bias = false;
+    c->norm_eps = 1e-6;
+    SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
+    SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
+    SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
+    SPW_TRY(read_size(s, "intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
+    c->kv_heads = c->family == SPW_FAMILY_MISTRAL && json_object_get(s->object, "num_key_value_heads") == NULL
+                      ? 8 /* the class' default */
+                      : c->heads;
+    SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
+    c->head_dim = c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
+    SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
+    SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
+    SPW_TRY(read_rope(s, c));
+    SPW_TRY(read_window(s, c));
+    if (c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_QWEN3)
+        SPW_TRY(read_bool(s, "attention_bias", &bias));
+    else
+        SPW_TRY(must_be(s, "attention_bias", false));
+    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2;
+    c->out_bias = bias;
+    if (c->family == SPW_FAMILY_LLAMA)
+        SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
+    else
+        SPW_TRY(must_be(s, "mlp_bias", false));
+    c->qk_norm = c->family == SPW_FAMILY_QWEN3;
+    return SPW_OK;
+}
+
+static spw_status
+read_gpt2(const source *s, spw_model_config *c)
+{
+    c->norm_eps = 1e-5;
+    SPW_TRY(read_size(s, "n_embd", 1, &c->width));
+    SPW_TRY(read_size(s, "n_layer", 1, &c->layers));
+    SPW_TRY(read_size(s, "n_head", 1, &c->heads));
+    SPW_TRY(read_size(s, "n_ctx", 1, &c->positions)); /* the older name */
+    SPW_TRY(read_size(s, "n_positions", 1, &c->positions));
+    c->kv_heads = c->heads;
+    c->head_dim = c->heads > 0 ? c->width / c->heads : 0;
+    c->mlp_width = 4 * c->width;
+    SPW_TRY(read_size(s, "n_inner", 1, &c->mlp_width));
+    SPW_TRY(read_real(s, "layer_norm_epsilon", &c->norm_eps));
+    SPW_TRY(must_be(s, "scale_attn_weights", true));
+    SPW_TRY(must_be(s, "scale_attn_by_inverse_layer_idx", false));
+    SPW_TRY(must_be(s, "reorder_and_upcast_attn", false));
+    return must_be(s, "add_cross_attention", false);
+}
+
+/* One probability for the embedding and the residual branches. */
+static spw_status
+read_dropout(const source *s, spw_model_config *c)
+{
+    static const char *const no_dropout[] = {"attn_pdrop", "attention_dropout"};
+    double resid = -1, embd = -1;
+    for (size_t i = 0; i < 2; i++) {
+        double p = 0;
+        SPW_TRY(read_real(s, no_dropout[i], &p));
+        if (p != 0)
+            return refuse(s, no_dropout[i], get(s, no_dropout[i])); /* inside attention */
+    }
+    SPW_TRY(read_real(s, "resid_pdrop", &resid));
+    SPW_TRY(read_real(s, "embd_pdrop", &embd));
+    if (resid >= 1 || embd >= 1)
+        return wrong(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop", "number in [0, 1)",
+                     get(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop"));
+    if (resid >= 0 && embd >= 0 && resid != embd)
+        return wrong(s, "embd_pdrop", "the same as resid_pdrop", get(s, "embd_pdrop"));
+    c->dropout = resid > 0 ? resid : embd > 0 ? embd : 0;
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- reading */
+
+static spw_status
+read_family(const source *s, spw_family *out)
+{
+    const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
+    const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
+    if (type == NULL)
+        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2 or qwen3)",
+                         s->name, s->prefix);
+    if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
+        return refuse(s, "model_type", type);
+    if (built_as != NULL &&
+        (!json_is_string(built_as) || strcmp(json_string_value(built_as), architectures[*out]) != 0))
+        return refuse(s, "architectures[0]", built_as);
+    return SPW_OK;
+}
+
+/* gelu_new and gelu_pytorch_tanh are one formula. */
+static spw_status
+check_activation(const source *s, spw_family family)
+{
+    const char *key = family == SPW_FAMILY_GPT2 ? "activation_function" : "hidden_act";
+    const json_t *v = get(s, key);
+    const char *name = json_string_value(v);
+    if (v == NULL || (name != NULL && family != SPW_FAMILY_GPT2 && strcmp(name, "silu") == 0) ||
+        (name != NULL && family == SPW_FAMILY_GPT2 &&
+         (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)))
+        return SPW_OK;
+    return refuse(s, key, v);
+}
+
+static spw_status
+read_config(const source *s, bool section, spw_model_config *c)
+{
+    memset(c, 0, sizeof *c);
+    SPW_TRY(read_family(s, &c->family));
+    SPW_TRY(check_activation(s, c->family));
+    if (get(s, "quantization_config") != NULL)
+        return refuse(s, "quantization_config", get(s, "quantization_config"));
+    c->vocab = 256;
+    c->positions = 1024;
+    c->init_std = 0.02;
+    c->tied = c->family == SPW_FAMILY_GPT2;
+    SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
+    SPW_TRY(read_real(s, "initializer_range", &c->init_std));
+    SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
+    SPW_TRY(c->family == SPW_FAMILY_GPT2 ? read_gpt2(s, c) : read_llama(s, c));
+    if (section) /* GPT-2's files say 0.1 whoever reads them: not for those */
+        SPW_TRY(read_dropout(s, c));
+    if (c->width == 0 || c->layers == 0 || c->heads == 0 || c->mlp_width == 0)
+        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s are needed", s->name,
+                         c->family == SPW_FAMILY_GPT2
+                             ? "model: n_embd, n_layer, n_head"
+                             : "model: hidden_size, num_hidden_layers, num_attention_heads, intermediate_size");
+    return SPW_OK;
+}
+
+spw_status
+spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err)
+{
+    json_error_t where;
+    json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
+    source s = {root, name, "", err};
+    spw_status st;
+    if (root == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
+    if (section)
+        snprintf(s.prefix, sizeof s.prefix, "model.");
+    st = json_is_object(root) ? read_config(&s, section, out)
+                              : SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
+    json_decref(root);
+    return st;
+}
+
+spw_status
+spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err)
+{
+    char file[4096], *text;
+    spw_status st;
+    if (snprintf(file, sizeof file, "%s/config.json", folder) >= (int)sizeof file)
+        return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
+    SPW_TRY(spw_file_read_text(file, CONFIG_BYTES_MAX, &text, err));
+    st = spw_hf_config_parse(out, text, file, false, err);
+    spw_mem_free(text);
+    return st;
+}
+
+/* ---------------------------------------------------------------- writing */
+
+static void
+set_size(json_t *o, const char *key, uint64_t n)
+{
+    json_object_set_new(o, key, json_integer((json_int_t)n));
+}
+
+static void
+write_gpt2(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "n_embd", c->width);
+    set_size(o, "n_layer", c->layers);
+    set_size(o, "n_head", c->heads);
+    set_size(o, "n_inner", c->mlp_width);
+    set_size(o, "n_positions", c->positions);
+    json_object_set_new(o, "activation_function", json_string("gelu_new"));
+    json_object_set_new(o, "layer_norm_epsilon", json_real(c->norm_eps));
+    json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
+    json_object_set_new(o, "embd_pdrop", json_real(c->dropout));
+    json_object_set_new(o, "attn_pdrop", json_real(0));
+}
+
+/* The older rope keys: every release reads them. */
+static void
+write_rope(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
+    if (c->rope == SPW_ROPE_LINEAR)
+        json_object_set_new(o, "rope_scaling",
+                            json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope == SPW_ROPE_LLAMA3)
+        json_object_set_new(o, "rope_scaling",
+                            json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
+                                      "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
+                                      "original_max_position_embeddings", (json_int_t)c->rope_positions));
+}
+
+static void
+write_llama(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "hidden_size", c->width);
+    set_size(o, "num_hidden_layers", c->layers);
+    set_size(o, "num_attention_heads", c->heads);
+    set_size(o, "num_key_value_heads", c->kv_heads);
+    set_size(o, "head_dim", c->head_dim);
+    set_size(o, "intermediate_size", c->mlp_width);
+    set_size(o, "max_position_embeddings", c->positions);
+    json_object_set_new(o, "hidden_act", json_string("silu"));
+    json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
+    write_rope(o, c);
+    if (c->family == SPW_FAMILY_LLAMA)
+        json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
+    if (c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_QWEN3)
+        json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
+    if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+        set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
+    }
+    if (c->family != SPW_FAMILY_LLAMA) /* null, not absent: that would be 4096 */
+        json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
+}
+
+char *
+spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
+{
+    static const char *const dtypes[SPW_DTYPE_COUNT] = {"float32", "bfloat16", "float16"};
+    json_t *o = json_object();
+    char *text, *copy = NULL;
+    json_object_set_new(o, "model_type", json_string(spw_family_name(c->family)));
+    if (dtype < SPW_DTYPE_COUNT) {
+        if (c->family < SPW_FAMILY_CUSTOM)
+            json_object_set_new(o, "architectures", json_pack("[s]", architectures[c->family]));
+        json_object_set_new(o, "torch_dtype", json_string(dtypes[dtype]));
+        json_object_set_new(o, "bos_token_id", json_null());
+        json_object_set_new(o, "eos_token_id", json_null());
+    }
+    set_size(o, "vocab_size", c->vocab);
+    json_object_set_new(o, "tie_word_embeddings", json_boolean(c->tied));
+    json_object_set_new(o, "initializer_range", json_real(c->init_std));
+    if (c->family == SPW_FAMILY_GPT2)
+        write_gpt2(o, c);
+    else
+        write_llama(o, c);
+    text = json_dumps(o, JSON_INDENT(2));
+    json_decref(o);
+    if (text != NULL)
+        copy = spw_mem_strdup(text);
+    free(text);
+    return copy;
+}

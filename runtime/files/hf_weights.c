@@ -1,0 +1,359 @@
+/*
+ * The weights of a Hugging Face folder: one safetensors file, or shards with an index that says where each tensor is. All
+ * of it is checked when it is opened and when a model is bound, by name; reading then is by ranges, from any thread.
+ * Source: FORMATS S1, S8 (tensor names; what old files hold besides parameters).
+ */
+#include "spw_files.h"
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SINGLE_FILE "model.safetensors"
+#define INDEX_FILE  "model.safetensors.index.json"
+enum { PATH_BYTES = 4096, INDEX_BYTES_MAX = 64 << 20, BLOCK = 4096 };
+
+typedef struct shard {
+    char *name; /* as messages call it */
+    spw_st_reader *reader;
+} shard;
+
+typedef struct entry {
+    const spw_tensor_info *info; /* in the shard's reader */
+    uint32_t shard_idx;
+} entry;
+
+struct spw_hf_reader {
+    char path[PATH_BYTES];
+    shard *shards;
+    entry *tensors;
+    uint32_t *of_param; /* (param_count) index of each parameter's tensor; NULL: not bound */
+    uint32_t shard_count, tensor_count, param_count;
+};
+
+/* ---------------------------------------------------------------- files */
+
+static spw_status
+add_shard(spw_hf_reader *r, const char *folder, const char *name, spw_error *err)
+{
+    shard *s = &r->shards[r->shard_count];
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    s->name = spw_mem_zalloc(bytes);
+    if (s->name == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", r->path);
+    snprintf(s->name, bytes, "%s%s%s", folder, folder[0] != '\0' ? "/" : "", name);
+    r->shard_count++; /* close takes a shard without a reader */
+    SPW_TRY(spw_st_reader_open(&s->reader, s->name, err));
+    r->tensor_count += spw_st_reader_count(s->reader);
+    return SPW_OK;
+}
+
+/* The shard of that name below the folder; NULL: it was not opened. */
+static const shard *
+find_shard(const spw_hf_reader *r, const char *name)
+{
+    for (uint32_t i = 0; i < r->shard_count; i++) {
+        if (strcmp(strrchr(r->shards[i].name, '/') + 1, name) == 0)
+            return &r->shards[i];
+    }
+    return NULL;
+}
+
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp(((const shard *)a)->name, ((const shard *)b)->name);
+}
+
+/* Every tensor of a shard is listed there, and nowhere else. */
+static spw_status
+check_shard(const spw_hf_reader *r, const shard *s, const json_t *map, const char *index, spw_error *err)
+{
+    for (uint32_t i = 0; i < spw_st_reader_count(s->reader); i++) {
+        const char *tensor = spw_st_reader_tensor(s->reader, i)->name;
+        const char *listed = json_string_value(json_object_get(map, tensor));
+        const shard *other = listed != NULL ? find_shard(r, listed) : NULL;
+        if (listed == NULL)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s of %s is not listed", index, tensor, s->name);
+        if (other != s && spw_st_reader_find(other->reader, tensor) != NULL)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is in two shards, %s and %s", index, tensor, other->name,
+                             s->name);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+open_shards(spw_hf_reader *r, const json_t *map, const char *index, spw_error *err)
+{
+    const char *tensor, *name;
+    spw_status st;
+    json_t *v;
+    r->shards = spw_mem_calloc(json_object_size(map) + 1, sizeof *r->shards);
+    if (r->shards == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", index);
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, v)
+    {
+        name = json_string_value(v);
+        if (name == NULL || name[0] == '\0' || strchr(name, '/') != NULL)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: weight_map.%s is not the name of a file in its folder", index,
+                             tensor);
+        if (find_shard(r, name) != NULL)
+            continue;
+        st = add_shard(r, r->path, name, err);
+        if (st != SPW_OK) {
+            spw_error_wrap(err, "%s lists %s in shard %s", index, tensor, name);
+            return st;
+        }
+    }
+    qsort(r->shards, r->shard_count, sizeof *r->shards, by_name);
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, v)
+    {
+        const shard *s = find_shard(r, json_string_value(v));
+        if (spw_st_reader_find(s->reader, tensor) == NULL)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s lists tensor %s in %s, which does not have it", index, tensor,
+                             s->name);
+    }
+    for (uint32_t i = 0; i < r->shard_count; i++)
+        SPW_TRY(check_shard(r, &r->shards[i], map, index, err));
+    return SPW_OK;
+}
+
+static spw_status
+open_index(spw_hf_reader *r, spw_error *err)
+{
+    char index[PATH_BYTES + 64], *text;
+    json_error_t where;
+    json_t *root, *map;
+    spw_status st;
+    snprintf(index, sizeof index, "%s/" INDEX_FILE, r->path);
+    SPW_TRY(spw_file_read_text(index, INDEX_BYTES_MAX, &text, err));
+    root = json_loads(text, JSON_REJECT_DUPLICATES, &where);
+    spw_mem_free(text);
+    if (root == NULL)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s:%d:%d: %s", index, where.line, where.column, where.text);
+    map = json_object_get(root, "weight_map");
+    st = json_object_size(map) > 0 ? open_shards(r, map, index, err)
+                                   : SPW_RAISE(err, SPW_ECORRUPT, "%s: weight_map is missing or empty", index);
+    json_decref(root);
+    return st;
+}
+
+/* A file by its own name; a folder's single file, which wins as it does in transformers; else the index. */
+static spw_status
+open_files(spw_hf_reader *r, spw_error *err)
+{
+    char file[PATH_BYTES + 64], index[PATH_BYTES + 64];
+    struct stat info;
+    if (stat(r->path, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "open %s", r->path);
+    snprintf(file, sizeof file, "%s/" SINGLE_FILE, r->path);
+    snprintf(index, sizeof index, "%s/" INDEX_FILE, r->path);
+    if (S_ISDIR(info.st_mode) && access(file, F_OK) != 0) {
+        if (access(index, F_OK) == 0)
+            return open_index(r, err);
+        return SPW_RAISE(err, SPW_ENOENT, "%s has neither " SINGLE_FILE " nor " INDEX_FILE, r->path);
+    }
+    r->shards = spw_mem_calloc(1, sizeof *r->shards);
+    if (r->shards == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", r->path);
+    return S_ISDIR(info.st_mode) ? add_shard(r, r->path, SINGLE_FILE, err) : add_shard(r, "", r->path, err);
+}
+
+spw_status
+spw_hf_reader_open(spw_hf_reader **out, const char *path, spw_error *err)
+{
+    spw_hf_reader *r = spw_mem_zalloc(sizeof *r);
+    spw_status st;
+    uint32_t n = 0;
+    *out = NULL;
+    if (r == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
+    st = snprintf(r->path, sizeof r->path, "%s", path) < (int)sizeof r->path
+             ? open_files(r, err)
+             : SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
+    if (st == SPW_OK && (r->tensors = spw_mem_calloc(r->tensor_count + 1, sizeof *r->tensors)) == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
+    for (uint32_t s = 0; st == SPW_OK && s < r->shard_count; s++) {
+        for (uint32_t i = 0; i < spw_st_reader_count(r->shards[s].reader); i++)
+            r->tensors[n++] = (entry){spw_st_reader_tensor(r->shards[s].reader, i), s};
+    }
+    if (st != SPW_OK)
+        spw_hf_reader_close(r);
+    else
+        *out = r;
+    return st;
+}
+
+void
+spw_hf_reader_close(spw_hf_reader *r)
+{
+    if (r == NULL)
+        return;
+    for (uint32_t i = 0; r->shards != NULL && i < r->shard_count; i++) {
+        spw_st_reader_close(r->shards[i].reader);
+        spw_mem_free(r->shards[i].name);
+    }
+    spw_mem_free(r->shards);
+    spw_mem_free(r->tensors);
+    spw_mem_free(r->of_param);
+    spw_mem_free(r);
+}
+
+uint32_t
+spw_hf_reader_count(const spw_hf_reader *r)
+{
+    return r->tensor_count;
+}
+
+const spw_tensor_info *
+spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file)
+{
+    if (i >= r->tensor_count)
+        return NULL;
+    if (file != NULL)
+        *file = r->shards[r->tensors[i].shard_idx].name;
+    return r->tensors[i].info;
+}
+
+spw_status
+spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err)
+{
+    if (i >= r->tensor_count)
+        return SPW_RAISE(err, SPW_EINVAL, "%s has %u tensors, not %u", r->path, r->tensor_count, i + 1);
+    return spw_st_read(r->shards[r->tensors[i].shard_idx].reader, r->tensors[i].info, offset, data, bytes, err);
+}
+
+/* ---------------------------------------------------------------- a model's parameters */
+
+static const char *
+without_prefix(const char *name, spw_family family)
+{
+    return family == SPW_FAMILY_GPT2 && strncmp(name, "transformer.", 12) == 0 ? name + 12 : name;
+}
+
+static bool
+ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What old files hold besides parameters: masks, and the table of frequencies. */
+static bool
+is_buffer(const char *name, spw_family family)
+{
+    if (family == SPW_FAMILY_GPT2)
+        return strncmp(name, "h.", 2) == 0 && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
+    return ends_with(name, ".rotary_emb.inv_freq");
+}
+
+static spw_status
+read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    const spw_tensor_info *t = r->tensors[i].info;
+    uint32_t size = spw_dtype_bytes(t->dtype);
+    if (t->dtype == SPW_F32)
+        return spw_hf_read(r, i, first * size, out, count * size, err);
+    while (count > 0) {
+        uint16_t raw[BLOCK];
+        uint64_t n = count < BLOCK ? count : BLOCK;
+        SPW_TRY(spw_hf_read(r, i, first * size, raw, n * size, err));
+        spw_convert(out, SPW_F32, raw, t->dtype, n);
+        first += n;
+        out += n;
+        count -= n;
+    }
+    return SPW_OK;
+}
+
+/* A tied model's lm_head.weight, where a file has one, must be the embedding. */
+static spw_status
+compare_tied(spw_hf_reader *r, uint32_t head, uint32_t embedding, spw_error *err)
+{
+    const spw_tensor_info *a = r->tensors[head].info, *b = r->tensors[embedding].info;
+    uint64_t n = b->shape[0] * b->shape[1];
+    bool same = a->ndim == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+    for (uint64_t at = 0; same && at < n; at += BLOCK) {
+        float x[BLOCK], y[BLOCK];
+        uint64_t count = n - at < BLOCK ? n - at : BLOCK;
+        SPW_TRY(read_floats(r, head, at, count, x, err));
+        SPW_TRY(read_floats(r, embedding, at, count, y, err));
+        same = memcmp(x, y, count * sizeof *x) == 0;
+    }
+    if (!same)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s differs from %s, and tie_word_embeddings says they are one",
+                         r->path, a->name, b->name);
+    return SPW_OK;
+}
+
+/* "[2, 3]" */
+static const char *
+shape_text(char *buf, size_t bytes, const uint64_t *shape, uint32_t ndim)
+{
+    size_t at = (size_t)snprintf(buf, bytes, "[");
+    for (uint32_t d = 0; d < ndim; d++)
+        at += (size_t)snprintf(buf + at, bytes - at, d > 0 ? ", %llu" : "%llu", (unsigned long long)shape[d]);
+    snprintf(buf + at, bytes - at, "]");
+    return buf;
+}
+
+static spw_status
+check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
+{
+    const spw_tensor_info *t = e->info;
+    uint64_t want[2] = {p->ndim == 1 ? p->cols : p->rows, p->cols};
+    char is[120], needed[60];
+    if (t->ndim == p->ndim && memcmp(t->shape, want, p->ndim * sizeof want[0]) == 0)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s", r->shards[e->shard_idx].name,
+                     t->name, shape_text(is, sizeof is, t->shape, t->ndim),
+                     shape_text(needed, sizeof needed, want, p->ndim));
+}
+
+spw_status
+spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
+{
+    spw_family family = m->config.family;
+    uint32_t head = UINT32_MAX;
+    spw_mem_free(r->of_param);
+    r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
+    r->param_count = 0;
+    if (r->of_param == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
+    memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
+    for (uint32_t i = 0; i < r->tensor_count; i++) {
+        const char *name = without_prefix(r->tensors[i].info->name, family);
+        uint32_t id = 0;
+        while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
+            id++;
+        if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
+            SPW_TRY(check_shape(r, &r->tensors[i], &m->params[id], err));
+            r->of_param[id] = i;
+        } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
+            head = i;
+        } else if (id < m->param_count || !is_buffer(name, family)) {
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
+                             r->tensors[i].info->name,
+                             id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
+        }
+    }
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        if (r->of_param[id] == UINT32_MAX)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
+                             r->path, m->params[id].name);
+    }
+    if (head != UINT32_MAX)
+        SPW_TRY(compare_tied(r, head, r->of_param[m->blocks[0].param_ids[0]], err));
+    r->param_count = m->param_count;
+    return SPW_OK;
+}
+
+spw_status
+spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    if (param_id >= r->param_count)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u of %u that are bound", r->path, param_id, r->param_count);
+    return read_floats(r, r->of_param[param_id], first, count, out, err);
+}

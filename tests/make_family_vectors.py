@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Makes tests/vectors/families/<case>/: tiny models of every family by transformers in fp32, with files as it writes them.
+
+config.json and the weights (fp32, bf16 or fp16, one file or shards) are save_pretrained's; expect.safetensors has tokens and
+targets (B, T) as fp32, logits (B, T, vocab), the mean loss, and the gradient of every parameter by its Spillway name. Two
+cases are rewritten by hand into what older releases wrote: rope_theta and rope_scaling, and GPT-2 without its prefix but with
+its mask buffers. Weights are drawn large enough that every part of the model shows in the logits.
+"""
+import copy, json, math, os, shutil
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+
+OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
+B, T = 2, 18
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+
+def draw(model, dtype):
+    for name, p in model.named_parameters():
+        norm = "norm" in name or ".ln_" in name
+        if p.ndim == 2:
+            x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
+            x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
+        else:
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") else 0.0)
+        p.data = x.to(dtype).float()
+
+
+def make(case, config, dtype, shard=None, rewrite=None):
+    torch.manual_seed(11)
+    folder = os.path.join(OUT, case)
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    draw(model, dtype)
+    # A copy: to() rounds buffers too, and with them the frequencies of the rotary positions.
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    os.remove(os.path.join(folder, "generation_config.json"))
+    tokens = torch.randint(0, config.vocab_size, (B, T))
+    targets = torch.randint(0, config.vocab_size, (B, T))
+    logits = model(tokens).logits
+    loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
+    loss.backward()
+    expect = {"tokens": tokens.float(), "targets": targets.float(), "logits": logits.detach(), "loss": loss.detach().view(1)}
+    for name, p in model.named_parameters():
+        expect["grad." + name.removeprefix("transformer.")] = p.grad
+    save_file({k: v.contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
+    if rewrite:
+        rewrite(folder)
+    size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
+    print(f"{case:16} loss {loss.item():.4f}  logits to {logits.abs().max().item():.2f}  {len(os.listdir(folder))} files, {size} bytes")
+
+
+def older_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c["rope_theta"] = rope["rope_theta"]
+    c["rope_scaling"] = {"type": rope["rope_type"], "factor": rope["factor"]}
+    c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(path, "w"), indent=2)
+
+
+def older_gpt2(folder):
+    path = os.path.join(folder, "model.safetensors")
+    t = {k.removeprefix("transformer."): v for k, v in load_file(path).items()}
+    t["h.0.attn.bias"] = torch.tril(torch.ones(1, 1, 24, 24)).to(torch.float16)
+    t["h.0.attn.masked_bias"] = torch.tensor(-1e4).to(torch.float16)
+    t["lm_head.weight"] = t["lm_head.weight"].contiguous()
+    save_file(t, path, metadata={"format": "pt"})
+
+
+common = dict(vocab_size=41, hidden_size=20, intermediate_size=29, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+              max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+gpt2 = dict(vocab_size=41, n_embd=18, n_layer=2, n_head=3, n_positions=24, bos_token_id=1, eos_token_id=2)
+
+
+def rope(theta, kind="default", **more):
+    return {"rope_theta": theta, "rope_type": kind, **more}
+
+
+if __name__ == "__main__":
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    make("gpt2", GPT2Config(**gpt2), bf16)
+    make("gpt2_untied", GPT2Config(**gpt2, n_inner=31, tie_word_embeddings=False, activation_function="gelu_pytorch_tanh"), f16,
+         rewrite=older_gpt2)
+    make("llama", LlamaConfig(**common | dict(hidden_size=18, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)), f32)
+    make("llama3", LlamaConfig(**common, head_dim=10, attention_bias=True, mlp_bias=True,
+                               rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                    original_max_position_embeddings=48)), bf16, shard="4KB")
+    make("llama_linear", LlamaConfig(**common, head_dim=8, rope_parameters=rope(1000.0, "linear", factor=2.5)), f16, rewrite=older_rope)
+    make("mistral", MistralConfig(**common, head_dim=6, sliding_window=5), bf16)
+    make("mistral_full", MistralConfig(**common | dict(num_key_value_heads=4), head_dim=12, sliding_window=None,
+                                       tie_word_embeddings=True), f16)
+    qwen2 = common | dict(hidden_size=24)
+    make("qwen2", Qwen2Config(**qwen2, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16, shard="6KB")
+    make("qwen2_window", Qwen2Config(**qwen2 | dict(num_hidden_layers=3), use_sliding_window=True, sliding_window=6, max_window_layers=1),
+         f32)
+    make("qwen3", Qwen3Config(**common, head_dim=12, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16)
+    make("qwen3_bias", Qwen3Config(**common | dict(num_key_value_heads=1), head_dim=8, attention_bias=True, use_sliding_window=True,
+                                   sliding_window=3, layer_types=["full_attention", "sliding_attention"]), f16)

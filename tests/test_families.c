@@ -1,0 +1,609 @@
+/*
+ * The model families against transformers (vectors made by make_family_vectors.py): config.json and weights as it writes
+ * them, logits of every position, loss and every gradient. Then what is refused, by name, in config.json and in folders.
+ */
+#include "lib_tiny.h"
+#include "spw_files.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { B = 2, T = 18, VOCAB = 41 };
+
+static const char *const cases[] = {"gpt2",         "gpt2_untied", "llama",        "llama3", "llama_linear", "mistral",
+                                    "mistral_full", "qwen2",       "qwen2_window", "qwen3",  "qwen3_bias"};
+
+#define DONE(call)                                                                                                     \
+    do {                                                                                                               \
+        if ((call) != SPW_OK)                                                                                          \
+            fail_msg("%s", err.message);                                                                               \
+    } while (0)
+
+/* ---------------------------------------------------------------- against transformers */
+
+typedef struct loading {
+    spw_engine *e;
+    spw_hf_reader *r;
+} loading;
+
+static spw_status
+load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    loading *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    (void)grad;
+    memset(weights, 0, c->elems * spw_state_weight_bytes(SPW_STATE_FP32));
+    if (record != NULL)
+        memset(record, 0, spw_state_record_bytes(SPW_STATE_FP32, &spw_opt_adam, c->elems));
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_place *at = &l->places[id];
+        uint64_t from = at->first > c->first ? at->first : c->first, to = at->first + at->elems;
+        float part[1000]; /* not a divisor of anything */
+        to = to < c->first + c->elems ? to : c->first + c->elems;
+        for (uint64_t n; at->unit_idx == c->unit_idx && from < to; from += n) {
+            n = to - from < 1000 ? to - from : 1000;
+            SPW_TRY(spw_hf_read_param(job->r, id, from - at->first, n, part, err));
+            spw_state_set(SPW_STATE_FP32, &spw_opt_adam, weights, record, c->elems, SPW_PART_MASTER, from - c->first, n,
+                          part);
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_engine *
+make_engine(const char *folder, bool inference, const char *swap, uint32_t threads, spw_model **model)
+{
+    spw_error err = {0};
+    spw_model_config m;
+    spw_config c;
+    loading job = {0};
+    tiny_config(&c, SPW_STATE_FP32);
+    c.micro_batch = B;
+    c.accumulation = 1;
+    c.data.seq_length = T;
+    c.run.compute_threads = threads;
+    if (swap != NULL) {
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
+        c.zero.param_path.count = c.zero.optimizer_path.count = 1;
+        snprintf(c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", swap);
+        snprintf(c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", swap);
+    }
+    DONE(spw_hf_config_load(&m, folder, &err));
+    DONE(spw_model_build(model, &m, &err));
+    DONE(spw_hf_reader_open(&job.r, folder, &err));
+    DONE(spw_hf_reader_bind(job.r, *model, &err));
+    DONE(spw_engine_create(&job.e, &(spw_engine_options){.config = &c, .model = *model, .inference = inference}, &err));
+    DONE(spw_store_sweep(spw_engine_store(job.e), SPW_SWEEP_INIT, load_chunk, &job, &err));
+    spw_hf_reader_close(job.r);
+    return job.e;
+}
+
+/* A tensor of expect.safetensors as fp32; the caller frees it. */
+static float *
+expected(spw_st_reader *r, const char *name, uint64_t elems)
+{
+    const spw_tensor_info *t = spw_st_reader_find(r, name);
+    float *out = malloc(elems * sizeof *out);
+    if (t == NULL)
+        fail_msg("the vectors have no %s", name);
+    assert_non_null(out);
+    assert_int_equal(t->bytes, elems * sizeof *out);
+    assert_int_equal(spw_st_read(r, t, 0, out, t->bytes, NULL), SPW_OK);
+    return out;
+}
+
+static void
+expected_ids(spw_st_reader *r, const char *name, int32_t *out)
+{
+    float *f = expected(r, name, B * T);
+    for (int i = 0; i < B * T; i++)
+        out[i] = (int32_t)f[i];
+    free(f);
+}
+
+/* Every position's logits, relative to the largest. */
+static double
+compare_logits(spw_engine *e, spw_st_reader *r, const char *name)
+{
+    float *want = expected(r, "logits", (uint64_t)B * T * VOCAB), got[VOCAB];
+    int32_t tokens[B * T];
+    double largest = 0, worst = 0;
+    spw_error err = {0};
+    expected_ids(r, "tokens", tokens);
+    for (int i = 0; i < B * T * VOCAB; i++)
+        largest = fmax(largest, fabs((double)want[i]));
+    for (int row = 0; row < B * T; row++) {
+        DONE(spw_engine_logits(e, tokens + row / T * T, (uint64_t)(row % T) + 1, got, &err));
+        for (int i = 0; i < VOCAB; i++)
+            worst = fmax(worst, fabs((double)got[i] - (double)want[row * VOCAB + i]));
+    }
+    if (!(worst <= 1e-5 * largest))
+        fail_msg("%s: a logit is off by %.3g of the largest", name, worst / largest);
+    free(want);
+    return worst / largest;
+}
+
+/* Norm of the difference relative to the tensor's norm. */
+static double
+compare_grads(spw_engine *e, spw_st_reader *r, const char *name)
+{
+    const spw_model *m = spw_engine_model(e);
+    const spw_layout *l = spw_engine_layout(e);
+    double worst = 0;
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_place *at = &l->places[id];
+        const float *got = (const float *)spw_store_grad(spw_engine_store(e), at->unit_idx) + at->first;
+        char key[160];
+        float *want;
+        double diff = 0, norm = 0;
+        snprintf(key, sizeof key, "grad.%s", m->params[id].name);
+        want = expected(r, key, at->elems);
+        for (uint64_t i = 0; i < at->elems; i++) {
+            diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+            norm += (double)want[i] * (double)want[i];
+        }
+        if (!(sqrt(diff) <= 1e-5 * sqrt(norm)) || norm == 0)
+            fail_msg("%s: gradient of %s: relative error %.3g", name, m->params[id].name, sqrt(diff / norm));
+        worst = fmax(worst, sqrt(diff / norm));
+        free(want);
+    }
+    return worst;
+}
+
+static void
+run(const char *name, const char *swap)
+{
+    char folder[200], file[240];
+    spw_st_reader *r = NULL;
+    spw_model *model = NULL;
+    spw_engine *e;
+    spw_error err = {0};
+    spw_step_result result;
+    int32_t tokens[B * T], targets[B * T];
+    double logits, grads;
+    float *loss;
+    snprintf(folder, sizeof folder, "tests/vectors/families/%s", name);
+    snprintf(file, sizeof file, "%s/expect.safetensors", folder);
+    DONE(spw_st_reader_open(&r, file, &err));
+    e = make_engine(folder, true, swap, 2, &model);
+    logits = compare_logits(e, r, name);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    e = make_engine(folder, false, swap, 2, &model);
+    expected_ids(r, "tokens", tokens);
+    expected_ids(r, "targets", targets);
+    DONE(spw_engine_step(e, tokens, targets, 1, 1e-3, &result, &err));
+    DONE(spw_engine_drain(e, &err));
+    loss = expected(r, "loss", 1);
+    if (!(fabs(result.loss - (double)*loss) <= 1e-5 * (double)*loss))
+        fail_msg("%s: loss %.9g, transformers has %.9g", name, result.loss, (double)*loss);
+    grads = compare_grads(e, r, name);
+    if (getenv("SPW_VERBOSE") != NULL)
+        print_message("# %-13s logits %.1e  loss %.1e  gradients %.1e\n", name, logits,
+                      fabs(result.loss / (double)*loss - 1), grads);
+    free(loss);
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    spw_st_reader_close(r);
+}
+
+/* Logits, loss and gradients of every case, in host memory. */
+static void
+test_against_transformers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        run(cases[i], NULL);
+}
+
+/* And streamed from disk, where a block has most parameters. */
+static void
+test_streamed(void **state)
+{
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    run("llama3", dir);
+    run("qwen3_bias", dir);
+    tiny_dir_remove(dir);
+}
+
+/* Three steps give the same bytes in host memory and from disk, with one thread and with three, windows and all. */
+static void
+test_same_bits(void **state)
+{
+    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias"};
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        uint64_t first = 0;
+        for (int k = 0; k < 3; k++) {
+            char folder[200];
+            spw_model *model = NULL;
+            int32_t tokens[B * T], targets[B * T];
+            spw_error err = {0};
+            spw_step_result r;
+            spw_engine *e;
+            snprintf(folder, sizeof folder, "tests/vectors/families/%s", some[i]);
+            e = make_engine(folder, false, k == 2 ? dir : NULL, k == 1 ? 3 : 1, &model);
+            for (uint64_t s = 0; s < 3; s++) {
+                tiny_batch(s, VOCAB, B * T, tokens, targets);
+                DONE(spw_engine_step(e, tokens, targets, 1, 1e-2, &r, &err));
+            }
+            DONE(spw_engine_drain(e, &err));
+            if (k == 0)
+                first = tiny_digest(e);
+            assert_int_equal(tiny_digest(e), first);
+            spw_engine_destroy(e);
+            spw_model_destroy(model);
+        }
+    }
+    tiny_dir_remove(dir);
+}
+
+/* What is read from config.json is written back the same, whole and as a section. */
+static void
+test_config_text(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_model_config m, again;
+        spw_error err = {0};
+        char folder[200];
+        snprintf(folder, sizeof folder, "tests/vectors/families/%s", cases[i]);
+        DONE(spw_hf_config_load(&m, folder, &err));
+        for (int section = 0; section < 2; section++) {
+            char *text = spw_hf_config_text(&m, section ? SPW_DTYPE_COUNT : SPW_BF16);
+            assert_non_null(text);
+            DONE(spw_hf_config_parse(&again, text, cases[i], section != 0, &err));
+            assert_memory_equal(&m, &again, sizeof m); /* both began as zero bytes */
+            spw_mem_free(text);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- refusals and defaults */
+
+static spw_status
+parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
+{
+    char text[2000];
+    bool gpt2 = strcmp(type, "gpt2") == 0;
+    snprintf(text, sizeof text, "{\"model_type\":\"%s\",%s%s%s}", type,
+             gpt2 ? "\"n_embd\":12,\"n_layer\":3,\"n_head\":2"
+                  : "\"hidden_size\":12,\"num_hidden_layers\":3,\"num_attention_heads\":2,\"intermediate_size\":7",
+             rest[0] != '\0' ? "," : "", rest);
+    return spw_hf_config_parse(m, text, "config.json", false, err);
+}
+
+/* Each is another model than is computed here, or no model; the message names file, key and value. */
+static void
+test_refusals(void **state)
+{
+    static const struct {
+        const char *type, *rest, *says;
+    } wrong[] = {
+        {"mixtral", "", "not supported yet: model_type \"mixtral\""},
+        {"custom", "", "not supported yet: model_type \"custom\""},
+        {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
+         "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
+        {"qwen3", "\"architectures\":[\"Qwen2ForCausalLM\"]",
+         "not supported yet: architectures[0] \"Qwen2ForCausalLM\""},
+        {"llama", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"mistral", "\"hidden_act\":3", "not supported yet: hidden_act 3"},
+        {"gpt2", "\"activation_function\":\"gelu\"", "not supported yet: activation_function \"gelu\""},
+        {"gpt2", "\"scale_attn_weights\":false", "not supported yet: scale_attn_weights false"},
+        {"gpt2", "\"scale_attn_by_inverse_layer_idx\":true", "not supported yet: scale_attn_by_inverse_layer_idx true"},
+        {"gpt2", "\"reorder_and_upcast_attn\":true", "not supported yet: reorder_and_upcast_attn true"},
+        {"gpt2", "\"add_cross_attention\":true", "not supported yet: add_cross_attention true"},
+        {"llama", "\"quantization_config\":{\"bits\":4}", "not supported yet: quantization_config {\"bits\":4}"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}",
+         "not supported yet: rope_scaling.rope_type \"yarn\""},
+        {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"dynamic\""},
+        {"qwen2", "\"rope_parameters\":{\"rope_type\":\"longrope\",\"rope_theta\":1e4}",
+         "not supported yet: rope_parameters.rope_type \"longrope\""},
+        {"qwen2", "\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[1,2]}",
+         "not supported yet: rope_scaling.mrope_section [1,2]"},
+        {"llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
+         "not supported yet: rope_parameters.partial_rotary_factor 0.5"},
+        {"llama", "\"rope_scaling\":{\"factor\":2}", "rope_scaling.rope_type: expected"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"linear\"}", "rope_scaling.factor: expected number of at least 1"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}",
+         "rope_scaling.low_freq_factor: expected number above 0, got nothing"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
+         "rope_scaling.high_freq_factor: expected number above low_freq_factor"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+         "rope_scaling.original_max_position_embeddings: expected integer, got nothing"},
+        {"llama", "\"rope_scaling\":7", "rope_scaling: expected an object, got 7"},
+        {"llama", "\"rope_scaling\":{\"type\":\"default\"},\"rope_parameters\":{\"rope_type\":\"default\"}",
+         "rope_parameters and rope_scaling"},
+        {"llama", "\"rope_theta\":0", "rope_theta: expected number above 0, got 0"},
+        {"llama", "\"rope_theta\":1e4,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e6}",
+         "rope_parameters.rope_theta: expected the same as outside, got 1000000.0"},
+        {"llama", "\"sliding_window\":64", "not supported yet: sliding_window 64"},
+        {"llama", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
+        {"mistral", "\"sliding_window\":0", "sliding_window: expected integer in [1, 2147483648], got 0"},
+        {"mistral", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]",
+         "not supported yet: layer_types[1] \"full_attention\""},
+        {"qwen3",
+         "\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"full_attention\""},
+        {"qwen2", "\"layer_types\":[\"full_attention\",\"full_attention\",\"sliding_attention\"]",
+         "not supported yet: layer_types[2] \"sliding_attention\""},
+        {"qwen2", "\"layer_types\":[\"full_attention\"]", "layer_types: expected a list with one entry"},
+        {"mistral", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen2", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen3", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"llama", "\"mlp_bias\":1", "mlp_bias: expected true or false, got 1"},
+        {"llama", "\"head_dim\":-4", "head_dim: expected integer in"},
+        {"llama", "\"num_key_value_heads\":1.5", "num_key_value_heads: expected integer in"},
+        {"llama", "\"rms_norm_eps\":\"small\"", "rms_norm_eps: expected number in [0, 1e12], got \"small\""},
+        {"llama", "\"tie_word_embeddings\":\"no\"", "tie_word_embeddings: expected true or false, got \"no\""},
+        {"llama", "\"hidden_size\":12", "config.json:1:"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        spw_model_config m;
+        spw_error err = {0};
+        if (parse(wrong[i].type, wrong[i].rest, &m, &err) != SPW_ECONFIG ||
+            strstr(err.message, wrong[i].says) == NULL || strstr(err.message, "config.json") == NULL)
+            fail_msg("%s: message is: %s", wrong[i].says, err.message);
+    }
+}
+
+/* What a missing key means, by family, as in the classes of transformers. */
+static void
+test_defaults(void **state)
+{
+    spw_model_config m;
+    spw_error err = {0};
+    (void)state;
+    DONE(parse("gpt2", "\"n_inner\":null,\"resid_pdrop\":0.1,\"attn_pdrop\":0.1,\"unheard_of\":1", &m, &err));
+    assert_true(m.tied && m.mlp_width == 48 && m.positions == 1024 && m.rope_theta == 0);
+    assert_true(m.dropout == 0); /* not inherited silently */
+    DONE(parse("gpt2", "\"n_ctx\":77,\"tie_word_embeddings\":false", &m, &err));
+    assert_true(!m.tied && m.positions == 77);
+    DONE(parse("llama", "\"rope_scaling\":null", &m, &err));
+    assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.rope_theta == 10000 && m.norm_eps == 1e-6);
+    assert_true(!m.qkv_bias && !m.out_bias && !m.mlp_bias && !m.qk_norm && m.window == 0);
+    DONE(parse("llama", "\"attention_bias\":true,\"head_dim\":null,\"num_key_value_heads\":1", &m, &err));
+    assert_true(m.qkv_bias && m.out_bias && m.head_dim == 6 && m.kv_heads == 1);
+    DONE(parse("llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0}", &m, &err));
+    assert_true(m.rope_theta == 500000);
+    DONE(parse("mistral", "", &m, &err));
+    assert_true(m.kv_heads == 8 && m.window == 4096 && m.window_from == 0);
+    DONE(parse("mistral", "\"sliding_window\":null,\"num_key_value_heads\":null", &m, &err));
+    assert_true(m.kv_heads == 2 && m.window == 0);
+    DONE(parse("qwen2", "\"sliding_window\":4096,\"max_window_layers\":1", &m, &err));
+    assert_true(m.qkv_bias && !m.out_bias && m.window == 0);
+    DONE(parse("qwen2", "\"use_sliding_window\":true,\"sliding_window\":9,\"max_window_layers\":1", &m, &err));
+    assert_true(spw_model_window(&m, 0) == 0 && spw_model_window(&m, 1) == 9 && spw_model_window(&m, 2) == 9);
+    DONE(parse("qwen2", "\"use_sliding_window\":true,\"sliding_window\":9", &m, &err));
+    assert_true(m.window == 0); /* from layer 28 on */
+    DONE(parse("qwen3", "", &m, &err));
+    assert_true(m.qk_norm && !m.qkv_bias && m.head_dim == 128);
+}
+
+/* A family can be the model section of a training configuration, where every key must be one of its own. */
+static void
+test_section(void **state)
+{
+    static spw_config c;
+    static const char text[] =
+        "{\"model\":{\"model_type\":\"qwen2\",\"vocab_size\":256,\"hidden_size\":12,\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":2,\"intermediate_size\":7,\"rope_theta\":1e6},"
+        "\"data\":{\"path\":[\"x\"]},\"train_micro_batch_size_per_gpu\":1}";
+    spw_error err = {0};
+    (void)state;
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.sliding_window=null"}, 1, &err));
+    assert_int_equal(c.model.family, SPW_FAMILY_QWEN2);
+    assert_true(c.model.qkv_bias && c.model.rope_theta == 1e6);
+    assert_int_equal(spw_config_parse(&c, text, "run.json", (const char *[]){"model.hiden_act=\"silu\""}, 1, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "unknown key \"model.hiden_act\"; did you mean \"model.hidden_act\"?"));
+    err = (spw_error){0};
+    assert_int_equal(
+        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"yarn\""}, 1, &err),
+        SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"yarn\""));
+    err = (spw_error){0};
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model={\"path\":\"tests/vectors/families/qwen3\"}"},
+                          1, &err));
+    assert_int_equal(c.model.family, SPW_FAMILY_QWEN3);
+    assert_string_equal(c.model_path, "tests/vectors/families/qwen3");
+}
+
+/* ---------------------------------------------------------------- folders */
+
+/* A safetensors file of fp32 tensors (rows, cols), all elements `value`. */
+static void
+write_file(const char *dir, const char *name, const char *const *tensors, uint64_t rows, uint64_t cols, float value)
+{
+    spw_tensor_info infos[8] = {0};
+    spw_st_writer *w = NULL;
+    spw_error err = {0};
+    uint32_t n = 0;
+    char path[600];
+    for (; tensors[n] != NULL; n++) {
+        infos[n] = (spw_tensor_info){.dtype = SPW_F32, .ndim = 2, .shape = {rows, cols}};
+        snprintf(infos[n].name, sizeof infos[n].name, "%s", tensors[n]);
+    }
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    DONE(spw_st_writer_create(&w, path, infos, n, &err));
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint64_t k = 0; k < rows * cols; k++)
+            DONE(spw_st_write(w, i, 4 * k, &value, 4, &err));
+    }
+    DONE(spw_st_writer_commit(w, &err));
+    spw_st_writer_destroy(w);
+}
+
+static void
+write_index(const char *dir, const char *text)
+{
+    char path[600];
+    spw_error err = {0};
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+    DONE(spw_file_write_text(path, text, &err));
+}
+
+static void
+expect_refusal(const char *dir, const char *says)
+{
+    spw_error err = {0};
+    spw_hf_reader *r = NULL;
+    long live = spw_test_live_allocs();
+    if (spw_hf_reader_open(&r, dir, &err) == SPW_OK || strstr(err.message, says) == NULL)
+        fail_msg("\"%s\" was expected: %s", says, err.message);
+    assert_null(r);
+    assert_int_equal(spw_test_live_allocs(), live);
+}
+
+#define NAMES(...)                                                                                                     \
+    (const char *const[])                                                                                              \
+    {                                                                                                                  \
+        __VA_ARGS__, NULL                                                                                              \
+    }
+
+/* Each way in which an index and its shards can disagree. */
+static void
+test_shards(void **state)
+{
+    char dir[256], path[300];
+    spw_error err = {0};
+    spw_hf_reader *r = NULL;
+    const char *file;
+    float x[3];
+    (void)state;
+    tiny_dir_make(dir);
+    expect_refusal(dir, "neither model.safetensors nor model.safetensors.index.json");
+    write_file(dir, "a.safetensors", NAMES("one", "two"), 1, 3, 1.0f);
+    write_file(dir, "b.safetensors", NAMES("three"), 1, 3, 3.0f);
+    write_index(dir,
+                "{\"weight_map\":{\"one\":\"a.safetensors\",\"two\":\"a.safetensors\",\"three\":\"b.safetensors\"}}");
+    DONE(spw_hf_reader_open(&r, dir, &err));
+    assert_int_equal(spw_hf_reader_count(r), 3);
+    assert_string_equal(spw_hf_reader_tensor(r, 2, &file)->name, "three");
+    assert_string_equal(file + strlen(file) - 13, "b.safetensors");
+    DONE(spw_hf_read(r, 2, 0, x, 12, &err));
+    assert_true(x[0] == 3 && x[2] == 3);
+    assert_int_equal(spw_hf_read(r, 2, 4, x, 12, &err), SPW_EINVAL);
+    assert_null(spw_hf_reader_tensor(r, 3, NULL));
+    spw_hf_reader_close(r);
+    write_index(dir,
+                "{\"weight_map\":{\"one\":\"a.safetensors\",\"two\":\"a.safetensors\",\"three\":\"c.safetensors\"}}");
+    expect_refusal(dir, "lists three in shard c.safetensors: open ");
+    write_index(dir, "{\"weight_map\":{\"one\":\"a.safetensors\",\"three\":\"b.safetensors\"}}");
+    expect_refusal(dir, "a.safetensors is not listed");
+    write_index(dir,
+                "{\"weight_map\":{\"one\":\"a.safetensors\",\"two\":\"b.safetensors\",\"three\":\"b.safetensors\"}}");
+    expect_refusal(dir, "lists tensor two in ");
+    write_file(dir, "b.safetensors", NAMES("three", "two"), 1, 3, 3.0f);
+    expect_refusal(dir, "tensor two is in two shards, ");
+    write_index(dir, "{\"weight_map\":{\"one\":\"../a.safetensors\"}}");
+    expect_refusal(dir, "weight_map.one is not the name of a file");
+    write_index(dir, "{\"weight_map\":{}}");
+    expect_refusal(dir, "weight_map is missing or empty");
+    write_index(dir, "{\"weight_map\":{\"one\":\"a.safetensors\",\"one\":\"a.safetensors\"}}");
+    expect_refusal(dir, "duplicate");
+    write_index(dir,
+                "{\"weight_map\":{\"one\":\"a.safetensors\",\"two\":\"a.safetensors\",\"three\":\"b.safetensors\"}}");
+    snprintf(path, sizeof path, "%s/b.safetensors", dir);
+    assert_int_equal(truncate(path, 100), 0);
+    expect_refusal(dir, "b.safetensors");
+    expect_refusal("/no/such/folder", "/no/such/folder");
+    tiny_dir_remove(dir);
+}
+
+/* The k-th allocation fails, for every k: nothing is left behind. */
+static void
+test_no_memory(void **state)
+{
+    bool through = false;
+    (void)state;
+    for (unsigned k = 1; !through; k++) {
+        spw_hf_reader *r = NULL;
+        spw_error err = {0};
+        long live = spw_test_live_allocs();
+        spw_status st;
+        spw_test_fail_alloc(k);
+        st = spw_hf_reader_open(&r, "tests/vectors/families/qwen2", &err);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        spw_hf_reader_close(r);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+}
+
+static void
+bind_case(const char *name, const char *change, const char *says)
+{
+    char folder[200];
+    spw_model_config m;
+    spw_model *model = NULL;
+    spw_hf_reader *r = NULL;
+    spw_error err = {0};
+    snprintf(folder, sizeof folder, "tests/vectors/families/%s", name);
+    DONE(spw_hf_config_load(&m, folder, &err));
+    if (strcmp(change, "wider MLP") == 0)
+        m.mlp_width++;
+    else if (strcmp(change, "layers") == 0)
+        m.layers--;
+    else if (strcmp(change, "more layers") == 0)
+        m.layers++;
+    else if (strcmp(change, "tied") == 0)
+        m.tied = !m.tied;
+    else if (strcmp(change, "bias") == 0)
+        m.qkv_bias = !m.qkv_bias;
+    DONE(spw_model_build(&model, &m, &err));
+    DONE(spw_hf_reader_open(&r, folder, &err));
+    if (spw_hf_reader_bind(r, model, &err) != SPW_ECORRUPT || strstr(err.message, says) == NULL)
+        fail_msg("%s, %s: \"%s\" was expected: %s", name, change, says, err.message);
+    spw_hf_reader_close(r);
+    spw_model_destroy(model);
+}
+
+/* Weights of another model are refused by the name of the first tensor that says so. */
+static void
+test_other_model(void **state)
+{
+    (void)state;
+    bind_case("llama", "wider MLP", "mlp.down_proj.weight has shape [18, 29], this model needs [18, 30]");
+    bind_case("gpt2", "wider MLP", "has shape [72], this model needs [73]");
+    bind_case("llama", "layers", "tensor model.layers.1.");
+    bind_case("llama3", "more layers", "tensor model.layers.2.input_layernorm.weight is missing");
+    bind_case("llama", "tied", "tensor lm_head.weight is missing");
+    bind_case("llama3", "tied", "lm_head.weight differs from model.embed_tokens.weight");
+    bind_case("gpt2_untied", "tied", "lm_head.weight differs from wte.weight");
+    bind_case("qwen2", "bias", "proj.bias is not in this model");
+    bind_case("qwen3", "bias", "self_attn.q_proj.bias is missing");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_transformers),
+        cmocka_unit_test(test_streamed),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_config_text),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_section),
+        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_other_model),
+    };
+    return cmocka_run_group_tests_name("families", tests, NULL, NULL);
+}

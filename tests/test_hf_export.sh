@@ -1,0 +1,89 @@
+#!/bin/bash
+# What a checkpoint exports loads in transformers: no key missing, unexpected or of another shape, every tensor equal byte for
+# byte, the configuration as it was given; and what transformers then saves is the same model to spillway again. TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false
+python3 -c 'import torch, transformers, safetensors' 2>/dev/null || { echo "no transformers here"; exit 77; }
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+small='"hidden_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"intermediate_size":29,"vocab_size":256,"max_position_embeddings":64'
+# train NAME BF16 MODEL: one step, then a checkpoint in $dir/NAME/step-1
+train() {
+    cat >"$dir/$1.json" <<EOF
+{"model": {$3},
+ "data": {"path": ["README.md"], "seq_length": 16}, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": $2},
+ "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+ "spillway": {"steps": 1, "device": "cpu", "checkpoint_dir": "$dir/$1"}}
+EOF
+    check "$1 trains" run train "$dir/$1.json" --quiet
+}
+names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias"
+gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
+train gpt2 true "$gpt2"
+train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
+train llama true "\"model_type\":\"llama\",$small,\"rope_theta\":5e5"
+train llama3 true "\"model_type\":\"llama\",$small,\"head_dim\":10,\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,
+    \"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":48}"
+train linear false "\"model_type\":\"llama\",$small,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000}"
+train mistral true "\"model_type\":\"mistral\",$small,\"sliding_window\":7,\"head_dim\":8"
+train mistral_full false "\"model_type\":\"mistral\",$small,\"sliding_window\":null"
+train qwen2 true "\"model_type\":\"qwen2\",$small,\"tie_word_embeddings\":true,\"rope_theta\":1e6"
+train qwen2_window false "\"model_type\":\"qwen2\",$small,\"use_sliding_window\":true,\"sliding_window\":5,\"max_window_layers\":1"
+train qwen3 true "\"model_type\":\"qwen3\",$small,\"head_dim\":12,\"tie_word_embeddings\":true"
+train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attention_bias\":true"
+
+cat >"$dir/check.py" <<'PY'
+import json, sys
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+root = sys.argv[1]
+# What transformers must have understood, besides shapes.
+want = {
+    "gpt2": dict(n_head=4, n_inner=96, tie_word_embeddings=True), "gpt2_untied": dict(n_inner=31, tie_word_embeddings=False),
+    "llama": dict(rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-6),
+    "llama3": dict(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                                    "original_max_position_embeddings": 48}, head_dim=10, attention_bias=True, mlp_bias=True),
+    "linear": dict(rope_parameters={"rope_type": "linear", "rope_theta": 1000, "factor": 2.5}),
+    "mistral": dict(sliding_window=7, head_dim=8, num_key_value_heads=2), "mistral_full": dict(sliding_window=None, head_dim=6),
+    "qwen2": dict(use_sliding_window=False, layer_types=["full_attention"] * 2, tie_word_embeddings=True),
+    "qwen2_window": dict(sliding_window=5, layer_types=["full_attention", "sliding_attention"]),
+    "qwen3": dict(head_dim=12, attention_bias=False), "qwen3_bias": dict(head_dim=8, attention_bias=True),
+}
+for name, values in want.items():
+    folder = f"{root}/{name}/step-1"
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
+    wrong = [f"{k}: {v}" for k, v in info.items() if v]
+    state = model.state_dict()
+    stored = load_file(f"{folder}/model.safetensors")
+    for key, t in stored.items():
+        got = state.get(key, state.get("transformer." + key))
+        if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():
+            wrong.append(f"tensor {key}")
+    if len(stored) != len({p.data_ptr() for p in model.parameters()}):
+        wrong.append(f"{len(stored)} tensors are stored")
+    for key, v in values.items():
+        got = getattr(model.config, key)
+        if got != v:
+            wrong.append(f"{key} is {got}")
+    model(torch.tensor([[1, 2, 3]]))
+    model.save_pretrained(f"{root}/{name}/again", max_shard_size="8KB")
+    print(("not ok" if wrong else "ok"), name, *wrong)
+PY
+python3 "$dir/check.py" "$dir" >"$dir/python" 2>"$dir/err" || bad "transformers loads every family"
+for name in $names; do
+    grep -E "^(not )?ok $name( |\$)" "$dir/python" >"$dir/out"
+    check "$name: transformers loads it, tensors equal byte for byte" grep -qx "ok $name" "$dir/out"
+    run inspect "$dir/$name/again" --json
+    check "$name: what transformers saves is the same model" grep -q '"fits": true' "$dir/out"
+done
+echo "1..$n"
