@@ -17,11 +17,12 @@
 /* Everything but open and close may be called by any number of threads at once. */
 typedef struct spw_tokenizer spw_tokenizer;
 
-/* A growing list of ids. Zero-initialise; emptied by count = 0, freed with spw_tokens_free(). */
+/* A growing list of ids of one thread. Zero-initialise; emptied by count = 0, freed with spw_tokens_free(). */
 typedef struct spw_tokens {
     int32_t *ids; /* (capacity) */
     uint64_t count, capacity;
 } spw_tokens;
+spw_status spw_tokens_push(spw_tokens *tokens, int32_t id, spw_error *err); /* SPW_ENOMEM, and nothing changed */
 void spw_tokens_free(spw_tokens *tokens);
 
 /*

@@ -5,6 +5,9 @@
  */
 #include "tokenizer_internal.h"
 
+/* For one match; a long piece takes as many as it has bytes. A pattern that needs more than these has no end. */
+enum { MATCH_STEPS = 10000000 };
+
 /* ---------------------------------------------------------------- memory */
 
 /* Makes *array at least want_bytes large, twice as large as it was; the first keep_bytes stay. */
@@ -70,7 +73,6 @@ scratch_create(tok_scratch **out, const spw_tokenizer *t, spw_error *err)
         scratch_destroy(s);
         return SPW_RAISE(err, SPW_ENOMEM, "working memory for a tokenizer");
     }
-    pcre2_set_match_limit(s->context, UINT32_MAX); /* a long piece takes as many steps as it has bytes */
     if (s->stack != NULL)
         pcre2_jit_stack_assign(s->context, NULL, s->stack);
     return SPW_OK;
@@ -170,7 +172,7 @@ encode_plain(const tok_run *r, const char *text, uint64_t bytes)
     while (spw__tok_added_next(&r->t->normal, text, bytes, r->special, &search, done, &m)) {
         if (m.begin > done)
             SPW_TRY(spw__tok_split(r, text + done, m.begin - done));
-        SPW_TRY(spw__tok_emit(r, m.id));
+        SPW_TRY(spw_tokens_push(r->out, m.id, r->err));
         done = m.end;
     }
     return done < bytes ? spw__tok_split(r, text + done, bytes - done) : SPW_OK;
@@ -184,7 +186,7 @@ encode_all(const tok_run *r, const char *text, uint64_t bytes)
     while (spw__tok_added_next(&r->t->raw, text, bytes, r->special, &search, done, &m)) {
         if (m.begin > done)
             SPW_TRY(encode_plain(r, text + done, m.begin - done));
-        SPW_TRY(spw__tok_emit(r, m.id));
+        SPW_TRY(spw_tokens_push(r->out, m.id, r->err));
         done = m.end;
     }
     return done < bytes ? encode_plain(r, text + done, bytes - done) : SPW_OK;
@@ -197,7 +199,9 @@ spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, b
     uint64_t before = tokens->count;
     tok_run r = {.t = t, .out = tokens, .err = err, .special = special};
     spw_status st;
+    uint64_t steps = bytes < UINT32_MAX / 16 ? MATCH_STEPS + 8 * bytes : UINT32_MAX;
     SPW_TRY(scratch_acquire(&r.s, t, err));
+    pcre2_set_match_limit(r.s->context, (uint32_t)steps);
     st = encode_all(&r, text, bytes);
     scratch_release(t, r.s);
     if (st != SPW_OK)

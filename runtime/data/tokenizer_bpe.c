@@ -9,16 +9,21 @@
 enum { SHORT_BYTES = 48 };
 
 spw_status
-spw__tok_emit(const tok_run *r, int32_t id)
+spw_tokens_push(spw_tokens *tokens, int32_t id, spw_error *err)
 {
-    spw_tokens *out = r->out;
-    if (out->count == out->capacity) {
-        uint64_t have = out->capacity * sizeof *out->ids, want = (out->count + 1) * sizeof *out->ids;
-        SPW_TRY(spw__tok_grow((void **)&out->ids, &have, want, have, "token ids", r->err));
-        out->capacity = have / sizeof *out->ids;
+    if (tokens->count == tokens->capacity) {
+        uint64_t have = tokens->capacity * sizeof *tokens->ids, want = (tokens->count + 1) * sizeof *tokens->ids;
+        SPW_TRY(spw__tok_grow((void **)&tokens->ids, &have, want, have, "token ids", err));
+        tokens->capacity = have / sizeof *tokens->ids;
     }
-    out->ids[out->count++] = id;
+    tokens->ids[tokens->count++] = id;
     return SPW_OK;
+}
+
+static inline spw_status
+emit(const tok_run *r, int32_t id)
+{
+    return spw_tokens_push(r->out, id, r->err);
 }
 
 static inline uint64_t
@@ -167,7 +172,7 @@ merge_long(const tok_run *r, const char *text, uint64_t bytes)
         }
     }
     for (uint32_t i = 0; i < n; i = next[i])
-        SPW_TRY(spw__tok_emit(r, (int32_t)ids[i]));
+        SPW_TRY(emit(r, (int32_t)ids[i]));
     return SPW_OK;
 }
 
@@ -181,7 +186,7 @@ merge(const tok_run *r, const char *text, uint64_t bytes)
         ids[i] = (uint32_t)r->t->byte_id[(unsigned char)text[i]];
     count = merge_short(r->t, ids, (uint32_t)bytes);
     for (uint32_t i = 0; i < count; i++)
-        SPW_TRY(spw__tok_emit(r, (int32_t)ids[i]));
+        SPW_TRY(emit(r, (int32_t)ids[i]));
     return SPW_OK;
 }
 
@@ -192,17 +197,17 @@ spw__tok_word(const tok_run *r, const char *text, uint64_t bytes)
     tok_cached *c = NULL;
     int32_t whole;
     if (bytes == 1)
-        return spw__tok_emit(r, r->t->byte_id[(unsigned char)text[0]]);
+        return emit(r, r->t->byte_id[(unsigned char)text[0]]);
     if (bytes <= TOK_CACHED_BYTES) {
         c = &r->s->cache[spw_checksum(text, bytes) % TOK_CACHE_ENTRIES];
         if (c->bytes == bytes && memcmp(c->text, text, bytes) == 0) {
             for (uint32_t i = 0; i < c->ids; i++)
-                SPW_TRY(spw__tok_emit(r, c->id[i]));
+                SPW_TRY(emit(r, c->id[i]));
             return SPW_OK;
         }
     }
     if (r->t->ignore_merges && (whole = spw__tok_by_text(r->t, text, bytes)) >= 0)
-        SPW_TRY(spw__tok_emit(r, whole));
+        SPW_TRY(emit(r, whole));
     else
         SPW_TRY(merge(r, text, bytes));
     made = r->out->count - first;

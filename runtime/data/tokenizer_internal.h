@@ -123,7 +123,6 @@ int32_t spw__tok_by_text(const spw_tokenizer *t, const char *text, uint64_t byte
 /* tokenizer_bpe.c: one piece of text. */
 spw_status spw__tok_word(const tok_run *r, const char *text, uint64_t bytes);
 void spw__tok_pair_set(spw_tokenizer *t, uint32_t left, uint32_t right, uint32_t rank, int32_t id);
-spw_status spw__tok_emit(const tok_run *r, int32_t id);
 
 /* tokenizer_split.c: patterns. field names it in errors. */
 enum { TOK_REGEX, TOK_LITERAL };
