@@ -331,6 +331,34 @@ write_json(const char *dir, const char *name, const json_t *v)
     free(text);
 }
 
+/* A pattern without end is an error that names it, and the ids from before stay. */
+static void
+test_hopeless_pattern(void **state)
+{
+    char dir[256], text[61];
+    json_t *root = load_named("qwen2");
+    spw_tokenizer *t;
+    spw_tokens ids = {0};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    set_at(root, "pre_tokenizer.pretokenizers.0.pattern.Regex", "\"(a|aa|aaa)+[xy]\"");
+    write_json(dir, "tokenizer.json", root);
+    json_decref(root);
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
+    memset(text, 'a', sizeof text);
+    assert_int_equal(spw_tokens_push(&ids, 7, NULL), SPW_OK);
+    assert_int_equal(spw_tokenizer_encode(t, "aax", 3, false, &ids, &err), SPW_OK);
+    ids.count = 1;
+    assert_int_equal(spw_tokenizer_encode(t, text, sizeof text, false, &ids, &err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "tokenizer.json: pattern 0 gave up at byte 0 of 61"));
+    assert_int_equal(ids.count, 1);
+    assert_int_equal(ids.ids[0], 7);
+    spw_tokens_free(&ids);
+    spw_tokenizer_close(t);
+    tiny_dir_remove(dir);
+}
+
 /* What is not supported, or cannot be, is refused with file and field. */
 static void
 test_refusals(void **state)
@@ -696,7 +724,7 @@ main(void)
         cmocka_unit_test(test_vectors),     cmocka_unit_test(test_round_trip), cmocka_unit_test(test_cut),
         cmocka_unit_test(test_long_pieces), cmocka_unit_test(test_nfc),        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_files),       cmocka_unit_test(test_pair),       cmocka_unit_test(test_lookup),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_threads),    cmocka_unit_test(test_hopeless_pattern),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }
