@@ -56,17 +56,21 @@ spw__tok_added_build(spw_tokenizer *t, spw_error *err)
     if ((t->normal_pool = spw_mem_zalloc(room)) == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "added tokens");
     memset(t->normal.starts, 0, sizeof t->normal.starts);
-    for (uint32_t i = 0; st == SPW_OK && i < t->normal.count; i++) {
+    for (uint32_t i = 0; i < t->normal.count; i++) {
         tok_added *a = &t->normal.list[i];
         st = spw__tok_nfc(&s, a->text, a->bytes, &a->text, &a->bytes, err);
-        if (st == SPW_OK && a->bytes <= room - used) {
-            memcpy(t->normal_pool + used, a->text, a->bytes);
-            a->text = t->normal_pool + used;
-            used += a->bytes;
-            t->normal.starts[(unsigned char)a->text[0]] = true;
-        }
+        if (st == SPW_OK && a->bytes > room - used)
+            st = SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: added_tokens: the normal form of token %d is too long", t->path,
+                           a->id);
+        if (st != SPW_OK)
+            break;
+        memcpy(t->normal_pool + used, a->text, a->bytes);
+        a->text = t->normal_pool + used;
+        used += a->bytes;
+        t->normal.starts[(unsigned char)a->text[0]] = true;
     }
-    qsort(t->normal.list, t->normal.count, sizeof *t->normal.list, by_bytes);
+    if (st == SPW_OK)
+        qsort(t->normal.list, t->normal.count, sizeof *t->normal.list, by_bytes);
     spw_mem_free(s.normal);
     spw_mem_free(s.points);
     return st;
