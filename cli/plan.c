@@ -267,18 +267,9 @@ static void
 load_data(run *r)
 {
     const spw_config *c = &r->config;
-    const char *patterns[SPW_PATHS_MAX];
     uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
     spw_error err = {0};
-    for (uint32_t i = 0; i < c->data.path.count; i++)
-        patterns[i] = c->data.path.item[i];
-    if (spw_data_open(&r->data,
-                      &(spw_data_options){.patterns = patterns,
-                                          .pattern_count = c->data.path.count,
-                                          .seq_length = c->data.seq_length,
-                                          .validation_split = c->data.validation_split,
-                                          .seed = c->data.seed},
-                      &err) != SPW_OK)
+    if (spw_config_open_data(&r->data, c, &err) != SPW_OK)
         fprintf(stderr, "spillway: warning: planned without the data: %s\n", err.message);
     r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));

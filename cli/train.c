@@ -225,7 +225,7 @@ evaluate(run *r, double *loss_out, spw_error *err)
     *loss_out = NAN;
     if (batches == 0)
         return SPW_OK;
-    spw_data_fill(r->data, SPW_SPLIT_VALIDATION, 0, batches * B, r->tokens, r->targets);
+    SPW_TRY(spw_data_fill(r->data, SPW_SPLIT_VALIDATION, 0, batches * B, r->tokens, r->targets, err));
     return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)batches, loss_out, err);
 }
 
@@ -269,26 +269,34 @@ use_rates(run *r)
 }
 
 static void
-describe(run *r)
+describe(const run *r)
 {
     const spw_config *c = &r->config;
     const spw_layout *l = spw_engine_layout(r->engine);
-    spw_model_config m = r->model->config;
     char bytes[32];
-    json_t *plan;
     printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION, c->model.model_type,
            (double)l->params * 1e-6, l->unit_count, spw_state_name(c->run.state_format));
     printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
-    printf("data     %u file(s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
-           spw_data_file_count(r->data), spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
+    printf("data     %u file(s) (%s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
+           spw_data_file_count(r->data), spw_data_formats(r->data),
+           spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_TRAIN),
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
-    plan = use_rates(r);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
+}
+
+/* The log's first line: what is trained, and what the plan says of it. */
+static void
+log_start(run *r)
+{
+    const spw_config *c = &r->config;
+    const spw_layout *l = spw_engine_layout(r->engine);
+    spw_model_config m = r->model->config;
+    json_t *plan = use_rates(r);
     log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:o}", "run", "spillway", "version",
                             SPW_VERSION, "family", c->model.model_type, "params", (json_int_t)l->params, "layers",
                             (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
@@ -406,7 +414,7 @@ train_loop(run *r, spw_error *err)
         double eval_loss = NAN;
         uint64_t step = r->at.step + 1, begin = spw_now_ns();
         double data_s;
-        spw_data_fill(r->data, SPW_SPLIT_TRAIN, r->at.data_position, per_step, r->tokens, r->targets);
+        SPW_TRY(spw_data_fill(r->data, SPW_SPLIT_TRAIN, r->at.data_position, per_step, r->tokens, r->targets, err));
         data_s = (double)(spw_now_ns() - begin) * 1e-9;
         SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
                                 &s, err));
@@ -438,24 +446,15 @@ static spw_status
 prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
 {
     const spw_config *c = &r->config;
-    const char *patterns[SPW_PATHS_MAX];
     char found[SPW_PATH_BYTES];
     uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
-    for (uint32_t i = 0; i < c->data.path.count; i++)
-        patterns[i] = c->data.path.item[i];
     if (resume != NULL) {
         static spw_config saved;
         SPW_TRY(spw_checkpoint_find(resume, found, err));
         SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
         r->resumed = true;
     }
-    SPW_TRY(spw_data_open(&r->data,
-                          &(spw_data_options){.patterns = patterns,
-                                              .pattern_count = c->data.path.count,
-                                              .seq_length = c->data.seq_length,
-                                              .validation_split = c->data.validation_split,
-                                              .seed = c->data.seed},
-                          err));
+    SPW_TRY(spw_config_open_data(&r->data, c, err));
     r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     if (r->tokens == NULL || r->targets == NULL)
@@ -543,8 +542,7 @@ cli_train(int argc, char **argv)
     } else {
         if (!r.quiet)
             describe(&r);
-        else
-            json_decref(use_rates(&r));
+        log_start(&r);
         if (train_loop(&r, &err) != SPW_OK)
             rc = cli_fail(&err);
         else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)

@@ -88,25 +88,36 @@ take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
     return true;
 }
 
+/*
+ * The lowest loan below `end`: units are updated from the lowest on and get their next gradient from the highest on, so
+ * that one is free the longest.
+ */
 static bool
-take_record_slot(spw_store *s, chunk *c)
+take_loan(spw_store *s, chunk *c, uint32_t end)
 {
+    for (uint32_t i = 0; i < end; i++) {
+        if (s->loans[i].held > 0 || s->loans[i].chunk != NULL)
+            continue;
+        s->loans[i].chunk = c;
+        c->record_slot = (int32_t)(s->cfg.record_slot_count + i);
+        c->record = s->grads + i * s->slot_record_bytes;
+        s->stats.loans++;
+        return true;
+    }
+    return false;
+}
+
+/* released: the update runs without any help from the main thread. High loans last: the backward pass begins there. */
+static bool
+take_record_slot(spw_store *s, chunk *c, bool released)
+{
+    if (released && take_loan(s, c, s->loan_count / 2))
+        return true;
     if (s->record_slot_free_count == 0)
-        return false;
+        return released && take_loan(s, c, s->loan_count);
     c->record_slot = s->record_slot_free[--s->record_slot_free_count];
     c->record = s->record_slots + (uint64_t)c->record_slot * s->slot_record_bytes;
     return true;
-}
-
-static void
-free_record_slot(spw_store *s, chunk *c)
-{
-    if (s->cfg.chaos_seed != 0)
-        memset(c->record, 0xff, record_bytes(s, c));
-    s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
-    c->record_slot = -1;
-    c->record = NULL;
-    c->r = R_EMPTY;
 }
 
 /* ---------------------------------------------------------------- transfers */
@@ -159,6 +170,7 @@ finish_request(spw_store *s, spw_aio_request *req)
     if (req->op == SPW_AIO_READ) {
         s->stats.nvme_read_bytes += req->bytes;
         if (!is_weight) {
+            s->update_reads -= c->released;
             c->r = R_READY;
             c->record_fresh = true;
             pthread_cond_broadcast(&s->main_cond);
@@ -175,25 +187,55 @@ finish_request(spw_store *s, spw_aio_request *req)
     if (is_weight) {
         c->w = W_CLEAN;
     } else {
-        free_record_slot(s, c);
+        s->record_writes--;
+        spw__store_free_record_slot(s, c);
     }
 }
 
+/*
+ * Records on their way out, in chunks: enough to keep a disk busy, and few while updates read, because somebody waits for
+ * those; what is held back can still be put in order.
+ */
+enum { WRITES_MAX = 8, WRITES_BESIDE_READS = 2, READS_ENOUGH = 4 };
+
+/* Whose memory is needed first: what a gradient waits for, then high loans, where a backward pass begins. */
+static uint32_t
+write_rank(const spw_store *s, const chunk *c)
+{
+    uint32_t slot = (uint32_t)c->record_slot;
+    return c->rush ? UINT32_MAX : slot < s->cfg.record_slot_count ? s->loan_count / 2 : slot - s->cfg.record_slot_count;
+}
+
+/* Weights go out at once: they are few bytes, and their slots are few. */
 static void
 schedule_writes(spw_store *s)
 {
-    while (s->dirty_head != NULL) {
-        chunk *c = s->dirty_head;
-        s->dirty_head = c->next_dirty;
+    uint32_t most = s->update_reads >= READS_ENOUGH ? WRITES_BESIDE_READS : WRITES_MAX;
+    for (;;) {
+        chunk **best = NULL, *c;
+        for (chunk **at = &s->dirty_head; (c = *at) != NULL;) {
+            if (c->w == W_DIRTY) {
+                c->w = W_WRITING;
+                submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
+            }
+            if (c->r != R_DIRTY) {
+                *at = c->next_dirty;
+                c->in_dirty = false;
+                continue;
+            }
+            if (best == NULL || write_rank(s, c) > write_rank(s, *best))
+                best = at;
+            at = &c->next_dirty;
+        }
+        if (best == NULL || (s->record_writes >= most && !(*best)->rush))
+            return;
+        c = *best;
+        *best = c->next_dirty;
         c->in_dirty = false;
-        if (c->w == W_DIRTY) {
-            c->w = W_WRITING;
-            submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
-        }
-        if (c->r == R_DIRTY) {
-            c->r = R_WRITING;
-            submit(s, c, false, SPW_AIO_WRITE, SPW_AIO_BULK);
-        }
+        c->r = R_WRITING;
+        s->record_writes++;
+        submit(s, c, false, SPW_AIO_WRITE, c->rush ? SPW_AIO_URGENT : SPW_AIO_BULK);
+        c->rush = false;
     }
 }
 
@@ -455,7 +497,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
         if (c->r == R_EMPTY) {
-            if (!take_record_slot(s, c)) {
+            if (!take_record_slot(s, c, runs && u->op == OP_UPDATE)) {
                 slots_left = false;
                 break;
             }
@@ -463,6 +505,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
                 c->r = R_READY;
             } else {
                 c->r = R_READING;
+                c->released = runs;
+                s->update_reads += runs;
                 submit(s, c, false, SPW_AIO_READ, SPW_AIO_NORMAL);
             }
         }

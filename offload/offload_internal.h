@@ -34,10 +34,14 @@ struct chunk {
     bool held;         /* one of the pins is the update's own */
     bool started;      /* its job of this op was handed to the workers */
     bool record_fresh; /* just read: verify before use */
+    bool released;     /* READING: for an update that may run */
+    bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
     uint64_t weight_sum, record_sum;
     chunk *next_job, *next_dirty;
     bool in_dirty;
+    bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
+    uint32_t loan_first, loan_end; /* which loans lie in that part */
     spw_aio_request weight_req, record_req;
     uint64_t copy_begin_ns;
 };
@@ -58,6 +62,15 @@ typedef struct unit {
     uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
 } unit;
 
+/*
+ * A record slot in the memory of consumed gradients: from the update of its chunks until their next gradient it is
+ * free. Only records whose update was released may be there: they need nobody's help to leave.
+ */
+typedef struct loan {
+    uint32_t held; /* chunks that have a gradient there */
+    chunk *chunk;  /* whose record it holds; NULL: none */
+} loan;
+
 struct spw_store {
     /* Fixed after create. */
     spw_store_config cfg;
@@ -67,7 +80,7 @@ struct spw_store {
     void *device_memory;
     char *device_cache;
     uint32_t compute_bytes;
-    char *weight_slots, *record_slots;
+    char *weight_slots, *record_slots, *grads;
     spw_swap **swaps;
     bool any_nvme;
     pthread_t mover, *workers;
@@ -84,6 +97,8 @@ struct spw_store {
     int32_t *weight_slot_owner; /* chunk index or -1 */
     int32_t *record_slot_free;
     uint32_t record_slot_free_count;
+    loan *loans; /* record slot number record_slot_count + i */
+    uint32_t loan_count;
     spw_store_use *future;
     uint32_t fetch_count, future_capacity; /* of the future: what may be fetched; what it holds at most */
     spw_store_use demand;
@@ -92,6 +107,7 @@ struct spw_store {
     chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
+    uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
     spw_store_fn sweep_fn;
     void *sweep_ctx;
     spw_error poison; /* status SPW_OK while healthy */
@@ -105,6 +121,7 @@ void *spw__store_worker_main(void *store);
 void spw__store_kick(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
+void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
 void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */

@@ -136,8 +136,13 @@ spw_status
 spw_store_acquire(spw_store *store, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err);
 void spw_store_release(spw_store *store, uint32_t unit_idx);
 
-/* Host buffer (unit elems, grad_dtype) for the unit's reduced gradient; the caller's until spw_store_grad_ready. */
+/*
+ * Host buffer (unit elems, grad_dtype) for the unit's reduced gradient: the caller's from spw_store_grad_open to
+ * spw_store_grad_ready, and readable until step_go. The update consumes it: afterwards records pass through its memory, and open
+ * waits until the last of them is on nvme. Open again before the update (more micro-batches, a skipped step): no change.
+ */
 void *spw_store_grad(spw_store *store, uint32_t unit_idx);
+spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *err);
 /*
  * A step: begin (records may be read ahead) -> grad_ready per unit -> go (updates may run; may come first) -> the units
  * reach generation + 1 one by one, lowest first, while the caller goes on. skip instead of go: nothing changes.
@@ -169,6 +174,7 @@ typedef struct spw_store_stats {
     uint64_t checked_bytes, checksum_ns; /* of them: what was summed on the way out or verified on the way in */
     uint64_t read_busy_ns, write_busy_ns;
     uint64_t updates; /* chunks */
+    uint64_t loans;   /* records that passed through the memory of consumed gradients */
 } spw_store_stats;
 void spw_store_get_stats(spw_store *store, spw_store_stats *out);
 /* "io_uring (...)" or "none". */

@@ -48,6 +48,34 @@ spw__store_drop_device(spw_store *s, unit *u)
 }
 
 void
+spw__store_free_record_slot(spw_store *s, chunk *c)
+{
+    uint32_t slot = (uint32_t)c->record_slot;
+    if (s->cfg.chaos_seed != 0)
+        memset(c->record, 0xff, c->plan.elems / 32 * s->cfg.record_bytes_32);
+    if (slot < s->cfg.record_slot_count) {
+        s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
+    } else {
+        s->loans[slot - s->cfg.record_slot_count].chunk = NULL;
+        pthread_cond_broadcast(&s->main_cond);
+    }
+    c->record_slot = -1;
+    c->record = NULL;
+    c->r = R_EMPTY;
+}
+
+/* Lock held. From now on a gradient is there, or, when not held, none that anybody will read. */
+static void
+hold_grad(spw_store *s, chunk *c, bool held)
+{
+    if (c->grad_held == held)
+        return;
+    c->grad_held = held;
+    for (uint32_t i = c->loan_first; i < c->loan_end; i++)
+        s->loans[i].held = held ? s->loans[i].held + 1 : s->loans[i].held - 1;
+}
+
+void
 spw__chaos_delay(uint64_t seed, uint64_t *calls, uint64_t salt)
 {
     uint32_t r[4];
@@ -119,13 +147,18 @@ piece_at(const chunk *c, uint64_t first)
     return c->plan.elems - first < PIECE ? c->plan.elems - first : PIECE;
 }
 
+static char *
+grad_of(const spw_store *s, const chunk *c)
+{
+    return (char *)s->units[c->plan.unit_idx].grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype);
+}
+
 /* The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece. */
 static spw_status
 run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
-    const char *grad =
-        op == OP_UPDATE ? (const char *)u->grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype) : NULL;
+    const char *grad = op == OP_UPDATE ? grad_of(s, c) : NULL;
     void *record = u->plan.trainable ? c->record : NULL;
     bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
     bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
@@ -150,6 +183,8 @@ run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
         return corrupt(s, c, false, found, err);
     if (st == SPW_OK && op == OP_VISIT)
         st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
+    if (op == OP_UPDATE && s->cfg.chaos_seed != 0)
+        memset(grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
     c->weight_sum = sum_w ? weight_sum : c->weight_sum;
     c->record_sum = sum_r ? record_sum : c->record_sum;
     return st;
@@ -175,10 +210,7 @@ finish_job(spw_store *s, chunk *c, unit_op op)
     if (op == OP_VISIT) {
         c->pins--;
         if (record_on_nvme) { /* unchanged: the slot goes back without a write */
-            s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
-            c->record_slot = -1;
-            c->record = NULL;
-            c->r = R_EMPTY;
+            spw__store_free_record_slot(s, c);
         } else if (c->r != R_NONE) {
             c->r = R_READY;
         }
@@ -188,6 +220,8 @@ finish_job(spw_store *s, chunk *c, unit_op op)
             c->r = record_on_nvme ? R_DIRTY : R_READY;
         if (c->w == W_DIRTY || c->r == R_DIRTY)
             mark_dirty(s, c);
+        if (op == OP_UPDATE)
+            hold_grad(s, c, false);
         c->generation = op == OP_UPDATE ? c->generation + 1 : 0;
         s->stats.updates += op == OP_UPDATE;
     }
@@ -261,6 +295,9 @@ compute_bytes_of(const spw_store_config *cfg)
     return spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
 }
 
+/* A record is never smaller than 3 bytes per element, a gradient never larger than 4. */
+enum { LOANS_PER_CHUNK = 2 };
+
 static uint64_t
 page_up(uint64_t bytes)
 {
@@ -324,8 +361,33 @@ spw_store_table_bytes(const spw_store_config *cfg)
     uint64_t threads = (cfg->worker_count > 0 ? cfg->worker_count : 1) + 1; /* and the mover */
     uint64_t slots = (uint64_t)cfg->weight_slot_count + cfg->record_slot_count;
     return sizeof(spw_store) + cfg->unit_count * (sizeof(unit) + 4 * sizeof(spw_store_use)) +
-           cfg->chunk_count * sizeof(chunk) + slots * sizeof(int32_t) + threads * spw_touched_bytes(SPW_STACK_BYTES) +
+           cfg->chunk_count * (sizeof(chunk) + LOANS_PER_CHUNK * sizeof(loan)) + slots * sizeof(int32_t) +
+           threads * spw_touched_bytes(SPW_STACK_BYTES) +
            (cfg->path_count > 0 ? spw_aio_memory_bytes(&cfg->aio, cfg->path_count) : 0);
+}
+
+/* The gradients' memory, from s->grads to end, in record slots. */
+static void
+lay_loans(spw_store *s, const char *end)
+{
+    uint64_t most = (uint64_t)LOANS_PER_CHUNK * s->chunk_count;
+    if (s->slot_record_bytes == 0 || s->grads == NULL)
+        return;
+    s->loan_count = (uint32_t)((uint64_t)(end - s->grads) / s->slot_record_bytes);
+    if (s->loan_count > most)
+        s->loan_count = (uint32_t)most;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        uint64_t first, last;
+        if (!s->units[c->plan.unit_idx].plan.trainable)
+            continue;
+        first = (uint64_t)(grad_of(s, c) - s->grads);
+        last = first + c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype) - 1;
+        c->loan_first = (uint32_t)(first / s->slot_record_bytes);
+        c->loan_end = (uint32_t)(last / s->slot_record_bytes) + 1;
+        if (c->loan_end > s->loan_count)
+            c->loan_end = s->loan_count;
+    }
 }
 
 static spw_status
@@ -384,7 +446,10 @@ carve_memory(spw_store *s, spw_error *err)
         unit *u = &s->units[i];
         if (u->plan.trainable)
             u->grad = spw_carve_take(&host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
+        if (s->grads == NULL)
+            s->grads = u->grad;
     }
+    lay_loans(s, host.base + host.used);
     if (s->any_nvme) {
         char job[64];
         snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
@@ -458,12 +523,13 @@ build(spw_store *s, spw_error *err)
     s->chunks = spw_mem_calloc(cfg->chunk_count, sizeof *s->chunks);
     s->weight_slot_owner = spw_mem_calloc(cfg->weight_slot_count, sizeof(int32_t));
     s->record_slot_free = spw_mem_calloc(cfg->record_slot_count, sizeof(int32_t));
+    s->loans = spw_mem_calloc((uint64_t)LOANS_PER_CHUNK * cfg->chunk_count, sizeof *s->loans);
     s->future_capacity = 4 * cfg->unit_count + 64;
     s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
-    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->future || !s->swaps ||
-        !s->workers)
+    if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
+        !s->swaps || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
@@ -552,6 +618,7 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->chunks);
     spw_mem_free(s->weight_slot_owner);
     spw_mem_free(s->record_slot_free);
+    spw_mem_free(s->loans);
     spw_mem_free(s->future);
     spw_mem_free(s->swaps);
     spw_mem_free(s->workers);
@@ -687,6 +754,51 @@ spw_store_grad(spw_store *s, uint32_t unit_idx)
     return s->units[unit_idx].grad;
 }
 
+/* Lock held. No record goes there any more. */
+static void
+hold_unit_grad(spw_store *s, const unit *u)
+{
+    for (uint32_t k = 0; k < u->plan.chunk_count; k++)
+        hold_grad(s, &s->chunks[u->plan.chunk_first + k], true);
+}
+
+/* A chunk whose record lies where the unit's gradient goes, NULL if there is none; all such chunks are rushed out. */
+static const chunk *
+in_the_way(spw_store *s, const unit *u)
+{
+    const chunk *found = NULL;
+    for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
+        const chunk *c = &s->chunks[u->plan.chunk_first + k];
+        for (uint32_t i = c->loan_first; i < c->loan_end; i++) {
+            if (s->loans[i].chunk != NULL) {
+                s->loans[i].chunk->rush = s->loans[i].chunk->r != R_WRITING;
+                found = s->loans[i].chunk;
+            }
+        }
+    }
+    return found;
+}
+
+spw_status
+spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
+{
+    const unit *u = &s->units[unit_idx];
+    const chunk *c;
+    pthread_mutex_lock(&s->lock);
+    hold_unit_grad(s, u);
+    while (s->poison.status == SPW_OK && (c = in_the_way(s, u)) != NULL) {
+        spw_stall cause = c->r == R_READING    ? SPW_STALL_NVME_READ
+                          : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER
+                                               : SPW_STALL_NVME_WRITE;
+        uint64_t begin = spw_now_ns();
+        spw__store_kick(s);
+        wait_a_moment(s);
+        s->stats.stall_ns[cause] += spw_now_ns() - begin;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
+}
+
 /* ---------------------------------------------------------------- steps and sweeps */
 
 static void
@@ -730,6 +842,7 @@ spw_store_step_begin(spw_store *s)
     for (uint32_t i = 0; i < s->unit_count; i++) {
         if (s->units[i].plan.trainable && s->units[i].op == OP_NONE)
             begin_op(s, &s->units[i], OP_UPDATE);
+        hold_unit_grad(s, &s->units[i]);
     }
     s->step_open = true;
     spw__store_kick(s);
@@ -783,10 +896,7 @@ drop_read_ahead(spw_store *s)
         while (c->r == R_READING && s->poison.status == SPW_OK)
             pthread_cond_wait(&s->main_cond, &s->lock);
         if (c->r == R_READY && c->plan.record_tier == SPW_TIER_NVME) {
-            s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
-            c->record_slot = -1;
-            c->record = NULL;
-            c->r = R_EMPTY;
+            spw__store_free_record_slot(s, c);
             c->record_fresh = false;
         }
     }

@@ -230,12 +230,13 @@ read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
                            v);
 }
 
-/* {"path": ..., "weight": ..., "bytes": ...}: the members besides path, which only swap folders have. */
+/* {"path": ..., "weight": ..., "bytes": ...}: the members besides path; sources have weights, swap folders both. */
 static spw_status
 read_path_members(const reader *r, const key_row *row, json_t *object, const char *path, double *weight,
                   uint64_t *bytes)
 {
     bool swap = strcmp(spw__config_last_part(row->key), "nvme_path") == 0;
+    bool weighs = swap || strcmp(row->key, "data.sources") == 0;
     char key[KEY_BYTES + SPW_PATH_BYTES];
     const char *name;
     json_t *v;
@@ -245,7 +246,7 @@ read_path_members(const reader *r, const key_row *row, json_t *object, const cha
         snprintf(key, sizeof key, "%s: %s of %s", row->key, name, path);
         if (strcmp(name, "path") == 0)
             continue;
-        if (swap && strcmp(name, "weight") == 0) {
+        if (weighs && strcmp(name, "weight") == 0) {
             *weight = json_is_number(v) ? json_number_value(v) : 0;
             if (!(*weight > 0 && *weight <= 1e9))
                 return bad_value(r, key, "number above 0 and up to 1e+09", v);
@@ -254,7 +255,10 @@ read_path_members(const reader *r, const key_row *row, json_t *object, const cha
             *bytes = *bytes == SPW_AUTO ? 0 : *bytes;
         } else {
             return SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: unknown member \"%s\" of %s; allowed: %s", r->name, row->key,
-                             name, path, swap ? "path, weight, bytes" : "path");
+                             name, path,
+                             swap     ? "path, weight, bytes"
+                             : weighs ? "path, weight"
+                                      : "path");
         }
     }
     return SPW_OK;
@@ -901,8 +905,14 @@ settle(const reader *r, const json_t *root)
     bool format_given = json_object_get(json_object_get(root, "spillway"), "state_format") != NULL;
     if (json_object_get(root, "model") == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
-    if (c->data.path.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing", r->name);
+    if (c->data.path.count + c->data.sources.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing (or data.sources)", r->name);
+    if (c->data.path.count > 0 && c->data.sources.count > 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path and data.sources stand for the same: one of them, please",
+                         r->name);
+    if (c->data.text_field[0] == '\0' || strcmp(c->data.text_field, c->data.prompt_field) == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
+                         r->name, c->data.text_field);
     SPW_TRY(settle_batch(r));
     SPW_TRY(check_offload(r));
     SPW_TRY(settle_paths(r));

@@ -1027,11 +1027,12 @@ grad_arrived(void *arg)
     spw_store_grad_ready(note->store, note->unit_idx);
 }
 
-static void
-send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
+static spw_status
+send_grad(spw_engine *e, uint32_t unit_idx, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
     uint64_t elems = e->layout.units[unit_idx].elems;
+    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
                      final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
     e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
@@ -1041,6 +1042,7 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool final_group)
         e->notes[unit_idx] = (grad_note){e->store, unit_idx};
         spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
     }
+    return SPW_OK;
 }
 
 /*
@@ -1099,7 +1101,7 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, uint32_t micro_bat
         release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->first_use[run.units[k]] == (int32_t)c)
-                send_grad(e, run.units[k], final_group);
+                st = send_grad(e, run.units[k], final_group, err);
         }
         if (st != SPW_OK)
             return st;

@@ -21,9 +21,8 @@ enum { SPW_PATHS_MAX = 16, SPW_PATH_BYTES = 1024 };
 typedef struct spw_path_list {
     uint32_t count;
     char item[SPW_PATHS_MAX][SPW_PATH_BYTES];
-    /* Of swap paths. */
-    double weight[SPW_PATHS_MAX];  /* share of the bytes, relative to the other paths; 0 means 1 */
-    uint64_t bytes[SPW_PATHS_MAX]; /* limit on this path's swap file; 0: none */
+    double weight[SPW_PATHS_MAX];  /* of swap paths, data sources: share relative to the other paths; 0 means 1 */
+    uint64_t bytes[SPW_PATHS_MAX]; /* of swap paths: limit on this path's swap file; 0: none */
 } spw_path_list;
 
 /* Hyper-parameters of their own for the parameters whose name matches; NaN: the optimizer's. */
@@ -43,8 +42,13 @@ typedef struct spw_config {
         bool tied, tied_set;
     } model;
     struct {
-        spw_path_list path;             /* files or globs */
-        char format[16];                /* text */
+        spw_path_list path;             /* files or globs: one source */
+        spw_path_list sources;          /* or several, drawn by weight */
+        char format[16];                /* of spw_data_format_parse() */
+        char text_field[64];            /* of JSON lines */
+        char prompt_field[64];          /* "": none */
+        char documents[16];             /* packed, mask */
+        char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes */
         uint64_t seq_length;
         double validation_split;
@@ -127,6 +131,9 @@ spw_status spw_config_parse(spw_config *out, const char *json_text, const char *
 spw_status spw_config_parse_model(spw_config *out, const char *json_text, const char *name, spw_error *err);
 /* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
 char *spw_config_dump(const spw_config *config);
+/* Opens the training data that it describes, for its model's vocabulary. Errors: those of spw_data_open(). */
+struct spw_data;
+spw_status spw_config_open_data(struct spw_data **out, const spw_config *config, spw_error *err);
 /* Help: one line per key: name, type, default, meaning. Calls line(ctx, text) for each. */
 void spw_config_help(void (*line)(void *ctx, const char *text), void *ctx);
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run; medians
 # of eta (the step's bound over its time), of the time over all-host's, and of what the computing thread waited for.
-# Disks are measured anew in every round. usage: bench_step.sh [ROUNDS] [FOLDER]
+# Disks are measured anew before every run, because what they deliver changes from minute to minute. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
 rounds=${1:-3}
@@ -21,6 +21,7 @@ all() { # command, then settings
 one() { # name, then settings: lines of step_s eta bound_by compute other reading writing h2d d2h optimizer
     name=$1
     shift
+    all plan --calibrate >/dev/null
     all train "$@" --quiet >/dev/null
     sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*"bound_by":"\([a-z_]*\)","eta":\([0-9.e-]*\),.*"compute_s":\([0-9.e-]*\),"stall_s":{"nvme_read":\([0-9.e-]*\),"nvme_write":\([0-9.e-]*\),"h2d":\([0-9.e-]*\),"optimizer":\([0-9.e-]*\),"d2h":\([0-9.e-]*\),.*"other_s":\([0-9.e-]*\),.*/\1 \2 \4 \3 \5 \6 \7 \8 \9 &/p' "$dir/log" |
         sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk '$1 > 3' >>"$dir/$name"
@@ -33,7 +34,6 @@ records='--set zero_optimization.offload_param.device=cpu'
 host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
 for round in $(seq "$rounds"); do
-    all plan --calibrate >/dev/null
     for tokens in many few; do
         more=
         [ $tokens = few ] && more=$few

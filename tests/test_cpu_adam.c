@@ -706,18 +706,12 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_isa_bit_identity),
-        cmocka_unit_test(test_slices_compose),
-        cmocka_unit_test(test_run_on_a_pool),
-        cmocka_unit_test(test_split_join),
-        cmocka_unit_test(test_rounding_every_isa),
-        cmocka_unit_test(test_split_equals_mixed),
-        cmocka_unit_test(test_agrees_with_pytorch),
-        cmocka_unit_test(test_refused_hyper_parameters),
-        cmocka_unit_test(test_coefficients),
-        cmocka_unit_test(test_grad_scale),
-        cmocka_unit_test(test_nonfinite_count),
-        cmocka_unit_test(test_state_get_set),
+        cmocka_unit_test(test_isa_bit_identity),    cmocka_unit_test(test_slices_compose),
+        cmocka_unit_test(test_run_on_a_pool),       cmocka_unit_test(test_split_join),
+        cmocka_unit_test(test_rounding_every_isa),  cmocka_unit_test(test_split_equals_mixed),
+        cmocka_unit_test(test_agrees_with_pytorch), cmocka_unit_test(test_refused_hyper_parameters),
+        cmocka_unit_test(test_coefficients),        cmocka_unit_test(test_grad_scale),
+        cmocka_unit_test(test_nonfinite_count),     cmocka_unit_test(test_state_get_set),
         cmocka_unit_test(test_state_facts),
     };
     const char *wish = getenv("SPW_SEED");

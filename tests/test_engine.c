@@ -385,6 +385,46 @@ test_nonfinite(void **state)
     }
 }
 
+/*
+ * Records pass through the memory of gradients that were consumed. With and without clipping, with several groups of
+ * micro-batches, with delays everywhere and consumed gradients poisoned: the bits of state in host memory.
+ */
+static void
+test_loans(void **state)
+{
+    enum { CASES = 4, STEPS_EACH = 6 };
+    (void)state;
+    for (int k = 0; k < CASES; k++) {
+        uint64_t digest[3];
+        for (int run = 0; run < 3; run++) { /* host, nvme, nvme with chaos */
+            rig r;
+            spw_store_stats stats;
+            rig_config(&r, run == 0 ? SPW_TIER_HOST : SPW_TIER_NVME);
+            r.c.gradient_clipping = k % 2 == 0 ? 1.0 : 0.0;
+            r.c.accumulation = k < 2 ? 1 : 3;
+            r.c.run.micro_batches_per_pass = 1;
+            r.c.run.chunk_elems = 4096;
+            r.c.run.weight_slots = 4;
+            r.c.run.record_slots = 1;
+            r.c.run.chaos_seed = run == 2 ? 100 + (uint64_t)k : 0;
+            rig_need(&r, 0);
+            for (uint64_t s = 0; s < STEPS_EACH; s++) {
+                spw_step_result result;
+                assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+            }
+            assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+            spw_store_get_stats(spw_engine_store(r.e), &stats);
+            if (run == 0)
+                assert_int_equal(stats.loans, 0);
+            else
+                assert_true(stats.loans > stats.updates / 4 && stats.loans < stats.updates);
+            digest[run] = tiny_digest(r.e);
+            rig_remove(&r);
+        }
+        assert_true(digest[0] == digest[1] && digest[0] == digest[2]);
+    }
+}
+
 /* A budget that is too small is refused with the smallest that would do, and exactly that one works. */
 static void
 test_budgets(void **state)
@@ -1092,16 +1132,16 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches),       cmocka_unit_test(test_prefetch_hits),
-        cmocka_unit_test(test_prefetch_bounds),     cmocka_unit_test(test_changing_chain),
-        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_damaged_swap),        cmocka_unit_test(test_stall_causes),
-        cmocka_unit_test(test_smallest_device),     cmocka_unit_test(test_least_device),
-        cmocka_unit_test(test_param_groups),        cmocka_unit_test(test_swap_folders),
-        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_staging_keys),
-        cmocka_unit_test(test_stripe_shares),       cmocka_unit_test(test_stripe_limits),
-        cmocka_unit_test(test_stripe_cases),        cmocka_unit_test(test_two_paths),
-        cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_micro_batches),   cmocka_unit_test(test_prefetch_hits),
+        cmocka_unit_test(test_prefetch_bounds), cmocka_unit_test(test_changing_chain),
+        cmocka_unit_test(test_loans),           cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_damaged_swap),
+        cmocka_unit_test(test_stall_causes),    cmocka_unit_test(test_smallest_device),
+        cmocka_unit_test(test_least_device),    cmocka_unit_test(test_param_groups),
+        cmocka_unit_test(test_swap_folders),    cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_staging_keys),    cmocka_unit_test(test_stripe_shares),
+        cmocka_unit_test(test_stripe_limits),   cmocka_unit_test(test_stripe_cases),
+        cmocka_unit_test(test_two_paths),       cmocka_unit_test(test_second_path_fails),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * GPT-2, Llama 3, Qwen2 and a mixed one; any bytes come back; what is not supported is refused by name.
  */
 #include "lib_tiny.h"
+#include "spw_data.h"
 #include "spw_files.h"
 #include "tokenizer_internal.h"
 #include <setjmp.h>
@@ -175,6 +176,7 @@ test_cut(void **state)
     uint64_t bytes, cuts = 0;
     char *text = read_file("tests/vectors/tok_text.txt", &bytes);
     spw_tokens whole = {0}, pieces = {0};
+    spw_tokenizer *plain = open_named("gpt2");
     (void)state;
     for (int n = 0; n < NAMES; n++) {
         spw_tokenizer *t = open_named(names[n]);
@@ -192,6 +194,10 @@ test_cut(void **state)
         spw_tokenizer_close(t);
     }
     assert_true(cuts > 60);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);
+    spw_tokenizer_close(plain);
     spw_tokens_free(&whole);
     spw_tokens_free(&pieces);
     free(text);
@@ -636,6 +642,66 @@ test_lookup(void **state)
     tiny_dir_remove(dir);
 }
 
+static spw_status
+open_data(spw_data **out, const char *dir, const spw_tokenizer *t, spw_error *err)
+{
+    char path[300];
+    const char *p = path;
+    snprintf(path, sizeof path, "%s/text.txt", dir);
+    return spw_data_open(out,
+                         &(spw_data_options){.patterns = &p,
+                                             .pattern_count = 1,
+                                             .seq_length = 8,
+                                             .vocab = spw_tokenizer_vocab(t),
+                                             .encode = spw_tokenizer_encode_data,
+                                             .encode_ctx = (void *)(uintptr_t)t,
+                                             .encode_key = spw_tokenizer_key(t),
+                                             .cache_dir = dir},
+                         err);
+}
+
+/* Training data through a tokenizer: windows are the text's ids; another tokenizer has another cache. */
+static void
+test_training_data(void **state)
+{
+    uint64_t bytes;
+    char dir[256], path[300], *text = read_file("cli/main.c", &bytes);
+    int32_t tokens[8], targets[8];
+    uint64_t keys[NAMES];
+    spw_tokens ids = {0};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/text.txt", dir);
+    assert_int_equal(spw_file_write_text(path, text, NULL), SPW_OK);
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        spw_data *d;
+        uint64_t windows;
+        keys[n] = spw_tokenizer_key(t);
+        for (int i = 0; i < n; i++)
+            assert_true(keys[i] != keys[n]);
+        encode(t, text, bytes, false, &ids);
+        if (open_data(&d, dir, t, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        windows = spw_data_sequences(d, SPW_SPLIT_TRAIN);
+        assert_int_equal(windows, (ids.count - 1) / 8);
+        for (uint64_t p = 0; p < windows; p++) {
+            bool found = false;
+            assert_int_equal(spw_data_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets, &err), SPW_OK);
+            for (uint64_t w = 0; w < windows && !found; w++)
+                found = memcmp(tokens, ids.ids + 8 * w, sizeof tokens) == 0 &&
+                        memcmp(targets, ids.ids + 8 * w + 1, sizeof targets) == 0;
+            assert_true(found);
+        }
+        spw_data_close(d);
+        spw_tokenizer_close(t);
+    }
+    spw_tokens_free(&ids);
+    tiny_dir_remove(dir);
+    free(text);
+}
+
 /* Memory that is refused, at every place: an error, nothing lost, and the list of ids as it was. */
 static void
 test_no_memory(void **state)
@@ -721,10 +787,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),     cmocka_unit_test(test_round_trip), cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_long_pieces), cmocka_unit_test(test_nfc),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_files),       cmocka_unit_test(test_pair),       cmocka_unit_test(test_lookup),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_threads),    cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

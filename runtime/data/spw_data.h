@@ -1,36 +1,132 @@
 /*
- * spw_data.h - text as token sequences: files and globs in, windows of tokens and targets out.
+ * spw_data.h - training data as windows of tokens and targets: text, token streams and JSON lines in, int32 out.
  *
  * The order is a pure function of (seed, position): position p of the training split is the p-th sequence ever drawn,
- * epochs included, so a position is all that a checkpoint has to keep. Bytes are tokens (vocabulary 256).
+ * epochs included, so a position is all that a checkpoint has to keep, and who reads it (which rank, which batch) changes
+ * nothing. Files stay on disk: a window is read when it is asked for.
+ *
+ *   text       any file; bytes are tokens (vocabulary 256), or what the encoder makes of it
+ *   llm.c      1024 bytes of int32 header (magic 20240520: uint16 tokens, 20240801: uint32), then the tokens
+ *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
+ *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it
+ *
+ * JSON lines and encoded text are tokenised once, into a file of a cache folder (encode.c); later runs find it there.
  */
 #ifndef SPW_DATA_H
 #define SPW_DATA_H
 
 #include "spw_base.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SPW_DATA_SOURCES_MAX = 64 };
+
 typedef struct spw_data spw_data;
 typedef enum spw_split { SPW_SPLIT_TRAIN, SPW_SPLIT_VALIDATION } spw_split;
 
+typedef enum spw_data_format {
+    SPW_DATA_AUTO, /* by content (llm.c, Megatron's index), then by extension (.bin, .jsonl, .ndjson), else text */
+    SPW_DATA_TEXT,
+    SPW_DATA_LLMC,
+    SPW_DATA_MEGATRON,
+    SPW_DATA_JSONL,
+    SPW_DATA_FORMAT_COUNT
+} spw_data_format;
+const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "megatron", "jsonl" */
+bool spw_data_format_parse(const char *name, spw_data_format *out);
+
+/*
+ * What stands between two documents. A document is a text file, a JSON line, an entry of Megatron's document index, or in
+ * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it).
+ */
+typedef enum spw_documents {
+    SPW_DOCUMENTS_PACKED, /* nothing: windows cut through the stream */
+    SPW_DOCUMENTS_MASK,   /* windows are the same; the first token of a document is nobody's target (-1) */
+} spw_documents;
+
+/*
+ * An encoder: bytes of text (UTF-8, not terminated) to token ids.
+ *   tokens       (token_max) out   filled when *token_count <= token_max; else the call is made again with more room
+ *   token_count  out               how many the text has
+ * Errors  its own; the message gets file and position in front. Called by the thread in spw_data_open() only.
+ * A text file comes in pieces of at most a MiB, cut before a line's end that follows an ASCII letter or digit where there is
+ * one: no pre-tokenizer joins those. A field of a JSON line comes whole; prompt and text in two calls.
+ */
+typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, int32_t *tokens,
+                                         uint64_t token_max, uint64_t *token_count, spw_error *err);
+
+typedef struct spw_data_source {
+    const char *path; /* file, glob, or PREFIX of a Megatron dataset */
+    double weight;    /* share of the sequences, relative to the other sources; above 0 */
+} spw_data_source;
+
 typedef struct spw_data_options {
-    const char *const *patterns; /* files or globs */
+    /* Either files or globs that make one source, each window once an epoch, or sources with weights. */
+    const char *const *patterns;
     uint32_t pattern_count;
-    uint64_t seq_length;     /* T; a window is T + 1 bytes */
+    const spw_data_source *sources;
+    uint32_t source_count; /* up to SPW_DATA_SOURCES_MAX; 0: patterns */
+
+    uint64_t seq_length;     /* T; a window is T + 1 tokens, and the next begins T further on */
     double validation_split; /* share of the windows held out: the last ones of every file's end */
     uint64_t seed;
+    uint64_t vocab; /* a token that is not below it is an error when its window is read; 0: not checked */
+
+    spw_data_format format;
+    const char *text_field, *prompt_field; /* of JSON lines; NULL: "text" and none. Tokens of the prompt get no loss. */
+    spw_documents documents;
+
+    spw_data_encode_fn encode; /* NULL: bytes are tokens */
+    void *encode_ctx;
+    uint64_t encode_key; /* names the encoder in the cache: a checksum of its vocabulary */
+    /* Ends every document of text that is encoded, and of JSON lines; delimits llm.c streams. Not set: none after encoded
+     * text, a newline after bytes of JSON lines, 50256 and 128000 in llm.c's 16 and 32 bit streams. */
+    int32_t end_of_text;
+    bool end_of_text_set;
+    const char *cache_dir; /* NULL or "": spillway/tokens below $XDG_CACHE_HOME or ~/.cache */
 } spw_data_options;
 
 /*
- * Errors  SPW_ENOENT naming a pattern that matches nothing, SPW_ESYS for an unreadable file, SPW_EINVAL when all files
- *         together are empty or shorter than one sequence (the message gives bytes found and bytes needed).
+ * spw_data_open - finds and checks the files; tokenises what has to be and is not in the cache yet.
+ *
+ * Errors  SPW_ENOENT naming a pattern that matches nothing; SPW_ESYS for an unreadable file; SPW_ECORRUPT naming file,
+ *         field and offset of bytes that are not the format's; SPW_EUNSUPPORTED for files known to be something else;
+ *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed).
+ * Cost    a read of each file's header; of Megatron's index, all; of files to tokenise, all, once.
+ * Memory  spw_data_memory_bytes() afterwards, independent of the files' sizes; while it tokenises, a piece of text (a
+ *         line of JSON lines, up to 64 MiB, with what jansson makes of it) and its tokens.
  */
 spw_status spw_data_open(spw_data **out, const spw_data_options *options, spw_error *err);
 void spw_data_close(spw_data *data); /* NULL is fine */
-uint64_t spw_data_bytes(const spw_data *data);
-uint32_t spw_data_file_count(const spw_data *data);
-uint64_t spw_data_sequences(const spw_data *data, spw_split split); /* per epoch */
-/* Fills tokens and targets (count, T) with the sequences at positions [first, first + count). Any thread. */
-void
-spw_data_fill(const spw_data *data, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets);
 
+uint64_t spw_data_bytes(const spw_data *data);  /* of the files as they are on disk, without caches and indexes */
+uint64_t spw_data_tokens(const spw_data *data); /* in all of them */
+uint32_t spw_data_file_count(const spw_data *data);
+uint64_t
+spw_data_sequences(const spw_data *data, spw_split split); /* windows in all files: with one source, an epoch */
+uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
+/* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
+const char *spw_data_formats(const spw_data *data);
+
+/*
+ * spw_data_fill - the sequences at positions [first, first + count).
+ *   tokens, targets  (count, T) out   targets: the next token, or -1 for no loss
+ *
+ * Computes  One source of n windows: window permute(p mod n; seed, p div n) at position p, a keyed permutation per
+ *           epoch; held-out windows in their order. Several sources: draws go to them so that after any number each has
+ *           had its share to within one; a draw is its source's next sequence, in epochs of its own (order.c). Held-out
+ *           windows are mixed by the same weights, each source's in their order and around again.
+ * Errors    SPW_EIO, SPW_ECORRUPT (a token outside the vocabulary, with file and position; a file cut since it was
+ *           opened). SPW_EINVAL for a split without sequences.
+ * Threads   any, at the same time.
+ * Cost      a read of T + 1 tokens per sequence; with sources, up to 65536 draws on paper per call.
+ */
+spw_status spw_data_fill(const spw_data *data, spw_split split, uint64_t first, uint64_t count, int32_t *tokens,
+                         int32_t *targets, spw_error *err);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -62,9 +62,17 @@ spw_status spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64
 /*
  * spw_tokenizer_cut - where a long text may be cut in two, so that the halves, encoded one by one, give the ids of the
  * whole: the first such place at or after `from`, or bytes if there is none. A cut is before a newline that follows an
- * ASCII letter; patterns other than those of GPT-2, Llama 3 and Qwen2, and added tokens in the way, leave none.
+ * ASCII letter or digit; patterns other than those of GPT-2, Llama 3 and Qwen2, and added tokens in the way, leave none.
  */
 uint64_t spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint64_t from);
+
+/*
+ * The same for spw_data_open(): a spw_data_encode_fn whose ctx is the tokenizer; special tokens are plain text. Fills
+ * tokens (token_max) when all of them fit. spw_tokenizer_key() is its encode_key: a checksum of the tokenizer's files.
+ */
+spw_status spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+                                     uint64_t *token_count, spw_error *err);
+uint64_t spw_tokenizer_key(const spw_tokenizer *t);
 
 /*
  * spw_tokenizer_decode - the bytes of ids, added tokens as they are spelled.

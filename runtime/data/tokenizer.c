@@ -209,6 +209,19 @@ spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, b
     return st;
 }
 
+spw_status
+spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+                          uint64_t *token_count, spw_error *err)
+{
+    spw_tokens ids = {0};
+    spw_status st = spw_tokenizer_encode(ctx, text, bytes, false, &ids, err);
+    *token_count = ids.count;
+    if (ids.count > 0 && ids.count <= token_max)
+        memcpy(tokens, ids.ids, ids.count * sizeof *tokens);
+    spw_tokens_free(&ids);
+    return st;
+}
+
 void
 spw_tokens_free(spw_tokens *tokens)
 {
@@ -228,7 +241,7 @@ spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint
             break;
         at = (uint64_t)(found - text);
         c = text[at - 1];
-        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))
+        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
             return at;
     }
     return bytes;
@@ -260,6 +273,12 @@ spw_tokenizer_decode(const spw_tokenizer *t, const int32_t *ids, uint64_t count,
     }
     *bytes_out = used;
     return SPW_OK;
+}
+
+uint64_t
+spw_tokenizer_key(const spw_tokenizer *t)
+{
+    return t->key;
 }
 
 uint64_t

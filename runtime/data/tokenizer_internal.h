@@ -95,6 +95,7 @@ struct spw_tokenizer {
     uint32_t pattern_count;
     pcre2_general_context *memory;
     int32_t end, begin;
+    uint64_t key; /* of the files' bytes */
     /* Under lock. */
     pthread_mutex_t lock;
     tok_scratch *free_scratch;

@@ -13,12 +13,13 @@
 enum { FILE_BYTES_MAX = 1 << 29, DEPTH_MAX = 4 };
 
 static spw_status
-read_json(json_t **out, const char *path, spw_error *err)
+read_json(spw_tokenizer *t, json_t **out, const char *path, spw_error *err)
 {
     json_error_t why;
     char *text;
     *out = NULL;
     SPW_TRY(spw_file_read_text(path, FILE_BYTES_MAX, &text, err));
+    t->key = spw_checksum_more(t->key, text, strlen(text));
     *out = json_loads(text, JSON_REJECT_DUPLICATES, &why);
     spw_mem_free(text);
     if (*out == NULL)
@@ -376,6 +377,8 @@ load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *con
     if (st == SPW_OK && (merges = json_string(text)) == NULL)
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: not UTF-8", merges_path);
     if (st == SPW_OK)
+        t->key = spw_checksum_more(t->key, text, strlen(text));
+    if (st == SPW_OK)
         st = spw__tok_merges_build(t, vocab, merges, merges_path, true, err);
     json_decref(added);
     json_decref(merges);
@@ -449,9 +452,9 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
     }
     if (!join(merges_path, folder, "merges.txt") || !join(config_path, folder, "tokenizer_config.json"))
         return SPW_RAISE(err, SPW_EINVAL, "the path of tokenizer %s is too long", path);
-    st = read_json(&root, t->path, err);
+    st = read_json(t, &root, t->path, err);
     if (st == SPW_OK && exists(config_path))
-        st = read_json(&config, config_path, err);
+        st = read_json(t, &config, config_path, err);
     if (st == SPW_OK)
         st = pair ? load_pair(t, root, config, config_path, merges_path, err)
                   : load_tokenizer_json(t, root, t->path, err);

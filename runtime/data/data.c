@@ -1,0 +1,424 @@
+/*
+ * Sources of files, their windows in numbers, and the sequence at a position. Where a window's number comes from is order.c;
+ * what a file's tokens look like, files.c.
+ */
+#include "data_internal.h"
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FDS_KEPT_MAX = 128, BLOCK_BYTES = 8192, FORMATS_BYTES = 200 }; /* files beyond are opened for each window */
+
+typedef struct source {
+    uint32_t file_first, file_count;
+    double weight;
+    uint64_t windows[2];
+} source;
+
+struct spw_data {
+    data_file *files;
+    uint32_t file_count, capacity, fds_kept;
+    source sources[SPW_DATA_SOURCES_MAX];
+    uint32_t source_count;
+    data_mix mix[2]; /* by split */
+    bool mixed;      /* sources were given, with weights */
+    uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
+    spw_documents documents;
+    char formats[FORMATS_BYTES];
+};
+
+/* ---------------------------------------------------------------- opening */
+
+static spw_status
+add_file(spw_data *d, const char *path, const spw_data_options *o, spw_error *err)
+{
+    data_file *f;
+    if (d->file_count == d->capacity) {
+        uint32_t capacity = d->capacity * 2 + 16;
+        data_file *grown = spw_mem_calloc(capacity, sizeof *grown);
+        if (grown == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "list of %u data files", capacity);
+        if (d->file_count > 0)
+            memcpy(grown, d->files, d->file_count * sizeof *grown);
+        spw_mem_free(d->files);
+        d->files = grown;
+        d->capacity = capacity;
+    }
+    f = &d->files[d->file_count];
+    d->file_count++; /* from here close finds it, half opened too */
+    SPW_TRY(spw__data_file_open(f, path, o, err));
+    if (f->path == NULL) { /* a folder */
+        d->file_count--;
+        return SPW_OK;
+    }
+    if (f->fd >= 0 && d->fds_kept == FDS_KEPT_MAX) {
+        close(f->fd);
+        f->fd = -1;
+    } else if (f->fd >= 0) {
+        d->fds_kept++;
+    }
+    d->bytes += f->bytes;
+    d->tokens += f->tokens;
+    return SPW_OK;
+}
+
+/* A glob finds both files of a Megatron dataset: the index is skipped where its tokens are found too. */
+static bool
+is_index_of_another(const glob_t *found, size_t i)
+{
+    const char *path = found->gl_pathv[i];
+    size_t n = strlen(path);
+    if (n <= 4 || strcmp(path + n - 4, ".idx") != 0)
+        return false;
+    for (size_t j = 0; j < found->gl_pathc; j++) {
+        const char *other = found->gl_pathv[j];
+        if (strlen(other) == n && memcmp(other, path, n - 4) == 0 && strcmp(other + n - 4, ".bin") == 0)
+            return true;
+    }
+    return false;
+}
+
+static spw_status
+add_pattern(spw_data *d, const char *pattern, const spw_data_options *o, spw_error *err)
+{
+    glob_t found;
+    spw_status st = SPW_OK;
+    int rc = glob(pattern, GLOB_ERR, NULL, &found);
+    if (rc == GLOB_NOMATCH) { /* PREFIX of a Megatron dataset? */
+        char *index = spw_mem_zalloc(strlen(pattern) + 5);
+        struct stat info;
+        if (index == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "name of %s", pattern);
+        snprintf(index, strlen(pattern) + 5, "%s.idx", pattern);
+        if ((o->format == SPW_DATA_AUTO || o->format == SPW_DATA_MEGATRON) && stat(index, &info) == 0)
+            st = add_file(d, index, o, err);
+        else
+            st = SPW_RAISE(err, SPW_ENOENT, "data.path: nothing matches %s", pattern);
+        spw_mem_free(index);
+        return st;
+    }
+    if (rc != 0)
+        return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data.path: looking for %s", pattern);
+    for (size_t i = 0; i < found.gl_pathc && st == SPW_OK; i++) {
+        if (o->format == SPW_DATA_TEXT || !is_index_of_another(&found, i))
+            st = add_file(d, found.gl_pathv[i], o, err);
+    }
+    globfree(&found);
+    return st;
+}
+
+/* The windows at every file's end are held out; a split above 0 holds out one window at least where there are two. */
+static void
+number_windows(spw_data *d, source *s, double split)
+{
+    uint64_t T = d->seq_length;
+    data_file *files = d->files + s->file_first;
+    for (uint32_t i = 0; i < s->file_count; i++) {
+        data_file *f = &files[i];
+        uint64_t windows = f->tokens > T ? (f->tokens - 1) / T : 0, held = (uint64_t)((double)windows * split + 0.5);
+        if (held >= windows)
+            held = windows > 0 ? windows - 1 : 0;
+        f->window_count[SPW_SPLIT_VALIDATION] = held;
+        f->window_count[SPW_SPLIT_TRAIN] = windows - held;
+        s->windows[SPW_SPLIT_VALIDATION] += held;
+        s->windows[SPW_SPLIT_TRAIN] += windows - held;
+    }
+    /* Files too short for their share: one window of the last that has one. */
+    for (uint32_t i = s->file_count; split > 0 && s->windows[SPW_SPLIT_TRAIN] > 1 && i-- > 0;) {
+        if (s->windows[SPW_SPLIT_VALIDATION] == 0 && files[i].window_count[SPW_SPLIT_TRAIN] > 0) {
+            files[i].window_count[SPW_SPLIT_TRAIN]--;
+            files[i].window_count[SPW_SPLIT_VALIDATION]++;
+            s->windows[SPW_SPLIT_TRAIN]--;
+            s->windows[SPW_SPLIT_VALIDATION]++;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        uint64_t first = 0;
+        for (uint32_t i = 0; i < s->file_count; i++) {
+            files[i].window_first[k] = first;
+            first += files[i].window_count[k];
+        }
+        d->windows[k] += s->windows[k];
+    }
+}
+
+static spw_status
+add_source(spw_data *d, const char *const *patterns, uint32_t count, double weight, const spw_data_options *o,
+           spw_error *err)
+{
+    source *s = &d->sources[d->source_count];
+    uint64_t tokens = d->tokens, bytes = d->bytes;
+    const char *of = count == 1 ? patterns[0] : "all paths";
+    *s = (source){.file_first = d->file_count, .weight = weight};
+    for (uint32_t i = 0; i < count; i++)
+        SPW_TRY(add_pattern(d, patterns[i], o, err));
+    s->file_count = d->file_count - s->file_first;
+    tokens = d->tokens - tokens;
+    bytes = d->bytes - bytes;
+    if (s->file_count == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: %s: only folders; %s/* takes the files in one",
+                         d->mixed ? "data.sources" : "data.path", of, of);
+    if (bytes == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path", of,
+                         s->file_count);
+    number_windows(d, s, o->validation_split);
+    if (s->windows[SPW_SPLIT_TRAIN] == 0)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "%s: %s: no file is long enough for one sequence: %llu tokens (%llu bytes) in %u files, a "
+                         "sequence of %llu tokens needs %llu in one file",
+                         d->mixed ? "data.sources" : "data.path", of, (unsigned long long)tokens,
+                         (unsigned long long)bytes, s->file_count, (unsigned long long)d->seq_length,
+                         (unsigned long long)d->seq_length + 1);
+    d->source_count++;
+    return SPW_OK;
+}
+
+/* "text", or "2 llm.c u16, 1 jsonl". */
+static void
+say_formats(spw_data *d)
+{
+    static const char *const widths[] = {" u8", " i8", " i16", " u16", " i32", " u32", " i64", "", ""};
+    size_t n = 0;
+    uint32_t told = 0;
+    for (uint32_t i = 0; i < d->file_count && n < sizeof d->formats; i++) {
+        const data_file *f = &d->files[i];
+        uint32_t like = 0;
+        bool first = true;
+        for (uint32_t j = 0; j < d->file_count; j++) {
+            bool same = d->files[j].format == f->format && d->files[j].element == f->element;
+            like += same;
+            first = first && (!same || j >= i);
+        }
+        if (!first)
+            continue;
+        if (like < d->file_count)
+            n += (size_t)snprintf(d->formats + n, sizeof d->formats - n, "%s%u ", told > 0 ? ", " : "", like);
+        if (n < sizeof d->formats)
+            n += (size_t)snprintf(d->formats + n, sizeof d->formats - n, "%s%s", spw_data_format_name(f->format),
+                                  f->format == SPW_DATA_TEXT ? "" : widths[f->element]);
+        told++;
+    }
+}
+
+static spw_status
+check_options(const spw_data_options *o, spw_error *err)
+{
+    if (o->seq_length == 0 || !(o->validation_split >= 0 && o->validation_split < 1))
+        return SPW_RAISE(err, SPW_EINVAL, "data.seq_length must be at least 1 and data.validation_split in [0, 1)");
+    if (o->source_count > SPW_DATA_SOURCES_MAX || (o->source_count > 0 && o->pattern_count > 0))
+        return SPW_RAISE(err, SPW_EINVAL, "data: %u sources, at most %d, and no patterns beside them", o->source_count,
+                         SPW_DATA_SOURCES_MAX);
+    for (uint32_t i = 0; i < o->source_count; i++) {
+        if (!(o->sources[i].weight > 0 && o->sources[i].weight <= 1e9))
+            return SPW_RAISE(err, SPW_EINVAL, "data.sources: weight of %s is not above 0 and up to 1e9",
+                             o->sources[i].path);
+    }
+    if (o->end_of_text_set && (o->end_of_text < 0 || (o->vocab > 0 && (uint64_t)o->end_of_text >= o->vocab)))
+        return SPW_RAISE(err, SPW_EINVAL, "data: end of text is token %d, the vocabulary has %llu", o->end_of_text,
+                         (unsigned long long)o->vocab);
+    return SPW_OK;
+}
+
+static spw_status
+open_sources(spw_data *d, const spw_data_options *o, spw_error *err)
+{
+    d->mixed = o->source_count > 0;
+    for (uint32_t i = 0; i < o->source_count; i++)
+        SPW_TRY(add_source(d, &o->sources[i].path, 1, o->sources[i].weight, o, err));
+    if (!d->mixed)
+        SPW_TRY(add_source(d, o->patterns, o->pattern_count, 1, o, err));
+    for (int k = 0; k < 2; k++) {
+        double weights[SPW_DATA_SOURCES_MAX];
+        for (uint32_t s = 0; s < d->source_count; s++)
+            weights[s] = d->sources[s].windows[k] > 0 ? d->sources[s].weight : 0;
+        if (d->windows[k] > 0)
+            spw__data_mix_init(&d->mix[k], weights, d->source_count);
+    }
+    say_formats(d);
+    return SPW_OK;
+}
+
+spw_status
+spw_data_open(spw_data **out, const spw_data_options *o, spw_error *err)
+{
+    spw_data *d;
+    spw_status st;
+    *out = NULL;
+    SPW_TRY(check_options(o, err));
+    d = spw_mem_zalloc(sizeof *d);
+    if (d == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "data");
+    d->seq_length = o->seq_length;
+    d->seed = o->seed;
+    d->vocab = o->vocab;
+    d->documents = o->documents;
+    st = open_sources(d, o, err);
+    if (st != SPW_OK)
+        spw_data_close(d);
+    else
+        *out = d;
+    return st;
+}
+
+void
+spw_data_close(spw_data *d)
+{
+    if (d == NULL)
+        return;
+    for (uint32_t i = 0; i < d->file_count; i++)
+        spw__data_file_close(&d->files[i]);
+    spw_mem_free(d->files);
+    spw_mem_free(d);
+}
+
+uint64_t
+spw_data_bytes(const spw_data *d)
+{
+    return d->bytes;
+}
+
+uint64_t
+spw_data_tokens(const spw_data *d)
+{
+    return d->tokens;
+}
+
+uint32_t
+spw_data_file_count(const spw_data *d)
+{
+    return d->file_count;
+}
+
+uint64_t
+spw_data_sequences(const spw_data *d, spw_split split)
+{
+    return d->windows[split];
+}
+
+const char *
+spw_data_formats(const spw_data *d)
+{
+    return d->formats;
+}
+
+uint64_t
+spw_data_memory_bytes(const spw_data *d)
+{
+    uint64_t bytes = sizeof *d + d->capacity * sizeof *d->files;
+    for (uint32_t i = 0; i < d->file_count; i++) {
+        const data_file *f = &d->files[i];
+        bytes += strlen(f->path) + 1 + strlen(f->store) + 1 + (f->index != NULL ? strlen(f->index) + 1 : 0);
+    }
+    return bytes;
+}
+
+/* ---------------------------------------------------------------- a window */
+
+/* Tokens as they lie in a file: the id, and a cached one's marks. */
+static int64_t
+decode(const unsigned char *p, data_element e, uint32_t *flags)
+{
+    uint32_t x;
+    *flags = 0;
+    switch (e) {
+    case E_U8: return p[0];
+    case E_I8: return (int8_t)p[0];
+    case E_I16: return (int16_t)spw__data_le(p, 2);
+    case E_U16: return (int64_t)spw__data_le(p, 2);
+    case E_I32: return (int32_t)spw__data_le(p, 4);
+    case E_U32: return (int64_t)spw__data_le(p, 4);
+    case E_I64: return (int64_t)spw__data_le(p, 8);
+    case E_CACHE16:
+        x = (uint32_t)spw__data_le(p, 2);
+        *flags = x >> 14;
+        return x & 0x3fff;
+    default: /* E_CACHE32 */
+        x = (uint32_t)spw__data_le(p, 4);
+        *flags = x >> 30;
+        return x & 0x3fffffff;
+    }
+}
+
+static spw_status
+read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32_t *tokens, int32_t *targets,
+            spw_error *err)
+{
+    unsigned char block[BLOCK_BYTES];
+    uint64_t T = d->seq_length, limit = d->vocab > 0 && d->vocab < INT32_MAX ? d->vocab : INT32_MAX;
+    uint32_t width = spw__data_element_bytes(f->element), flags;
+    bool mask = d->documents == SPW_DOCUMENTS_MASK, ended = false;
+    for (uint64_t done = 0; done <= T;) {
+        uint64_t n = T + 1 - done < BLOCK_BYTES / width ? T + 1 - done : BLOCK_BYTES / width;
+        SPW_TRY(spw__data_read(fd, f->store, f->begin + (first + done) * width, block, n * width, err));
+        for (uint64_t i = 0; i < n; i++) {
+            int64_t id = decode(block + i * width, f->element, &flags);
+            bool hidden = (flags & CACHE_NO_LOSS) != 0 || (mask && (ended || (flags & CACHE_FIRST) != 0));
+            uint64_t t = done + i;
+            if (id < 0 || (uint64_t)id >= limit)
+                return SPW_RAISE(
+                    err, SPW_ECORRUPT,
+                    "data: %s: token %lld at position %llu (byte %llu%s%s) is outside the vocabulary of %llu", f->path,
+                    (long long)id, (unsigned long long)(first + t),
+                    (unsigned long long)(f->begin + (first + t) * width), strcmp(f->path, f->store) != 0 ? " of " : "",
+                    strcmp(f->path, f->store) != 0 ? f->store : "", (unsigned long long)limit);
+            if (t < T)
+                tokens[t] = (int32_t)id;
+            if (t > 0)
+                targets[t - 1] = hidden ? -1 : (int32_t)id;
+            ended = id == f->delimiter;
+        }
+        done += n;
+    }
+    return mask && f->format == SPW_DATA_MEGATRON ? spw__data_megatron_mask(f, first, T, targets, err) : SPW_OK;
+}
+
+/* Window w of a source's split. */
+static spw_status
+fill_window(const spw_data *d, const source *s, spw_split split, uint64_t w, int32_t *tokens, int32_t *targets,
+            spw_error *err)
+{
+    uint32_t low = 0, high = s->file_count - 1;
+    const data_file *files = d->files + s->file_first, *f;
+    uint64_t at;
+    int fd;
+    spw_status st;
+    while (low < high) { /* the last file that starts at or before w and has windows */
+        uint32_t mid = (low + high + 1) / 2;
+        if (files[mid].window_first[split] <= w)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    f = &files[low];
+    at = w - f->window_first[split] + (split == SPW_SPLIT_VALIDATION ? f->window_count[SPW_SPLIT_TRAIN] : 0);
+    if (f->fd >= 0)
+        return read_window(d, f, f->fd, at * d->seq_length, tokens, targets, err);
+    SPW_TRY(spw__data_fd(&fd, f->store, true, err));
+    st = read_window(d, f, fd, at * d->seq_length, tokens, targets, err);
+    close(fd);
+    return st;
+}
+
+spw_status
+spw_data_fill(const spw_data *d, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets,
+              spw_error *err)
+{
+    uint64_t T = d->seq_length;
+    data_draw draw;
+    if (d->windows[split] == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "data: no sequences are held out");
+    if (d->mixed)
+        spw__data_draw_start(&draw, &d->mix[split], first);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t index = first + i, n, w;
+        uint32_t s = d->mixed ? spw__data_draw_next(&draw, &index) : 0;
+        n = d->sources[s].windows[split];
+        w = index % n;
+        if (split == SPW_SPLIT_TRAIN)
+            w = spw__data_permute(d->seed + s * 0x9e3779b97f4a7c15ull, index / n, w, n);
+        SPW_TRY(fill_window(d, &d->sources[s], split, w, tokens + i * T, targets + i * T, err));
+    }
+    return SPW_OK;
+}

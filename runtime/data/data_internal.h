@@ -1,0 +1,82 @@
+/* Inside data: a file as a row of tokens, and the order in which windows of it are drawn. */
+#ifndef SPW_DATA_INTERNAL_H
+#define SPW_DATA_INTERNAL_H
+
+#include "spw_data.h"
+
+/* ---------------------------------------------------------------- files (files.c, megatron.c, encode.c) */
+
+typedef enum data_element { E_U8, E_I8, E_I16, E_U16, E_I32, E_U32, E_I64, E_CACHE16, E_CACHE32 } data_element;
+uint32_t spw__data_element_bytes(data_element e);
+
+/* The two top bits of a cached token. */
+enum { CACHE_FIRST = 2, CACHE_NO_LOSS = 1 }; /* the first token of its document; as a target it has no loss */
+
+typedef struct data_file {
+    char *path;  /* for messages: what the user has */
+    char *store; /* the file the tokens are read from: path, or its tokens in the cache */
+    int fd;      /* of store; -1: opened for each read */
+    spw_data_format format;
+    data_element element;
+    uint64_t bytes;           /* of path */
+    uint64_t begin, tokens;   /* byte offset of the first token in store, and how many there are */
+    int32_t delimiter;        /* llm.c: the token that ends a document; -1: none */
+    char *index;              /* Megatron: the .idx file */
+    uint64_t entries, ends;   /* its sequences, and the length of its document array */
+    uint64_t window_count[2]; /* by split; the held-out ones follow the others */
+    uint64_t window_first[2]; /* in the source's numbering */
+} data_file;
+
+/*
+ * spw__data_file_open - recognises path, checks what its format lets one check, and fills *out (zeroed before).
+ * Errors  those of spw_data_open(); *out may be half filled: close it. A folder gives SPW_OK and path NULL.
+ */
+spw_status spw__data_file_open(data_file *out, const char *path, const spw_data_options *o, spw_error *err);
+void spw__data_file_close(data_file *f); /* accepts a zeroed one */
+/* The same, for the two formats that have a header; f->path and f->store are set. */
+spw_status spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *err);
+spw_status spw__data_megatron_open(data_file *f, int fd, spw_error *err);
+/* Megatron: sets targets[x - first - 1] to -1 for every document that begins at x, first < x <= first + count. */
+spw_status
+spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int32_t *targets, spw_error *err);
+/* Finds f's tokens in the cache, or makes them: sets store, element, begin and tokens. */
+spw_status spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err);
+
+/* All bytes at offset, or SPW_EIO / SPW_ECORRUPT (the file ends before) with the path. */
+spw_status spw__data_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+/* Opens for reading, close-on-exec, without read-ahead when scattered. *out is -1 after an error. */
+spw_status spw__data_fd(int *out, const char *path, bool scattered, spw_error *err);
+
+static inline uint64_t
+spw__data_le(const unsigned char *p, uint32_t bytes)
+{
+    uint64_t x = 0;
+    for (uint32_t i = 0; i < bytes; i++)
+        x |= (uint64_t)p[i] << 8 * i;
+    return x;
+}
+
+/* ---------------------------------------------------------------- order (order.c) */
+
+/* A permutation of [0, n), n > 0, keyed by seed and epoch. */
+uint64_t spw__data_permute(uint64_t seed, uint64_t epoch, uint64_t i, uint64_t n);
+
+/* Whole shares of a period; sources without a share are never drawn. */
+typedef struct data_mix {
+    uint32_t count;
+    uint64_t period, share[SPW_DATA_SOURCES_MAX];
+} data_mix;
+/* Shares by weights (count), 0 for a source to leave out; one weight at least is above 0. */
+void spw__data_mix_init(data_mix *mix, const double *weights, uint32_t count);
+
+typedef struct data_draw {
+    const data_mix *mix;
+    uint64_t cycle, slot;                 /* of the next draw: cycle x period + slot */
+    uint64_t drawn[SPW_DATA_SOURCES_MAX]; /* in this period */
+    uint64_t release[SPW_DATA_SOURCES_MAX], deadline[SPW_DATA_SOURCES_MAX]; /* slots of each source's next draw */
+} data_draw;
+void spw__data_draw_start(data_draw *draw, const data_mix *mix, uint64_t position);
+/* The source of the next draw; *index_out: how many draws it has had before. */
+uint32_t spw__data_draw_next(data_draw *draw, uint64_t *index_out);
+
+#endif

@@ -1,0 +1,479 @@
+/*
+ * Text and JSON lines as a file of tokens in a cache folder. Without one, finding the n-th window of JSON lines would need an
+ * index in memory and parsing at every use; with it, all formats are rows of tokens that are read by window.
+ *
+ *   0  "SPWTOKEN" | 8  u32 version 1 | 12  u32 bytes per token, 2 or 4 | 16  u64 key | 24  u64 tokens | 32  u64 documents
+ *   40  zeros up to 64 | tokens: the two top bits are CACHE_FIRST and CACHE_NO_LOSS
+ *
+ * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
+ * time, the fields, the encoder, the token that ends texts; the file is named by it. It is written beside its place
+ * and moved there when complete, so a kill leaves nothing that looks like a cache, and runs that make it at the same time
+ * do not meet. Nothing deletes caches; anybody may.
+ */
+#include "data_internal.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    VERSION = 1,
+    HEADER_BYTES = 64,
+    NARROW_VOCAB = 16384,
+    PIECE_BYTES = 1 << 20,
+    LINE_BYTES_MAX = 64 << 20,
+    READ_BYTES = 64 << 10,
+    OUT_TOKENS = 4096
+};
+
+/* One file on its way to tokens. */
+typedef struct encoding {
+    const spw_data_options *o;
+    const char *path; /* that is read */
+    int fd, out;
+    char *part; /* the file that is written */
+    bool wide;
+    uint64_t vocab; /* ids are below it */
+    uint64_t tokens, documents, line, line_offset;
+    /* Bytes that were read and not used yet: [at, have) of text, which begins at `offset` of the file. */
+    char *text;
+    uint64_t room, at, have, offset, size;
+    /* The encoder's tokens. */
+    int32_t *ids;
+    uint64_t id_room;
+    unsigned char buffer[OUT_TOKENS * 4];
+    uint64_t buffered;
+} encoding;
+
+/* ---------------------------------------------------------------- writing */
+
+static void
+put_le(unsigned char *p, uint64_t x, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i++)
+        p[i] = (unsigned char)(x >> 8 * i);
+}
+
+static spw_status
+flush(encoding *e, spw_error *err)
+{
+    for (uint64_t done = 0; done < e->buffered;) {
+        ssize_t n = SPW_CALL(EIO, write(e->out, e->buffer + done, e->buffered - done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return SPW_RAISE_SYS(err, errno, "data: write tokens of %s to %s", e->path, e->part);
+        done += (uint64_t)n;
+    }
+    e->buffered = 0;
+    return SPW_OK;
+}
+
+static spw_status
+bad_token(const encoding *e, int64_t id, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): token %lld is outside the vocabulary of %llu",
+                     e->path, (unsigned long long)e->line, (unsigned long long)e->line_offset, (long long)id,
+                     (unsigned long long)e->vocab);
+}
+
+static spw_status
+put_token(encoding *e, int64_t id, uint32_t flags, spw_error *err)
+{
+    uint32_t width = e->wide ? 4 : 2, word = (uint32_t)id | flags << (e->wide ? 30 : 14);
+    if (id < 0 || (uint64_t)id >= e->vocab)
+        return bad_token(e, id, err);
+    if (e->buffered + width > sizeof e->buffer)
+        SPW_TRY(flush(e, err));
+    put_le(e->buffer + e->buffered, word, width);
+    e->buffered += width;
+    e->tokens++;
+    return SPW_OK;
+}
+
+/* One document, part by part: bytes of text as tokens, the first of all marked when *begun is false. */
+static spw_status
+put_text(encoding *e, const char *text, uint64_t bytes, uint32_t flags, bool *begun, spw_error *err)
+{
+    uint64_t count = bytes;
+    if (e->o->encode != NULL) {
+        for (bool again = true; again;) {
+            spw_status st = e->o->encode(e->o->encode_ctx, text, bytes, e->ids, e->id_room, &count, err);
+            if (st != SPW_OK) {
+                spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
+                               (unsigned long long)e->line_offset);
+                return st;
+            }
+            again = count > e->id_room;
+            if (again) {
+                uint64_t room = count + count / 2 + OUT_TOKENS; /* so that few texts are encoded twice */
+                spw_mem_free(e->ids);
+                e->id_room = 0;
+                e->ids = spw_mem_calloc(room, sizeof *e->ids);
+                if (e->ids == NULL)
+                    return SPW_RAISE(err, SPW_ENOMEM, "%llu tokens of %s", (unsigned long long)room, e->path);
+                e->id_room = room;
+            }
+        }
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        SPW_TRY(put_token(e, e->o->encode != NULL ? e->ids[i] : (unsigned char)text[i],
+                          flags | (*begun ? 0 : CACHE_FIRST), err));
+        *begun = true;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+end_document(encoding *e, bool begun, spw_error *err)
+{
+    if (!begun)
+        return SPW_OK; /* nothing was in it */
+    e->documents++;
+    if (e->o->end_of_text_set)
+        return put_token(e, e->o->end_of_text, 0, err);
+    return e->o->encode == NULL ? put_token(e, '\n', 0, err) : SPW_OK;
+}
+
+/* ---------------------------------------------------------------- reading */
+
+/* Makes room for more text behind what is there, and reads some; *have stays where the file ends. */
+static spw_status
+read_more(encoding *e, spw_error *err)
+{
+    ssize_t n;
+    if (e->at > 0) {
+        memmove(e->text, e->text + e->at, e->have - e->at);
+        e->offset += e->at;
+        e->have -= e->at;
+        e->at = 0;
+    }
+    if (e->have + READ_BYTES > e->room) {
+        uint64_t room = e->room * 2 + READ_BYTES;
+        char *text = spw_mem_zalloc(room);
+        if (text == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "%llu bytes for a line of %s", (unsigned long long)room, e->path);
+        if (e->have > 0)
+            memcpy(text, e->text, e->have);
+        spw_mem_free(e->text);
+        e->text = text;
+        e->room = room;
+    }
+    do {
+        n = SPW_CALL(EIO, read(e->fd, e->text + e->have, READ_BYTES));
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return SPW_RAISE_SYS(err, errno, "data: read %s at byte %llu", e->path,
+                             (unsigned long long)(e->offset + e->have));
+    e->have += (uint64_t)n;
+    return SPW_OK;
+}
+
+/* The names of an object's members, for a message. */
+static void
+list_fields(const json_t *object, char *out, size_t bytes)
+{
+    const char *name;
+    json_t *v;
+    size_t n = 0;
+    out[0] = '\0';
+    json_object_foreach((json_t *)(uintptr_t)object, name, v)
+    {
+        if (n < bytes)
+            n += (size_t)snprintf(out + n, bytes - n, "%s\"%.40s\"", n > 0 ? ", " : "", name);
+    }
+}
+
+static spw_status
+put_field(encoding *e, const json_t *object, const char *name, uint32_t flags, bool *begun, spw_error *err)
+{
+    const json_t *v = json_object_get(object, name);
+    char fields[200];
+    if (v == NULL) {
+        list_fields(object, fields, sizeof fields);
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu) has no field \"%s\"; it has %s", e->path,
+                         (unsigned long long)e->line, (unsigned long long)e->line_offset, name,
+                         fields[0] != '\0' ? fields : "none");
+    }
+    if (!json_is_string(v))
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): field \"%s\" is not a string", e->path,
+                         (unsigned long long)e->line, (unsigned long long)e->line_offset, name);
+    return put_text(e, json_string_value(v), json_string_length(v), flags, begun, err);
+}
+
+static spw_status
+put_line(encoding *e, const char *line, uint64_t bytes, spw_error *err)
+{
+    const char *prompt = e->o->prompt_field, *text = e->o->text_field;
+    json_error_t why;
+    json_t *object;
+    bool begun = false;
+    spw_status st = SPW_OK;
+    uint64_t blank = 0;
+    while (blank < bytes && strchr(" \t\r", line[blank]) != NULL && line[blank] != '\0')
+        blank++;
+    if (blank == bytes)
+        return SPW_OK;
+    object =
+        json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL,
+                   &why); /* as real: numbers of any size may stand in other fields */
+    if (object == NULL)
+        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): not JSON at byte %d: %s", e->path,
+                         (unsigned long long)e->line, (unsigned long long)e->line_offset, why.position, why.text);
+    if (!json_is_object(object))
+        st = SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu) is not a JSON object", e->path,
+                       (unsigned long long)e->line, (unsigned long long)e->line_offset);
+    if (st == SPW_OK && prompt != NULL && prompt[0] != '\0')
+        st = put_field(e, object, prompt, CACHE_NO_LOSS, &begun, err);
+    if (st == SPW_OK)
+        st = put_field(e, object, text != NULL && text[0] != '\0' ? text : "text", 0, &begun, err);
+    if (st == SPW_OK)
+        st = end_document(e, begun, err);
+    json_decref(object);
+    return st;
+}
+
+static spw_status
+encode_lines(encoding *e, spw_error *err)
+{
+    uint64_t seen = 0; /* of [at, have): no line end in these */
+    bool more = true;
+    while (more || e->at < e->have) {
+        char *end = e->at + seen < e->have ? memchr(e->text + e->at + seen, '\n', e->have - e->at - seen) : NULL;
+        uint64_t before = e->offset + e->have;
+        e->line_offset = e->offset + e->at;
+        if (end == NULL && more) {
+            seen = e->have - e->at;
+            if (seen > LINE_BYTES_MAX)
+                return SPW_RAISE(err, SPW_EUNSUPPORTED, "data: %s: line %llu (byte %llu) has more than %d MiB", e->path,
+                                 (unsigned long long)e->line + 1, (unsigned long long)e->line_offset,
+                                 LINE_BYTES_MAX >> 20);
+            SPW_TRY(read_more(e, err));
+            more = e->offset + e->have > before;
+            continue;
+        }
+        e->line++;
+        {
+            uint64_t bytes = end != NULL ? (uint64_t)(end - e->text) - e->at : e->have - e->at;
+            SPW_TRY(put_line(e, e->text + e->at, bytes, err));
+            e->at += bytes + (end != NULL);
+        }
+        seen = 0;
+    }
+    return SPW_OK;
+}
+
+/* Where to cut text of n bytes so that no pre-tokenizer would have joined both sides; see spw_data_encode_fn. */
+static uint64_t
+cut(const char *text, uint64_t n)
+{
+    uint64_t line = 0;
+    for (uint64_t i = n - 1; i > 0; i--) {
+        unsigned char c = (unsigned char)text[i - 1];
+        if (text[i] != '\n')
+            continue;
+        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
+            return i;
+        line = line > 0 ? line : i;
+    }
+    if (line > 0)
+        return line;
+    for (uint64_t i = n - 1; i + 4 > n && i > 0; i--) { /* no lines: not inside a character */
+        if (((unsigned char)text[i] & 0xc0) != 0x80)
+            return i;
+    }
+    return n;
+}
+
+static spw_status
+encode_text(encoding *e, spw_error *err)
+{
+    bool begun = false, more = true;
+    e->line = 1;
+    while (more || e->at < e->have) {
+        uint64_t before = e->offset + e->have, n;
+        if (more && e->have - e->at < PIECE_BYTES) {
+            SPW_TRY(read_more(e, err));
+            more = e->offset + e->have > before;
+            continue;
+        }
+        n = e->have - e->at;
+        if (more || n > PIECE_BYTES)
+            n = cut(e->text + e->at, PIECE_BYTES);
+        e->line_offset = e->offset + e->at;
+        SPW_TRY(put_text(e, e->text + e->at, n, 0, &begun, err));
+        for (uint64_t i = 0; i < n; i++)
+            e->line += e->text[e->at + i] == '\n';
+        e->at += n;
+    }
+    return end_document(e, begun, err);
+}
+
+/* ---------------------------------------------------------------- the cache */
+
+static spw_status
+cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = 0;
+    if (o->cache_dir != NULL && o->cache_dir[0] != '\0')
+        n = snprintf(folder, PATH_MAX, "%s", o->cache_dir);
+    else if (xdg != NULL && xdg[0] == '/')
+        n = snprintf(folder, PATH_MAX, "%s/spillway/tokens", xdg);
+    else if (home != NULL && home[0] == '/')
+        n = snprintf(folder, PATH_MAX, "%s/.cache/spillway/tokens", home);
+    if (n <= 0)
+        return SPW_RAISE(
+            err, SPW_EINVAL,
+            "data.cache_dir is needed for tokens of text and JSON lines: neither $XDG_CACHE_HOME nor $HOME "
+            "is an absolute path");
+    if (n >= PATH_MAX - 64)
+        return SPW_RAISE(err, SPW_EINVAL, "data.cache_dir is longer than %d bytes", PATH_MAX - 65);
+    for (char *at = folder + 1;; at++) { /* with its parents */
+        char held = *at;
+        if (held != '/' && held != '\0')
+            continue;
+        *at = '\0';
+        if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+            return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", folder);
+        *at = held;
+        if (held == '\0')
+            return SPW_OK;
+    }
+}
+
+static uint64_t
+more(uint64_t sum, const char *text)
+{
+    return spw_checksum_more(sum, text, strlen(text) + 1);
+}
+
+static uint64_t
+key_of(const data_file *f, const struct stat *info, const spw_data_options *o, bool wide)
+{
+    const uint64_t numbers[] = {VERSION,
+                                (uint64_t)info->st_size,
+                                (uint64_t)info->st_mtim.tv_sec,
+                                (uint64_t)info->st_mtim.tv_nsec,
+                                (uint64_t)f->format,
+                                o->encode != NULL,
+                                o->encode != NULL ? o->encode_key : 0,
+                                o->end_of_text_set ? (uint64_t)o->end_of_text : UINT64_MAX,
+                                wide};
+    char *real = realpath(f->path, NULL);
+    uint64_t sum = spw_checksum_more(0, numbers, sizeof numbers);
+    sum = more(sum, real != NULL ? real : f->path);
+    free(real);
+    if (f->format == SPW_DATA_JSONL) {
+        sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
+        sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
+    }
+    return sum;
+}
+
+/* Takes an open cache file if it is what f needs; anything else is made anew. */
+static bool
+accept(data_file *f, uint64_t key)
+{
+    unsigned char h[HEADER_BYTES];
+    struct stat info;
+    uint64_t width = f->element == E_CACHE32 ? 4 : 2, tokens;
+    if (fstat(f->fd, &info) != 0 || spw__data_read(f->fd, f->store, 0, h, sizeof h, NULL) != SPW_OK)
+        return false;
+    tokens = spw__data_le(h + 24, 8);
+    if (memcmp(h, "SPWTOKEN", 8) != 0 || spw__data_le(h + 8, 4) != VERSION || spw__data_le(h + 12, 4) != width ||
+        spw__data_le(h + 16, 8) != key || tokens > (uint64_t)INT64_MAX / 8 ||
+        (uint64_t)info.st_size != HEADER_BYTES + tokens * width)
+        return false;
+    f->begin = HEADER_BYTES;
+    f->tokens = tokens;
+    return true;
+}
+
+static spw_status
+write_header(encoding *e, uint64_t key, spw_error *err)
+{
+    unsigned char h[HEADER_BYTES] = "SPWTOKEN";
+    put_le(h + 8, VERSION, 4);
+    put_le(h + 12, e->wide ? 4 : 2, 4);
+    put_le(h + 16, key, 8);
+    put_le(h + 24, e->tokens, 8);
+    put_le(h + 32, e->documents, 8);
+    if (SPW_CALL(EIO, pwrite(e->out, h, sizeof h, 0)) != (ssize_t)sizeof h || SPW_CALL(EIO, fsync(e->out)) != 0)
+        return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data: write tokens of %s to %s", e->path, e->part);
+    return SPW_OK;
+}
+
+static spw_status
+make(data_file *f, encoding *e, uint64_t key, spw_error *err)
+{
+    spw_status st = spw__data_fd(&e->fd, f->path, false, err);
+    if (st != SPW_OK)
+        return st;
+    spw_log(SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s", f->path, (unsigned long long)f->bytes,
+            f->store);
+    e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
+    if (e->out < 0)
+        return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
+    e->buffered = HEADER_BYTES; /* zeros until the rest is known */
+    st = f->format == SPW_DATA_JSONL ? encode_lines(e, err) : encode_text(e, err);
+    if (st == SPW_OK)
+        st = flush(e, err);
+    if (st == SPW_OK)
+        st = write_header(e, key, err);
+    if (st == SPW_OK && SPW_CALL(EIO, rename(e->part, f->store)) != 0)
+        st = SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, f->store);
+    if (st != SPW_OK)
+        (void)unlink(e->part);
+    return st;
+}
+
+spw_status
+spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
+{
+    char folder[PATH_MAX], name[PATH_MAX + 64], part[PATH_MAX + 128];
+    bool wide =
+        o->vocab > NARROW_VOCAB ||
+        (o->vocab == 0 && (o->encode != NULL || (o->end_of_text_set && (uint64_t)o->end_of_text >= NARROW_VOCAB)));
+    struct stat info;
+    encoding *e;
+    spw_status st;
+    uint64_t key;
+    if (stat(f->path, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "data: size of %s", f->path);
+    SPW_TRY(cache_folder(o, folder, err));
+    key = key_of(f, &info, o, wide);
+    snprintf(name, sizeof name, "%s/%016llx.tokens", folder, (unsigned long long)key);
+    snprintf(part, sizeof part, "%s.part-XXXXXX", name);
+    spw_mem_free(f->store);
+    if ((f->store = spw_mem_strdup(name)) == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "name of %s", name);
+    f->element = wide ? E_CACHE32 : E_CACHE16;
+    f->fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (f->fd >= 0 && accept(f, key))
+        return SPW_OK;
+    if (f->fd >= 0)
+        close(f->fd);
+    f->fd = -1;
+    e = spw_mem_zalloc(sizeof *e);
+    if (e == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "tokenising %s", f->path);
+    *e = (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide};
+    e->vocab = wide ? 1 << 30 : NARROW_VOCAB;
+    e->vocab = o->vocab > 0 && o->vocab < e->vocab ? o->vocab : e->vocab;
+    st = make(f, e, key, err);
+    if (e->fd >= 0)
+        close(e->fd);
+    if (e->out >= 0)
+        close(e->out);
+    spw_mem_free(e->text);
+    spw_mem_free(e->ids);
+    spw_mem_free(e);
+    SPW_TRY(st);
+    SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));
+    return accept(f, key) ? SPW_OK : SPW_RAISE(err, SPW_ECORRUPT, "data: %s changed while it was written", f->store);
+}

@@ -1,0 +1,89 @@
+#!/bin/bash
+# Bytes on nvme per parameter and step: the formula of docs/DESIGN.md, section 11, the library's own count, the kernel's
+# count for the process, and the disk's counters. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+spw=${SPW_BUILD:-build/release}/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-traffic-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+export XDG_CACHE_HOME=$dir/cache
+mkdir "$dir/swap"
+cp docs/DESIGN.md "$dir/text"
+cat >"$dir/c.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 192, "n_layer": 40, "n_head": 4},
+  "data": {"path": ["$dir/text"], "seq_length": 16, "seed": 1},
+  "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"seed": 3, "device": "cpu", "chunk_elems": 65536, "weight_slots": 2, "record_slots": 2, "checkpoint_dir": "",
+               "eval_interval": 0, "run_log": "$dir/run.jsonl"} }
+JSON
+python3 - "$spw" "$dir" <<'PY'
+import json, os, resource, subprocess, sys
+spw, folder = sys.argv[1:]
+SHORT, LONG = 3, 11  # steps; what starting and ending costs is in both
+n = 0
+
+def check(name, good, *notes):
+    global n
+    n += 1
+    print("%s %d - %s" % ("ok" if good else "not ok", n, name))
+    for note in notes:
+        print("# " + note)
+
+def disk():
+    """Bytes read and written of the disk that holds the folder; None where the kernel does not count them."""
+    device = os.stat(folder).st_dev
+    try:
+        for line in open("/proc/diskstats"):
+            f = line.split()
+            if (int(f[0]), int(f[1])) == (os.major(device), os.minor(device)):
+                return 512 * int(f[5]), 512 * int(f[9])
+    except OSError:
+        pass
+    return None
+
+def run(steps, more):
+    before, usage = disk(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([spw, "train", folder + "/c.json", "--quiet", "--set", "spillway.steps=%d" % steps] + more, check=True,
+                   stdout=subprocess.DEVNULL)
+    after, used = disk(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    log = [json.loads(line) for line in open(folder + "/run.jsonl")]
+    process = 512 * (used.ru_inblock - usage.ru_inblock), 512 * (used.ru_oublock - usage.ru_oublock)
+    return log, process, None if before is None or after is None else tuple(b - a for a, b in zip(before, after))
+
+def near(got, want):
+    return abs(got - want) <= 0.01 * want
+
+for name, more, formula in (("weights and records on nvme", [], (14, 12)),
+                            ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10))):
+    for attempt in range(4):  # a disk that others use as well may need another try
+        short, long = run(SHORT, more), run(LONG, more)
+        if long[2] is None:
+            break
+        disks = [(b - a) / (LONG - SHORT) for a, b in zip(short[2], long[2])]
+        own = [sum(s["bytes"][k] for s in long[0] if s.get("step", 0) >= 3) / (LONG - 2) for k in ("nvme_read", "nvme_write")]
+        if all(map(near, disks, own)):
+            break
+    steps = [s for s in long[0] if s.get("step", 0) >= 3]
+    params = long[0][0]["params"]
+    counted = [sum(s["bytes"][k] for s in steps) / len(steps) for k in ("nvme_read", "nvme_write")]
+    process = [(b - a) / (LONG - SHORT) for a, b in zip(short[1], long[1])]
+    for i, way in enumerate(("read", "written")):
+        check("%s: %d bytes %s per parameter and step" % (name, formula[i], way), near(counted[i] / params, formula[i]),
+              "library %.3f, kernel for the process %.3f" % (counted[i] / params, process[i] / params))
+        if process[i] == 0:
+            check("%s: the kernel counts nothing here # SKIP" % name, True)
+        else:
+            check("%s: %s, as the kernel counts for the process" % (name, way), near(process[i], counted[i]))
+        if long[2] is not None and disks[i] > 1.01 * own[i] and near(process[i], counted[i]):
+            check("%s: others use this disk # SKIP" % name, True, "disk %.3f" % (disks[i] / params))
+        elif long[2] is None:
+            check("%s: /proc/diskstats does not show this disk # SKIP" % name, True)
+        else:
+            check("%s: %s, as the disk counts" % (name, way), near(disks[i], counted[i]),
+                  "disk %.3f, attempt %d" % (disks[i] / params, attempt + 1))
+print("1..%d" % n)
+PY
