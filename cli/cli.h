@@ -8,6 +8,7 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3, EXIT_PAU
 
 int cli_train(int argc, char **argv);
 int cli_generate(int argc, char **argv);
+int cli_eval(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_io(int argc, char **argv);   /* argv[0] is "io" */

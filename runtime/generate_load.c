@@ -64,9 +64,10 @@ read_end_tokens(spw_weights *w, spw_error *err)
 static spw_status
 default_config(spw_config *c, const char *folder, spw_error *err)
 {
-    SPW_TRY(spw_config_parse(
-        c, "{\"model\": {\"model_type\": \"gpt2\"}, \"data\": {\"path\": [\"-\"]}, \"train_batch_size\": 1}", folder,
-        NULL, 0, err));
+    SPW_TRY(spw_config_parse(c,
+                             "{\"model\": {\"model_type\": \"gpt2\", \"n_embd\": 1, \"n_layer\": 1, \"n_head\": 1}, "
+                             "\"data\": {\"path\": [\"-\"]}, \"train_batch_size\": 1}",
+                             folder, NULL, 0, err));
     SPW_TRY(spw_hf_config_load(&c->model, folder, err));
     snprintf(c->model_path, sizeof c->model_path, "%s", folder);
     c->data.seq_length = c->model.positions;
