@@ -887,7 +887,11 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (; first < end; first += 4096) {
             uint64_t n = end - first < 4096 ? end - first : 4096;
             draw(block, &e->model->params[id], id, job->seed, first - at->first, n);
-            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
+            if (record != NULL)
+                spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
+            else /* inference: there is nothing but the weights */
+                spw_convert((char *)weights + (first - c->first) * spw_state_weight_bytes(f), spw_state_weight_dtype(f),
+                            block, SPW_F32, n);
         }
     }
     return SPW_OK;
