@@ -220,6 +220,12 @@ encode_all(job *j, uint64_t *longest, spw_error *err)
         text *t = &j->texts[i];
         SPW_TRY(cli_text_encode(&j->words, t->prompt, &t->tokens, err));
         t->prompt_count = t->tokens.count;
+        for (uint64_t k = 0; k < t->prompt_count; k++) {
+            if ((uint64_t)t->tokens.ids[k] >= j->weights.config.model.vocab)
+                return SPW_RAISE(err, SPW_EINVAL, "prompt %llu: token %d is outside the vocabulary of %llu",
+                                 (unsigned long long)(i + 1), t->tokens.ids[k],
+                                 (unsigned long long)j->weights.config.model.vocab);
+        }
         if (t->prompt_count == 0)
             return SPW_RAISE(err, SPW_EINVAL, "prompt %llu has no tokens", (unsigned long long)(i + 1));
         if (t->prompt_count > limit)
