@@ -16,6 +16,7 @@ int cli_bench_copy(int argc, char **argv); /* argv[0] is "copy" */
 int cli_tune(int argc, char **argv);
 int cli_plot(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
+int cli_export(int argc, char **argv); /* import, too */
 int cli_plan(int argc, char **argv);
 
 /* Prints "spillway: message" and returns the exit code for its status. */

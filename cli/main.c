@@ -1,6 +1,7 @@
 /* The program: picks the command. One file per command, on the public API only. */
 #include "cli.h"
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,6 +12,8 @@ static const char usage[] =
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway plan CONFIG.json       where every byte will live, what a step moves, how long it takes, and why\n"
     "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "  spillway export SRC --to DIR    a Hugging Face folder from a checkpoint, another folder or llm.c weights "
+    "(import: the same)\n"
     "  spillway inspect PATH           tensors of a safetensors file, a Hugging Face folder or a checkpoint\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
@@ -61,6 +64,20 @@ static const char generate_usage[] =
     "  --temperature T  0 takes the likeliest token (default 0.8)\n"
     "  --top-k K        draws among the K likeliest only (default 0: all)\n"
     "  --seed S         the same seed gives the same text (default 1)\n";
+
+static const char export_usage[] =
+    "spillway export SRC --to DIR [--dtype fp32|bf16|fp16] [--shard-size BYTES]\n"
+    "spillway import SRC --to DIR ...   the same\n"
+    "\n"
+    "Writes a Hugging Face folder, which transformers and model.path read: config.json, weights, and the tokenizer's "
+    "files\n"
+    "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), a Hugging Face folder, or "
+    "a model\n"
+    "file of llm.c. Tensors pass one block at a time, so memory stays small whatever the model.\n"
+    "\n"
+    "  --to DIR            a folder that does not exist yet\n"
+    "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"
+    "  --shard-size BYTES  new files of at most so many bytes (5GB), with an index\n";
 
 static const char inspect_usage[] =
     "spillway inspect PATH [--digest] [--json]\n"
@@ -200,6 +217,8 @@ help(const char *command)
         fputs(plan_usage, stdout);
     else if (strcmp(command, "generate") == 0)
         fputs(generate_usage, stdout);
+    else if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
+        fputs(export_usage, stdout);
     else if (strcmp(command, "inspect") == 0)
         fputs(inspect_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
@@ -234,6 +253,7 @@ main(int argc, char **argv)
         return EXIT_USAGE;
     }
     spw_log_set(log_line, NULL);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f: an error of the write, told with its path */
     if (strcmp(command, "--version") == 0) {
         printf("spillway %s\n", SPW_VERSION);
         return EXIT_DONE;
@@ -250,6 +270,8 @@ main(int argc, char **argv)
         return cli_plan(argc - 1, argv + 1);
     if (strcmp(command, "generate") == 0)
         return cli_generate(argc - 1, argv + 1);
+    if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
+        return cli_export(argc - 1, argv + 1);
     if (strcmp(command, "inspect") == 0)
         return cli_inspect(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)

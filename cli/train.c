@@ -32,7 +32,7 @@ typedef struct run {
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     const char *trace_path;
-    bool quiet, tty, resumed, rates_known, spent;
+    bool quiet, tty, resumed, from_folder, rates_known, spent;
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
@@ -286,6 +286,8 @@ describe(const run *r)
            (unsigned long long)c->data.seq_length);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
+    if (r->from_folder)
+        printf("start    the weights in %s\n", c->model_path);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
 }
@@ -466,7 +468,7 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
         &(spw_engine_options){.config = c,
                               .model = r->model,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
-                              .resumes = resume != NULL,
+                              .resumes = resume != NULL || c->model_path[0] != '\0',
                               .plan_out = plan},
         err));
     SPW_TRY(open_log(r, err));
@@ -476,7 +478,7 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     if (r->at.step < c->run.steps && budget_spent(r)) /* before the first byte is written */
         return SPW_OK;
     SPW_TRY(resume != NULL ? spw_checkpoint_load(r->engine, found, err)
-                           : spw_engine_init_params(r->engine, c->run.seed, err));
+                           : spw_engine_start(r->engine, &r->from_folder, err));
     r->first_update = spw_engine_updates(r->engine);
     return SPW_OK;
 }

@@ -250,7 +250,8 @@ const key_row spw__config_rows[] = {
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     TEXT("data.tokenizer", data.tokenizer, "\"bytes\"", "bytes", "bytes"),
-    U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL, "tokens per sequence; default: the model's positions"),
+    U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL,
+        "tokens per sequence; default: the model's positions, at most 1024"),
     REAL("data.validation_split", NULL, data.validation_split, 0, 0.9, "0.05", "share held out"),
     U64("data.seed", NULL, data.seed, 0, BIG, "0", "order of the sequences"),
 
@@ -266,6 +267,9 @@ const key_row spw__config_rows[] = {
      "fp32, mixed, split, split-bf16, split-int8 or split24-int8; default split with bf16", NULL},
     U64("spillway.chunk_elems", NULL, run.chunk_elems, 4096, 268435456, "1048576",
         "elements per chunk, a multiple of 4096"),
+    TEXT("spillway.start", run.start, "\"auto\"", "auto|weights|random",
+         "weights: from the folder in model.path; random: drawn by spillway.seed; auto: from the folder if it has "
+         "weights"),
     {"spillway.activations", NULL, K_PLACE, C_BUILT, AT(run.activations), 0, 0, 0, "\"auto\"",
      "checkpoints of activations: device, host, nvme (any nvme_path) or auto: on the device while they fit, then those "
      "needed last to host, then to nvme",

@@ -92,6 +92,7 @@ typedef struct spw_config {
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;
+        char start[16];                              /* auto, weights, random */
         uint64_t micro_batches_per_pass;             /* 0: all */
         spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
         bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */

@@ -104,6 +104,14 @@ const spw_model *spw_engine_model(const spw_engine *engine);
 
 /* Writes the initial parameters: a function of (seed, parameter, element) alone. */
 spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *err);
+/*
+ * spw_engine_load_weights - initial parameters from a Hugging Face folder or a safetensors file, moments 0.
+ * Reads every byte once, chunk by chunk into its tier; memory besides the engine's: 64 KiB per worker and the names.
+ * Errors  those of spw_hf_reader_open and _bind, SPW_EIO. The engine's state is then void.
+ */
+spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_error *err);
+/* What spillway.start says: one of the two above. */
+spw_status spw_engine_start(spw_engine *engine, bool *loaded_out, spw_error *err);
 
 typedef struct spw_step_result {
     double loss, grad_norm, lr;
