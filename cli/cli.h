@@ -18,6 +18,7 @@ int cli_plot(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_export(int argc, char **argv); /* import, too */
 int cli_plan(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
 
 /* Prints "spillway: message" and returns the exit code for its status. */
 int cli_fail(const spw_error *err);

@@ -15,6 +15,7 @@ static const char usage[] =
     "  spillway export SRC --to DIR    a Hugging Face folder from a checkpoint, another folder or llm.c weights "
     "(import: the same)\n"
     "  spillway inspect PATH           tensors of a safetensors file, a Hugging Face folder or a checkpoint\n"
+    "  spillway tokenize IN... --tokenizer PATH -o OUT.bin   text files to one file of tokens\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
     "  spillway bench adam             how close the optimizers come to memory bandwidth\n"
@@ -155,6 +156,26 @@ static const char plot_usage[] =
     "  BENCH.json  one JSON object per line, or one array of objects\n"
     "  -o OUT.svg  the picture; written beside it first, then renamed\n";
 
+static const char tokenize_usage[] =
+    "spillway tokenize IN... --tokenizer PATH -o OUT.bin [--end TEXT] [--field NAME] [--special] [--threads N] "
+    "[--quiet]\n"
+    "\n"
+    "Writes the tokens of text files as llm.c reads them: a header of 1024 bytes, then uint16 for each token, or "
+    "uint32\n"
+    "where the vocabulary has more than 65536. Each file is a document, or with .jsonl each of its lines; every\n"
+    "document starts with the end-of-text token; empty ones are left out. Any bytes will do, not UTF-8 alone.\n"
+    "The output is the same for any number of threads, and takes its place when it is complete.\n"
+    "\n"
+    "  --tokenizer PATH  tokenizer.json, or vocab.json with merges.txt beside it, or a folder that holds them\n"
+    "  -o OUT.bin        the tokens, at most 2147483647\n"
+    "  --end TEXT        the token before every document (default: <|endoftext|> or <|end_of_text|>, else eos_token "
+    "of\n"
+    "                    tokenizer_config.json, else <|im_end|>); '' puts none\n"
+    "  --field NAME      the text in a line of .jsonl (default text)\n"
+    "  --special         special tokens that are spelled out in the text are tokens (default: plain text)\n"
+    "  --threads N       default: all CPUs\n"
+    "  --quiet           no progress and no closing line\n";
+
 int
 cli_fail(const spw_error *err)
 {
@@ -221,6 +242,8 @@ help(const char *command)
         fputs(export_usage, stdout);
     else if (strcmp(command, "inspect") == 0)
         fputs(inspect_usage, stdout);
+    else if (strcmp(command, "tokenize") == 0)
+        fputs(tokenize_usage, stdout);
     else if (strcmp(command, "doctor") == 0)
         fputs(doctor_usage, stdout);
     else if (strcmp(command, "bench") == 0)
@@ -274,6 +297,8 @@ main(int argc, char **argv)
         return cli_export(argc - 1, argv + 1);
     if (strcmp(command, "inspect") == 0)
         return cli_inspect(argc - 1, argv + 1);
+    if (strcmp(command, "tokenize") == 0)
+        return cli_tokenize(argc - 1, argv + 1);
     if (strcmp(command, "doctor") == 0)
         return cli_doctor(argc - 1, argv + 1);
     if (strcmp(command, "bench") == 0)

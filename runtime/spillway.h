@@ -8,6 +8,7 @@
 #include "spw_offload.h"
 #include "spw_nn.h"
 #include "spw_data.h"
+#include "spw_tokenizer.h"
 #include "spw_files.h"
 #include "spw_config.h"
 #include "spw_engine.h"

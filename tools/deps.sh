@@ -6,11 +6,12 @@ command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
 command -v "${CC:-gcc}" >/dev/null 2>&1 || missing="$missing gcc"
 if [ -z "$missing" ]; then
     for pair in openblas:libopenblas-dev numa:libnuma-dev jansson:libjansson-dev libxxhash:libxxhash-dev \
+        libpcre2-8:libpcre2-dev libutf8proc:libutf8proc-dev \
         cmocka:libcmocka-dev liburing:liburing-dev; do
         pkg-config --exists "${pair%%:*}" 2>/dev/null || missing="$missing ${pair#*:}"
     done
 else
-    missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libcmocka-dev liburing-dev"
+    missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev libcmocka-dev liburing-dev"
 fi
 [ -z "$missing" ] && exit 0
 if command -v apt-get >/dev/null 2>&1; then
@@ -24,9 +25,9 @@ if command -v apt-get >/dev/null 2>&1; then
 fi
 cat <<MSG
 These packages are missing:$missing
-  Debian, Ubuntu:  sudo apt-get install gcc make pkg-config libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev liburing-dev libcmocka-dev
-  Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel liburing-devel libcmocka-devel
-  Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash liburing cmocka
+  Debian, Ubuntu:  sudo apt-get install gcc make pkg-config libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev liburing-dev libcmocka-dev
+  Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel pcre2-devel utf8proc-devel liburing-devel libcmocka-devel
+  Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash pcre2 libutf8proc liburing cmocka
 MSG
 [ "$missing" = " liburing-dev" ] && { echo "no liburing: aio uses threads; to add it: apt install liburing-dev"; exit 0; }
 exit 1

@@ -1,0 +1,458 @@
+/*
+ * spillway tokenize: text files to one token file as llm.c reads them.
+ *
+ *   256 x int32: magic, version, token count, zeros | uint16 or uint32 for each token
+ *
+ * A file is a document, or with .jsonl each of its lines; the end-of-text token stands before every document. The work is
+ * cut into pieces by the text alone, where cutting changes no id; threads take pieces of a batch, and the batch is written
+ * in order, so the number of threads changes nothing. The output is written beside its place and renamed at the end.
+ */
+#include "cli.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PIECE_BYTES = 1 << 20, PIECES_PER_THREAD = 8, HEADER_INTS = 256, THREADS_MAX = 1024 };
+enum { MAGIC_16 = 20240520, VERSION_16 = 1, MAGIC_32 = 20240801, VERSION_32 = 7 };
+
+/* A stretch of one file: whole documents, or a part of one. */
+typedef struct piece {
+    const char *path;
+    const char *file; /* start of the mapping */
+    uint64_t file_bytes, begin, end;
+    bool lines, last; /* .jsonl; the file can be unmapped after it */
+    spw_tokens ids;   /* turned into what the file holds, in place */
+    uint64_t documents;
+    spw_status st;
+    spw_error err;
+} piece;
+
+typedef struct job {
+    /* What was asked for. */
+    const char *const *inputs;
+    const char *out_path, *tokenizer_path, *field, *end_text;
+    uint64_t input_count, threads;
+    bool special, quiet;
+    /* Fixed during the run. */
+    spw_tokenizer *tokenizer;
+    int32_t end_id; /* -1: nothing between documents */
+    bool wide;      /* uint32 */
+    uint64_t bytes_total, start_ns;
+    /* The main thread's. */
+    piece *pieces;
+    uint64_t piece_count, pieces_max;
+    uint64_t input_idx, file_bytes, at; /* of the file that is being cut */
+    char *file;
+    uint64_t tokens, documents, bytes_done, shown_ns;
+    char tmp[SPW_PATH_BYTES + 32];
+    int fd;
+} job;
+
+static volatile sig_atomic_t stopped;
+
+static void
+stop(int signal_number)
+{
+    (void)signal_number;
+    stopped = 1;
+}
+
+/* ---------------------------------------------------------------- encoding, on any thread */
+
+static spw_status
+add_document(const job *j, piece *p, const char *text, uint64_t bytes, bool first_part)
+{
+    if (bytes == 0)
+        return SPW_OK;
+    if (first_part) {
+        p->documents++;
+        if (j->end_id >= 0)
+            SPW_TRY(spw_tokens_push(&p->ids, j->end_id, &p->err));
+    }
+    return spw_tokenizer_encode(j->tokenizer, text, bytes, j->special, &p->ids, &p->err);
+}
+
+static spw_status
+bad_line(piece *p, const char *line, const char *why)
+{
+    uint64_t number = 1;
+    for (const char *c = p->file; (c = memchr(c, '\n', (size_t)(line - c))) != NULL; c++)
+        number++;
+    return SPW_RAISE(&p->err, SPW_ECORRUPT, "%s, line %llu: %s", p->path, (unsigned long long)number, why);
+}
+
+static spw_status
+add_line(const job *j, piece *p, const char *line, uint64_t bytes)
+{
+    json_error_t why;
+    json_t *root, *v;
+    char what[256];
+    spw_status st;
+    uint64_t blank = 0;
+    while (blank < bytes && (line[blank] == ' ' || line[blank] == '\t' || line[blank] == '\r'))
+        blank++;
+    if (blank == bytes)
+        return SPW_OK;
+    root = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
+    if (root == NULL) {
+        snprintf(what, sizeof what, "%.200s", why.text);
+        return bad_line(p, line, what);
+    }
+    v = json_object_get(root, j->field);
+    if (json_is_string(v)) {
+        st = add_document(j, p, json_string_value(v), json_string_length(v), true);
+    } else {
+        snprintf(what, sizeof what, "field \"%.100s\" is %s", j->field, v == NULL ? "missing" : "not a text");
+        st = bad_line(p, line, what);
+    }
+    json_decref(root);
+    return st;
+}
+
+/* int32 to uint16, where they stand. */
+static void
+make_narrow(spw_tokens *ids)
+{
+    char *bytes = (char *)ids->ids;
+    for (uint64_t i = 0; i < ids->count; i++) {
+        uint16_t id = (uint16_t)ids->ids[i];
+        memcpy(bytes + 2 * i, &id, sizeof id);
+    }
+}
+
+static void
+encode_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const job *j = ctx;
+    piece *p = &j->pieces[part_idx];
+    (void)worker_idx;
+    if (stopped)
+        return;
+    if (!p->lines)
+        p->st = add_document(j, p, p->file + p->begin, p->end - p->begin, p->begin == 0);
+    for (uint64_t at = p->begin, end; p->lines && at < p->end && p->st == SPW_OK; at = end + 1) {
+        const char *newline = memchr(p->file + at, '\n', p->end - at);
+        end = newline != NULL ? (uint64_t)(newline - p->file) : p->end;
+        p->st = add_line(j, p, p->file + at, end - at);
+    }
+    if (!j->wide)
+        make_narrow(&p->ids);
+}
+
+/* ---------------------------------------------------------------- input, cut into pieces */
+
+static spw_status
+open_input(job *j, spw_error *err)
+{
+    const char *path = j->inputs[j->input_idx];
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    j->file = NULL;
+    j->at = 0;
+    if (fd < 0)
+        return SPW_RAISE_SYS(err, errno, "open %s", path);
+    if (fstat(fd, &info) != 0) {
+        close(fd);
+        return SPW_RAISE_SYS(err, errno, "stat %s", path);
+    }
+    j->file_bytes = (uint64_t)info.st_size;
+    if (j->file_bytes > 0) {
+        void *map = mmap(NULL, j->file_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED) {
+            spw_status st = SPW_RAISE_SYS(err, errno, "mapping %s", path);
+            close(fd);
+            return st;
+        }
+        (void)madvise(map, j->file_bytes, MADV_SEQUENTIAL); /* a hint */
+        j->file = map;
+    }
+    close(fd);
+    return SPW_OK;
+}
+
+/* Fills the list of pieces; none: all inputs are done. */
+static spw_status
+cut_batch(job *j, spw_error *err)
+{
+    for (j->piece_count = 0; j->piece_count < j->pieces_max && j->input_idx < j->input_count;) {
+        const char *path = j->inputs[j->input_idx], *dot = strrchr(path, '.');
+        piece *p = &j->pieces[j->piece_count];
+        uint64_t end = 0;
+        if (j->file == NULL)
+            SPW_TRY(open_input(j, err));
+        if (j->file == NULL) { /* empty */
+            j->input_idx++;
+            continue;
+        }
+        p->ids.count = 0;
+        *p = (piece){.path = path, .file = j->file, .file_bytes = j->file_bytes, .begin = j->at, .ids = p->ids};
+        p->lines = dot != NULL && strcmp(dot, ".jsonl") == 0;
+        if (j->file_bytes - j->at <= PIECE_BYTES) {
+            end = j->file_bytes;
+        } else if (p->lines) {
+            const char *newline = memchr(j->file + j->at + PIECE_BYTES, '\n', j->file_bytes - j->at - PIECE_BYTES);
+            end = newline != NULL ? (uint64_t)(newline - j->file) + 1 : j->file_bytes;
+        } else {
+            end = spw_tokenizer_cut(j->tokenizer, j->file, j->file_bytes, j->at + PIECE_BYTES);
+        }
+        p->end = j->at = end;
+        j->piece_count++;
+        if (end == j->file_bytes) {
+            p->last = true; /* the mapping is the piece's now */
+            j->file = NULL;
+            j->input_idx++;
+        }
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- output */
+
+static spw_status
+write_all(const job *j, const void *data, uint64_t bytes, spw_error *err)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        ssize_t rc = write(j->fd, at, bytes);
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return SPW_RAISE_SYS(err, errno, "writing %s, after %llu tokens", j->tmp, (unsigned long long)j->tokens);
+        at += rc;
+        bytes -= (uint64_t)rc;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+write_header(const job *j, spw_error *err)
+{
+    int32_t header[HEADER_INTS] = {j->wide ? MAGIC_32 : MAGIC_16, j->wide ? VERSION_32 : VERSION_16,
+                                   (int32_t)j->tokens};
+    if (lseek(j->fd, 0, SEEK_SET) != 0)
+        return SPW_RAISE_SYS(err, errno, "seeking in %s", j->tmp);
+    return write_all(j, header, sizeof header, err);
+}
+
+static void
+show(job *j, bool at_end)
+{
+    uint64_t now = spw_now_ns();
+    double seconds = (double)(now - j->start_ns) * 1e-9, mb = (double)j->bytes_done * 1e-6;
+    bool terminal = isatty(STDERR_FILENO) != 0;
+    if (j->quiet || (!at_end && now - j->shown_ns < (terminal ? 500000000u : 10000000000u)))
+        return;
+    j->shown_ns = now;
+    if (!at_end || terminal)
+        fprintf(stderr, "%s%5.1f %%  %.1f of %.1f MB  %.1f MB/s  %llu tokens%s", terminal ? "\r" : "",
+                j->bytes_total > 0 ? 100.0 * (double)j->bytes_done / (double)j->bytes_total : 100.0, mb,
+                (double)j->bytes_total * 1e-6, seconds > 0 ? mb / seconds : 0, (unsigned long long)j->tokens,
+                terminal && !at_end ? "   " : "\n");
+    if (at_end)
+        printf("%s: %llu documents, %llu tokens (%s), %.2f bytes per token, %.1f MB in %.1f s\n", j->out_path,
+               (unsigned long long)j->documents, (unsigned long long)j->tokens, j->wide ? "uint32" : "uint16",
+               j->tokens > 0 ? (double)j->bytes_done / (double)j->tokens : 0, mb, seconds);
+}
+
+static spw_status
+write_batch(job *j, spw_error *err)
+{
+    for (uint64_t i = 0; i < j->piece_count; i++) {
+        piece *p = &j->pieces[i];
+        if (p->st != SPW_OK) {
+            *err = p->err;
+            if (!p->lines)
+                spw_error_wrap(err, "%s", p->path);
+            return p->st;
+        }
+        if (j->tokens + p->ids.count > INT32_MAX)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: a token file holds at most %d tokens; give it fewer inputs",
+                             p->path, INT32_MAX);
+        SPW_TRY(write_all(j, p->ids.ids, p->ids.count * (j->wide ? 4 : 2), err));
+        j->tokens += p->ids.count;
+        j->documents += p->documents;
+        j->bytes_done += p->end - p->begin;
+    }
+    return SPW_OK;
+}
+
+static void
+unmap_batch(job *j)
+{
+    for (uint64_t i = 0; i < j->piece_count; i++) {
+        if (j->pieces[i].last)
+            munmap((void *)(uintptr_t)j->pieces[i].file, j->pieces[i].file_bytes);
+    }
+    j->piece_count = 0;
+}
+
+static spw_status
+convert(job *j, spw_pool *pool, spw_error *err)
+{
+    spw_status st = write_header(j, err); /* its count comes last */
+    while (st == SPW_OK) {
+        if ((st = cut_batch(j, err)) == SPW_OK && j->piece_count == 0)
+            break;
+        if (st == SPW_OK)
+            spw_pool_run(pool, (uint32_t)j->piece_count, encode_piece, j);
+        if (st == SPW_OK)
+            st = stopped ? SPW_RAISE(err, SPW_ECANCELED, "stopped; nothing was written to %s", j->out_path)
+                         : write_batch(j, err);
+        unmap_batch(j);
+        show(j, false);
+    }
+    if (j->file != NULL) {
+        munmap(j->file, j->file_bytes);
+        j->file = NULL;
+    }
+    if (st == SPW_OK)
+        st = write_header(j, err);
+    if (st == SPW_OK && fsync(j->fd) != 0)
+        st = SPW_RAISE_SYS(err, errno, "fsync %s", j->tmp);
+    return st;
+}
+
+/* The folder of the output, made durable. */
+static spw_status
+sync_folder(const char *path, spw_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[SPW_PATH_BYTES];
+    snprintf(folder, sizeof folder, "%.*s",
+             slash == NULL   ? 1
+             : slash == path ? 1
+                             : (int)(slash - path),
+             slash == NULL ? "." : path);
+    return spw_dir_sync(folder, err);
+}
+
+/* ---------------------------------------------------------------- the command */
+
+/* All inputs are there and none of them is the output, before anything is made. */
+static spw_status
+check_inputs(job *j, spw_error *err)
+{
+    struct stat in, out;
+    bool there = stat(j->out_path, &out) == 0;
+    if (there && !S_ISREG(out.st_mode))
+        return SPW_RAISE(err, SPW_EINVAL, "-o %s is not a regular file", j->out_path);
+    for (uint64_t i = 0; i < j->input_count; i++) {
+        if (stat(j->inputs[i], &in) != 0)
+            return SPW_RAISE_SYS(err, errno, "input %s", j->inputs[i]);
+        if (!S_ISREG(in.st_mode))
+            return SPW_RAISE(err, SPW_EINVAL, "input %s is not a regular file", j->inputs[i]);
+        if (there && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return SPW_RAISE(err, SPW_EINVAL, "input %s would be overwritten by -o", j->inputs[i]);
+        j->bytes_total += (uint64_t)in.st_size;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+choose_end(job *j, spw_error *err)
+{
+    if (j->end_text == NULL)
+        j->end_id = spw_tokenizer_end(j->tokenizer);
+    else
+        j->end_id = spw_tokenizer_find(j->tokenizer, j->end_text, strlen(j->end_text));
+    if (j->end_id < 0 && j->end_text == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "%s has no end-of-text token; --end TEXT names one, --end '' does without",
+                         j->tokenizer_path);
+    if (j->end_id < 0 && j->end_text[0] != '\0')
+        return SPW_RAISE(err, SPW_EINVAL, "%s has no token \"%s\" for --end", j->tokenizer_path, j->end_text);
+    return SPW_OK;
+}
+
+static spw_status
+run(job *j, spw_error *err)
+{
+    spw_pool *pool = NULL;
+    spw_status st;
+    SPW_TRY(check_inputs(j, err));
+    SPW_TRY(spw_tokenizer_open(&j->tokenizer, j->tokenizer_path, err));
+    SPW_TRY(choose_end(j, err));
+    j->wide = spw_tokenizer_vocab(j->tokenizer) > 65536;
+    SPW_TRY(spw_pool_create(&pool, (uint32_t)j->threads, "tokenize", err));
+    j->pieces_max = (uint64_t)spw_pool_threads(pool) * PIECES_PER_THREAD;
+    j->pieces = spw_mem_calloc(j->pieces_max, sizeof *j->pieces);
+    snprintf(j->tmp, sizeof j->tmp, "%s.tmp-%ld", j->out_path, (long)getpid());
+    if (j->pieces == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "%llu pieces of text", (unsigned long long)j->pieces_max);
+    else if ((j->fd = open(j->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) < 0)
+        st = SPW_RAISE_SYS(err, errno, "open %s", j->tmp);
+    else
+        st = convert(j, pool, err);
+    if (j->fd >= 0 && close(j->fd) != 0 && st == SPW_OK)
+        st = SPW_RAISE_SYS(err, errno, "close %s", j->tmp);
+    if (st == SPW_OK && rename(j->tmp, j->out_path) != 0)
+        st = SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->tmp, j->out_path);
+    if (st != SPW_OK && j->fd >= 0)
+        (void)unlink(j->tmp);
+    if (st == SPW_OK)
+        st = sync_folder(j->out_path, err);
+    spw_pool_destroy(pool);
+    for (uint64_t i = 0; j->pieces != NULL && i < j->pieces_max; i++)
+        spw_tokens_free(&j->pieces[i].ids);
+    spw_mem_free(j->pieces);
+    return st;
+}
+
+int
+cli_tokenize(int argc, char **argv)
+{
+    const char **inputs = spw_mem_calloc((size_t)argc, sizeof *inputs);
+    job j = {.inputs = inputs, .field = "text", .fd = -1};
+    spw_error err = {0};
+    int rc = EXIT_DONE;
+    if (inputs == NULL)
+        return cli_fail(&(spw_error){.status = SPW_ENOMEM, .message = "no memory for the list of inputs"});
+    for (int i = 1; i < argc && rc == EXIT_DONE; i++) {
+        const char *name = argv[i], *value;
+        const char **to = strcmp(name, "-o") == 0            ? &j.out_path
+                          : strcmp(name, "--tokenizer") == 0 ? &j.tokenizer_path
+                          : strcmp(name, "--field") == 0     ? &j.field
+                          : strcmp(name, "--end") == 0       ? &j.end_text
+                                                             : NULL;
+        if (name[0] != '-')
+            inputs[j.input_count++] = name;
+        else if (strcmp(name, "--special") == 0)
+            j.special = true;
+        else if (strcmp(name, "--quiet") == 0)
+            j.quiet = true;
+        else if (to == NULL && strcmp(name, "--threads") != 0)
+            rc = cli_usage("tokenize", "unknown option %s", name);
+        else if ((value = cli_value("tokenize", argc, argv, &i)) == NULL)
+            rc = EXIT_USAGE;
+        else if (to != NULL)
+            *to = value;
+        else if (!cli_number(value, &j.threads) || j.threads < 1 || j.threads > THREADS_MAX)
+            rc = cli_usage("tokenize", "--threads %s is not a number from 1 to %d", value, THREADS_MAX);
+    }
+    if (rc == EXIT_DONE && (j.input_count == 0 || j.tokenizer_path == NULL || j.out_path == NULL))
+        rc = cli_usage("tokenize", "%s is needed",
+                       j.input_count == 0   ? "a text file"
+                       : j.out_path == NULL ? "-o OUT.bin"
+                                            : "--tokenizer PATH");
+    if (rc == EXIT_DONE && strlen(j.out_path) >= SPW_PATH_BYTES)
+        rc = cli_usage("tokenize", "the path of -o is too long");
+    if (rc == EXIT_DONE) {
+        struct sigaction action = {.sa_handler = stop};
+        (void)sigaction(SIGINT, &action, NULL);
+        (void)sigaction(SIGTERM, &action, NULL);
+        (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error with a name */
+        j.start_ns = j.shown_ns = spw_now_ns();
+        if (run(&j, &err) != SPW_OK)
+            rc = cli_fail(&err);
+        else
+            show(&j, true);
+        spw_tokenizer_close(j.tokenizer);
+    }
+    spw_mem_free(inputs);
+    return rc;
+}

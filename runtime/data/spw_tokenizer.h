@@ -1,0 +1,108 @@
+/*
+ * spw_tokenizer.h - byte-level BPE tokenizers as GPT-2, Llama 3 and Qwen2/2.5/3 have them: text in, ids out, and back.
+ *
+ * Read are Hugging Face's tokenizer.json, and vocab.json with merges.txt (FORMATS, section 5). Whatever else such a
+ * file asks for is refused with the name of file and field, never left out in silence. Any bytes can be encoded, not
+ * UTF-8 alone: a stretch of bytes that is not UTF-8 is a piece of its own, which no pattern looks at, and what stands
+ * before and after it is pre-tokenized as if the text ended and began there. decode(encode(x)) is x for every x,
+ * unless the tokenizer itself changes text: by NFC, or by added tokens that swallow the white space around them.
+ *
+ * What counts as a letter or a number, and NFC, is Unicode's of the PCRE2 and utf8proc that are installed.
+ */
+#ifndef SPW_TOKENIZER_H
+#define SPW_TOKENIZER_H
+
+#include "spw_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Everything but open and close may be called by any number of threads at once. */
+typedef struct spw_tokenizer spw_tokenizer;
+
+/* A growing list of ids of one thread. Zero-initialise; emptied by count = 0, freed with spw_tokens_free(). */
+typedef struct spw_tokens {
+    int32_t *ids; /* (capacity) */
+    uint64_t count, capacity;
+} spw_tokens;
+spw_status spw_tokens_push(spw_tokens *tokens, int32_t id, spw_error *err); /* SPW_ENOMEM, and nothing changed */
+void spw_tokens_free(spw_tokens *tokens);
+
+/*
+ * spw_tokenizer_open - reads a tokenizer.
+ *   path   a tokenizer.json; or a vocab.json, with merges.txt beside it; or a folder that holds one or the other.
+ *
+ * tokenizer_config.json in the same folder, if there is one, adds the eos_token. For vocab.json and merges.txt it tells
+ * the pattern by its tokenizer_class too (GPT2Tokenizer or Qwen2Tokenizer; GPT-2's without that file) and the added
+ * tokens. "truncation" and "padding" are about batches and have no effect; "post_processor" is never applied, see
+ * spw_tokenizer_begin().
+ *
+ * Errors  SPW_ENOENT nothing there to read; SPW_ECORRUPT what cannot be such a file; SPW_EUNSUPPORTED what asks for more
+ *         than is built (other models, normalizers, pre-tokenizers, decoders, post-processors, unknown fields);
+ *         SPW_ENOMEM, SPW_ESYS. All name the file, and the field or line.
+ */
+spw_status spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err);
+void spw_tokenizer_close(spw_tokenizer *t); /* NULL is fine */
+
+/* The highest id plus 1. A model's vocab_size may be larger, never smaller. */
+uint64_t spw_tokenizer_vocab(const spw_tokenizer *t);
+
+/*
+ * spw_tokenizer_encode - appends the ids of a text to tokens.
+ *   text     (bytes) in      any bytes, zeros too
+ *   special  recognise special tokens such as <|endoftext|> that are spelled out in the text; without it they are plain
+ *            text, as training data needs it. Added tokens that are not special are always recognised.
+ *
+ * Computes  the ids that the tokenizers library gives without special tokens of its own (add_special_tokens=False).
+ * Errors    SPW_ENOMEM; SPW_EUNSUPPORTED when the pattern engine gives up. tokens is as it was before.
+ * Cost      close to linear in bytes, also for a single word of megabytes; about 24 bytes of memory per byte of the
+ *           longest piece. Memory of each thread that encodes at the same time, a MiB at least, is kept until close.
+ * Source    Sennrich et al. 2016, Neural Machine Translation of Rare Words with Subword Units, on bytes as in GPT-2.
+ */
+spw_status spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special,
+                                spw_tokens *tokens, spw_error *err);
+
+/*
+ * spw_tokenizer_cut - where a long text may be cut in two, so that the halves, encoded one by one, give the ids of the
+ * whole: the first such place at or after `from`, or bytes if there is none. A cut is before a newline that follows an
+ * ASCII letter or digit; patterns other than those of GPT-2, Llama 3 and Qwen2, and added tokens in the way, leave none.
+ */
+uint64_t spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint64_t from);
+
+/*
+ * The same for spw_data_open(): a spw_data_encode_fn whose ctx is the tokenizer; special tokens are plain text. Fills
+ * tokens (token_max) when all of them fit. spw_tokenizer_key() is its encode_key: a checksum of the tokenizer's files.
+ */
+spw_status spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+                                     uint64_t *token_count, spw_error *err);
+uint64_t spw_tokenizer_key(const spw_tokenizer *t);
+
+/*
+ * spw_tokenizer_decode - the bytes of ids, added tokens as they are spelled.
+ *   ids      (count)
+ *   special  false leaves special tokens out
+ *   text     (bytes_max) out, not terminated; NULL to be told bytes_out alone
+ * Errors  SPW_EINVAL naming the first id that is outside the vocabulary or unused, or when bytes_max is less than
+ *         needed. The bytes of a part of a text need not be whole characters.
+ */
+spw_status spw_tokenizer_decode(const spw_tokenizer *t, const int32_t *ids, uint64_t count, bool special, char *text,
+                                uint64_t bytes_max, uint64_t *bytes_out, spw_error *err);
+
+/* The bytes of one token, not terminated; NULL for an id without one. They live as long as the tokenizer. */
+const char *spw_tokenizer_text(const spw_tokenizer *t, int32_t id, uint64_t *bytes_out);
+/* The id of the token with these bytes (" the", not its spelling in the file); added tokens first; -1: there is none. */
+int32_t spw_tokenizer_find(const spw_tokenizer *t, const char *text, uint64_t bytes);
+
+/*
+ * The token that ends a document: <|endoftext|> or <|end_of_text|>, else the eos_token of tokenizer_config.json, else
+ * <|im_end|>; -1 when there is none of them.
+ */
+int32_t spw_tokenizer_end(const spw_tokenizer *t);
+/* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not. */
+int32_t spw_tokenizer_begin(const spw_tokenizer *t);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,466 @@
+/*
+ * Reading a tokenizer's files: tokenizer.json, or vocab.json with merges.txt, and tokenizer_config.json beside them. Every
+ * field is known, or the file is refused with its name: a field that is skipped would be ids that are quietly others
+ * than the model was trained on. Tables are left to tokenizer_vocab.c, patterns to tokenizer_split.c.
+ */
+#include "tokenizer_internal.h"
+#include "spw_files.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+enum { FILE_BYTES_MAX = 1 << 29, DEPTH_MAX = 4 };
+
+static spw_status
+read_json(spw_tokenizer *t, json_t **out, const char *path, spw_error *err)
+{
+    json_error_t why;
+    char *text;
+    *out = NULL;
+    SPW_TRY(spw_file_read_text(path, FILE_BYTES_MAX, &text, err));
+    t->key = spw_checksum_more(t->key, text, strlen(text));
+    *out = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    spw_mem_free(text);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s, line %d: %s", path, why.line, why.text);
+    if (json_is_object(*out))
+        return SPW_OK;
+    json_decref(*out);
+    *out = NULL;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: not a JSON object", path);
+}
+
+/* What a field says, for a message; a number or a list is named by what it is. */
+static const char *
+shown(const json_t *v)
+{
+    static const char *const types[] = {"an object", "a list", "a text", "a number",
+                                        "a number",  "true",   "false",  "null"};
+    return v == NULL ? "missing" : json_is_string(v) ? json_string_value(v) : types[json_typeof(v)];
+}
+
+static spw_status
+refused(const char *path, const char *field, const json_t *v, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s: %.100s is not supported", path, field, shown(v));
+}
+
+/* Only these members, in a list that ends with NULL. */
+static spw_status
+only(const json_t *object, const char *path, const char *field, const char *const *names, spw_error *err)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)object, name, v)
+    {
+        uint32_t i = 0;
+        while (names[i] != NULL && strcmp(names[i], name) != 0)
+            i++;
+        if (names[i] == NULL)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s%s%.100s is not known", path, field,
+                             field[0] != '\0' ? "." : "", name);
+    }
+    return SPW_OK;
+}
+#define ONLY(object, path, field, err, ...) only(object, path, field, (const char *const[]){__VA_ARGS__, NULL}, err)
+
+static bool
+is_type(const json_t *object, const char *type)
+{
+    const char *held = json_string_value(json_object_get(object, "type"));
+    return held != NULL && strcmp(held, type) == 0;
+}
+
+static bool
+is_nothing(const json_t *v)
+{
+    return v == NULL || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0);
+}
+
+/* A member that is true or false, `otherwise` when it is missing. */
+static spw_status
+boolean(const json_t *object, const char *name, bool otherwise, bool *out, const char *path, const char *field,
+        spw_error *err)
+{
+    const json_t *v = json_object_get(object, name);
+    *out = v == NULL ? otherwise : json_is_true(v);
+    if (v != NULL && !json_is_boolean(v))
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.%s: %.100s is neither true nor false", path, field, name, shown(v));
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- parts of tokenizer.json */
+
+static spw_status
+read_normalizer(spw_tokenizer *t, const json_t *v, const char *path, const char *field, int depth, spw_error *err)
+{
+    if (v == NULL || json_is_null(v))
+        return SPW_OK;
+    if (is_type(v, "NFC")) {
+        t->nfc = true;
+        return ONLY(v, path, field, err, "type");
+    }
+    if (is_type(v, "Sequence") && json_is_array(json_object_get(v, "normalizers")) && depth < DEPTH_MAX) {
+        const json_t *part;
+        size_t i;
+        json_array_foreach(json_object_get(v, "normalizers"), i, part)
+        {
+            char name[160];
+            snprintf(name, sizeof name, "%.100s.normalizers[%zu]", field, i);
+            SPW_TRY(read_normalizer(t, part, path, name, depth + 1, err));
+        }
+        return ONLY(v, path, field, err, "type", "normalizers");
+    }
+    return refused(path, field, json_is_object(v) ? json_object_get(v, "type") : v, err);
+}
+
+static spw_status
+read_byte_level(spw_tokenizer *t, const json_t *v, const char *path, const char *field, bool *done, spw_error *err)
+{
+    bool prefix, regex;
+    SPW_TRY(ONLY(v, path, field, err, "type", "add_prefix_space", "trim_offsets", "use_regex"));
+    SPW_TRY(boolean(v, "add_prefix_space", true, &prefix, path, field, err));
+    SPW_TRY(boolean(v, "use_regex", true, &regex, path, field, err));
+    if (prefix)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s.add_prefix_space: true is not supported", path, field);
+    *done = true;
+    return regex ? spw__tok_pattern_add(t, spw__tok_gpt2_pattern, TOK_REGEX, path, field, err) : SPW_OK;
+}
+
+static spw_status
+read_split(spw_tokenizer *t, const json_t *v, const char *path, const char *field, spw_error *err)
+{
+    const json_t *pattern = json_object_get(v, "pattern"), *text = json_object_get(pattern, "Regex");
+    const char *behavior = json_string_value(json_object_get(v, "behavior"));
+    int kind = text != NULL ? TOK_REGEX : TOK_LITERAL;
+    bool invert;
+    SPW_TRY(ONLY(v, path, field, err, "type", "pattern", "behavior", "invert"));
+    SPW_TRY(boolean(v, "invert", false, &invert, path, field, err));
+    if (behavior == NULL || strcmp(behavior, "Isolated") != 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s.behavior: %.100s is not supported", path, field,
+                         shown(json_object_get(v, "behavior")));
+    if (text == NULL)
+        text = json_object_get(pattern, "String");
+    if (json_object_size(pattern) != 1 || json_string_length(text) == 0 ||
+        json_string_length(text) >= TOK_PATTERN_BYTES)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.pattern is neither {\"Regex\": text} nor {\"String\": text}", path,
+                         field);
+    return spw__tok_pattern_add(t, json_string_value(text), kind, path, field, err);
+}
+
+static spw_status
+read_pre_tokenizer(spw_tokenizer *t, const json_t *v, const char *path, const char *field, int depth, bool *done,
+                   spw_error *err)
+{
+    const json_t *part;
+    bool one_by_one;
+    size_t i;
+    if (*done) /* what comes after sees characters of the byte alphabet */
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s: ByteLevel is not the last pre-tokenizer", path, field);
+    if (is_type(v, "ByteLevel"))
+        return read_byte_level(t, v, path, field, done, err);
+    if (is_type(v, "Split"))
+        return read_split(t, v, path, field, err);
+    if (is_type(v, "Digits")) {
+        SPW_TRY(ONLY(v, path, field, err, "type", "individual_digits"));
+        SPW_TRY(boolean(v, "individual_digits", false, &one_by_one, path, field, err));
+        return spw__tok_pattern_add(t, one_by_one ? "\\p{N}" : "\\p{N}+", TOK_REGEX, path, field, err);
+    }
+    if (!is_type(v, "Sequence") || !json_is_array(json_object_get(v, "pretokenizers")) || depth == DEPTH_MAX)
+        return refused(path, field, json_is_object(v) ? json_object_get(v, "type") : v, err);
+    SPW_TRY(ONLY(v, path, field, err, "type", "pretokenizers"));
+    json_array_foreach(json_object_get(v, "pretokenizers"), i, part)
+    {
+        char name[160];
+        snprintf(name, sizeof name, "%.100s.pretokenizers[%zu]", field, i);
+        SPW_TRY(read_pre_tokenizer(t, part, path, name, depth + 1, done, err));
+    }
+    return SPW_OK;
+}
+
+/* "single": special tokens around the text. One before it is kept for spw_tokenizer_begin(). */
+static spw_status
+read_template(spw_tokenizer *t, const json_t *v, const char *path, const char *field, spw_error *err)
+{
+    const json_t *single = json_object_get(v, "single"), *part;
+    bool text_seen = false;
+    size_t i;
+    SPW_TRY(ONLY(v, path, field, err, "type", "single", "pair", "special_tokens"));
+    if (!json_is_array(single))
+        return refused(path, field, single, err);
+    json_array_foreach(single, i, part)
+    {
+        const json_t *name = json_object_get(json_object_get(part, "SpecialToken"), "id");
+        const json_t *ids = json_object_get(
+            json_object_get(json_object_get(v, "special_tokens"), name == NULL ? "" : json_string_value(name)), "ids");
+        const json_t *id = json_array_get(ids, 0);
+        if (json_object_get(part, "Sequence") != NULL && !text_seen) {
+            text_seen = true;
+            continue;
+        }
+        if (!json_is_string(name) || json_array_size(ids) != 1 || !json_is_integer(id) || json_integer_value(id) < 0 ||
+            (uint64_t)json_integer_value(id) >= t->vocab)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.single[%zu] is neither a text nor a token of the vocabulary",
+                             path, field, i);
+        if (text_seen || t->begin >= 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             "%s: %s.single[%zu]: %s: only one token before the text is supported", path, field, i,
+                             json_string_value(name));
+        t->begin = (int32_t)json_integer_value(id);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_post_processor(spw_tokenizer *t, const json_t *v, const char *path, const char *field, int depth, spw_error *err)
+{
+    if (v == NULL || json_is_null(v))
+        return SPW_OK;
+    if (is_type(v, "ByteLevel")) /* about offsets, which nobody asks for here */
+        return ONLY(v, path, field, err, "type", "add_prefix_space", "trim_offsets", "use_regex");
+    if (is_type(v, "TemplateProcessing"))
+        return read_template(t, v, path, field, err);
+    if (is_type(v, "Sequence") && json_is_array(json_object_get(v, "processors")) && depth < DEPTH_MAX) {
+        const json_t *part;
+        size_t i;
+        json_array_foreach(json_object_get(v, "processors"), i, part)
+        {
+            char name[160];
+            snprintf(name, sizeof name, "%.100s.processors[%zu]", field, i);
+            SPW_TRY(read_post_processor(t, part, path, name, depth + 1, err));
+        }
+        return ONLY(v, path, field, err, "type", "processors");
+    }
+    return refused(path, field, json_is_object(v) ? json_object_get(v, "type") : v, err);
+}
+
+static spw_status
+read_decoder(const json_t *v, const char *path, spw_error *err)
+{
+    if (v == NULL || json_is_null(v))
+        return SPW_OK;
+    if (!is_type(v, "ByteLevel"))
+        return refused(path, "decoder", json_is_object(v) ? json_object_get(v, "type") : v, err);
+    return ONLY(v, path, "decoder", err, "type", "add_prefix_space", "trim_offsets", "use_regex");
+}
+
+/* The model's settings; vocabulary and merges are read elsewhere. */
+static spw_status
+read_model(spw_tokenizer *t, const json_t *v, const char *path, spw_error *err)
+{
+    const json_t *type = json_object_get(v, "type"), *dropout = json_object_get(v, "dropout");
+    static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    char field[64];
+    bool fallback, fuse;
+    if (!json_is_object(v))
+        return refused(path, "model", v, err);
+    if (type != NULL && !is_type(v, "BPE")) /* the first files of GPT-2 do not name it */
+        return refused(path, "model.type", type, err);
+    SPW_TRY(ONLY(v, path, "model", err, "type", "vocab", "merges", "dropout", "unk_token", "continuing_subword_prefix",
+                 "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges"));
+    if (!json_is_object(json_object_get(v, "vocab")))
+        return refused(path, "model.vocab", json_object_get(v, "vocab"), err);
+    if (!json_is_array(json_object_get(v, "merges")))
+        return refused(path, "model.merges", json_object_get(v, "merges"), err);
+    SPW_TRY(boolean(v, "byte_fallback", false, &fallback, path, "model", err));
+    SPW_TRY(boolean(v, "fuse_unk", false, &fuse, path, "model", err)); /* no byte is unknown */
+    SPW_TRY(boolean(v, "ignore_merges", false, &t->ignore_merges, path, "model", err));
+    if (fallback)
+        return refused(path, "model.byte_fallback", json_object_get(v, "byte_fallback"), err);
+    if (dropout != NULL && !json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0))
+        return refused(path, "model.dropout", dropout, err);
+    for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
+        snprintf(field, sizeof field, "model.%s", empty[i]);
+        if (!is_nothing(json_object_get(v, empty[i])))
+            return refused(path, field, json_object_get(v, empty[i]), err);
+    }
+    return SPW_OK;
+}
+
+static bool
+is_known_pattern(const json_t *pre)
+{
+    const json_t *steps = json_object_get(pre, "pretokenizers");
+    const char *text =
+        json_string_value(json_object_get(json_object_get(json_array_get(steps, 0), "pattern"), "Regex"));
+    if (is_type(pre, "ByteLevel"))
+        return true; /* use_regex or not: without it, one pattern is missing and cuts stay off */
+    return json_array_size(steps) == 2 && text != NULL &&
+           (strcmp(text, spw__tok_llama3_pattern) == 0 || strcmp(text, spw__tok_qwen2_pattern) == 0);
+}
+
+static spw_status
+load_tokenizer_json(spw_tokenizer *t, const json_t *root, const char *path, spw_error *err)
+{
+    json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    bool done = false;
+    SPW_TRY(ONLY(root, path, "", err, "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                 "post_processor", "decoder", "model"));
+    if (added != NULL && !json_is_array(added))
+        return refused(path, "added_tokens", added, err);
+    SPW_TRY(read_model(t, model, path, err));
+    SPW_TRY(read_normalizer(t, json_object_get(root, "normalizer"), path, "normalizer", 0, err));
+    SPW_TRY(read_pre_tokenizer(t, pre, path, "pre_tokenizer", 0, &done, err));
+    if (!done)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: pre_tokenizer has no ByteLevel", path);
+    t->cuts = t->pattern_count == 1 && is_known_pattern(pre);
+    SPW_TRY(read_decoder(json_object_get(root, "decoder"), path, err));
+    SPW_TRY(spw__tok_vocab_build(t, json_object_get(model, "vocab"), added, path, err));
+    SPW_TRY(
+        spw__tok_merges_build(t, json_object_get(model, "vocab"), json_object_get(model, "merges"), path, false, err));
+    return read_post_processor(t, json_object_get(root, "post_processor"), path, "post_processor", 0, err);
+}
+
+/* ---------------------------------------------------------------- vocab.json and merges.txt */
+
+/* "added_tokens_decoder" of tokenizer_config.json, {"50256": {...}}, as the list that tokenizer.json has. */
+static spw_status
+added_of_config(json_t **out, const json_t *config, const char *path, spw_error *err)
+{
+    json_t *decoder = json_object_get(config, "added_tokens_decoder"), *v;
+    const char *key;
+    *out = json_array();
+    json_object_foreach(decoder, key, v)
+    {
+        char *end;
+        long id = strtol(key, &end, 10);
+        json_t *copy = json_is_object(v) && key[0] >= '0' && key[0] <= '9' && *end == '\0' ? json_copy(v) : NULL;
+        if (copy == NULL || json_object_set_new(copy, "id", json_integer(id)) != 0 ||
+            json_array_append_new(*out, copy) != 0)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: added_tokens_decoder.%.100s is not a token by its id", path, key);
+    }
+    return *out == NULL ? SPW_RAISE(err, SPW_ENOMEM, "%s: added tokens", path) : SPW_OK;
+}
+
+/* Without a list of added tokens, <|endoftext|> is one: GPT-2's files say so nowhere. */
+static spw_status
+add_end_token(json_t *added, const json_t *vocab, spw_error *err)
+{
+    json_t *id = json_object_get(vocab, "<|endoftext|>"), *token;
+    if (json_array_size(added) > 0 || id == NULL)
+        return SPW_OK;
+    token = json_pack("{s:s, s:O, s:b}", "content", "<|endoftext|>", "id", id, "special", 1);
+    if (token == NULL || json_array_append_new(added, token) != 0)
+        return SPW_RAISE(err, SPW_ENOMEM, "added tokens");
+    return SPW_OK;
+}
+
+static spw_status
+load_pair(spw_tokenizer *t, json_t *vocab, const json_t *config, const char *config_path, const char *merges_path,
+          spw_error *err)
+{
+    const json_t *name = json_object_get(config, "tokenizer_class"),
+                 *prefix = json_object_get(config, "add_prefix_space");
+    const char *class_name = json_is_string(name) ? json_string_value(name) : "GPT2Tokenizer";
+    bool qwen = strncmp(class_name, "Qwen2Tokenizer", 14) == 0;
+    const char *rest = class_name + (qwen ? 14 : strncmp(class_name, "GPT2Tokenizer", 13) == 0 ? 13 : 0);
+    json_t *added = NULL, *merges = NULL;
+    char *text = NULL;
+    spw_status st;
+    if (rest == class_name || (rest[0] != '\0' && strcmp(rest, "Fast") != 0))
+        return refused(config_path, "tokenizer_class", name, err);
+    if (json_is_true(prefix))
+        return refused(config_path, "add_prefix_space", prefix, err);
+    t->nfc = qwen;
+    SPW_TRY(spw__tok_pattern_add(t, qwen ? spw__tok_qwen2_pattern : spw__tok_gpt2_pattern, TOK_REGEX, t->path,
+                                 "pattern", err));
+    t->cuts = true;
+    st = added_of_config(&added, config, config_path, err);
+    if (st == SPW_OK)
+        st = add_end_token(added, vocab, err);
+    if (st == SPW_OK)
+        st = spw__tok_vocab_build(t, vocab, added, config != NULL ? config_path : t->path, err);
+    if (st == SPW_OK)
+        st = spw_file_read_text(merges_path, FILE_BYTES_MAX, &text, err);
+    if (st == SPW_OK && (merges = json_string(text)) == NULL)
+        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: not UTF-8", merges_path);
+    if (st == SPW_OK)
+        t->key = spw_checksum_more(t->key, text, strlen(text));
+    if (st == SPW_OK)
+        st = spw__tok_merges_build(t, vocab, merges, merges_path, true, err);
+    json_decref(added);
+    json_decref(merges);
+    spw_mem_free(text);
+    return st;
+}
+
+/* ---------------------------------------------------------------- which files */
+
+static bool
+exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* folder/name; false when it is too long. */
+static bool
+join(char out[TOK_PATH_BYTES], const char *folder, const char *name)
+{
+    int length = snprintf(out, TOK_PATH_BYTES, "%s%s%s", folder, folder[0] != '\0' ? "/" : "", name);
+    return length > 0 && length < TOK_PATH_BYTES;
+}
+
+static int32_t
+added_id(const spw_tokenizer *t, const char *text)
+{
+    for (uint32_t i = 0; text != NULL && i < t->added_count; i++) {
+        if (strlen(text) == t->added[i].bytes && memcmp(t->added[i].text, text, t->added[i].bytes) == 0)
+            return t->added[i].id;
+    }
+    return -1;
+}
+
+static void
+choose_end(spw_tokenizer *t, const json_t *config)
+{
+    const json_t *eos = json_object_get(config, "eos_token");
+    const char *names[] = {"<|endoftext|>", "<|end_of_text|>",
+                           json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos),
+                           "<|im_end|>"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && t->end < 0; i++)
+        t->end = added_id(t, names[i]);
+}
+
+spw_status
+spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
+{
+    char folder[TOK_PATH_BYTES], merges_path[TOK_PATH_BYTES], config_path[TOK_PATH_BYTES];
+    json_t *root = NULL, *config = NULL;
+    struct stat info;
+    spw_status st;
+    bool pair = false;
+    char *slash;
+    if (strlen(path) + 32 > TOK_PATH_BYTES)
+        return SPW_RAISE(err, SPW_EINVAL, "the path of a tokenizer is longer than %d bytes", TOK_PATH_BYTES - 32);
+    if (stat(path, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "tokenizer %s", path);
+    snprintf(folder, sizeof folder, "%s", path);
+    snprintf(t->path, sizeof t->path, "%s", path);
+    if (S_ISDIR(info.st_mode)) {
+        pair = !join(t->path, folder, "tokenizer.json") || !exists(t->path);
+        if (pair && (!join(t->path, folder, "vocab.json") || !exists(t->path)))
+            return SPW_RAISE(err, SPW_ENOENT, "tokenizer %s: neither tokenizer.json nor vocab.json is there", path);
+    } else {
+        slash = strrchr(folder, '/');
+        pair = strcmp(slash != NULL ? slash + 1 : folder, "vocab.json") == 0;
+        if (slash == folder)
+            slash++;
+        *(slash != NULL ? slash : folder) = '\0';
+    }
+    if (!join(merges_path, folder, "merges.txt") || !join(config_path, folder, "tokenizer_config.json"))
+        return SPW_RAISE(err, SPW_EINVAL, "the path of tokenizer %s is too long", path);
+    st = read_json(t, &root, t->path, err);
+    if (st == SPW_OK && exists(config_path))
+        st = read_json(t, &config, config_path, err);
+    if (st == SPW_OK)
+        st = pair ? load_pair(t, root, config, config_path, merges_path, err)
+                  : load_tokenizer_json(t, root, t->path, err);
+    if (st == SPW_OK)
+        choose_end(t, config);
+    json_decref(root);
+    json_decref(config);
+    return st;
+}

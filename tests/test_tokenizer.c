@@ -1,0 +1,799 @@
+/*
+ * Tokenizers: the ids of the tokenizers library (vectors made by make_tokenizer_vectors.py) for the configurations of
+ * GPT-2, Llama 3, Qwen2 and a mixed one; any bytes come back; what is not supported is refused by name.
+ */
+#include "lib_tiny.h"
+#include "spw_data.h"
+#include "spw_files.h"
+#include "tokenizer_internal.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include <utf8proc.h>
+
+static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed"};
+enum { NAMES = 4, TEXT_MAX = 1 << 20 };
+
+static char *
+read_file(const char *path, uint64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    char *data;
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    *bytes = (uint64_t)ftell(f);
+    rewind(f);
+    data = malloc(*bytes + 1);
+    assert_non_null(data);
+    assert_int_equal(fread(data, 1, *bytes, f), *bytes);
+    data[*bytes] = '\0';
+    fclose(f);
+    return data;
+}
+
+static spw_tokenizer *
+open_named(const char *name)
+{
+    char path[300];
+    spw_tokenizer *t;
+    spw_error err = {0};
+    snprintf(path, sizeof path, "tests/vectors/tok_%s.json", name);
+    if (spw_tokenizer_open(&t, path, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    return t;
+}
+
+static void
+encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, spw_tokens *out)
+{
+    spw_error err = {0};
+    out->count = 0;
+    if (spw_tokenizer_encode(t, text, bytes, special, out, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+}
+
+static uint64_t
+decode(const spw_tokenizer *t, const spw_tokens *ids, char **text)
+{
+    uint64_t bytes, again;
+    assert_int_equal(spw_tokenizer_decode(t, ids->ids, ids->count, true, NULL, 0, &bytes, NULL), SPW_OK);
+    *text = malloc(bytes + 1);
+    assert_int_equal(spw_tokenizer_decode(t, ids->ids, ids->count, true, *text, bytes, &again, NULL), SPW_OK);
+    assert_int_equal(bytes, again);
+    return bytes;
+}
+
+static void
+assert_same_ids(const char *what, uint64_t number, const spw_tokens *got, const spw_tokens *want)
+{
+    for (uint64_t i = 0; i < got->count && i < want->count; i++) {
+        if (got->ids[i] != want->ids[i])
+            fail_msg("%s, case %llu: token %llu is %d, not %d", what, (unsigned long long)number, (unsigned long long)i,
+                     got->ids[i], want->ids[i]);
+    }
+    if (got->count != want->count)
+        fail_msg("%s, case %llu: %llu tokens, not %llu", what, (unsigned long long)number,
+                 (unsigned long long)got->count, (unsigned long long)want->count);
+}
+
+/* Every case of the hard text has the library's ids, with special tokens and without. Twice: the second time from the
+ * cache. */
+static void
+test_vectors(void **state)
+{
+    uint64_t text_bytes;
+    char *text = read_file("tests/vectors/tok_text.txt", &text_bytes);
+    (void)state;
+    for (int n = 0; n < NAMES; n++) {
+        char path[300];
+        uint64_t want_bytes;
+        spw_tokens got = {0}, want = {0};
+        spw_tokenizer *t = open_named(names[n]);
+        snprintf(path, sizeof path, "tests/vectors/tok_%s.ids", names[n]);
+        uint16_t *all = (uint16_t *)(void *)read_file(path, &want_bytes);
+        want.ids = calloc(TEXT_MAX, sizeof *want.ids);
+        for (int round = 0; round < 2; round++) {
+            uint64_t at = 0, number = 0;
+            for (const char *p = text, *end; p <= text + text_bytes; p = end + 1, number++) {
+                end = memchr(p, 0x1e, (uint64_t)(text + text_bytes - p));
+                if (end == NULL)
+                    end = text + text_bytes;
+                for (int special = 1; special >= 0; special--) {
+                    want.count = all[at++];
+                    for (uint64_t i = 0; i < want.count; i++)
+                        want.ids[i] = all[at++];
+                    encode(t, p, (uint64_t)(end - p), special != 0, &got);
+                    assert_same_ids(names[n], number, &got, &want);
+                }
+            }
+            assert_int_equal(at * 2, want_bytes);
+            assert_true(number > 600);
+        }
+        free(all);
+        free(want.ids);
+        spw_tokens_free(&got);
+        spw_tokenizer_close(t);
+    }
+    free(text);
+}
+
+/* Random bytes, text with broken bytes in it, and text: what was encoded comes back. NFC changes text once, not twice. */
+static void
+test_round_trip(void **state)
+{
+    enum { BYTES = 100000, ROUNDS = 12 };
+    uint64_t seed = getenv("SPW_SEED") != NULL ? strtoull(getenv("SPW_SEED"), NULL, 0) : 1, hard_bytes;
+    char *hard = read_file("tests/vectors/tok_text.txt", &hard_bytes), *text = malloc(BYTES), *back, *again;
+    spw_tokens ids = {0};
+    (void)state;
+    print_message("# SPW_SEED=%llu\n", (unsigned long long)seed);
+    for (int n = 0; n < NAMES - 1; n++) { /* "mixed" has tokens that swallow white space */
+        spw_tokenizer *t = open_named(names[n]);
+        for (uint64_t round = 0; round < ROUNDS; round++) {
+            uint64_t bytes;
+            for (uint64_t i = 0; i < BYTES; i++) {
+                uint32_t r[4];
+                spw_philox(seed, round, i, r);
+                if (round % 3 == 0)
+                    text[i] = (char)r[0];
+                else
+                    text[i] = r[1] % 64 == 0 && round % 3 == 1 ? (char)r[0] : hard[(i + round * 1000) % hard_bytes];
+            }
+            encode(t, text, BYTES, round % 2 != 0, &ids);
+            bytes = decode(t, &ids, &back);
+            if (strcmp(names[n], "qwen2") != 0) {
+                assert_int_equal(bytes, BYTES);
+                assert_memory_equal(back, text, BYTES);
+            } else {
+                encode(t, back, bytes, round % 2 != 0, &ids);
+                assert_int_equal(decode(t, &ids, &again), bytes);
+                assert_memory_equal(back, again, bytes);
+                free(again);
+            }
+            free(back);
+        }
+        for (int b = 0; b < 256; b++) {
+            char byte = (char)b;
+            encode(t, &byte, 1, false, &ids);
+            assert_int_equal(ids.count, 1);
+            assert_int_equal(decode(t, &ids, &back), 1);
+            assert_int_equal(back[0], byte);
+            free(back);
+        }
+        spw_tokenizer_close(t);
+    }
+    spw_tokens_free(&ids);
+    free(text);
+    free(hard);
+}
+
+/* A text that is cut where spw_tokenizer_cut says so has the same ids in pieces. */
+static void
+test_cut(void **state)
+{
+    uint64_t bytes, cuts = 0;
+    char *text = read_file("tests/vectors/tok_text.txt", &bytes);
+    spw_tokens whole = {0}, pieces = {0};
+    spw_tokenizer *plain = open_named("gpt2");
+    (void)state;
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        encode(t, text, bytes, true, &whole);
+        pieces.count = 0;
+        for (uint64_t at = 0, end; at < bytes; at = end) {
+            end = spw_tokenizer_cut(t, text, bytes, at + 1);
+            assert_true(end > at && end <= bytes);
+            assert_int_equal(spw_tokenizer_encode(t, text + at, end - at, true, &pieces, NULL), SPW_OK);
+            cuts += end < bytes;
+            if (strcmp(names[n], "mixed") == 0)
+                assert_int_equal(end, bytes);
+        }
+        assert_same_ids(names[n], 0, &pieces, &whole);
+        spw_tokenizer_close(t);
+    }
+    assert_true(cuts > 60);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
+    assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);
+    spw_tokenizer_close(plain);
+    spw_tokens_free(&whole);
+    spw_tokens_free(&pieces);
+    free(text);
+}
+
+/* A megabyte without a boundary, of every kind that could take quadratic time. */
+static void
+test_long_pieces(void **state)
+{
+    static const char *const units[] = {"a",
+                                        " ",
+                                        "\n",
+                                        "ab",
+                                        "the",
+                                        "=",
+                                        "\xff",
+                                        "1",
+                                        "e\xcc\x81",
+                                        "\xcc\xa3\xcc\x81",
+                                        "\xcc\x81\xcc\xa3",
+                                        "\t ",
+                                        "<",
+                                        "<|endoftext|",
+                                        "\xe0\xa4"};
+    enum { BYTES = 1000000 };
+    char *text = malloc(BYTES), *back;
+    spw_tokens ids = {0};
+    (void)state;
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        for (size_t u = 0; u < sizeof units / sizeof units[0]; u++) {
+            uint64_t start = spw_process_cpu_ns(), bytes, length = strlen(units[u]);
+            for (uint64_t i = 0; i < BYTES; i++)
+                text[i] = units[u][i % length];
+            encode(t, text, BYTES, true, &ids);
+            start = spw_process_cpu_ns() - start;
+            if (getenv("SPW_VERBOSE") != NULL)
+                print_message("# %s %zu: %.3f s\n", names[n], u, (double)start * 1e-9);
+            assert_true(start < 20000000000u); /* quadratic would take an hour */
+            bytes = decode(t, &ids, &back);
+            if (!t->nfc) {
+                assert_int_equal(bytes, BYTES);
+                assert_memory_equal(back, text, BYTES);
+            }
+            free(back);
+        }
+        spw_tokenizer_close(t);
+    }
+    spw_tokens_free(&ids);
+    free(text);
+}
+
+/* Every character, before and after others that may join with it: the same NFC as utf8proc's of the whole text. */
+static void
+test_nfc(void **state)
+{
+    static const int32_t after[] = {0x301, 0x323, 0x11a8, 0x3099, 'x'};
+    tok_scratch s = {0};
+    (void)state;
+    for (int32_t cp = 1; cp < 0x110000; cp++) {
+        char text[32];
+        const char *got;
+        utf8proc_uint8_t *want = NULL;
+        uint64_t used = 0, bytes;
+        if (cp >= 0xd800 && cp < 0xe000)
+            continue;
+        used += (uint64_t)utf8proc_encode_char(0xe9, (utf8proc_uint8_t *)text);
+        used += (uint64_t)utf8proc_encode_char('a', (utf8proc_uint8_t *)text + used);
+        used += (uint64_t)utf8proc_encode_char(cp, (utf8proc_uint8_t *)text + used);
+        used += (uint64_t)utf8proc_encode_char(after[cp % 5], (utf8proc_uint8_t *)text + used);
+        used += (uint64_t)utf8proc_encode_char(cp, (utf8proc_uint8_t *)text + used);
+        used += (uint64_t)utf8proc_encode_char(after[cp / 5 % 5], (utf8proc_uint8_t *)text + used);
+        text[used] = '\0';
+        assert_int_equal(spw__tok_nfc(&s, text, used, &got, &bytes, NULL), SPW_OK);
+        want = utf8proc_NFC((utf8proc_uint8_t *)text);
+        if (bytes != strlen((char *)want) || memcmp(got, want, bytes) != 0)
+            fail_msg("U+%04X", (unsigned)cp);
+        free(want);
+    }
+    spw_mem_free(s.normal);
+    spw_mem_free(s.points);
+}
+
+/* ---------------------------------------------------------------- files */
+
+/* Sets what stands at "a.b.0.c" to a JSON value; "-" takes it out. */
+static void
+set_at(json_t *root, const char *where, const char *value)
+{
+    char path[200], *last = path, *dot;
+    json_t *at = root, *v;
+    json_error_t why;
+    snprintf(path, sizeof path, "%s", where);
+    while ((dot = strchr(last, '.')) != NULL) {
+        *dot = '\0';
+        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(last)) : json_object_get(at, last);
+        last = dot + 1;
+    }
+    assert_non_null(at);
+    if (strcmp(value, "-") == 0) {
+        assert_int_equal(json_object_del(at, last), 0);
+        return;
+    }
+    v = json_loads(value, JSON_DECODE_ANY, &why);
+    assert_non_null(v);
+    if (json_is_array(at))
+        assert_int_equal(json_array_set_new(at, (size_t)atoi(last), v), 0);
+    else
+        assert_int_equal(json_object_set_new(at, last, v), 0);
+}
+
+static json_t *
+load_named(const char *name)
+{
+    char path[300];
+    json_error_t why;
+    json_t *root;
+    snprintf(path, sizeof path, "tests/vectors/tok_%s.json", name);
+    root = json_load_file(path, 0, &why);
+    assert_non_null(root);
+    return root;
+}
+
+static void
+write_text(const char *dir, const char *name, const char *text)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    assert_int_equal(spw_file_write_text(path, text, NULL), SPW_OK);
+}
+
+static void
+write_json(const char *dir, const char *name, const json_t *v)
+{
+    char *text = json_dumps(v, JSON_COMPACT);
+    write_text(dir, name, text);
+    free(text);
+}
+
+/* A pattern without end is an error that names it, and the ids from before stay. */
+static void
+test_hopeless_pattern(void **state)
+{
+    char dir[256], text[61];
+    json_t *root = load_named("qwen2");
+    spw_tokenizer *t;
+    spw_tokens ids = {0};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    set_at(root, "pre_tokenizer.pretokenizers.0.pattern.Regex", "\"(a|aa|aaa)+[xy]\"");
+    write_json(dir, "tokenizer.json", root);
+    json_decref(root);
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
+    memset(text, 'a', sizeof text);
+    assert_int_equal(spw_tokens_push(&ids, 7, NULL), SPW_OK);
+    assert_int_equal(spw_tokenizer_encode(t, "aax", 3, false, &ids, &err), SPW_OK);
+    ids.count = 1;
+    assert_int_equal(spw_tokenizer_encode(t, text, sizeof text, false, &ids, &err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "tokenizer.json: pattern 0 gave up at byte 0 of 61"));
+    assert_int_equal(ids.count, 1);
+    assert_int_equal(ids.ids[0], 7);
+    spw_tokens_free(&ids);
+    spw_tokenizer_close(t);
+    tiny_dir_remove(dir);
+}
+
+/* What is not supported, or cannot be, is refused with file and field. */
+static void
+test_refusals(void **state)
+{
+    static const struct {
+        const char *name, *where, *value, *field;
+        spw_status status;
+    } cases[] = {
+        {"gpt2", "model.type", "\"Unigram\"", "model.type: Unigram", SPW_EUNSUPPORTED},
+        {"gpt2", "model.type", "\"WordPiece\"", "model.type: WordPiece", SPW_EUNSUPPORTED},
+        {"gpt2", "model.type", "7", "model.type: a number", SPW_EUNSUPPORTED},
+        {"gpt2", "model", "-", "model: missing", SPW_EUNSUPPORTED},
+        {"gpt2", "model.vocab", "[[\"a\", 0]]", "model.vocab: a list", SPW_EUNSUPPORTED},
+        {"gpt2", "model.merges", "-", "model.merges: missing", SPW_EUNSUPPORTED},
+        {"gpt2", "model.byte_fallback", "true", "model.byte_fallback", SPW_EUNSUPPORTED},
+        {"gpt2", "model.dropout", "0.1", "model.dropout", SPW_EUNSUPPORTED},
+        {"gpt2", "model.continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix: ##", SPW_EUNSUPPORTED},
+        {"gpt2", "model.end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix: </w>", SPW_EUNSUPPORTED},
+        {"gpt2", "model.ignore_merges", "1", "model.ignore_merges", SPW_ECORRUPT},
+        {"gpt2", "model.cleverness", "1", "model.cleverness", SPW_EUNSUPPORTED},
+        {"gpt2", "extra", "1", "extra is not known", SPW_EUNSUPPORTED},
+        {"gpt2", "model.vocab.a", "-", "byte 0x61", SPW_EUNSUPPORTED},
+        {"gpt2", "model.vocab.a", "66", "id 66", SPW_ECORRUPT},
+        {"gpt2", "model.vocab.a", "-1", "\"a\"", SPW_ECORRUPT},
+        {"gpt2", "model.vocab.a", "99999999999", "\"a\"", SPW_ECORRUPT},
+        {"gpt2", "model.vocab.a", "0.5", "\"a\"", SPW_ECORRUPT},
+        {"gpt2", "model.merges.3", "\"a b c\"", "model.merges[3]", SPW_ECORRUPT},
+        {"gpt2", "model.merges.3", "\"ab\"", "model.merges[3]", SPW_ECORRUPT},
+        {"gpt2", "model.merges.3", "\"zq zq\"", "model.merges[3]: not in the vocabulary: zq", SPW_ECORRUPT},
+        {"qwen2", "model.merges.3", "[\"a\"]", "model.merges[3]", SPW_ECORRUPT},
+        {"qwen2", "model.merges.3", "[\"a\", 5]", "model.merges[3]", SPW_ECORRUPT},
+        {"qwen2", "normalizer", "{\"type\": \"NFKC\"}", "normalizer: NFKC", SPW_EUNSUPPORTED},
+        {"qwen2", "normalizer", "{\"type\": \"Lowercase\"}", "normalizer: Lowercase", SPW_EUNSUPPORTED},
+        {"qwen2", "normalizer", "5", "normalizer: a number", SPW_EUNSUPPORTED},
+        {"mixed", "normalizer.normalizers.0", "{\"type\": \"Strip\"}", "normalizer.normalizers[0]: Strip",
+         SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer", "null", "pre_tokenizer: null", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer", "{\"type\": \"Metaspace\"}", "pre_tokenizer: Metaspace", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers", "[]", "pre_tokenizer has no ByteLevel", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.0", "{\"type\": \"Whitespace\"}",
+         "pre_tokenizer.pretokenizers[0]: Whitespace", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.0", "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}",
+         "pretokenizers[1]: ByteLevel is not the last", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.0.behavior", "\"Removed\"", "pretokenizers[0].behavior: Removed",
+         SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.0.more", "1", "pretokenizers[0].more", SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.0.pattern", "{}", "pretokenizers[0].pattern", SPW_ECORRUPT},
+        {"qwen2", "pre_tokenizer.pretokenizers.1.add_prefix_space", "true", "pretokenizers[1].add_prefix_space",
+         SPW_EUNSUPPORTED},
+        {"qwen2", "pre_tokenizer.pretokenizers.1.use_regex", "0", "pretokenizers[1].use_regex", SPW_ECORRUPT},
+        {"qwen2", "decoder", "{\"type\": \"WordPiece\"}", "decoder: WordPiece", SPW_EUNSUPPORTED},
+        {"qwen2", "post_processor", "{\"type\": \"BertProcessing\"}", "post_processor: BertProcessing",
+         SPW_EUNSUPPORTED},
+        {"llama3", "post_processor.processors.1", "{\"type\": \"RobertaProcessing\"}",
+         "post_processor.processors[1]: RobertaProcessing", SPW_EUNSUPPORTED},
+        {"llama3", "post_processor.processors.1.single",
+         "[{\"Sequence\": {\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": \"<|begin_of_text|>\"}}]",
+         "single[1]: <|begin_of_text|>", SPW_EUNSUPPORTED},
+        {"llama3", "post_processor.processors.1.single.0", "{\"SpecialToken\": {\"id\": \"<x>\"}}", "single[0]",
+         SPW_ECORRUPT},
+        {"llama3", "added_tokens", "{}", "added_tokens: an object", SPW_EUNSUPPORTED},
+        {"llama3", "added_tokens.0.single_word", "true", "added_tokens[0].single_word", SPW_EUNSUPPORTED},
+        {"llama3", "added_tokens.0.lstrip", "1", "added_tokens[0].lstrip", SPW_ECORRUPT},
+        {"llama3", "added_tokens.0.colour", "1", "added_tokens[0].colour", SPW_EUNSUPPORTED},
+        {"llama3", "added_tokens.1.id", "1104", "added_tokens[1].id", SPW_ECORRUPT},
+        {"llama3", "added_tokens.1.id", "5", "added_tokens[1].id", SPW_ECORRUPT},
+        {"llama3", "added_tokens.1.id", "\"5\"", "added_tokens[1].id", SPW_ECORRUPT},
+        {"llama3", "added_tokens.1.content", "\"\"", "added_tokens[1].content", SPW_ECORRUPT},
+        {"llama3", "added_tokens.1.content", "\"a\"", "added_tokens[1].id", SPW_ECORRUPT},
+        {"llama3", "added_tokens.1.content", "\"<|begin_of_text|>\"",
+         "added_tokens: \"<|begin_of_text|>\" is there twice", SPW_ECORRUPT},
+    };
+    static const char *const patterns[] = {
+        "^a",       "a$",      "\\bA",  "\\w+",    "[[:alpha:]]+", "[a&&b]", "(?m:a)", "\\p{Han}",
+        "\\p{L",    "a{,3}",   "a{2}+", "(?<n>a)", "\\h",          "\\x41",  "[]a]",   "(?i:ss)",
+        "(?i:[a])", "(?i:a",   "a\\",   "(a",      "a)",           "[a",     "*a",     "a*",
+        "(?#a)",    "\\Qa\\E", "[\\S]", "\\1(a)",  "(?=a)",        "\\K",    "\\R",    "a{"};
+    char dir[256];
+    spw_tokenizer *t;
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *root = load_named(cases[i].name);
+        spw_error err = {0};
+        long live = spw_test_live_allocs();
+        spw_status st;
+        set_at(root, cases[i].where, cases[i].value);
+        write_json(dir, "tokenizer.json", root);
+        json_decref(root);
+        st = spw_tokenizer_open(&t, dir, &err);
+        if (st != cases[i].status || t != NULL || strstr(err.message, cases[i].field) == NULL ||
+            strstr(err.message, "tokenizer.json") == NULL)
+            fail_msg("%s = %s: %s, \"%s\"", cases[i].where, cases[i].value, spw_status_name(st), err.message);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
+        json_t *root = load_named("qwen2"),
+               *part = json_object_get(json_object_get(root, "pre_tokenizer"), "pretokenizers");
+        spw_error err = {0};
+        spw_status st;
+        json_object_set_new(json_object_get(json_array_get(part, 0), "pattern"), "Regex", json_string(patterns[i]));
+        write_json(dir, "tokenizer.json", root);
+        json_decref(root);
+        st = spw_tokenizer_open(&t, dir, &err);
+        if ((st != SPW_EUNSUPPORTED && st != SPW_ECORRUPT) ||
+            strstr(err.message, "pre_tokenizer.pretokenizers[0]") == NULL)
+            fail_msg("%s: %s, \"%s\"", patterns[i], spw_status_name(st), err.message);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* Missing and broken files. */
+static void
+test_files(void **state)
+{
+    char dir[256], path[300];
+    spw_tokenizer *t;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ENOENT);
+    assert_non_null(strstr(err.message, dir));
+    snprintf(path, sizeof path, "%s/none", dir);
+    assert_int_equal(spw_tokenizer_open(&t, path, &err), SPW_ENOENT);
+    assert_non_null(strstr(err.message, path));
+    write_text(dir, "tokenizer.json", "{\n\n\"a\": }");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "tokenizer.json, line 3"));
+    write_text(dir, "tokenizer.json", "[]");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
+    write_text(dir, "tokenizer.json", "");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
+    assert_null(t);
+    tiny_dir_remove(dir);
+}
+
+/* merges.txt of a tokenizer.json whose merges are "a b". */
+static void
+write_pair(const char *dir, const json_t *root, const char *more)
+{
+    const json_t *model = json_object_get(root, "model"), *v;
+    char *text = calloc(1, 1 << 20), *at = text;
+    size_t i;
+    at += sprintf(at, "#version: 0.2\r\n");
+    json_array_foreach(json_object_get(model, "merges"), i, v)
+    {
+        if (json_is_string(v))
+            at += sprintf(at, "%s\n", json_string_value(v));
+        else
+            at += sprintf(at, "%s %s\n", json_string_value(json_array_get(v, 0)),
+                          json_string_value(json_array_get(v, 1)));
+    }
+    sprintf(at, "%s", more);
+    write_json(dir, "vocab.json", json_object_get(model, "vocab"));
+    write_text(dir, "merges.txt", text);
+    free(text);
+}
+
+/* vocab.json and merges.txt give what tokenizer.json gives, by folder and by file, for GPT-2 and, named by
+ * tokenizer_config.json, for Qwen2; other classes are refused. */
+static void
+test_pair(void **state)
+{
+    char dir[256], path[300];
+    uint64_t bytes;
+    char *text = read_file("tests/vectors/tok_text.txt", &bytes);
+    spw_tokenizer *t, *whole = open_named("gpt2");
+    spw_tokens got = {0}, want = {0};
+    spw_error err = {0};
+    json_t *root = load_named("gpt2"), *config;
+    (void)state;
+    tiny_dir_make(dir);
+    /* GPT-2's own vocab.json holds <|endoftext|> at its end. */
+    json_object_set_new(json_object_get(json_object_get(root, "model"), "vocab"), "<|endoftext|>", json_integer(1200));
+    write_pair(dir, root, "");
+    snprintf(path, sizeof path, "%s/vocab.json", dir);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(spw_tokenizer_open(&t, i == 0 ? dir : path, &err), SPW_OK);
+        encode(whole, text, bytes, i == 0, &want);
+        encode(t, text, bytes, i == 0, &got);
+        assert_same_ids("pair", 0, &got, &want);
+        assert_int_equal(spw_tokenizer_vocab(t), spw_tokenizer_vocab(whole));
+        assert_int_equal(spw_tokenizer_end(t), spw_tokenizer_end(whole));
+        spw_tokenizer_close(t);
+    }
+    write_pair(dir, root, "a b c\n");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "merges.txt, line "));
+    write_text(dir, "tokenizer_config.json", "{\"tokenizer_class\": \"BartTokenizer\"}");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "tokenizer_config.json: tokenizer_class: BartTokenizer"));
+    json_decref(root);
+    spw_tokenizer_close(whole);
+    /* Qwen2's slow files. */
+    whole = open_named("qwen2");
+    root = load_named("qwen2");
+    config = json_pack("{s:s, s:s, s:{s:O, s:O, s:O, s:O, s:O}}", "tokenizer_class", "Qwen2Tokenizer", "eos_token",
+                       "<|im_end|>", "added_tokens_decoder", "1100",
+                       json_array_get(json_object_get(root, "added_tokens"), 0), "1101",
+                       json_array_get(json_object_get(root, "added_tokens"), 1), "1102",
+                       json_array_get(json_object_get(root, "added_tokens"), 2), "1103",
+                       json_array_get(json_object_get(root, "added_tokens"), 3), "1104",
+                       json_array_get(json_object_get(root, "added_tokens"), 4));
+    assert_non_null(config);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_array_get(json_object_get(root, "added_tokens"), 0), "id")), 1100);
+    write_pair(dir, root, "");
+    write_json(dir, "tokenizer_config.json", config);
+    if (spw_tokenizer_open(&t, dir, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    encode(whole, text, bytes, true, &want);
+    encode(t, text, bytes, true, &got);
+    assert_same_ids("qwen2 pair", 0, &got, &want);
+    spw_tokenizer_close(t);
+    set_at(config, "added_tokens_decoder.x", "{}");
+    write_json(dir, "tokenizer_config.json", config);
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "tokenizer_config.json: added_tokens_decoder.x"));
+    json_decref(config);
+    json_decref(root);
+    spw_tokenizer_close(whole);
+    spw_tokens_free(&got);
+    spw_tokens_free(&want);
+    tiny_dir_remove(dir);
+    free(text);
+}
+
+/* Tokens by text and back; the tokens that begin and end a text; decoding what is no token. */
+static void
+test_lookup(void **state)
+{
+    spw_tokenizer *t = open_named("llama3");
+    char dir[256], text[64];
+    spw_error err = {0};
+    json_t *root;
+    uint64_t bytes;
+    int32_t ids[3] = {spw_tokenizer_find(t, " the", 4), spw_tokenizer_find(t, "<|eot_id|>", 10), 5000};
+    (void)state;
+    assert_int_equal(spw_tokenizer_vocab(t), 1107);
+    assert_int_equal(spw_tokenizer_begin(t), 1104);
+    assert_int_equal(spw_tokenizer_end(t), 1105);
+    assert_int_equal(ids[1], 1106);
+    assert_true(ids[0] >= 0);
+    assert_int_equal(spw_tokenizer_find(t, "no such token", 13), -1);
+    assert_memory_equal(spw_tokenizer_text(t, ids[0], &bytes), " the", 4);
+    assert_int_equal(bytes, 4);
+    assert_null(spw_tokenizer_text(t, -1, &bytes));
+    assert_null(spw_tokenizer_text(t, 1107, &bytes));
+    assert_int_equal(spw_tokenizer_decode(t, ids, 2, true, text, sizeof text, &bytes, &err), SPW_OK);
+    assert_int_equal(bytes, 14);
+    assert_memory_equal(text, " the<|eot_id|>", 14);
+    assert_int_equal(spw_tokenizer_decode(t, ids, 2, false, text, sizeof text, &bytes, &err), SPW_OK);
+    assert_int_equal(bytes, 4);
+    assert_int_equal(spw_tokenizer_decode(t, ids, 2, true, text, 13, &bytes, &err), SPW_EINVAL);
+    assert_int_equal(spw_tokenizer_decode(t, ids, 3, true, text, sizeof text, &bytes, &err), SPW_EINVAL);
+    assert_non_null(strstr(err.message, "5000"));
+    spw_tokenizer_close(t);
+    t = open_named("gpt2");
+    assert_int_equal(spw_tokenizer_begin(t), -1);
+    assert_int_equal(spw_tokenizer_end(t), 1200);
+    spw_tokenizer_close(t);
+    /* Without a token of that name, tokenizer_config.json says which one ends a text. */
+    tiny_dir_make(dir);
+    root = load_named("llama3");
+    set_at(root, "added_tokens.1.content", "\"<end>\"");
+    write_json(dir, "tokenizer.json", root);
+    json_decref(root);
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
+    assert_int_equal(spw_tokenizer_end(t), -1);
+    spw_tokenizer_close(t);
+    write_text(dir, "tokenizer_config.json", "{\"eos_token\": {\"content\": \"<end>\"}}");
+    assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
+    assert_int_equal(spw_tokenizer_end(t), 1105);
+    spw_tokenizer_close(t);
+    tiny_dir_remove(dir);
+}
+
+static spw_status
+open_data(spw_data **out, const char *dir, const spw_tokenizer *t, spw_error *err)
+{
+    char path[300];
+    const char *p = path;
+    snprintf(path, sizeof path, "%s/text.txt", dir);
+    return spw_data_open(out,
+                         &(spw_data_options){.patterns = &p,
+                                             .pattern_count = 1,
+                                             .seq_length = 8,
+                                             .vocab = spw_tokenizer_vocab(t),
+                                             .encode = spw_tokenizer_encode_data,
+                                             .encode_ctx = (void *)(uintptr_t)t,
+                                             .encode_key = spw_tokenizer_key(t),
+                                             .cache_dir = dir},
+                         err);
+}
+
+/* Training data through a tokenizer: windows are the text's ids; another tokenizer has another cache. */
+static void
+test_training_data(void **state)
+{
+    uint64_t bytes;
+    char dir[256], path[300], *text = read_file("cli/main.c", &bytes);
+    int32_t tokens[8], targets[8];
+    uint64_t keys[NAMES];
+    spw_tokens ids = {0};
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/text.txt", dir);
+    assert_int_equal(spw_file_write_text(path, text, NULL), SPW_OK);
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        spw_data *d;
+        uint64_t windows;
+        keys[n] = spw_tokenizer_key(t);
+        for (int i = 0; i < n; i++)
+            assert_true(keys[i] != keys[n]);
+        encode(t, text, bytes, false, &ids);
+        if (open_data(&d, dir, t, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        windows = spw_data_sequences(d, SPW_SPLIT_TRAIN);
+        assert_int_equal(windows, (ids.count - 1) / 8);
+        for (uint64_t p = 0; p < windows; p++) {
+            bool found = false;
+            assert_int_equal(spw_data_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets, &err), SPW_OK);
+            for (uint64_t w = 0; w < windows && !found; w++)
+                found = memcmp(tokens, ids.ids + 8 * w, sizeof tokens) == 0 &&
+                        memcmp(targets, ids.ids + 8 * w + 1, sizeof targets) == 0;
+            assert_true(found);
+        }
+        spw_data_close(d);
+        spw_tokenizer_close(t);
+    }
+    spw_tokens_free(&ids);
+    tiny_dir_remove(dir);
+    free(text);
+}
+
+/* Memory that is refused, at every place: an error, nothing lost, and the list of ids as it was. */
+static void
+test_no_memory(void **state)
+{
+    static const char text[] = "Hello wa\xcc\x88ter, the lake e\xcc\x81 "
+                               "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!";
+    bool through = false;
+    (void)state;
+    for (int n = 0; n < NAMES; n++) {
+        char path[300];
+        through = false;
+        snprintf(path, sizeof path, "tests/vectors/tok_%s.json", names[n]);
+        for (unsigned k = 1; !through; k++) {
+            spw_error err = {0};
+            spw_tokenizer *t = NULL;
+            spw_tokens ids = {0};
+            long live = spw_test_live_allocs();
+            spw_status st;
+            spw_test_fail_alloc(k);
+            st = spw_tokenizer_open(&t, path, &err);
+            if (st == SPW_OK && !spw_test_fault_fired())
+                st = spw_tokenizer_encode(t, text, sizeof text - 1, false, &ids, &err);
+            through = !spw_test_fault_fired();
+            spw_test_fail_alloc(0);
+            if (st != SPW_OK) {
+                assert_int_equal(st, SPW_ENOMEM);
+                assert_int_equal(ids.count, 0);
+            } else if (t != NULL && !through) { /* what only makes it slower may be refused */
+                assert_int_equal(spw_tokenizer_encode(t, text, sizeof text - 1, false, &ids, &err), SPW_OK);
+            }
+            spw_tokens_free(&ids);
+            spw_tokenizer_close(t);
+            assert_int_equal(spw_test_live_allocs(), live);
+        }
+    }
+}
+
+typedef struct race {
+    const spw_tokenizer *t;
+    const char *text;
+    uint64_t bytes;
+    spw_tokens want;
+    _Atomic int wrong;
+} race;
+
+static void
+race_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    race *r = ctx;
+    spw_tokens got = {0};
+    uint64_t skip = part_idx % 2;
+    (void)worker_idx;
+    if (spw_tokenizer_encode(r->t, r->text + skip, r->bytes - skip, false, &got, NULL) != SPW_OK)
+        r->wrong++;
+    if (skip == 0 && (got.count != r->want.count || memcmp(got.ids, r->want.ids, got.count * sizeof *got.ids) != 0))
+        r->wrong++;
+    spw_tokens_free(&got);
+}
+
+/* Four threads on one tokenizer at once. */
+static void
+test_threads(void **state)
+{
+    spw_pool *pool;
+    race r = {0};
+    char *text = read_file("tests/vectors/tok_text.txt", &r.bytes);
+    (void)state;
+    assert_int_equal(spw_pool_create(&pool, 4, "race", NULL), SPW_OK);
+    for (int n = 0; n < NAMES; n++) {
+        r.t = open_named(names[n]);
+        r.text = text;
+        encode(r.t, text, r.bytes, false, &r.want);
+        spw_pool_run(pool, 32, race_part, &r);
+        spw_tokenizer_close((spw_tokenizer *)(uintptr_t)r.t);
+    }
+    assert_int_equal(r.wrong, 0);
+    spw_tokens_free(&r.want);
+    spw_pool_destroy(pool);
+    free(text);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_vectors),       cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_lookup),        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data),
+    };
+    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
+}
