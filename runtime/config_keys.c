@@ -249,7 +249,10 @@ const key_row spw__config_rows[] = {
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document"),
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
-    TEXT("data.tokenizer", data.tokenizer, "\"bytes\"", "bytes", "bytes"),
+    TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,
+         "of text and JSON lines: bytes; a tokenizer.json, or a folder with it or with vocab.json and merges.txt; "
+         "auto: the "
+         "one in model.path's folder, else bytes"),
     U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL,
         "tokens per sequence; default: the model's positions, at most 1024"),
     REAL("data.validation_split", NULL, data.validation_split, 0, 0.9, "0.05", "share held out"),

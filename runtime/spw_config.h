@@ -44,7 +44,7 @@ typedef struct spw_config {
         char prompt_field[64];          /* "": none */
         char documents[16];             /* packed, mask */
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
-        char tokenizer[SPW_PATH_BYTES]; /* bytes */
+        char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
         uint64_t seq_length;
         double validation_split;
         uint64_t seed;
@@ -125,6 +125,8 @@ spw_status spw_config_parse(spw_config *out, const char *json_text, const char *
                             uint32_t override_count, spw_error *err);
 /* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
 char *spw_config_dump(const spw_config *config);
+/* Path of its tokenizer (spw_tokenizer_open); NULL: bytes are tokens. */
+const char *spw_config_tokenizer(const spw_config *config);
 /* Opens the training data that it describes, for its model's vocabulary. Errors: those of spw_data_open(). */
 struct spw_data;
 spw_status spw_config_open_data(struct spw_data **out, const spw_config *config, spw_error *err);

@@ -85,7 +85,24 @@ check "to bf16, with companions" run export "$dir/x3" --to "$dir/x4" --dtype bf1
 check "the tokenizer came along" cmp -s "$dir/x3/tokenizer.json" "$dir/x4/tokenizer.json"
 check "config.json names the type" grep -q '"torch_dtype": "bfloat16"' "$dir/x4/config.json"
 check "to fp16" run export "$dir/x3" --to "$dir/x5" --dtype fp16
+rm "$dir/x5/tokenizer.json"
 check "trains from it" run train "$c" --set "$(folder "$dir/x5")" $still --set spillway.checkpoint_dir=
+
+# Text through a tokenizer: named, or beside the weights; the same tokens as a file that spillway tokenize made.
+mkdir "$dir/t"
+sed 's/"vocab_size": [0-9]*/"vocab_size": 4096/' "$dir/bare/config.json" >"$dir/t/config.json"
+cp tests/vectors/tok_gpt2.json "$dir/t/tokenizer.json"
+loss() { sed -n 's/.*"loss":\([0-9.e-]*\),.*/\1/p' "$dir/log"; }
+check "trains through the folder's tokenizer" run train "$c" --set "$(folder "$dir/t")" --set spillway.checkpoint_dir=
+beside=$(loss)
+check "through a named one" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer="$dir/t/tokenizer.json" --set spillway.checkpoint_dir=
+check "the same losses" test -n "$beside" -a "$beside" = "$(loss)"
+check "as bytes" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer=bytes --set spillway.checkpoint_dir=
+check "other losses" test "$beside" != "$(loss)"
+check "tokenize" run tokenize "$dir/text" --tokenizer "$dir/t" -o "$dir/text.bin"
+check "trains on its tokens" run train "$c" --set "$(folder "$dir/t")" --set data.path="$dir/text.bin" --set spillway.checkpoint_dir=
+check "as tokens" grep -q 'llm.c u16' "$dir/out"
+expect 2 "the model's vocab_size is 256" "more tokens than the model has" train "$c" --set data.tokenizer="$dir/t" --set spillway.checkpoint_dir=
 
 # llm.c's file of the same weights, written by other code.
 python3 - "$dir" <<'PY'
