@@ -17,6 +17,7 @@ int cli_bench_copy(int argc, char **argv); /* argv[0] is "copy" */
 int cli_tune(int argc, char **argv);
 int cli_plot(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
+int cli_export(int argc, char **argv); /* import, too */
 int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 
@@ -48,8 +49,8 @@ typedef struct cli_text {
     int32_t begin, end; /* the tokenizer's; -1: none */
 } cli_text;
 /*
- * The tokenizer for these weights (SPW_PATH_BYTES), "" for bytes: the one asked for, the one that a checkpoint was trained
- * with, or the one in their folder. False: there is none, and bytes do not fit the vocabulary.
+ * The tokenizer for these weights (SPW_PATH_BYTES), "" for bytes: the one asked for, the one in their folder, or the one
+ * that a checkpoint was trained with. False: there is none, and bytes do not fit the vocabulary.
  */
 bool cli_text_find(char *out, const spw_weights *weights, const char *asked);
 spw_status cli_text_open(cli_text *text, const spw_weights *weights, const char *asked, spw_error *err);

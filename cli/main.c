@@ -1,6 +1,7 @@
 /* The program: picks the command. One file per command, on the public API only. */
 #include "cli.h"
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@ static const char usage[] =
     "  spillway plan CONFIG.json       where every byte will live, what a step moves, how long it takes, and why\n"
     "  spillway generate CKPT|DIR --prompt TEXT ...   text from a checkpoint or a Hugging Face folder\n"
     "  spillway eval CKPT|DIR --data PATH...           its loss and perplexity on data\n"
+    "  spillway export SRC --to DIR    a Hugging Face folder from a checkpoint, another folder or llm.c weights "
+    "(import: the same)\n"
     "  spillway inspect PATH           tensors of a safetensors file, a Hugging Face folder or a checkpoint\n"
     "  spillway tokenize IN... --tokenizer PATH -o OUT.bin   text files to one file of tokens\n"
     "  spillway doctor [PATH ...]      what this machine offers, and the fix for what is missing\n"
@@ -27,10 +30,12 @@ static const char usage[] =
     "--resume\n";
 
 static const char train_usage[] =
-    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
+    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR [--resume-anyway]] [--trace FILE] [--quiet]\n"
     "\n"
     "  --set a.b=c    overrides one key of the configuration (spillway help config lists them)\n"
-    "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder\n"
+    "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder; a configuration or\n"
+    "                 data that would change what is computed are refused, with every difference\n"
+    "  --resume-anyway  shows the differences and goes on with what is set now\n"
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
@@ -99,6 +104,20 @@ static const char eval_usage[] =
     "  --text-field F   of JSON lines\n"
     "  --tokenizer DIR  as of generate\n"
     "  --json           one JSON object\n" PLACE_USAGE;
+
+static const char export_usage[] =
+    "spillway export SRC --to DIR [--dtype fp32|bf16|fp16] [--shard-size BYTES]\n"
+    "spillway import SRC --to DIR ...   the same\n"
+    "\n"
+    "Writes a Hugging Face folder, which transformers and model.path read: config.json, weights, and the tokenizer's "
+    "files\n"
+    "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), a Hugging Face folder, or "
+    "a model\n"
+    "file of llm.c. Tensors pass one block at a time, so memory stays small whatever the model.\n"
+    "\n"
+    "  --to DIR            a folder that does not exist yet\n"
+    "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"
+    "  --shard-size BYTES  new files of at most so many bytes (5GB), with an index\n";
 
 static const char inspect_usage[] =
     "spillway inspect PATH [--digest] [--json]\n"
@@ -260,6 +279,8 @@ help(const char *command)
         fputs(generate_usage, stdout);
     else if (strcmp(command, "eval") == 0)
         fputs(eval_usage, stdout);
+    else if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
+        fputs(export_usage, stdout);
     else if (strcmp(command, "inspect") == 0)
         fputs(inspect_usage, stdout);
     else if (strcmp(command, "tokenize") == 0)
@@ -296,6 +317,7 @@ main(int argc, char **argv)
         return EXIT_USAGE;
     }
     spw_log_set(log_line, NULL);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f: an error of the write, told with its path */
     if (strcmp(command, "--version") == 0) {
         printf("spillway %s\n", SPW_VERSION);
         return EXIT_DONE;
@@ -314,6 +336,8 @@ main(int argc, char **argv)
         return cli_generate(argc - 1, argv + 1);
     if (strcmp(command, "eval") == 0)
         return cli_eval(argc - 1, argv + 1);
+    if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
+        return cli_export(argc - 1, argv + 1);
     if (strcmp(command, "inspect") == 0)
         return cli_inspect(argc - 1, argv + 1);
     if (strcmp(command, "tokenize") == 0)

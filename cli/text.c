@@ -16,13 +16,13 @@ has_file(const char *folder, const char *name)
 bool
 cli_text_find(char *out, const spw_weights *w, const char *asked)
 {
-    const char *folder = asked != NULL ? asked : w->path;
-    out[0] = '\0';
-    if (asked == NULL && w->is_checkpoint && strcmp(w->config.data.tokenizer, "bytes") != 0)
-        folder = w->config.data.tokenizer;
-    if (asked != NULL || folder != w->path || has_file(folder, "tokenizer.json") ||
-        (has_file(folder, "vocab.json") && has_file(folder, "merges.txt")))
-        snprintf(out, SPW_PATH_BYTES, "%.1000s", folder);
+    const char *path = asked;
+    if (path == NULL &&
+        (has_file(w->path, "tokenizer.json") || (has_file(w->path, "vocab.json") && has_file(w->path, "merges.txt"))))
+        path = w->path;
+    if (path == NULL)
+        path = spw_config_tokenizer(&w->config);
+    snprintf(out, SPW_PATH_BYTES, "%.1000s", path != NULL ? path : "");
     return out[0] != '\0' || w->config.model.vocab == 256;
 }
 

@@ -773,7 +773,7 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: aio.block_size %llu is not a multiple of 4096", r->name,
                          (unsigned long long)c->aio.block_size);
     if (c->data.seq_length == 0)
-        c->data.seq_length = c->model.positions;
+        c->data.seq_length = c->model.positions < 1024 ? c->model.positions : 1024;
     if (c->model.vocab < 256)
         spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
                 (unsigned long long)c->model.vocab);

@@ -1,6 +1,46 @@
 /* From the section data to an open spw_data: one place for every command that reads training data. */
 #include "spw_config.h"
 #include "spw_data.h"
+#include "spw_tokenizer.h"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool
+holds(const char *folder, const char *name)
+{
+    char path[SPW_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+const char *
+spw_config_tokenizer(const spw_config *c)
+{
+    if (strcmp(c->data.tokenizer, "auto") != 0)
+        return strcmp(c->data.tokenizer, "bytes") == 0 ? NULL : c->data.tokenizer;
+    return c->model_path[0] != '\0' && (holds(c->model_path, "tokenizer.json") || holds(c->model_path, "vocab.json"))
+               ? c->model_path
+               : NULL;
+}
+
+/* Its ids must be rows of the model's embedding. */
+static spw_status
+open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)
+{
+    const char *path = spw_config_tokenizer(c);
+    *out = NULL;
+    if (path == NULL)
+        return SPW_OK;
+    SPW_TRY(spw_tokenizer_open(out, path, err));
+    if (spw_tokenizer_vocab(*out) <= c->model.vocab)
+        return SPW_OK;
+    (void)SPW_RAISE(err, SPW_ECONFIG, "data.tokenizer %s has %llu tokens, the model's vocab_size is %llu", path,
+                    (unsigned long long)spw_tokenizer_vocab(*out), (unsigned long long)c->model.vocab);
+    spw_tokenizer_close(*out);
+    *out = NULL;
+    return SPW_ECONFIG;
+}
 
 spw_status
 spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
@@ -18,6 +58,8 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
                           .cache_dir = c->data.cache_dir};
+    spw_tokenizer *tokenizer = NULL;
+    spw_status st;
     *out = NULL;
     for (uint32_t i = 0; i < c->data.path.count; i++)
         patterns[i] = c->data.path.item[i];
@@ -28,5 +70,15 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "data.format \"%s\" is not known", c->data.format);
     if (strcmp(c->data.documents, "mask") == 0)
         o.documents = SPW_DOCUMENTS_MASK;
-    return spw_data_open(out, &o, err);
+    SPW_TRY(open_tokenizer(&tokenizer, c, err));
+    if (tokenizer != NULL) {
+        o.encode = spw_tokenizer_encode_data;
+        o.encode_ctx = tokenizer;
+        o.encode_key = spw_tokenizer_key(tokenizer);
+        o.end_of_text = spw_tokenizer_end(tokenizer);
+        o.end_of_text_set = o.end_of_text >= 0;
+    }
+    st = spw_data_open(out, &o, err);
+    spw_tokenizer_close(tokenizer); /* text is tokens in a file now */
+    return st;
 }

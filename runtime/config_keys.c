@@ -249,8 +249,12 @@ const key_row spw__config_rows[] = {
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document"),
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
-    TEXT("data.tokenizer", data.tokenizer, "\"bytes\"", "bytes", "bytes"),
-    U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL, "tokens per sequence; default: the model's positions"),
+    TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,
+         "of text and JSON lines: bytes; a tokenizer.json, or a folder with it or with vocab.json and merges.txt; "
+         "auto: the "
+         "one in model.path's folder, else bytes"),
+    U64("data.seq_length", NULL, data.seq_length, 1, 1e7, NULL,
+        "tokens per sequence; default: the model's positions, at most 1024"),
     REAL("data.validation_split", NULL, data.validation_split, 0, 0.9, "0.05", "share held out"),
     U64("data.seed", NULL, data.seed, 0, BIG, "0", "order of the sequences"),
 
@@ -266,6 +270,9 @@ const key_row spw__config_rows[] = {
      "fp32, mixed, split, split-bf16, split-int8 or split24-int8; default split with bf16", NULL},
     U64("spillway.chunk_elems", NULL, run.chunk_elems, 4096, 268435456, "1048576",
         "elements per chunk, a multiple of 4096"),
+    TEXT("spillway.start", run.start, "\"auto\"", "auto|weights|random",
+         "weights: from the folder in model.path; random: drawn by spillway.seed; auto: from the folder if it has "
+         "weights"),
     {"spillway.activations", NULL, K_PLACE, C_BUILT, AT(run.activations), 0, 0, 0, "\"auto\"",
      "checkpoints of activations: device, host, nvme (any nvme_path) or auto: on the device while they fit, then those "
      "needed last to host, then to nvme",
@@ -292,6 +299,8 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.run_log", run.run_log, "\"\"", NULL, "run.jsonl; empty: none"),
     U64("spillway.eval_interval", NULL, run.eval_interval, 0, 1e12, "0", "steps between evaluations; 0: never"),
     U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
+    U64("spillway.keep_last", NULL, run.keep_last, 0, 1e6, "0",
+        "how many checkpoints stay in checkpoint_dir: older ones go when a new one is complete; 0: all"),
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),
     {"spillway.tbw", NULL, K_BYTES, C_BUILT, AT(run.tbw), 0, 0, 9.2e18, "0",
      "bytes that the disks are rated for (\"600TB\"): spillway plan says how many years that is; 0: not known", NULL},

@@ -1,15 +1,14 @@
 /*
  * Weights for inference from a checkpoint or a Hugging Face folder: which of the two a path is, the configuration that an
- * engine needs for it, and its tensors written to the engine's chunks. The caller decides where they are placed.
+ * engine needs for it, what ends its texts, and its loader. The caller decides where the weights are placed.
  */
-#include "runtime_internal.h"
 #include "spw_files.h"
 #include "spw_generate.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <unistd.h>
 
-enum { BLOCK_ELEMS = 4096, JSON_BYTES_MAX = 16 << 20 };
+enum { JSON_BYTES_MAX = 16 << 20 };
 
 /* ---------------------------------------------------------------- finding */
 
@@ -114,51 +113,15 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
 
 /* ---------------------------------------------------------------- loading */
 
-typedef struct load_job {
-    spw_engine *e;
-    spw_hf_reader *reader;
-} load_job;
-
-static spw_status
-load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
-{
-    load_job *job = ctx;
-    const spw_layout *l = spw_engine_layout(job->e);
-    const spw_store_chunk *c = &l->chunks[chunk_idx];
-    spw_dtype dtype = spw_state_weight_dtype(spw__engine_format(job->e));
-    uint64_t bytes = spw_state_weight_bytes(spw__engine_format(job->e));
-    (void)record;
-    (void)grad;
-    memset(weights, 0, c->elems * bytes);
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        const spw_place *at = &l->places[id];
-        uint64_t first = at->first > c->first ? at->first : c->first;
-        uint64_t end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
-        for (uint64_t i = first; at->unit_idx == c->unit_idx && i < end; i += BLOCK_ELEMS) {
-            float block[BLOCK_ELEMS];
-            uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
-            SPW_TRY(spw_hf_read_param(job->reader, id, i - at->first, n, block, err));
-            spw_convert((char *)weights + (i - c->first) * bytes, dtype, block, SPW_F32, n);
-        }
-    }
-    return SPW_OK;
-}
-
 spw_status
 spw_weights_load(const spw_weights *w, spw_engine *e, spw_error *err)
 {
-    load_job job = {.e = e};
     spw_status st;
     if (spw_engine_layout(e)->units[0].trainable)
         return SPW_RAISE(err, SPW_EINVAL, "weights alone are for an engine made for inference");
     if (w->is_checkpoint)
         return spw_checkpoint_load(e, w->path, err);
-    st = spw_hf_reader_open(&job.reader, w->path, err);
-    if (st == SPW_OK)
-        st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
-    if (st == SPW_OK)
-        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
-    spw_hf_reader_close(job.reader);
+    st = spw_engine_load_weights(e, w->path, err);
     if (st != SPW_OK)
         spw_error_wrap(err, "loading %s", w->path);
     return st;

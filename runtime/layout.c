@@ -2,7 +2,7 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes.
  */
-#include "spw_engine.h"
+#include "runtime_internal.h"
 
 void
 spw_layout_free(spw_layout *l)
@@ -74,4 +74,12 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
 no_memory:
     spw_layout_free(l);
     return SPW_RAISE(err, SPW_ENOMEM, "element space of %u parameters", m->param_count);
+}
+
+bool
+spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end)
+{
+    *first = at->first > c->first ? at->first : c->first;
+    *end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
+    return at->unit_idx == c->unit_idx && *first < *end;
 }

@@ -100,6 +100,9 @@ typedef struct stripe_path {
 spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *chunk_bytes, uint32_t chunk_count,
                        uint32_t *path_idx, spw_error *err);
 
+/* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. Pure. */
+bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
+
 /* Memory that saving or loading a checkpoint takes at most, with what is on the workers' stacks. Pure. */
 uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                                uint32_t workers);

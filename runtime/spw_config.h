@@ -44,7 +44,7 @@ typedef struct spw_config {
         char prompt_field[64];          /* "": none */
         char documents[16];             /* packed, mask */
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
-        char tokenizer[SPW_PATH_BYTES]; /* bytes */
+        char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
         uint64_t seq_length;
         double validation_split;
         uint64_t seed;
@@ -92,6 +92,7 @@ typedef struct spw_config {
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;
+        char start[16];                              /* auto, weights, random */
         uint64_t micro_batches_per_pass;             /* 0: all */
         spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
         bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */
@@ -105,6 +106,7 @@ typedef struct spw_config {
         char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end;
+        uint64_t keep_last;           /* checkpoints of checkpoint_dir that stay; 0: all */
         uint64_t tbw;                 /* bytes the swap disks are rated for; 0: not known */
         uint64_t write_budget;        /* bytes that the run may write to nvme swap, resumed or not; 0: no limit */
         char write_budget_action[16]; /* stop, pause */
@@ -124,6 +126,8 @@ spw_status spw_config_parse(spw_config *out, const char *json_text, const char *
                             uint32_t override_count, spw_error *err);
 /* The whole effective configuration as JSON text (spw_mem; the caller frees with spw_mem_free); NULL: no memory. */
 char *spw_config_dump(const spw_config *config);
+/* Path of its tokenizer (spw_tokenizer_open); NULL: bytes are tokens. */
+const char *spw_config_tokenizer(const spw_config *config);
 /* Opens the training data that it describes, for its model's vocabulary. Errors: those of spw_data_open(). */
 struct spw_data;
 spw_status spw_config_open_data(struct spw_data **out, const spw_config *config, spw_error *err);

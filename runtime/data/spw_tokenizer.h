@@ -14,6 +14,10 @@
 
 #include "spw_base.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Everything but open and close may be called by any number of threads at once. */
 typedef struct spw_tokenizer spw_tokenizer;
 
@@ -98,4 +102,7 @@ int32_t spw_tokenizer_end(const spw_tokenizer *t);
 /* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not. */
 int32_t spw_tokenizer_begin(const spw_tokenizer *t);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -161,6 +161,19 @@ open_files(spw_hf_reader *r, spw_error *err)
     return S_ISDIR(info.st_mode) ? add_shard(r, r->path, SINGLE_FILE, err) : add_shard(r, "", r->path, err);
 }
 
+bool
+spw_hf_has_weights(const char *folder)
+{
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[PATH_BYTES + 64];
+        snprintf(path, sizeof path, "%.1000s/%s", folder, names[i]);
+        if (access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
 spw_status
 spw_hf_reader_open(spw_hf_reader **out, const char *path, spw_error *err)
 {

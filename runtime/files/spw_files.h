@@ -62,6 +62,11 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
+/* Writes folder/config.json: the source folder's own, whatever else it says, with this dtype; source NULL: the text above. */
+spw_status spw_hf_write_config(const char *folder, const spw_model_config *config, const char *source, spw_dtype dtype,
+                               spw_error *err);
+/* Copies what lies beside a model's weights: the tokenizer's files and generation_config.json, where there are any. */
+spw_status spw_hf_copy_companions(const char *from, const char *to, spw_error *err);
 /* All keys that are read, one by one; NULL past the last. And whether a family has this one. */
 const char *spw_hf_config_key(uint32_t i);
 bool spw_hf_config_has_key(spw_family family, const char *key);
@@ -83,6 +88,8 @@ uint32_t spw_hf_reader_count(const spw_hf_reader *r);
 const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file);
 /* Bytes of tensor i as they are in the file. */
 spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+/* Whether the folder has model.safetensors or its index; it may still be damaged. */
+bool spw_hf_has_weights(const char *folder);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
@@ -92,6 +99,41 @@ spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_erro
 /* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
+
+/* ---------------------------------------------------------------- llm.c's GPT-2 weights, and conversions */
+
+/*
+ * A reader of llm.c's model files. Errors  SPW_ECORRUPT naming file, field and offset (also a size that does not agree with
+ * the header), SPW_EUNSUPPORTED for another version, SPW_ENOMEM. Threads  one at a time. Memory  two of the largest parameter.
+ */
+typedef struct spw_llmc_reader spw_llmc_reader;
+spw_status spw_llmc_reader_open(spw_llmc_reader **out, const char *path, spw_error *err);
+void spw_llmc_reader_close(spw_llmc_reader *r); /* NULL is fine */
+const spw_model_config *spw_llmc_reader_config(const spw_llmc_reader *r);
+spw_dtype spw_llmc_reader_dtype(const spw_llmc_reader *r);
+/* Elements [first, first + count) of a parameter of the model that its configuration builds, in Hugging Face's order. */
+spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint32_t param_id, uint64_t first,
+                               uint64_t count, float *out, spw_error *err);
+
+/*
+ * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters), or from llm.c's weights.
+ *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
+ * Memory  a few hundred KiB and the names (llm.c: two of the largest parameter).
+ * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, and the readers'. Nothing is left behind.
+ */
+typedef struct spw_export_options {
+    const char *source, *to;
+    spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored */
+    uint64_t shard_bytes; /* no file has more tensor bytes unless one tensor has; 0: one file */
+    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t all_bytes); /* now and then; may be NULL */
+    void *progress_ctx;
+} spw_export_options;
+typedef struct spw_export_report {
+    uint64_t params, bytes;
+    uint32_t tensors, files;
+    spw_dtype dtype;
+} spw_export_report;
+spw_status spw_export(const spw_export_options *options, spw_export_report *report, spw_error *err);
 
 /* ---------------------------------------------------------------- files and folders */
 

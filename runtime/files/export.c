@@ -1,0 +1,300 @@
+/*
+ * export.c - from one form of a model to a Hugging Face folder: another type, other shards, from a checkpoint or llm.c. One
+ * tensor after the other, a block at a time; the folder is written beside its name and renamed when it is complete.
+ */
+#include "spw_files.h"
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BLOCK_ELEMS = 16384, PATH_MAX_BYTES = 1100, SMALL_FILE_BYTES = 64 << 20 };
+
+typedef struct job {
+    const spw_export_options *o;
+    spw_export_report *report;
+    spw_model_config config;
+    spw_model *model;
+    spw_hf_reader *folder;
+    spw_llmc_reader *llmc;
+    spw_st_reader *masters; /* of a checkpoint, for fp32; NULL: none */
+    char partial[PATH_MAX_BYTES];
+    uint32_t *file_of; /* (param_count) */
+    uint64_t done, all;
+} job;
+
+static spw_status
+open_folder(job *j, spw_error *err)
+{
+    char path[PATH_MAX_BYTES + 64];
+    SPW_TRY(spw_hf_config_load(&j->config, j->o->source, err));
+    SPW_TRY(spw_hf_reader_open(&j->folder, j->o->source, err));
+    SPW_TRY(spw_model_build(&j->model, &j->config, err));
+    SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));
+    snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->o->source);
+    if (j->o->dtype == SPW_F32 && access(path, F_OK) == 0)
+        SPW_TRY(spw_st_reader_open(&j->masters, path, err));
+    return SPW_OK;
+}
+
+static spw_status
+open_source(job *j, spw_error *err)
+{
+    struct stat info;
+    if (stat(j->o->source, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "%s", j->o->source);
+    if (S_ISDIR(info.st_mode))
+        return open_folder(j, err);
+    SPW_TRY(spw_llmc_reader_open(&j->llmc, j->o->source, err));
+    j->config = *spw_llmc_reader_config(j->llmc);
+    return spw_model_build(&j->model, &j->config, err);
+}
+
+/* fp32, whatever the source has. */
+static spw_status
+read_block(job *j, const spw_tensor_info *master, uint32_t id, uint64_t first, uint64_t n, float *out, spw_error *err)
+{
+    if (master != NULL)
+        return spw_st_read(j->masters, master, first * sizeof *out, out, n * sizeof *out, err);
+    if (j->llmc != NULL)
+        return spw_llmc_read_param(j->llmc, j->model, id, first, n, out, err);
+    return spw_hf_read_param(j->folder, id, first, n, out, err);
+}
+
+static spw_status
+write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *err)
+{
+    const spw_param *p = &j->model->params[id];
+    uint64_t elems = p->rows * p->cols, bytes = spw_dtype_bytes(j->report->dtype);
+    const spw_tensor_info *master = NULL;
+    if (j->masters != NULL) {
+        char name[SPW_TENSOR_NAME_BYTES];
+        snprintf(name, sizeof name, "%.100s.master", p->name);
+        master = spw_st_reader_find(j->masters, name);
+        if (master != NULL && (master->dtype != SPW_F32 || master->bytes != elems * sizeof(float)))
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: the checkpoint's %s has %llu bytes, not %llu", j->o->source, name,
+                             (unsigned long long)master->bytes, (unsigned long long)(elems * sizeof(float)));
+    }
+    for (uint64_t at = 0, n; at < elems; at += n) {
+        float block[BLOCK_ELEMS];
+        char out[BLOCK_ELEMS * sizeof(float)];
+        n = elems - at < BLOCK_ELEMS ? elems - at : BLOCK_ELEMS;
+        SPW_TRY(read_block(j, master, id, at, n, block, err));
+        spw_convert(out, j->report->dtype, block, SPW_F32, n);
+        SPW_TRY(spw_st_write(w, in_file, at * bytes, out, n * bytes, err));
+        j->done += n * bytes;
+        if (j->o->progress != NULL && (at + n == elems || j->done % (64 << 20) < n * bytes))
+            j->o->progress(j->o->progress_ctx, j->done, j->all);
+    }
+    return SPW_OK;
+}
+
+static void
+describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
+{
+    memset(t, 0, sizeof *t);
+    snprintf(t->name, sizeof t->name, "%s", p->name);
+    t->dtype = dtype;
+    t->ndim = p->ndim;
+    t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
+    t->shape[1] = p->ndim == 1 ? 0 : p->cols;
+}
+
+/* Which file each parameter goes to: in order, a new one when the last is full. */
+static void
+cut(job *j)
+{
+    uint64_t filled = 0;
+    j->report->files = 1;
+    for (uint32_t id = 0; id < j->model->param_count; id++) {
+        const spw_param *p = &j->model->params[id];
+        uint64_t bytes = p->rows * p->cols * spw_dtype_bytes(j->report->dtype);
+        if (j->o->shard_bytes > 0 && filled > 0 && filled + bytes > j->o->shard_bytes) {
+            j->report->files++;
+            filled = 0;
+        }
+        filled += bytes;
+        j->all += bytes;
+        j->file_of[id] = j->report->files - 1;
+        j->report->params += p->rows * p->cols;
+    }
+    j->report->tensors = j->model->param_count;
+    j->report->bytes = j->all;
+}
+
+static void
+file_name(const job *j, uint32_t file, char *out, size_t bytes)
+{
+    if (j->report->files == 1)
+        snprintf(out, bytes, "model.safetensors");
+    else
+        snprintf(out, bytes, "model-%05u-of-%05u.safetensors", file + 1, j->report->files);
+}
+
+static spw_status
+write_file(job *j, uint32_t file, spw_tensor_info *infos, spw_error *err)
+{
+    char path[PATH_MAX_BYTES + 64], name[64];
+    spw_st_writer *w = NULL;
+    uint32_t first = 0, end;
+    spw_status st;
+    while (j->file_of[first] < file)
+        first++;
+    for (end = first; end < j->model->param_count && j->file_of[end] == file; end++)
+        describe(&infos[end - first], &j->model->params[end], j->report->dtype);
+    file_name(j, file, name, sizeof name);
+    snprintf(path, sizeof path, "%s/%s", j->partial, name);
+    st = spw_st_writer_create(&w, path, infos, end - first, err);
+    for (uint32_t id = first; st == SPW_OK && id < end; id++)
+        st = write_param(j, w, id - first, id, err);
+    if (st == SPW_OK)
+        st = spw_st_writer_commit(w, err);
+    spw_st_writer_destroy(w);
+    return st;
+}
+
+static spw_status
+write_json(const char *folder, const char *name, json_t *object, spw_error *err)
+{
+    char path[PATH_MAX_BYTES + 64], *text = object != NULL ? json_dumps(object, JSON_INDENT(2)) : NULL;
+    spw_status st;
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
+    st = text != NULL ? spw_file_write_text(path, text, err) : SPW_RAISE(err, SPW_ENOMEM, "writing %s", path);
+    free(text);
+    return st;
+}
+
+static spw_status
+write_index(job *j, spw_error *err)
+{
+    json_t *map = json_object(), *root;
+    char name[64];
+    spw_status st;
+    for (uint32_t id = 0; id < j->model->param_count; id++) {
+        file_name(j, j->file_of[id], name, sizeof name);
+        json_object_set_new(map, j->model->params[id].name, json_string(name));
+    }
+    root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)j->all, "weight_map", map);
+    st = write_json(j->partial, "model.safetensors.index.json", root, err);
+    json_decref(root);
+    return st;
+}
+
+spw_status
+spw_hf_write_config(const char *folder, const spw_model_config *config, const char *source, spw_dtype dtype,
+                    spw_error *err)
+{
+    static const char *const names[] = {[SPW_F32] = "float32", [SPW_BF16] = "bfloat16", [SPW_F16] = "float16"};
+    char path[PATH_MAX_BYTES + 64], *text = NULL;
+    json_t *root = NULL;
+    spw_status st;
+    if (source != NULL) {
+        snprintf(path, sizeof path, "%.1000s/config.json", source);
+        SPW_TRY(spw_file_read_text(path, SMALL_FILE_BYTES, &text, err));
+    } else {
+        text = spw_hf_config_text(config, dtype);
+    }
+    root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    spw_mem_free(text);
+    if (json_object_get(root, "dtype") != NULL)
+        json_object_set_new(root, "dtype", json_string(names[dtype]));
+    if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)
+        json_object_set_new(root, "torch_dtype", json_string(names[dtype]));
+    st = write_json(folder, "config.json", root, err);
+    json_decref(root);
+    return st;
+}
+
+spw_status
+spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
+{
+    static const char *const names[] = {
+        "tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+        "added_tokens.json", "generation_config.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64], *text = NULL;
+        spw_status st;
+        snprintf(source, sizeof source, "%.1000s/%s", from, names[i]);
+        snprintf(target, sizeof target, "%.1000s/%s", to, names[i]);
+        if (access(source, F_OK) != 0)
+            continue;
+        SPW_TRY(spw_file_read_text(source, SMALL_FILE_BYTES, &text, err));
+        st = spw_file_write_text(target, text, err);
+        spw_mem_free(text);
+        SPW_TRY(st);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+write_all(job *j, spw_error *err)
+{
+    spw_tensor_info *infos = spw_mem_calloc(j->model->param_count, sizeof *infos);
+    spw_status st = SPW_OK;
+    j->file_of = spw_mem_calloc(j->model->param_count, sizeof *j->file_of);
+    if (infos == NULL || j->file_of == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "export of %u tensors", j->model->param_count);
+    else
+        cut(j);
+    for (uint32_t f = 0; st == SPW_OK && f < j->report->files; f++)
+        st = write_file(j, f, infos, err);
+    if (st == SPW_OK && j->report->files > 1)
+        st = write_index(j, err);
+    if (st == SPW_OK)
+        st =
+            spw_hf_write_config(j->partial, &j->config, j->folder != NULL ? j->o->source : NULL, j->report->dtype, err);
+    if (st == SPW_OK && j->folder != NULL)
+        st = spw_hf_copy_companions(j->o->source, j->partial, err);
+    spw_mem_free(infos);
+    spw_mem_free(j->file_of);
+    return st;
+}
+
+/* As it is stored: of a folder the type of its first tensor. */
+static spw_dtype
+stored_dtype(const job *j)
+{
+    if (j->folder != NULL)
+        return spw_hf_reader_tensor(j->folder, 0, NULL)->dtype;
+    return spw_llmc_reader_dtype(j->llmc);
+}
+
+static spw_status
+export_to_partial(job *j, spw_error *err)
+{
+    SPW_TRY(open_source(j, err));
+    j->report->dtype = j->o->dtype != SPW_DTYPE_COUNT ? j->o->dtype : stored_dtype(j);
+    if (access(j->partial, F_OK) == 0)
+        SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
+    SPW_TRY(spw_dir_make(j->partial, err));
+    SPW_TRY(write_all(j, err));
+    SPW_TRY(spw_dir_sync(j->partial, err));
+    if (rename(j->partial, j->o->to) != 0)
+        return SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->partial, j->o->to);
+    return SPW_OK;
+}
+
+spw_status
+spw_export(const spw_export_options *o, spw_export_report *report, spw_error *err)
+{
+    job j = {.o = o, .report = report};
+    spw_error ignored = {0};
+    spw_status st;
+    memset(report, 0, sizeof *report);
+    if (strlen(o->source) > 1000 || strlen(o->to) > 1000 || o->to[0] == '\0')
+        return SPW_RAISE(err, SPW_EINVAL, "export: a path is empty or longer than 1000 bytes");
+    if (access(o->to, F_OK) == 0)
+        return SPW_RAISE_SYS(err, EEXIST, "%s exists; export makes a new folder", o->to);
+    snprintf(j.partial, sizeof j.partial, "%.1000s.partial", o->to);
+    st = export_to_partial(&j, err);
+    if (st != SPW_OK)
+        (void)spw_dir_remove(j.partial, &ignored);
+    spw_hf_reader_close(j.folder);
+    spw_llmc_reader_close(j.llmc);
+    spw_st_reader_close(j.masters);
+    spw_model_destroy(j.model);
+    return st;
+}

@@ -1,0 +1,74 @@
+/*
+ * Where training starts: drawn at random, or from the weights of a Hugging Face folder. Each byte of the folder is read
+ * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier.
+ */
+#include "runtime_internal.h"
+#include "spw_files.h"
+#include <string.h>
+
+enum { BLOCK_ELEMS = 16384 };
+
+typedef struct load_job {
+    spw_engine *e;
+    spw_state_format format;
+    const spw_optimizer *rule;
+    spw_hf_reader *reader;
+} load_job;
+
+static spw_status
+load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    load_job *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    float block[BLOCK_ELEMS];
+    (void)grad;
+    memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
+    if (record != NULL)
+        memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        uint64_t first, end;
+        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
+            continue;
+        for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
+            uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
+            SPW_TRY(spw_hf_read_param(job->reader, id, i - l->places[id].first, n, block, err));
+            if (record == NULL) /* inference, or frozen: the weights alone */
+                spw_convert((char *)weights + (i - c->first) * spw_state_weight_bytes(job->format),
+                            spw_state_weight_dtype(job->format), block, SPW_F32, n);
+            else
+                spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n,
+                              block);
+        }
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
+{
+    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    spw_status st = spw_hf_reader_open(&job.reader, path, err);
+    if (st == SPW_OK)
+        st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
+    if (st == SPW_OK)
+        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
+    spw_hf_reader_close(job.reader);
+    return st;
+}
+
+spw_status
+spw_engine_start(spw_engine *e, bool *loaded_out, spw_error *err)
+{
+    const spw_config *c = spw__engine_config(e);
+    bool wanted = strcmp(c->run.start, "weights") == 0;
+    *loaded_out = false;
+    if (wanted && c->model_path[0] == '\0')
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.start weights needs a folder in model.path");
+    if (strcmp(c->run.start, "random") != 0 && c->model_path[0] != '\0' &&
+        (wanted || spw_hf_has_weights(c->model_path))) {
+        *loaded_out = true;
+        return spw_engine_load_weights(e, c->model_path, err);
+    }
+    return spw_engine_init_params(e, c->run.seed, err);
+}

@@ -1,0 +1,201 @@
+#!/bin/bash
+# Weights in and out: training from a folder, export in other types and shards, llm.c's files, refusals, memory. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+spw=$PWD/${SPW_BUILD:-build/release}/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+export XDG_CACHE_HOME=$dir/cache
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 30; }
+check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+run() { timeout -s KILL 300 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+expect() { # CODE TEXT NAME ARGS...
+    local code=$1 text=$2 name=$3
+    shift 3
+    run "$@"
+    local got=$?
+    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err" "$dir/out"; then ok "$name"; else
+        echo "# exit $got, wanted $code; should hold: $text"
+        bad "$name"
+    fi
+}
+mkdir "$dir/swap"
+cp docs/DESIGN.md "$dir/text"
+cat >"$dir/c.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 3, "n_head": 4},
+  "data": {"path": ["$dir/text"], "seq_length": 32, "seed": 1},
+  "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 4, "device": "cpu", "chunk_elems": 16384, "checkpoint_dir": "$dir/a", "run_log": "$dir/log"} }
+JSON
+c=$dir/c.json
+folder() { printf 'model={"path":"%s"}' "$1"; }
+still="--set spillway.steps=1 --set optimizer.params.lr=0"
+
+# A checkpoint is a folder to start from; a step that changes nothing shows that the weights are the same.
+check "trains" run train "$c" --quiet
+check "starts from the checkpoint's folder" run train "$c" --set "$(folder "$dir/a/step-4")" $still --set spillway.checkpoint_dir="$dir/b"
+check "says so" grep -qF "start    the weights in $dir/a/step-4" "$dir/out"
+check "with the same bytes" cmp -s "$dir/a/step-4/model.safetensors" "$dir/b/step-1/model.safetensors"
+check "on host, in other chunks" run train "$c" --set "$(folder "$dir/a/step-4")" $still --set spillway.checkpoint_dir="$dir/b2" \
+    --set spillway.chunk_elems=4096 --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}'
+check "the same" cmp -s "$dir/a/step-4/model.safetensors" "$dir/b2/step-1/model.safetensors"
+check "random on request" run train "$c" --set "$(folder "$dir/a/step-4")" $still --set spillway.start=random --set spillway.checkpoint_dir="$dir/r"
+check "is something else" test "$(cmp "$dir/a/step-4/model.safetensors" "$dir/r/step-1/model.safetensors" 2>&1 | wc -l)" -eq 1
+expect 2 "model.path" "weights without a folder" train "$c" --set spillway.start=weights --set spillway.checkpoint_dir=
+mkdir "$dir/bare"
+cp "$dir/a/step-4/config.json" "$dir/bare"
+check "a folder without weights starts at random" run train "$c" --set "$(folder "$dir/bare")" $still --set spillway.checkpoint_dir=
+check "and does not claim otherwise" test "$(grep -c '^start' "$dir/out")" -eq 0
+expect 1 "$dir/bare" "unless they were asked for" train "$c" --set "$(folder "$dir/bare")" --set spillway.start=weights --set spillway.checkpoint_dir=
+cp "$dir/a/step-4/model.safetensors" "$dir/bare"
+truncate -s -100 "$dir/bare/model.safetensors"
+expect 1 "model.safetensors" "a truncated file" train "$c" --set "$(folder "$dir/bare")" --set spillway.checkpoint_dir=
+
+# Export: as stored, in shards, in other types; the masters of a checkpoint.
+check "export" run export "$dir/a" --to "$dir/x1"
+check "as stored: the same file" cmp -s "$dir/a/step-4/model.safetensors" "$dir/x1/model.safetensors"
+check "import is the same" run import "$dir/a/step-4" --to "$dir/x2" --dtype fp32 --shard-size 200KB
+check "shards and an index" test "$(ls "$dir/x2" | grep -c '^model-0000[1-4]-of-00004.safetensors$')" -eq 4 -a -s "$dir/x2/model.safetensors.index.json"
+check "one file again" run export "$dir/x2" --to "$dir/x3"
+check "inspect agrees" run inspect "$dir/x3" --digest
+cp "$dir/out" "$dir/one"
+run inspect "$dir/x2" --digest
+digests() { awk '/\[/ { print $1, $2, $NF }' "$1" | sort; }
+check "the same tensors" test "$(digests "$dir/one")" = "$(digests "$dir/out")"
+check "which are the masters" python3 - "$dir" <<'PY'
+import json, struct, sys
+def tensors(path):
+    with open(path, "rb") as f:
+        size, = struct.unpack("<Q", f.read(8))
+        head = json.loads(f.read(size))
+        body = f.read()
+    return {k: body[slice(*v["data_offsets"])] for k, v in head.items() if k != "__metadata__"}
+masters = tensors(sys.argv[1] + "/a/step-4/optimizer-00001-of-00001.safetensors")
+out = tensors(sys.argv[1] + "/x3/model.safetensors")
+sys.exit(0 if out and all(masters[k + ".master"] == v for k, v in out.items()) else 1)
+PY
+echo '{"a": 1}' >"$dir/x3/tokenizer.json"
+check "to bf16, with companions" run export "$dir/x3" --to "$dir/x4" --dtype bf16
+check "the tokenizer came along" cmp -s "$dir/x3/tokenizer.json" "$dir/x4/tokenizer.json"
+check "config.json names the type" grep -q '"torch_dtype": "bfloat16"' "$dir/x4/config.json"
+check "to fp16" run export "$dir/x3" --to "$dir/x5" --dtype fp16
+rm "$dir/x5/tokenizer.json"
+check "trains from it" run train "$c" --set "$(folder "$dir/x5")" $still --set spillway.checkpoint_dir=
+
+# Text through a tokenizer: named, or beside the weights; the same tokens as a file that spillway tokenize made.
+mkdir "$dir/t"
+sed 's/"vocab_size": [0-9]*/"vocab_size": 4096/' "$dir/bare/config.json" >"$dir/t/config.json"
+cp tests/vectors/tok_gpt2.json "$dir/t/tokenizer.json"
+loss() { sed -n 's/.*"loss":\([0-9.e-]*\),.*/\1/p' "$dir/log"; }
+check "trains through the folder's tokenizer" run train "$c" --set "$(folder "$dir/t")" --set spillway.checkpoint_dir=
+beside=$(loss)
+check "through a named one" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer="$dir/t/tokenizer.json" --set spillway.checkpoint_dir=
+check "the same losses" test -n "$beside" -a "$beside" = "$(loss)"
+check "as bytes" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer=bytes --set spillway.checkpoint_dir=
+check "other losses" test "$beside" != "$(loss)"
+check "tokenize" run tokenize "$dir/text" --tokenizer "$dir/t" -o "$dir/text.bin"
+check "trains on its tokens" run train "$c" --set "$(folder "$dir/t")" --set data.path="$dir/text.bin" --set spillway.checkpoint_dir=
+check "as tokens" grep -q 'llm.c u16' "$dir/out"
+expect 2 "the model's vocab_size is 256" "more tokens than the model has" train "$c" --set data.tokenizer="$dir/t" --set spillway.checkpoint_dir=
+
+# llm.c's file of the same weights, written by other code.
+python3 - "$dir" <<'PY'
+import array, json, struct, sys
+d = sys.argv[1]
+with open(d + "/x3/model.safetensors", "rb") as f:
+    size, = struct.unpack("<Q", f.read(8))
+    head = json.loads(f.read(size))
+    body = f.read()
+def get(name):
+    t = head[name]
+    a = array.array("f")
+    a.frombytes(body[slice(*t["data_offsets"])])
+    return a, t["shape"]
+def turned(name):
+    a, (rows, cols) = get(name)
+    return array.array("f", (a[r * cols + c] for c in range(cols) for r in range(rows)))
+L, C, V, T = 3, 64, 256, 32
+find = lambda tail: next(k for k in head if k.endswith(tail))
+def layers(tail, turn=False):
+    out = array.array("f")
+    for l in range(L):
+        name = find("h.%d.%s" % (l, tail))
+        out += turned(name) if turn else get(name)[0]
+    return out
+body_out = [get(find("wte.weight"))[0] + array.array("f", [0] * (128 * C)), get(find("wpe.weight"))[0], layers("ln_1.weight"),
+            layers("ln_1.bias"), layers("attn.c_attn.weight", True), layers("attn.c_attn.bias"), layers("attn.c_proj.weight", True),
+            layers("attn.c_proj.bias"), layers("ln_2.weight"), layers("ln_2.bias"), layers("mlp.c_fc.weight", True),
+            layers("mlp.c_fc.bias"), layers("mlp.c_proj.weight", True), layers("mlp.c_proj.bias"), get(find("ln_f.weight"))[0],
+            get(find("ln_f.bias"))[0]]
+with open(d + "/gpt2.bin", "wb") as f:
+    f.write(struct.pack("<256i", 20240326, 3, T, V, L, 4, C, V + 128, *[0] * 248))
+    for a in body_out:
+        a.tofile(f)
+PY
+check "import of llm.c's weights" run import "$dir/gpt2.bin" --to "$dir/y1"
+check "the same tensors, byte for byte" cmp -s "$dir/x3/model.safetensors" "$dir/y1/model.safetensors"
+check "trains from them" run train "$c" --set "$(folder "$dir/y1")" $still --set spillway.checkpoint_dir=
+broken() { # NAME TEXT python statement on b, a bytearray of the file
+    python3 -c 'import struct, sys; b = bytearray(open(sys.argv[1], "rb").read()); exec(sys.argv[3]); open(sys.argv[2], "wb").write(b)' "$dir/gpt2.bin" "$dir/broken.bin" "$3"
+    expect 1 "$2" "$1" import "$dir/broken.bin" --to "$dir/no"
+}
+broken "another magic number" "magic number 7 at offset 0" 'b[0:4] = struct.pack("<i", 7)'
+broken "another version" "version 9 at offset 4" 'b[4:8] = struct.pack("<i", 9)'
+broken "no layers" "layers 0 at offset 16" 'b[16:20] = bytes(4)'
+broken "a negative size" "channels -64 at offset 24" 'b[24:28] = struct.pack("<i", -64)'
+broken "heads that do not divide" "for 5 heads" 'b[20:24] = struct.pack("<i", 5)'
+broken "cut short" "its header says" 'del b[-1:]'
+broken "too long" "its header says" 'b += b"x"'
+broken "a header alone" "ends at offset" 'del b[500:]'
+check "nothing is left of them" test ! -e "$dir/no" -a ! -e "$dir/no.partial"
+
+# Refusals.
+expect 1 "exists" "a folder that exists" export "$dir/a" --to "$dir/x1"
+expect 2 "--to" "no target" export "$dir/a"
+expect 2 "--dtype int8" "another type" export "$dir/a" --to "$dir/no" --dtype int8
+expect 2 "--shard-size" "a size that is none" export "$dir/a" --to "$dir/no" --shard-size many
+expect 1 "nowhere" "no source" export "$dir/nowhere" --to "$dir/no"
+expect 0 "--shard-size" "help" help export
+full() { (ulimit -f 100; exec timeout -s KILL 60 "$spw" export "$dir/a" --to "$dir/no" >"$dir/out" 2>"$dir/err"); }
+check "a file that may not grow is an error" test "$(full; echo $?)" -ne 0
+check "and nothing is left of it" test ! -e "$dir/no" -a ! -e "$dir/no.partial"
+
+# Memory does not grow with the model: 350 M parameters, 700 MB, from a file without blocks.
+python3 - "$dir" <<'PY'
+import json, os, struct, sys
+d = sys.argv[1] + "/big"
+os.mkdir(d)
+V, T, C, L = 256, 32, 1024, 27
+shapes = {"transformer.wte.weight": [V, C], "transformer.wpe.weight": [T, C], "transformer.ln_f.weight": [C], "transformer.ln_f.bias": [C]}
+for l in range(L):
+    for name, shape in (("ln_1.weight", [C]), ("ln_1.bias", [C]), ("attn.c_attn.weight", [C, 3 * C]), ("attn.c_attn.bias", [3 * C]),
+                        ("attn.c_proj.weight", [C, C]), ("attn.c_proj.bias", [C]), ("ln_2.weight", [C]), ("ln_2.bias", [C]),
+                        ("mlp.c_fc.weight", [C, 4 * C]), ("mlp.c_fc.bias", [4 * C]), ("mlp.c_proj.weight", [4 * C, C]), ("mlp.c_proj.bias", [C])):
+        shapes["transformer.h.%d.%s" % (l, name)] = shape
+head, at = {}, 0
+for name, shape in shapes.items():
+    size = 2
+    for s in shape:
+        size *= s
+    head[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+    at += size
+text = json.dumps(head).encode()
+text += b" " * (-len(text) % 8)
+with open(d + "/model.safetensors", "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text)
+    f.truncate(8 + len(text) + at)
+json.dump({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": V, "n_positions": T, "n_embd": C, "n_layer": L, "n_head": 16},
+          open(d + "/config.json", "w"))
+PY
+rss() { python3 -c 'import resource, subprocess, sys; r = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; print(r, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)' "$@"; }
+set -- $(rss "$spw" export "$dir/big" --to "$dir/big2" --shard-size 200MB)
+echo "# exit $1, peak $2 MiB"
+case $SPW_BUILD in *asan* | *tsan*) limit=400 ;; *) limit=24 ;; esac 2>/dev/null || limit=24
+check "a model of 700 MB passes through a few MiB" test "$1" -eq 0 -a "$2" -lt "$limit"
+echo "1..$n"
