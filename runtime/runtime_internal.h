@@ -107,5 +107,7 @@ uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout,
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* (unit_count) where the updates released so far take each unit. */
+const uint64_t *spw__engine_generations(const spw_engine *e);
 
 #endif
