@@ -129,5 +129,7 @@ spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extens
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* (unit_count) where the updates released so far take each unit. */
+const uint64_t *spw__engine_generations(const spw_engine *e);
 
 #endif
