@@ -257,15 +257,22 @@ release(spw_checkpoint_job *job, bool remove)
 static spw_status
 prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
+    char path[SPW_PATH_BYTES + 64];
+    const char *source;
     int rc;
+    snprintf(path, sizeof path, "%.1000s/config.json", config->model_path);
+    source = config->model_path[0] != '\0' && access(path, R_OK) == 0 ? config->model_path : NULL;
     job->config = spw_config_dump(config);
-    job->model_config = spw_hf_config_text(&spw_engine_model(job->e)->config, spw_state_weight_dtype(job->format));
-    if (job->config == NULL || job->model_config == NULL)
+    SPW_TRY(spw_hf_config_carry(&job->model_config, &spw_engine_model(job->e)->config, source,
+                                spw_state_weight_dtype(job->format), err));
+    if (job->config == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
     SPW_TRY(spw_dir_make(job->dir, err));
     if (access(job->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */
     SPW_TRY(spw_dir_make(job->partial, err));
+    if (source != NULL)
+        SPW_TRY(spw_hf_copy_companions(source, job->partial, err));
     SPW_TRY(open_writers(job, err));
     rc = pthread_create(&job->thread, NULL, job_main, job);
     return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "start of the thread that saves");

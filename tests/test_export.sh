@@ -95,6 +95,9 @@ cp tests/vectors/tok_gpt2.json "$dir/t/tokenizer.json"
 loss() { sed -n 's/.*"loss":\([0-9.e-]*\),.*/\1/p' "$dir/log"; }
 check "trains through the folder's tokenizer" run train "$c" --set "$(folder "$dir/t")" --set spillway.checkpoint_dir=
 beside=$(loss)
+check "saves" run train "$c" --set "$(folder "$dir/t")" --set spillway.checkpoint_dir="$dir/tt"
+check "the tokenizer comes along" cmp -s "$dir/t/tokenizer.json" "$dir/tt/step-4/tokenizer.json"
+check "and serves generate" run generate "$dir/tt" --prompt "The store" --tokens 5 --temperature 0
 check "through a named one" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer="$dir/t/tokenizer.json" --set spillway.checkpoint_dir=
 check "the same losses" test -n "$beside" -a "$beside" = "$(loss)"
 check "as bytes" run train "$c" --set "$(folder "$dir/t")" --set data.tokenizer=bytes --set spillway.checkpoint_dir=

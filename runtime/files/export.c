@@ -4,6 +4,7 @@
  */
 #include "spw_files.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BLOCK_ELEMS = 16384, PATH_MAX_BYTES = 1100, SMALL_FILE_BYTES = 64 << 20 };
+enum { BLOCK_ELEMS = 16384, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
 
 typedef struct job {
     const spw_export_options *o;
@@ -184,16 +185,16 @@ write_index(job *j, spw_error *err)
 }
 
 spw_status
-spw_hf_write_config(const char *folder, const spw_model_config *config, const char *source, spw_dtype dtype,
+spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
                     spw_error *err)
 {
     static const char *const names[] = {[SPW_F32] = "float32", [SPW_BF16] = "bfloat16", [SPW_F16] = "float16"};
     char path[PATH_MAX_BYTES + 64], *text = NULL;
     json_t *root = NULL;
-    spw_status st;
+    *text_out = NULL;
     if (source != NULL) {
         snprintf(path, sizeof path, "%.1000s/config.json", source);
-        SPW_TRY(spw_file_read_text(path, SMALL_FILE_BYTES, &text, err));
+        SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
     } else {
         text = spw_hf_config_text(config, dtype);
     }
@@ -203,8 +204,41 @@ spw_hf_write_config(const char *folder, const spw_model_config *config, const ch
         json_object_set_new(root, "dtype", json_string(names[dtype]));
     if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)
         json_object_set_new(root, "torch_dtype", json_string(names[dtype]));
-    st = write_json(folder, "config.json", root, err);
+    text = root != NULL ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
+    *text_out = text != NULL ? spw_mem_strdup(text) : NULL;
+    free(text);
+    return *text_out != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "config.json");
+}
+
+/* A block at a time: a tokenizer can be 20 MB. */
+static spw_status
+copy_file(const char *source, const char *target, spw_error *err)
+{
+    char block[BLOCK_ELEMS];
+    int in = open(source, O_RDONLY | O_CLOEXEC), out = -1;
+    spw_status st = SPW_OK;
+    ssize_t n = 0;
+    if (in < 0)
+        return SPW_RAISE_SYS(err, errno, "opening %s", source);
+    out = open(target, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (out < 0)
+        st = SPW_RAISE_SYS(err, errno, "creating %s", target);
+    while (st == SPW_OK && (n = read(in, block, sizeof block)) != 0) {
+        if (n < 0 && errno != EINTR)
+            st = SPW_RAISE_SYS(err, errno, "reading %s", source);
+        for (ssize_t at = 0, k; st == SPW_OK && at < n; at += k) {
+            k = write(out, block + at, (size_t)(n - at));
+            if (k < 0 && errno != EINTR)
+                st = SPW_RAISE_SYS(err, errno, "writing %s", target);
+            k = k < 0 ? 0 : k;
+        }
+    }
+    if (st == SPW_OK && fsync(out) != 0)
+        st = SPW_RAISE_SYS(err, errno, "writing %s", target);
+    close(in);
+    if (out >= 0)
+        close(out);
     return st;
 }
 
@@ -215,18 +249,25 @@ spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
         "tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
         "added_tokens.json", "generation_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64], *text = NULL;
-        spw_status st;
+        char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64];
         snprintf(source, sizeof source, "%.1000s/%s", from, names[i]);
         snprintf(target, sizeof target, "%.1000s/%s", to, names[i]);
-        if (access(source, F_OK) != 0)
-            continue;
-        SPW_TRY(spw_file_read_text(source, SMALL_FILE_BYTES, &text, err));
-        st = spw_file_write_text(target, text, err);
-        spw_mem_free(text);
-        SPW_TRY(st);
+        if (access(source, F_OK) == 0)
+            SPW_TRY(copy_file(source, target, err));
     }
     return SPW_OK;
+}
+
+static spw_status
+write_config(job *j, spw_error *err)
+{
+    char path[PATH_MAX_BYTES + 64], *text;
+    spw_status st;
+    SPW_TRY(spw_hf_config_carry(&text, &j->config, j->folder != NULL ? j->o->source : NULL, j->report->dtype, err));
+    snprintf(path, sizeof path, "%.1000s/config.json", j->partial);
+    st = spw_file_write_text(path, text, err);
+    spw_mem_free(text);
+    return st;
 }
 
 static spw_status
@@ -244,8 +285,7 @@ write_all(job *j, spw_error *err)
     if (st == SPW_OK && j->report->files > 1)
         st = write_index(j, err);
     if (st == SPW_OK)
-        st =
-            spw_hf_write_config(j->partial, &j->config, j->folder != NULL ? j->o->source : NULL, j->report->dtype, err);
+        st = write_config(j, err);
     if (st == SPW_OK && j->folder != NULL)
         st = spw_hf_copy_companions(j->o->source, j->partial, err);
     spw_mem_free(infos);
