@@ -29,10 +29,12 @@ static const char usage[] =
     "--resume\n";
 
 static const char train_usage[] =
-    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
+    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR [--resume-anyway]] [--trace FILE] [--quiet]\n"
     "\n"
     "  --set a.b=c    overrides one key of the configuration (spillway help config lists them)\n"
-    "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder\n"
+    "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder; a configuration or\n"
+    "                 data that would change what is computed are refused, with every difference\n"
+    "  --resume-anyway  shows the differences and goes on with what is set now\n"
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"

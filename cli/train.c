@@ -32,7 +32,7 @@ typedef struct run {
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     const char *trace_path;
-    bool quiet, tty, resumed, from_folder, rates_known, spent;
+    bool quiet, tty, resumed, resume_anyway, from_folder, rates_known, spent;
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
@@ -445,6 +445,39 @@ train_loop(run *r, spw_error *err)
     return SPW_OK;
 }
 
+static void
+print_difference(void *ctx, const char *text)
+{
+    (void)ctx;
+    fprintf(stderr, "  %s\n", text);
+}
+
+static void
+summarize_data(run *r)
+{
+    spw_data_summary *d = &r->at.data;
+    *d = (spw_data_summary){spw_data_file_count(r->data), spw_data_bytes(r->data), spw_data_tokens(r->data), ""};
+    snprintf(d->formats, sizeof d->formats, "%s", spw_data_formats(r->data));
+}
+
+/* Another training than the checkpoint's is refused, unless it is meant; either way every difference is shown. */
+static spw_status
+compare(const run *r, const char *checkpoint, spw_error *err)
+{
+    uint32_t count;
+    SPW_TRY(spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, NULL, &count, err));
+    if (count == 0)
+        return SPW_OK;
+    if (!r->resume_anyway)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "%s: %u difference%s (above) would change what is computed; set them as they were, or go on "
+                         "with --resume-anyway",
+                         checkpoint, count, count > 1 ? "s" : "");
+    fprintf(stderr, "spillway: going on from %s with %u difference%s (above)\n", checkpoint, count,
+            count > 1 ? "s" : "");
+    return SPW_OK;
+}
+
 static spw_status
 prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
 {
@@ -458,6 +491,9 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
         r->resumed = true;
     }
     SPW_TRY(spw_config_open_data(&r->data, c, err));
+    summarize_data(r);
+    if (resume != NULL)
+        SPW_TRY(compare(r, found, err));
     r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     if (r->tokens == NULL || r->targets == NULL)
@@ -514,6 +550,8 @@ cli_train(int argc, char **argv)
             path = name;
         } else if (strcmp(name, "--quiet") == 0) {
             r.quiet = true;
+        } else if (strcmp(name, "--resume-anyway") == 0) {
+            r.resume_anyway = true;
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--resume") == 0 || strcmp(name, "--trace") == 0) {
             if ((value = cli_value("train", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
@@ -531,6 +569,9 @@ cli_train(int argc, char **argv)
     }
     if (path == NULL)
         return cli_usage("train", "a configuration file is needed");
+    if (r.resume_anyway && resume == NULL)
+        return cli_usage("train", "--resume-anyway belongs to --resume DIR");
+    (void)signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error like a full disk */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     r.tty = isatty(STDOUT_FILENO) == 1;

@@ -3,20 +3,17 @@
  * and spillway.json. It is written beside its final name and renamed when everything is on disk: complete or absent.
  * Tensors are keyed by name and full shape, so any placement, chunk size and exact state format can load them.
  */
-#include "runtime_internal.h"
+#include "checkpoint_internal.h"
 #include "spw_files.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-#define MODEL_FILE     "model.safetensors"
-#define OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
-#define MANIFEST_FILE  "spillway.json"
 enum { BLOCK_ELEMS = 16384, MANIFEST_BYTES_MAX = 16 << 20 };
 
 /* "master", then what the optimizer calls its moments. */
@@ -102,6 +99,29 @@ fill_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype 
     t->shape[1] = p->ndim == 1 ? 0 : p->cols;
 }
 
+/* Before a byte is written: what the tensors take, with a little for header and manifest. */
+static spw_status
+check_space(const char *folder, const spw_tensor_info *infos, uint32_t count, spw_error *err)
+{
+    uint64_t need = 1 << 16, free_bytes;
+    char a[32], b[32];
+    struct statvfs fs;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = spw_dtype_bytes(infos[i].dtype);
+        for (uint32_t d = 0; d < infos[i].ndim; d++)
+            bytes *= infos[i].shape[d];
+        need += bytes + 256;
+    }
+    if (statvfs(folder, &fs) != 0 || fs.f_blocks == 0) /* ramfs and the like do not know their size */
+        return SPW_OK;
+    free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (free_bytes >= need)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ENOSPC, "it needs %s (%llu bytes), %s free; make room, or set spillway.keep_last",
+                     spw_format_bytes(a, sizeof a, need), (unsigned long long)need,
+                     spw_format_bytes(b, sizeof b, free_bytes));
+}
+
 static spw_status
 write_tensors(spw_engine *e, const char *folder, spw_error *err)
 {
@@ -119,9 +139,11 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
             fill_info(&infos[m->param_count + id * parts + k], &m->params[id],
                       part_suffix(job.rule, first_part(job.format) + (int)k), SPW_F32);
     }
-    snprintf(path, sizeof path, "%s/" MODEL_FILE, folder);
-    st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
-    snprintf(path, sizeof path, "%s/" OPTIMIZER_FILE, folder);
+    st = check_space(folder, infos, m->param_count * (1 + parts), err);
+    snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, folder);
+    if (st == SPW_OK)
+        st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
+    snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, folder);
     if (st == SPW_OK)
         st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, m->param_count * parts, err);
     if (st == SPW_OK)
@@ -226,15 +248,15 @@ write_manifest(const char *folder, const spw_config *config, const spw_checkpoin
 {
     char path[SPW_PATH_BYTES + 64], model[20], optimizer[20], *dump = spw_config_dump(config);
     uint64_t digest = 0;
-    json_t *parsed;
+    json_t *parsed, *root;
     if (dump == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
     parsed = json_loads(dump, 0, NULL);
     spw_mem_free(dump);
-    snprintf(path, sizeof path, "%s/" MODEL_FILE, folder);
+    snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, folder);
     spw_status st = file_digest(path, &digest, err);
     snprintf(model, sizeof model, "%016llx", (unsigned long long)digest);
-    snprintf(path, sizeof path, "%s/" OPTIMIZER_FILE, folder);
+    snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, folder);
     if (st == SPW_OK)
         st = file_digest(path, &digest, err);
     snprintf(optimizer, sizeof optimizer, "%016llx", (unsigned long long)digest);
@@ -242,13 +264,16 @@ write_manifest(const char *folder, const spw_config *config, const spw_checkpoin
         json_decref(parsed);
         return st;
     }
-    return write_json(folder, MANIFEST_FILE,
-                      json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway",
-                                SPW_VERSION, "step", (json_int_t)state->step, "data_position",
-                                (json_int_t)state->data_position, "updates", (json_int_t)state->updates,
-                                "bytes_written", (json_int_t)state->bytes_written, "tokens", state->tokens, "digests",
-                                MODEL_FILE, model, OPTIMIZER_FILE, optimizer, "config", parsed),
-                      err);
+    root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway", SPW_VERSION,
+                     "step", (json_int_t)state->step, "data_position", (json_int_t)state->data_position, "updates",
+                     (json_int_t)state->updates, "bytes_written", (json_int_t)state->bytes_written, "tokens",
+                     state->tokens, "digests", SPW_MODEL_FILE, model, SPW_OPTIMIZER_FILE, optimizer, "config", parsed);
+    if (root != NULL && state->data.files > 0)
+        json_object_set_new(root, "data",
+                            json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
+                                      (json_int_t)state->data.bytes, "tokens", (json_int_t)state->data.tokens,
+                                      "formats", state->data.formats));
+    return write_json(folder, SPW_MANIFEST_FILE, root, err);
 }
 
 spw_status
@@ -271,12 +296,10 @@ spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, co
         st = write_manifest(partial, config, state, err);
     if (st == SPW_OK)
         st = spw_dir_sync(partial, err);
-    if (st == SPW_OK && access(final, F_OK) == 0)
-        st = spw_dir_remove(final, err); /* the same step saved again */
-    if (st == SPW_OK && rename(partial, final) != 0)
-        st = SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
     if (st == SPW_OK)
-        st = spw_dir_sync(dir, err);
+        st = spw__checkpoint_place(dir, partial, final, err);
+    if (st == SPW_OK)
+        spw__checkpoint_trim(dir, state->step, config->run.keep_last);
     if (st != SPW_OK) {
         (void)spw_dir_remove(partial, &ignored); /* the first error is the one to tell */
         spw_error_wrap(err, "saving checkpoint %s", final);
@@ -292,11 +315,11 @@ spw_status
 spw_checkpoint_find(const char *path, char *found, spw_error *err)
 {
     char manifest[SPW_PATH_BYTES + 300];
-    unsigned long long best = 0, n;
+    uint64_t best = 0, n;
     bool any = false;
     struct dirent *entry;
     DIR *dir;
-    snprintf(manifest, sizeof manifest, "%.1000s/" MANIFEST_FILE, path);
+    snprintf(manifest, sizeof manifest, "%.1000s/" SPW_MANIFEST_FILE, path);
     if (access(manifest, R_OK) == 0) {
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
         return SPW_OK;
@@ -305,28 +328,24 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
     if (dir == NULL)
         return SPW_RAISE_SYS(err, errno, "checkpoint %s", path);
     while ((entry = readdir(dir)) != NULL) {
-        char rest;
-        if (sscanf(entry->d_name, "step-%llu%c", &n, &rest) != 1 || (any && n < best))
-            continue;
-        snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" MANIFEST_FILE, path, entry->d_name);
-        if (access(manifest, R_OK) != 0)
+        if (!spw__checkpoint_step(path, entry->d_name, &n) || (any && n < best))
             continue;
         best = n;
         any = true;
     }
     closedir(dir);
     if (!any)
-        return SPW_RAISE(err, SPW_ENOENT, "%s holds no complete checkpoint (step-<n>/" MANIFEST_FILE ")", path);
-    snprintf(found, SPW_PATH_BYTES, "%.900s/step-%llu", path, best);
+        return SPW_RAISE(err, SPW_ENOENT, "%s holds no complete checkpoint (step-<n>/" SPW_MANIFEST_FILE ")", path);
+    snprintf(found, SPW_PATH_BYTES, "%.900s/step-%llu", path, (unsigned long long)best);
     return SPW_OK;
 }
 
-static spw_status
-read_manifest(const char *path, json_t **out, spw_error *err)
+spw_status
+spw__manifest_read(const char *path, json_t **out, spw_error *err)
 {
     char file[SPW_PATH_BYTES + 64], *text = NULL;
     json_error_t where;
-    snprintf(file, sizeof file, "%.1000s/" MANIFEST_FILE, path);
+    snprintf(file, sizeof file, "%.1000s/" SPW_MANIFEST_FILE, path);
     SPW_TRY(spw_file_read_text(file, MANIFEST_BYTES_MAX, &text, err));
     *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
     spw_mem_free(text);
@@ -340,24 +359,49 @@ read_manifest(const char *path, json_t **out, spw_error *err)
 }
 
 spw_status
-spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err)
+spw__manifest_config(const json_t *manifest, const char *path, spw_config *config, spw_error *err)
 {
-    json_t *root;
-    char *text, name[SPW_PATH_BYTES + 64];
+    char *text = json_dumps(json_object_get(manifest, "config"), 0), name[SPW_PATH_BYTES + 64];
     spw_status st;
-    SPW_TRY(read_manifest(path, &root, err));
-    text = json_dumps(json_object_get(root, "config"), 0);
-    snprintf(name, sizeof name, "%.1000s/" MANIFEST_FILE, path);
+    snprintf(name, sizeof name, "%.1000s/" SPW_MANIFEST_FILE, path);
     st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest")
                       : spw_config_parse(config, text, name, NULL, 0, err);
     free(text);
-    if (state != NULL)
-        *state = (spw_checkpoint_state){
-            .step = (uint64_t)json_integer_value(json_object_get(root, "step")),
-            .data_position = (uint64_t)json_integer_value(json_object_get(root, "data_position")),
-            .updates = (uint64_t)json_integer_value(json_object_get(root, "updates")),
-            .bytes_written = (uint64_t)json_integer_value(json_object_get(root, "bytes_written")),
-            .tokens = json_number_value(json_object_get(root, "tokens"))};
+    return st;
+}
+
+static uint64_t
+count_of(const json_t *object, const char *key)
+{
+    json_int_t n = json_integer_value(json_object_get(object, key));
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+void
+spw__manifest_data(const json_t *manifest, spw_data_summary *out)
+{
+    const json_t *data = json_object_get(manifest, "data");
+    const char *formats = json_string_value(json_object_get(data, "formats"));
+    *out = (spw_data_summary){
+        .files = count_of(data, "files"), .bytes = count_of(data, "bytes"), .tokens = count_of(data, "tokens")};
+    snprintf(out->formats, sizeof out->formats, "%s", formats != NULL ? formats : "");
+}
+
+spw_status
+spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err)
+{
+    json_t *root;
+    spw_status st;
+    SPW_TRY(spw__manifest_read(path, &root, err));
+    st = spw__manifest_config(root, path, config, err);
+    if (state != NULL) {
+        *state = (spw_checkpoint_state){.step = count_of(root, "step"),
+                                        .data_position = count_of(root, "data_position"),
+                                        .updates = count_of(root, "updates"),
+                                        .bytes_written = count_of(root, "bytes_written"),
+                                        .tokens = json_number_value(json_object_get(root, "tokens"))};
+        spw__manifest_data(root, &state->data);
+    }
     json_decref(root);
     return st;
 }
@@ -373,7 +417,7 @@ check_digest(json_t *root, const char *path, const char *name, spw_error *err)
     snprintf(got, sizeof got, "%016llx", (unsigned long long)digest);
     if (want == NULL || strcmp(want, got) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT,
-                         "%s: digest is %s, " MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
+                         "%s: digest is %s, " SPW_MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
                          want != NULL ? want : "nothing");
     return SPW_OK;
 }
@@ -454,12 +498,12 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
 {
     const spw_model *m = spw_engine_model(job->e);
     char file[SPW_PATH_BYTES + 64];
-    snprintf(file, sizeof file, "%.1000s/" MODEL_FILE, path);
+    snprintf(file, sizeof file, "%.1000s/" SPW_MODEL_FILE, path);
     SPW_TRY(spw_hf_reader_open(&job->model, file, err));
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
     if (!with_optimizer)
         return SPW_OK;
-    snprintf(file, sizeof file, "%.1000s/" OPTIMIZER_FILE, path);
+    snprintf(file, sizeof file, "%.1000s/" SPW_OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (int p = 0; p < (int)part_end(job->rule); p++) {
@@ -485,14 +529,14 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
     if (job.tensors == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
-    st = read_manifest(path, &root, err);
+    st = spw__manifest_read(path, &root, err);
     if (st == SPW_OK) {
         state.updates = (uint64_t)json_integer_value(json_object_get(root, "updates"));
         st = open_tensors(&job, path, with_optimizer, err);
         if (st == SPW_OK)
-            st = check_digest(root, path, MODEL_FILE, err);
+            st = check_digest(root, path, SPW_MODEL_FILE, err);
         if (st == SPW_OK && with_optimizer)
-            st = check_digest(root, path, OPTIMIZER_FILE, err);
+            st = check_digest(root, path, SPW_OPTIMIZER_FILE, err);
         json_decref(root);
     }
     if (st == SPW_OK)

@@ -152,12 +152,23 @@ void spw_engine_set_updates(spw_engine *engine, uint64_t updates);
 
 /* ---------------------------------------------------------------- checkpoints */
 
+/* What data trains, as far as it can be told without reading it all; files 0: not known. */
+typedef struct spw_data_summary {
+    uint64_t files, bytes, tokens;
+    char formats[128]; /* of spw_data_formats() */
+} spw_data_summary;
+
 typedef struct spw_checkpoint_state {
     uint64_t step, data_position, updates;
     uint64_t bytes_written; /* to nvme swap, since the first run */
     double tokens;
+    spw_data_summary data;
 } spw_checkpoint_state;
-/* Writes <dir>/step-<n>/, complete or absent. path_out (may be NULL): SPW_PATH_BYTES. */
+/*
+ * spw_checkpoint_save - writes <dir>/step-<n>/, complete or absent; path_out (may be NULL): SPW_PATH_BYTES.
+ * With spillway.keep_last, what is then one too many is removed; a removal that fails is a warning in the log.
+ * Errors  SPW_ENOSPC with needed and free bytes, SPW_ESYS; the checkpoints before it are as they were.
+ */
 spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, const char *dir,
                                const spw_checkpoint_state *state, char *path_out, spw_error *err);
 /* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). */
@@ -165,6 +176,18 @@ spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
 /* Model section of the checkpoint's configuration, and its state. */
 spw_status
 spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err);
+/*
+ * spw_checkpoint_compare - what of config and data makes going on from a checkpoint another training than it was.
+ *   data       what is trained on now; NULL: not compared
+ *   line       called once for each difference, with the key and both values
+ *   count_out  out: how many
+ * Keys that only place, move, save or log are free, so are spillway.steps, and the formats fp32, mixed and split among each
+ * other. A checkpoint without a description of its data is compared without, with a warning in the log.
+ * Errors     those of reading the manifest; count_out is what was found until then.
+ */
+spw_status
+spw_checkpoint_compare(const char *path, const spw_config *config, const spw_data_summary *data,
+                       void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err);
 /* Loads weights, and records unless the engine is for inference. */
 spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
 

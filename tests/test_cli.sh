@@ -86,7 +86,8 @@ for kind in 'AdamW split-bf16' 'AdamW split24-int8' 'Lion split-int8' 'SGD mixed
     check "$kind: resumed after 3 steps, with other chunks, the same bytes" same_tensors "$dir/o1/step-6" "$dir/o2/step-6"
     rm -rf "$dir/o1" "$dir/o2"
 done
-expect 1 "another optimizer" "resume with another optimizer" train "$c" --resume "$dir/b/step-5" --set optimizer.type='"SGD"'
+expect 2 "optimizer.type: \"AdamW\" in the checkpoint, \"SGD\" now" "resume with another optimizer" train "$c" --resume "$dir/b/step-5" --set optimizer.type='"SGD"'
+expect 1 "another optimizer" "also when that is meant" train "$c" --resume "$dir/b/step-5" --resume-anyway --set optimizer.type='"SGD"'
 check "generate" run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
 cp "$dir/out" "$dir/first"
 run generate "$dir/a" --prompt "line " --tokens 20 --top-k 5
@@ -206,7 +207,8 @@ need=$(sed -n 's/.*(\([0-9]*\) bytes).*/\1/p' "$dir/err" | head -n 1)
 check "it names the minimum" test -n "$need"
 check "and the minimum works" run train "$c" --set spillway.host_memory=$((need + 4194304)) --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
 expect 3 "spillway.device_memory" "device budget too small" train "$c" --set spillway.device_memory=1MiB
-expect 1 "missing" "resume with another model shape" train "$c" --resume "$dir/b" --set model.n_layer=4
+expect 2 "model.n_layer: 3 in the checkpoint, 4 now" "resume with another model shape" train "$c" --resume "$dir/b" --set model.n_layer=4
+expect 1 "missing" "also when that is meant" train "$c" --resume "$dir/b" --resume-anyway --set model.n_layer=4
 expect 1 "no complete checkpoint" "resume from an empty folder" train "$c" --resume "$dir/swap"
 cp -r "$dir/a/step-10" "$dir/hurt"
 printf 'x' | dd of="$dir/hurt/model.safetensors" bs=1 seek=20000 conv=notrunc 2>/dev/null

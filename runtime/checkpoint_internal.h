@@ -1,0 +1,35 @@
+/* Inside checkpoints: names of their files, and what saving, loading, comparing and removing share. */
+#ifndef SPW_CHECKPOINT_INTERNAL_H
+#define SPW_CHECKPOINT_INTERNAL_H
+
+#include "runtime_internal.h"
+#include <jansson.h>
+
+#define SPW_MODEL_FILE     "model.safetensors"
+#define SPW_OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
+#define SPW_MANIFEST_FILE  "spillway.json"
+
+/* The manifest of a checkpoint, checked to be one. Errors name file and field. The caller's to json_decref(). */
+spw_status spw__manifest_read(const char *path, json_t **out, spw_error *err);
+/* Its configuration, defaults filled in. */
+spw_status spw__manifest_config(const json_t *manifest, const char *path, spw_config *config, spw_error *err);
+/* Its "data"; all zero where it has none. */
+void spw__manifest_data(const json_t *manifest, spw_data_summary *out);
+/* The number of a folder step-<n> with a manifest in it; false for every other name. */
+bool spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out);
+
+/*
+ * spw__checkpoint_place - moves a finished folder to its name, in one step where the file system can exchange names.
+ * What had that name before is removed, without ever being there half. Both names are in dir. Durable on SPW_OK.
+ */
+spw_status spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err);
+/*
+ * Of the complete checkpoints in dir up to step, which has just become one, removes all but the last keep (0: none), and
+ * what killed removals left. A failure is a warning in the log.
+ */
+void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
+
+/* Does a key of the configuration decide what training computes? */
+bool spw__config_decides(const char *key);
+
+#endif

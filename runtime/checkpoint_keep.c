@@ -1,0 +1,117 @@
+/*
+ * Which checkpoints stay: the new one takes its name, older ones go. A checkpoint that is to go is renamed first, so that
+ * whoever looks for one finds it whole or not at all, whatever kills the process between two calls.
+ */
+#include "checkpoint_internal.h"
+#include "spw_files.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = SPW_PATH_BYTES + 300 };
+
+bool
+spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
+{
+    char manifest[PATH_BYTES], again[32];
+    unsigned long long n;
+    char rest;
+    if (sscanf(name, "step-%llu%c", &n, &rest) != 1)
+        return false;
+    snprintf(again, sizeof again, "step-%llu", n);
+    snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" SPW_MANIFEST_FILE, dir, name);
+    *step_out = n;
+    return strcmp(again, name) == 0 && access(manifest, R_OK) == 0; /* not step-007: it is looked up by number */
+}
+
+/* Takes a folder's name away, then the folder. */
+static spw_status
+discard(const char *path, spw_error *err)
+{
+    char old[PATH_BYTES];
+    snprintf(old, sizeof old, "%.1000s.old", path);
+    if (access(old, F_OK) == 0)
+        SPW_TRY(spw_dir_remove(old, err)); /* a removal that was killed */
+    if (rename(path, old) != 0)
+        return SPW_RAISE_SYS(err, errno, "renaming %s to %s", path, old);
+    if (unlink(old) == 0) /* it was a link: what it points to is not ours */
+        return SPW_OK;
+    return spw_dir_remove(old, err);
+}
+
+spw_status
+spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err)
+{
+    spw_error left = {0};
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE) == 0) { /* the same step saved again */
+        SPW_TRY(spw_dir_sync(dir, err));
+        if (discard(partial, &left) != SPW_OK)
+            spw_log(SPW_LOG_WARN, "what was checkpoint %s before is left behind: %s", final, left.message);
+        return SPW_OK;
+    }
+    if (errno != ENOENT && access(final, F_OK) == 0)
+        SPW_TRY(discard(final, err)); /* no exchange here: for a moment this step has no checkpoint */
+    if (rename(partial, final) != 0)
+        return SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
+    return spw_dir_sync(dir, err);
+}
+
+/* The complete checkpoint with the largest step below `below`; false: there is none. */
+static bool
+newest_below(const char *dir, uint64_t below, uint64_t *step_out, spw_error *err)
+{
+    DIR *folder = opendir(dir);
+    struct dirent *entry;
+    bool any = false;
+    uint64_t n;
+    if (folder == NULL) {
+        (void)SPW_RAISE_SYS(err, errno, "open folder %s", dir);
+        return false;
+    }
+    while ((entry = readdir(folder)) != NULL) {
+        if (!spw__checkpoint_step(dir, entry->d_name, &n) || n >= below || (any && n < *step_out))
+            continue;
+        *step_out = n;
+        any = true;
+    }
+    closedir(folder);
+    return any;
+}
+
+/* What removals that were killed left: folders without a number of their own any more. */
+static void
+clear_away(const char *dir, spw_error *err)
+{
+    DIR *folder = opendir(dir);
+    struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        char path[PATH_BYTES];
+        size_t n = strlen(entry->d_name);
+        if (strncmp(entry->d_name, "step-", 5) != 0 || n < 9 || strcmp(entry->d_name + n - 4, ".old") != 0)
+            continue;
+        snprintf(path, sizeof path, "%.1000s/%.200s", dir, entry->d_name);
+        (void)spw_dir_remove(path, err);
+    }
+    if (folder != NULL)
+        closedir(folder);
+}
+
+void
+spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep)
+{
+    spw_error err = {0};
+    uint64_t n = step;
+    clear_away(dir, &err);
+    for (uint64_t kept = 1; keep > 0 && newest_below(dir, n, &n, &err); kept++) {
+        char path[PATH_BYTES];
+        if (kept < keep)
+            continue;
+        snprintf(path, sizeof path, "%.900s/step-%llu", dir, (unsigned long long)n);
+        if (discard(path, &err) != SPW_OK)
+            break;
+    }
+    if (err.status != SPW_OK)
+        spw_log(SPW_LOG_WARN, "an older checkpoint stays: %s", err.message);
+}

@@ -1,0 +1,196 @@
+/*
+ * Would going on from a checkpoint compute what its own run would have computed? Compares the configuration in its
+ * manifest with the one to go on with, key by key, over the keys that decide the result, and what is known of the data.
+ * Where state lives, how it is moved and how long training goes on are free.
+ */
+#include "checkpoint_internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Whole sections (they end with a dot) and single keys. */
+static const char *const deciding[] = {"model.",
+                                       "train_batch_size",
+                                       "train_micro_batch_size_per_gpu",
+                                       "gradient_accumulation_steps",
+                                       "gradient_clipping",
+                                       "optimizer.",
+                                       "scheduler.",
+                                       "bf16.check_grad_overflow",
+                                       "data.",
+                                       "spillway.seed",
+                                       "spillway.state_format",
+                                       "spillway.grad_dtype",
+                                       "spillway.micro_batches_per_pass",
+                                       "spillway.param_groups",
+                                       "spillway.decay_norm_and_bias",
+                                       "spillway.nearest_moments"};
+
+bool
+spw__config_decides(const char *key)
+{
+    if (strcmp(key, "data.cache_dir") == 0)
+        return false;
+    for (size_t i = 0; i < sizeof deciding / sizeof deciding[0]; i++) {
+        size_t n = strlen(deciding[i]);
+        if (deciding[i][n - 1] == '.' ? strncmp(key, deciding[i], n) == 0 : strcmp(key, deciding[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+typedef struct match {
+    void (*line)(void *ctx, const char *text);
+    void *ctx;
+    uint32_t count;
+    const spw_config *saved, *now;
+} match;
+
+/* fp32, mixed and split hold the same numbers and turn into each other without loss. */
+static bool
+exact(spw_state_format f)
+{
+    return f == SPW_STATE_FP32 || f == SPW_STATE_MIXED || f == SPW_STATE_SPLIT;
+}
+
+/* The two values say one thing, although they differ. */
+static bool
+excused(const match *m, const char *key)
+{
+    if (strcmp(key, "spillway.state_format") == 0)
+        return exact(m->saved->run.state_format) && exact(m->now->run.state_format);
+    return false;
+}
+
+static void
+tell(match *m, const char *key, const char *saved, const char *now)
+{
+    char text[1100];
+    snprintf(text, sizeof text, "%.200s: %.400s in the checkpoint, %.400s now", key, saved, now);
+    m->line(m->ctx, text);
+    m->count++;
+}
+
+/* As people wrote it; 17 digits where two numbers would look the same otherwise. */
+static char *
+show(const json_t *v, const json_t *other)
+{
+    size_t brief = JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15);
+    char *text = v != NULL ? json_dumps(v, brief) : strdup("not set"), *beside = json_dumps(other, brief);
+    if (text != NULL && beside != NULL && strcmp(text, beside) == 0) {
+        free(text);
+        text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(17));
+    }
+    free(beside);
+    return text;
+}
+
+static spw_status
+compare_value(match *m, const char *key, const json_t *saved, const json_t *now, spw_error *err)
+{
+    char *a, *b;
+    if (saved == now || json_equal(saved, now) || excused(m, key))
+        return SPW_OK;
+    a = show(saved, now);
+    b = show(now, saved);
+    if (a != NULL && b != NULL)
+        tell(m, key, a, b);
+    free(a);
+    free(b);
+    return a != NULL && b != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "comparing configurations");
+}
+
+/*
+ * Objects by member, everything else as one value. only_new: the members that saved does not have, so that both calls
+ * together see each key once.
+ */
+static spw_status
+compare_object(match *m, const char *prefix, json_t *saved, json_t *now, spw_error *err)
+{
+    for (int only_new = 0; only_new < 2; only_new++) {
+        const char *name;
+        json_t *unused;
+        json_object_foreach(only_new ? now : saved, name, unused)
+        {
+            char key[256];
+            json_t *a = json_object_get(saved, name), *b = json_object_get(now, name);
+            (void)unused;
+            snprintf(key, sizeof key, "%.120s%s%.120s", prefix, prefix[0] != '\0' ? "." : "", name);
+            if (only_new && a != NULL)
+                continue;
+            if (json_is_object(a) || json_is_object(b)) {
+                SPW_TRY(compare_object(m, key, json_is_object(a) ? a : NULL, json_is_object(b) ? b : NULL, err));
+            } else if (spw__config_decides(key)) {
+                SPW_TRY(compare_value(m, key, a, b, err));
+            }
+        }
+    }
+    return SPW_OK;
+}
+
+/* Both as this version prints them: what one does not say has its default. */
+static spw_status
+compare_config(match *m, spw_error *err)
+{
+    char *text[2] = {spw_config_dump(m->saved), spw_config_dump(m->now)};
+    json_t *root[2] = {NULL, NULL};
+    spw_status st = SPW_OK;
+    for (int i = 0; i < 2; i++)
+        root[i] = text[i] != NULL ? json_loads(text[i], 0, NULL) : NULL;
+    st = root[0] != NULL && root[1] != NULL ? compare_object(m, "", root[0], root[1], err)
+                                            : SPW_RAISE(err, SPW_ENOMEM, "comparing configurations");
+    for (int i = 0; i < 2; i++) {
+        json_decref(root[i]);
+        spw_mem_free(text[i]);
+    }
+    return st;
+}
+
+static void
+compare_number(match *m, const char *what, uint64_t saved, uint64_t now)
+{
+    char a[32], b[32];
+    snprintf(a, sizeof a, "%llu", (unsigned long long)saved);
+    snprintf(b, sizeof b, "%llu", (unsigned long long)now);
+    if (saved != now)
+        tell(m, what, a, b);
+}
+
+static void
+compare_data(match *m, const char *path, const spw_data_summary *saved, const spw_data_summary *now)
+{
+    if (saved->files == 0) {
+        spw_log(SPW_LOG_WARN,
+                "%s is older than the description of training data: whether that is the same is not known", path);
+        return;
+    }
+    compare_number(m, "files of training data", saved->files, now->files);
+    compare_number(m, "bytes of training data", saved->bytes, now->bytes);
+    compare_number(m, "tokens of training data", saved->tokens, now->tokens);
+    if (strcmp(saved->formats, now->formats) != 0)
+        tell(m, "formats of training data", saved->formats, now->formats);
+}
+
+spw_status
+spw_checkpoint_compare(const char *path, const spw_config *config, const spw_data_summary *data,
+                       void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err)
+{
+    spw_config *saved = spw_mem_zalloc(sizeof *saved);
+    match m = {line, ctx, 0, saved, config};
+    spw_data_summary then;
+    json_t *root = NULL;
+    spw_status st = saved == NULL ? SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", path) : SPW_OK;
+    if (st == SPW_OK)
+        st = spw__manifest_read(path, &root, err);
+    if (st == SPW_OK)
+        st = spw__manifest_config(root, path, saved, err);
+    if (st == SPW_OK)
+        st = compare_config(&m, err);
+    if (st == SPW_OK && data != NULL) {
+        spw__manifest_data(root, &then);
+        compare_data(&m, path, &then, data);
+    }
+    json_decref(root);
+    spw_mem_free(saved);
+    *count_out = m.count;
+    return st;
+}

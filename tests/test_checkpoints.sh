@@ -1,0 +1,164 @@
+#!/bin/bash
+# Checkpoints: which ones stay, what may differ when training goes on from one, full disks. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-checkpoints-XXXXXX")
+mounted=""
+cleanup() { [ -n "$mounted" ] && umount "$mounted"; chmod -R u+w "$dir"; rm -rf "$dir"; }
+trap cleanup EXIT
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+skip() { n=$((n + 1)); echo "ok $n - $1 # SKIP $2"; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+train() { run train "$dir/tiny.json" --quiet "$@"; }
+expect() { # CODE TEXT NAME ARGS...: exit code and a message that holds TEXT
+    local code=$1 text=$2 name=$3
+    shift 3
+    train "$@"
+    local got=$?
+    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
+        echo "# exit $got, wanted $code; message should hold: $text"
+        bad "$name"
+    fi
+}
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 1500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/tiny.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 16, "seed": 1},
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 6, "seed": 3, "device": "cpu", "chunk_elems": 8192, "checkpoint_dir": "$dir/a"} }
+JSON
+steps() { ls "$1" | sed 's/step-//' | sort -n | xargs; }
+same() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer-00001-of-00001.safetensors" "$2/optimizer-00001-of-00001.safetensors"; }
+to() { rm -rf "$dir/$1"; echo "--set spillway.checkpoint_dir=$dir/$1"; }
+
+# keep_last: after each complete save the newest N stay; what is newer than the one just saved is not touched.
+check "all checkpoints stay" train --set spillway.checkpoint_interval=1
+check "without keep_last" test "$(steps "$dir/a")" = "1 2 3 4 5 6"
+check "keep_last 2" train $(to k) --set spillway.checkpoint_interval=1 --set spillway.keep_last=2
+check "keeps two" test "$(steps "$dir/k")" = "5 6"
+check "the same bytes" same "$dir/a/step-6" "$dir/k/step-6"
+cp -r "$dir/a" "$dir/b"
+mkdir "$dir/b/step-2.old" "$dir/b/step-4.partial" "$dir/b/step-05" "$dir/b/mine"
+cp "$dir/a/step-5/spillway.json" "$dir/b/step-05/"
+rm "$dir/b/step-1/spillway.json" # not complete: not counted, not removed
+ln -s "$dir/a/step-3" "$dir/b/step-0"
+check "resume from the third of six, keep_last 1" train --resume "$dir/b/step-3" --set spillway.checkpoint_dir="$dir/b" --set spillway.steps=4 --set spillway.keep_last=1
+check "older ones go, newer, incomplete and foreign ones stay" test "$(ls "$dir/b" | xargs)" = "mine step-05 step-1 step-4 step-5 step-6"
+check "the same step saved again is whole" same "$dir/a/step-4" "$dir/b/step-4"
+check "a link goes, not what it points to" test ! -e "$dir/b/step-0" -a -f "$dir/a/step-3/spillway.json"
+check "no step, no removal: the one resumed from stays" train --resume "$dir/k" --set spillway.checkpoint_dir="$dir/k" --set spillway.keep_last=1
+check "both are there" test "$(steps "$dir/k")" = "5 6"
+if [ "$(id -u)" != 0 ]; then
+    chmod 555 "$dir/k/step-5"
+    expect 0 "an older checkpoint stays" "a removal that fails is a warning" --resume "$dir/k" --set spillway.checkpoint_dir="$dir/k" --set spillway.keep_last=1 --set spillway.steps=7
+    chmod 755 "$dir/k"/*
+elif command -v chattr >/dev/null && chattr +i "$dir/k/step-5/config.json" 2>/dev/null; then
+    expect 0 "an older checkpoint stays" "a removal that fails is a warning" --resume "$dir/k" --set spillway.checkpoint_dir="$dir/k" --set spillway.keep_last=1 --set spillway.steps=7
+    chattr -i "$dir"/k/*/config.json
+else
+    skip "a removal that fails is a warning" "nothing is read-only for root here"
+fi
+
+# What differs and matters is refused, by name and with both values, all of it at once.
+r() { expect 2 "$2" "$1 is named" --resume "$dir/a/step-3" --set spillway.checkpoint_dir= "${@:3}"; }
+r "another learning rate" "  optimizer.params.lr: 0.002 in the checkpoint, 0.001 now" --set optimizer.params.lr=0.001
+r "another optimizer" '  optimizer.type: "AdamW" in the checkpoint, "Lion" now' --set optimizer.type='"Lion"'
+r "other betas" "  optimizer.params.betas: [0.9,0.999] in the checkpoint" --set optimizer.params.betas=[0.9,0.95]
+r "another model" "  model.n_embd: 32 in the checkpoint, 64 now" --set model.n_embd=64
+r "another family" '  model.model_type: "gpt2" in the checkpoint, "llama" now' --set 'model={"model_type":"llama","vocab_size":256,"max_position_embeddings":32,"hidden_size":32,"intermediate_size":64,"num_hidden_layers":2,"num_attention_heads":2}'
+r "dropout" "  model.embd_pdrop: " --set model.embd_pdrop=0.1
+r "clipping" "  gradient_clipping: 1.0 in the checkpoint, 0.5 now" --set gradient_clipping=0.5
+r "another micro-batch" "  train_micro_batch_size_per_gpu: 2 in the checkpoint, 4 now" --set train_micro_batch_size_per_gpu=4
+r "other accumulation" "  gradient_accumulation_steps: 2 in the checkpoint, 3 now" --set gradient_accumulation_steps=3
+r "another length" "  data.seq_length: 16 in the checkpoint, 32 now" --set data.seq_length=32
+r "another order" "  data.seed: 1 in the checkpoint, 2 now" --set data.seed=2
+r "another split" "  data.validation_split: 0.05 in the checkpoint, 0.1 now" --set data.validation_split=0.1
+cp "$dir/text.txt" "$dir/copy.txt"
+r "another file" "  data.path: [\"$dir/text.txt\"] in the checkpoint, [\"$dir/copy.txt\"] now" --set data.path="$dir/copy.txt"
+r "another seed" "  spillway.seed: 3 in the checkpoint, 4 now" --set spillway.seed=4
+r "a schedule" '  scheduler.type: "" in the checkpoint, "WarmupLR" now' --set scheduler.type='"WarmupLR"'
+r "a lossy format" '  spillway.state_format: "split" in the checkpoint, "split-bf16" now' --set spillway.state_format='"split-bf16"'
+r "gradients in bf16" '  spillway.grad_dtype: "fp32" in the checkpoint, "bf16" now' --set spillway.grad_dtype='"bf16"'
+r "parameter groups" '  spillway.param_groups: not set in the checkpoint, [{"match":"*wte*","lr":0.1}] now' --set 'spillway.param_groups=[{"match":"*wte*","lr":0.1}]'
+r "decay of norms" "  spillway.decay_norm_and_bias: false in the checkpoint, true now" --set spillway.decay_norm_and_bias=true
+r "skipping" "  bf16.check_grad_overflow: false in the checkpoint, true now" --set bf16.check_grad_overflow=true
+r "another pass" "  spillway.micro_batches_per_pass: 0 in the checkpoint, 1 now" --set spillway.micro_batches_per_pass=1
+r "two of them" "2 differences (above)" --set spillway.seed=4 --set data.seed=2
+check "each in a line" test "$(grep -c '^  [a-z_.]*: .* in the checkpoint, .* now$' "$dir/err")" -eq 2
+echo "one more line" >>"$dir/text.txt"
+r "a file that grew" "  bytes of training data: $(stat -c %s "$dir/copy.txt") in the checkpoint, $(stat -c %s "$dir/text.txt") now"
+check "and its tokens" grep -q "^  tokens of training data: " "$dir/err"
+cp "$dir/copy.txt" "$dir/text.txt"
+check "--resume-anyway goes on" train --resume "$dir/a/step-3" --resume-anyway $(to any) --set optimizer.params.lr=0.001
+check "and still names the difference" grep -qF "  optimizer.params.lr: 0.002 in the checkpoint, 0.001 now" "$dir/err"
+check "the next checkpoint has the new value" train --resume "$dir/any" $(to any2) --set spillway.steps=7 --set optimizer.params.lr=0.001
+expect 2 "--resume-anyway belongs to --resume" "--resume-anyway alone is usage" --resume-anyway
+cp -r "$dir/a/step-3" "$dir/ancient"
+python3 - "$dir/ancient/spillway.json" <<'PY'
+import json, sys
+m = json.load(open(sys.argv[1]))
+del m["data"], m["config"]["spillway"]["keep_last"]
+json.dump(m, open(sys.argv[1], "w"))
+PY
+expect 0 "is older than the description of training data" "an old checkpoint goes on, with a warning" --resume "$dir/ancient" $(to anc)
+check "to the same bytes" same "$dir/a/step-6" "$dir/anc/step-6"
+
+# What does not matter is free, and the bits say so: placement, chunks, threads, exact formats, instruction sets.
+free() { # NAME ARGS...
+    check "resume with $1" train --resume "$dir/a/step-3" $(to f) "${@:2}"
+    check "$1: the same bytes" same "$dir/a/step-6" "$dir/f/step-6"
+}
+host='zero_optimization.offload_param={"device":"cpu"}'
+free "everything in host memory" --set "$host" --set 'zero_optimization.offload_optimizer={"device":"cpu"}'
+free "everything on the device" --set 'zero_optimization={"stage":3}'
+free "small chunks, a slot each, one thread" --set spillway.chunk_elems=4096 --set spillway.weight_slots=1 --set spillway.record_slots=1 \
+    --set spillway.optimizer_threads=1
+free "threads for files, no prefetch, no checksums" --set aio.backend='"threads"' --set spillway.prefetch=false --set spillway.integrity=false
+for isa in scalar avx2 avx512; do
+    SPW_ISA=$isa free "instruction set $isa" --set spillway.chunk_elems=4096 --set "$host"
+done
+# mixed weights round as split's do: there and back, with a step in each, is the same state.
+check "resume in mixed" train --resume "$dir/a/step-3" $(to m) --set spillway.state_format='"mixed"' --set spillway.steps=5 --set spillway.chunk_elems=4096
+check "and back in split" train --resume "$dir/m" $(to s) --set "$host"
+check "the same bytes" same "$dir/a/step-6" "$dir/s/step-6"
+# fp32 computes with wider weights; without a step between, nothing is lost on the way.
+check "resume in fp32" train --resume "$dir/a/step-3" $(to w) --set spillway.state_format='"fp32"' --set spillway.steps=4
+check "and the masters in split again" train --resume "$dir/w" $(to s2) --set spillway.steps=5
+check "chain of formats, again" train --resume "$dir/w" $(to s3) --set spillway.steps=5 --set spillway.state_format='"mixed"'
+check "the same weights and moments" same "$dir/s2/step-5" "$dir/s3/step-5"
+
+# A disk that fills up while saving, and a limit on file sizes: an error with numbers, and the last checkpoint as it was.
+mkdir "$dir/small"
+if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
+    mounted=$dir/small
+    expect 1 "bytes), " "a full disk names what is needed" --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1
+    check "and what is free" grep -qE "saving checkpoint $dir/small/step-[0-9]+: it needs [0-9.]+ [KM]iB \([0-9]+ bytes\), [0-9.]+ [KM]iB free" "$dir/err"
+    left=$(ls "$dir/small" | xargs)
+    check "the last complete one is alone" test "$left" = "step-1" -o "$left" = "step-1 step-2"
+    check "and goes on" train --resume "$dir/small" $(to o)
+    check "to the same bytes" same "$dir/a/step-6" "$dir/o/step-6"
+    rm -rf "$dir/small"/*
+    check "with keep_last 1 there is room for each" train --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1 --set spillway.keep_last=1
+else
+    skip "a full disk" "mounting is not permitted here"
+fi
+limited() { (ulimit -f 200 && train "$@"); }
+cp -r "$dir/a/step-2" "$dir/lim2" && mkdir "$dir/lim" && mv "$dir/lim2" "$dir/lim/step-2"
+limited --resume "$dir/lim" --set spillway.checkpoint_dir="$dir/lim" --set spillway.steps=3 --set "$host" --set 'zero_optimization.offload_optimizer={"device":"cpu"}'
+code=$?
+check "a limit on file sizes is an error" test $code -eq 1 -a -n "$(grep 'saving checkpoint .*step-3.*needs' "$dir/err")"
+check "and leaves the checkpoint before alone" test "$(ls "$dir/lim")" = step-2
+check "which goes on" train --resume "$dir/lim" $(to l)
+check "to the same bytes" same "$dir/a/step-6" "$dir/l/step-6"
+check "nothing is left in swap" test -z "$(ls -A "$dir/swap")"
+echo "1..$n"
