@@ -29,12 +29,6 @@ part_end(const spw_optimizer *o)
     return SPW_PART_EXP_AVG + o->moment_count;
 }
 
-spw_status
-spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
-{
-    return spw_model_build(out, &c->model, err);
-}
-
 /* ---------------------------------------------------------------- writing */
 
 typedef struct save_job {
@@ -42,6 +36,7 @@ typedef struct save_job {
     spw_state_format format;
     const spw_optimizer *rule;
     spw_st_writer *model, *optimizer;
+    uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
 } save_job;
 
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. */
@@ -60,6 +55,14 @@ first_part(spw_state_format f)
     return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
 }
 
+/* Frozen parameters have no record, and none has in an engine for inference. */
+static bool
+trains(const spw_engine *e, uint32_t id)
+{
+    const spw_layout *l = spw_engine_layout(e);
+    return l->units[l->places[id].unit_idx].trainable;
+}
+
 static spw_status
 save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
 {
@@ -75,13 +78,14 @@ save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         at = first - l->places[id].first;
         SPW_TRY(
             spw_st_write(job->model, id, at * wb, (char *)weights + (first - c->first) * wb, (end - first) * wb, err));
-        for (uint32_t k = 0; job->optimizer != NULL && k < parts; k++) {
+        for (uint32_t k = 0; record != NULL && k < parts; k++) {
             for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
                 float block[BLOCK_ELEMS];
                 uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
                 spw_state_get(job->format, job->rule, weights, record, c->elems,
                               (spw_state_part)(first_part(job->format) + (int)k), i - c->first, n, block);
-                SPW_TRY(spw_st_write(job->optimizer, id * parts + k, (i - l->places[id].first) * 4, block, n * 4, err));
+                SPW_TRY(spw_st_write(job->optimizer, job->rank[id] * parts + k, (i - l->places[id].first) * 4, block,
+                                     n * 4, err));
             }
         }
     }
@@ -130,22 +134,30 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     uint32_t parts = part_end(job.rule) - (uint32_t)first_part(job.format);
     spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
     char path[SPW_PATH_BYTES + 64];
+    uint32_t trained = 0;
     spw_status st = SPW_OK;
-    if (infos == NULL)
+    job.rank = spw_mem_calloc(m->param_count, sizeof *job.rank);
+    if (infos == NULL || job.rank == NULL) {
+        spw_mem_free(infos);
+        spw_mem_free(job.rank);
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    }
     for (uint32_t id = 0; id < m->param_count; id++) {
         fill_info(&infos[id], &m->params[id], NULL, spw_state_weight_dtype(job.format));
+        if (!trains(e, id))
+            continue;
         for (uint32_t k = 0; k < parts; k++)
-            fill_info(&infos[m->param_count + id * parts + k], &m->params[id],
+            fill_info(&infos[m->param_count + trained * parts + k], &m->params[id],
                       part_suffix(job.rule, first_part(job.format) + (int)k), SPW_F32);
+        job.rank[id] = trained++;
     }
-    st = check_space(folder, infos, m->param_count * (1 + parts), err);
+    st = check_space(folder, infos, m->param_count + trained * parts, err);
     snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, folder);
     if (st == SPW_OK)
         st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
     snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, folder);
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, m->param_count * parts, err);
+        st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, trained * parts, err);
     if (st == SPW_OK)
         st = spw_engine_drain(e, err); /* what is read now belongs to no step */
     if (st == SPW_OK)
@@ -157,6 +169,7 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     spw_st_writer_destroy(job.model);
     spw_st_writer_destroy(job.optimizer);
     spw_mem_free(infos);
+    spw_mem_free(job.rank);
     return st;
 }
 
@@ -439,10 +452,8 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     load_job *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
-    spw_dtype dtype = spw_state_weight_dtype(job->format);
-    uint32_t wb = spw_state_weight_bytes(job->format);
     (void)grad;
-    memset(weights, 0, c->elems * wb);
+    memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
@@ -453,17 +464,12 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
             float block[BLOCK_ELEMS];
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS, at = i - l->places[id].first;
-            if (record == NULL) {
-                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
-                spw_convert((char *)weights + (i - c->first) * wb, dtype, block, SPW_F32, n);
-                continue;
-            }
-            if (t[SPW_PART_MASTER] != NULL)
+            if (record != NULL && t[SPW_PART_MASTER] != NULL)
                 SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
                 SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
             spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
-            for (int p = SPW_PART_EXP_AVG; p < (int)part_end(job->rule); p++) {
+            for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)part_end(job->rule); p++) {
                 SPW_TRY(spw_st_read(job->optimizer, t[p], at * 4, block, n * 4, err));
                 spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
                               block);
@@ -506,7 +512,7 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     snprintf(file, sizeof file, "%.1000s/" SPW_OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
-        for (int p = 0; p < (int)part_end(job->rule); p++) {
+        for (int p = 0; trains(job->e, id) && p < (int)part_end(job->rule); p++) {
             const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
             fill_info(&want, &m->params[id], part_suffix(job->rule, p), SPW_F32);
@@ -522,7 +528,7 @@ spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    bool with_optimizer = spw_engine_layout(e)->units[0].trainable;
+    bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
     spw_checkpoint_state state = {0};
     json_t *root;
     spw_status st;

@@ -286,6 +286,8 @@ const key_row spw__config_rows[] = {
     U32("spillway.record_slots", NULL, run.record_slots, 0, 1e6, "0", "staging slots for records; 0: by the budget"),
     {"spillway.param_groups", NULL, K_GROUPS, C_BUILT, 0, 0, 0, 0, NULL,
      "list of {match, lr, weight_decay, betas}: for parameters whose name matches the glob", NULL},
+    {"spillway.freeze", NULL, K_GLOBS, C_BUILT, AT(run.freeze), 0, 0, 0, NULL,
+     "globs on Hugging Face names: parameters that are not trained, without gradient and record", NULL},
     BOOL("spillway.decay_norm_and_bias", NULL, run.decay_norm_and_bias, "false",
          "weight decay for norms and biases (tensors of one dimension) too"),
     BOOL("spillway.nearest_moments", NULL, run.nearest_moments, "false",

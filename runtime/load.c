@@ -33,12 +33,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
             SPW_TRY(spw_hf_read_param(job->reader, id, i - l->places[id].first, n, block, err));
-            if (record == NULL) /* inference, or frozen: the weights alone */
-                spw_convert((char *)weights + (i - c->first) * spw_state_weight_bytes(job->format),
-                            spw_state_weight_dtype(job->format), block, SPW_F32, n);
-            else
-                spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n,
-                              block);
+            spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
         }
     }
     return SPW_OK;

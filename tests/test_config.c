@@ -99,6 +99,8 @@ test_refused(void **state)
         {"gradient_clipping=\"a\"", "gradient_clipping: expected number, got string \"a\""},
         {"optimizer.type=\"Muon\"", "not supported yet: optimizer.type"},
         {"spillway.param_groups={}", "spillway.param_groups"},
+        {"spillway.freeze={}", "a list of at most 16 names or globs"},
+        {"spillway.freeze=[\"a\",1]", "spillway.freeze"},
         {"spillway.param_groups=[{\"lr\":1}]", "an object with match"},
         {"spillway.param_groups=[{\"match\":\"a\",\"lr\":-1}]", "lr and weight_decay from 0"},
         {"spillway.param_groups=[{\"match\":\"a\",\"betas\":[0.9]}]", "betas of two numbers"},

@@ -79,7 +79,7 @@ typedef struct spw_param {
     uint32_t ndim;
     spw_init init;
     float init_std;
-    bool frozen;
+    bool frozen; /* no gradient, no record; set it before an engine is made */
     uint32_t owner_block;
 } spw_param;
 
@@ -162,6 +162,11 @@ uint32_t spw_model_add_param(spw_model *model, const char *name, uint64_t rows, 
                              spw_init init, float std);
 spw_block *spw_model_add_block(spw_model *model, const char *name, spw_forward_fn forward);
 void spw_block_use(spw_model *model, spw_block *block, uint32_t param_id);
+/*
+ * spw_model_freeze - marks parameters whose name matches a glob (fnmatch, no flags) as frozen: engines made for the model
+ * give them no gradient and no record, and their weights never change. Returns how many match.
+ */
+uint32_t spw_model_freeze(spw_model *model, const char *glob);
 /* Elements of all parameters, each counted once. */
 uint64_t spw_model_elems(const spw_model *model);
 /* Blocks that others may reuse in their own chains. */
