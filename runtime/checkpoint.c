@@ -1,7 +1,8 @@
 /*
  * Checkpoints: a folder with Hugging Face's model.safetensors and config.json, the optimizer's tensors in full shape,
  * and spillway.json. It is written beside its final name and renamed when everything is on disk: complete or absent.
- * Tensors are keyed by name and full shape, so any placement, chunk size and exact state format can load them.
+ * Tensors are keyed by name and full shape, so any placement, chunk size and exact state format can load them. Adapters
+ * are in a file of their own beside the model's, in fp32.
  */
 #include "checkpoint_internal.h"
 #include "spw_files.h"
@@ -35,7 +36,8 @@ typedef struct save_job {
     spw_engine *e;
     spw_state_format format;
     const spw_optimizer *rule;
-    spw_st_writer *model, *optimizer;
+    spw_st_writer *model, *optimizer, *adapter; /* adapter NULL: the model has none */
+    uint32_t base;                              /* parameters that are no adapters: those come behind them */
     uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
 } save_job;
 
@@ -63,6 +65,20 @@ trains(const spw_engine *e, uint32_t id)
     return l->units[l->places[id].unit_idx].trainable;
 }
 
+/* Elements [first, end) of a unit, all of one parameter and one chunk, as fp32 to a tensor. */
+static spw_status
+save_part(const save_job *job, spw_st_writer *w, uint32_t tensor, spw_state_part part, const spw_store_chunk *c,
+          const void *weights, const void *record, uint64_t param_first, uint64_t first, uint64_t end, spw_error *err)
+{
+    float block[BLOCK_ELEMS];
+    for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
+        uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
+        spw_state_get(job->format, job->rule, weights, record, c->elems, part, i - c->first, n, block);
+        SPW_TRY(spw_st_write(w, tensor, (i - param_first) * 4, block, n * 4, err));
+    }
+    return SPW_OK;
+}
+
 static spw_status
 save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
 {
@@ -72,22 +88,19 @@ save_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     uint32_t wb = spw_state_weight_bytes(job->format), parts = part_end(job->rule) - (uint32_t)first_part(job->format);
     (void)grad;
     for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end, at;
+        uint64_t first, end, from = l->places[id].first;
         if (!overlap(&l->places[id], c, &first, &end))
             continue;
-        at = first - l->places[id].first;
-        SPW_TRY(
-            spw_st_write(job->model, id, at * wb, (char *)weights + (first - c->first) * wb, (end - first) * wb, err));
-        for (uint32_t k = 0; record != NULL && k < parts; k++) {
-            for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
-                float block[BLOCK_ELEMS];
-                uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
-                spw_state_get(job->format, job->rule, weights, record, c->elems,
-                              (spw_state_part)(first_part(job->format) + (int)k), i - c->first, n, block);
-                SPW_TRY(spw_st_write(job->optimizer, job->rank[id] * parts + k, (i - l->places[id].first) * 4, block,
-                                     n * 4, err));
-            }
-        }
+        if (id >= job->base)
+            SPW_TRY(save_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
+                              err));
+        else
+            SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
+                                 (end - first) * wb, err));
+        for (uint32_t k = 0; record != NULL && k < parts; k++)
+            SPW_TRY(save_part(job, job->optimizer, job->rank[id] * parts + k,
+                              (spw_state_part)(first_part(job->format) + (int)k), c, weights, record, from, first, end,
+                              err));
     }
     return SPW_OK;
 }
@@ -136,6 +149,7 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     char path[SPW_PATH_BYTES + 64];
     uint32_t trained = 0;
     spw_status st = SPW_OK;
+    job.base = spw__base_count(m);
     job.rank = spw_mem_calloc(m->param_count, sizeof *job.rank);
     if (infos == NULL || job.rank == NULL) {
         spw_mem_free(infos);
@@ -143,7 +157,7 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     }
     for (uint32_t id = 0; id < m->param_count; id++) {
-        fill_info(&infos[id], &m->params[id], NULL, spw_state_weight_dtype(job.format));
+        fill_info(&infos[id], &m->params[id], NULL, id < job.base ? spw_state_weight_dtype(job.format) : SPW_F32);
         if (!trains(e, id))
             continue;
         for (uint32_t k = 0; k < parts; k++)
@@ -154,7 +168,10 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
     st = check_space(folder, infos, m->param_count + trained * parts, err);
     snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, folder);
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job.model, path, infos, m->param_count, err);
+        st = spw_st_writer_create(&job.model, path, infos, job.base, err);
+    snprintf(path, sizeof path, "%s/" SPW_ADAPTER_FILE, folder);
+    if (st == SPW_OK && job.base < m->param_count)
+        st = spw_st_writer_create(&job.adapter, path, infos + job.base, m->param_count - job.base, err);
     snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, folder);
     if (st == SPW_OK)
         st = spw_st_writer_create(&job.optimizer, path, infos + m->param_count, trained * parts, err);
@@ -166,8 +183,11 @@ write_tensors(spw_engine *e, const char *folder, spw_error *err)
         st = spw_st_writer_commit(job.model, err);
     if (st == SPW_OK)
         st = spw_st_writer_commit(job.optimizer, err);
+    if (st == SPW_OK && job.adapter != NULL)
+        st = spw_st_writer_commit(job.adapter, err);
     spw_st_writer_destroy(job.model);
     spw_st_writer_destroy(job.optimizer);
+    spw_st_writer_destroy(job.adapter);
     spw_mem_free(infos);
     spw_mem_free(job.rank);
     return st;
@@ -259,7 +279,7 @@ write_model_config(const char *folder, const spw_model *m, spw_state_format f, s
 static spw_status
 write_manifest(const char *folder, const spw_config *config, const spw_checkpoint_state *state, spw_error *err)
 {
-    char path[SPW_PATH_BYTES + 64], model[20], optimizer[20], *dump = spw_config_dump(config);
+    char path[SPW_PATH_BYTES + 64], model[20], optimizer[20], adapter[20] = "", *dump = spw_config_dump(config);
     uint64_t digest = 0;
     json_t *parsed, *root;
     if (dump == NULL)
@@ -273,6 +293,11 @@ write_manifest(const char *folder, const spw_config *config, const spw_checkpoin
     if (st == SPW_OK)
         st = file_digest(path, &digest, err);
     snprintf(optimizer, sizeof optimizer, "%016llx", (unsigned long long)digest);
+    snprintf(path, sizeof path, "%s/" SPW_ADAPTER_FILE, folder);
+    if (st == SPW_OK && access(path, F_OK) == 0) {
+        st = file_digest(path, &digest, err);
+        snprintf(adapter, sizeof adapter, "%016llx", (unsigned long long)digest);
+    }
     if (st != SPW_OK) {
         json_decref(parsed);
         return st;
@@ -281,6 +306,8 @@ write_manifest(const char *folder, const spw_config *config, const spw_checkpoin
                      "step", (json_int_t)state->step, "data_position", (json_int_t)state->data_position, "updates",
                      (json_int_t)state->updates, "bytes_written", (json_int_t)state->bytes_written, "tokens",
                      state->tokens, "digests", SPW_MODEL_FILE, model, SPW_OPTIMIZER_FILE, optimizer, "config", parsed);
+    if (root != NULL && adapter[0] != '\0')
+        json_object_set_new(json_object_get(root, "digests"), SPW_ADAPTER_FILE, json_string(adapter));
     if (root != NULL && state->data.files > 0)
         json_object_set_new(root, "data",
                             json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
@@ -305,6 +332,8 @@ spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, co
     st = write_tensors(e, partial, err);
     if (st == SPW_OK)
         st = write_model_config(partial, spw_engine_model(e), spw__engine_format(e), err);
+    if (st == SPW_OK && spw_engine_model(e)->lora.rank > 0)
+        st = write_json(partial, SPW_ADAPTER_CONFIG_FILE, spw__adapter_config(spw_engine_model(e), config), err);
     if (st == SPW_OK)
         st = write_manifest(partial, config, state, err);
     if (st == SPW_OK)
@@ -443,7 +472,9 @@ typedef struct load_job {
     const spw_optimizer *rule;
     spw_hf_reader *model;
     spw_st_reader *optimizer;        /* NULL: inference */
-    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored */
+    spw_st_reader *adapter;          /* NULL: the model has none */
+    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored.
+                                        An adapter's master is in the adapters' file */
 } load_job;
 
 static spw_status
@@ -464,7 +495,9 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
             float block[BLOCK_ELEMS];
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS, at = i - l->places[id].first;
-            if (record != NULL && t[SPW_PART_MASTER] != NULL)
+            if (spw_engine_model(job->e)->params[id].adapter)
+                SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
+            else if (record != NULL && t[SPW_PART_MASTER] != NULL)
                 SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
                 SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
@@ -490,6 +523,9 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
         return SPW_RAISE(err, SPW_ECORRUPT,
                          "%s: tensor %s is missing; this is a checkpoint of another optimizer or model", path,
                          want.name);
+    if ((*out)->dtype != SPW_F32)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s, it must be fp32", path, want.name,
+                         spw_dtype_name((*out)->dtype));
     if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
         (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
@@ -507,6 +543,13 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     snprintf(file, sizeof file, "%.1000s/" SPW_MODEL_FILE, path);
     SPW_TRY(spw_hf_reader_open(&job->model, file, err));
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
+    if (m->lora.rank > 0) {
+        snprintf(file, sizeof file, "%.1000s/" SPW_ADAPTER_FILE, path);
+        SPW_TRY(spw_st_reader_open(&job->adapter, file, err));
+        for (uint32_t id = spw__base_count(m); id < m->param_count; id++)
+            SPW_TRY(find_tensor(job->adapter, file, &m->params[id], NULL,
+                                &job->tensors[(size_t)id * SPW_PART_COUNT + SPW_PART_MASTER], err));
+    }
     if (!with_optimizer)
         return SPW_OK;
     snprintf(file, sizeof file, "%.1000s/" SPW_OPTIMIZER_FILE, path);
@@ -516,8 +559,8 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
             const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
             fill_info(&want, &m->params[id], part_suffix(job->rule, p), SPW_F32);
-            if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
-                continue; /* written by the fp32 format */
+            if (p == SPW_PART_MASTER && (m->params[id].adapter || !spw_st_reader_find(job->optimizer, want.name)))
+                continue; /* written by the fp32 format, or found above */
             SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], part_suffix(job->rule, p), slot, err));
         }
     }
@@ -541,6 +584,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         st = open_tensors(&job, path, with_optimizer, err);
         if (st == SPW_OK)
             st = check_digest(root, path, SPW_MODEL_FILE, err);
+        if (st == SPW_OK && job.adapter != NULL)
+            st = check_digest(root, path, SPW_ADAPTER_FILE, err);
         if (st == SPW_OK && with_optimizer)
             st = check_digest(root, path, SPW_OPTIMIZER_FILE, err);
         json_decref(root);
@@ -553,6 +598,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw_error_wrap(err, "loading checkpoint %s", path);
     spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
+    spw_st_reader_close(job.adapter);
     spw_mem_free(job.tensors);
     return st;
 }

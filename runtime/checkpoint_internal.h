@@ -8,6 +8,9 @@
 #define SPW_MODEL_FILE     "model.safetensors"
 #define SPW_OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
 #define SPW_MANIFEST_FILE  "spillway.json"
+/* The names that peft looks for. */
+#define SPW_ADAPTER_FILE        "adapter_model.safetensors"
+#define SPW_ADAPTER_CONFIG_FILE "adapter_config.json"
 
 /* The manifest of a checkpoint, checked to be one. Errors name file and field. The caller's to json_decref(). */
 spw_status spw__manifest_read(const char *path, json_t **out, spw_error *err);
@@ -28,6 +31,11 @@ spw_status spw__checkpoint_place(const char *dir, const char *partial, const cha
  * what killed removals left. A failure is a warning in the log.
  */
 void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
+
+/* Parameters that are no adapters: the first so many. */
+uint32_t spw__base_count(const spw_model *model);
+/* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
+json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
 
 /* Does a key of the configuration decide what training computes? */
 bool spw__config_decides(const char *key);

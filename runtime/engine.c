@@ -611,11 +611,16 @@ check_groups(const spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
-/* What the configuration freezes was frozen when the model was made from it. */
+/* What the configuration freezes was frozen, and its adapters were made, when the model was made from it. */
 static spw_status
 check_frozen(const spw_engine *e, spw_error *err)
 {
     const spw_glob_list *globs = &e->config.run.freeze;
+    if (e->config.run.lora.rank != e->model->lora.rank)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "spillway.lora.rank is %llu, this model has adapters of rank %llu (0: none); "
+                         "spw_model_from_config() makes them",
+                         (unsigned long long)e->config.run.lora.rank, (unsigned long long)e->model->lora.rank);
     for (uint32_t g = 0; g < globs->count && !e->inference; g++) {
         for (uint32_t id = 0; id < e->model->param_count; id++) {
             const spw_param *p = &e->model->params[id];
@@ -822,9 +827,9 @@ typedef struct init_job {
     uint64_t seed;
 } init_job;
 
-/* Elements [0, n) of one parameter's stretch from element `at` of the parameter: Box-Muller on counter-based bits. */
-static void
-draw(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+/* Box-Muller on counter-based bits. */
+void
+spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         uint64_t element = at + i;
@@ -862,7 +867,7 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
             continue;
         for (; first < end; first += 4096) {
             uint64_t n = end - first < 4096 ? end - first : 4096;
-            draw(block, &e->model->params[id], id, job->seed, first - at->first, n);
+            spw__draw_param(block, &e->model->params[id], id, job->seed, first - at->first, n);
             spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
         }
     }

@@ -1,8 +1,26 @@
 /*
- * The model that a configuration describes: a family's, with what spillway.freeze names frozen. Pure: nothing is read, and
- * no memory but the model's is taken.
+ * The model that a configuration describes: a family's, with the adapters of spillway.lora and with what spillway.freeze
+ * names frozen. Pure: nothing is read, and no memory but the model's is taken.
  */
 #include "runtime_internal.h"
+
+static spw_status
+add_adapters(spw_model *m, const spw_config *c, spw_error *err)
+{
+    const spw_glob_list *list = &c->run.lora_targets;
+    const char *targets[SPW_GLOBS_MAX];
+    spw_status st;
+    if (c->run.lora.rank == 0 && list->count == 0)
+        return SPW_OK;
+    if (c->run.lora.rank == 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.lora has targets and no rank");
+    for (uint32_t i = 0; i < list->count; i++)
+        targets[i] = list->item[i];
+    st = spw_model_add_lora(m, &c->run.lora, targets, list->count, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "spillway.lora");
+    return st;
+}
 
 static spw_status
 freeze(spw_model *m, const spw_config *c, spw_error *err)
@@ -24,6 +42,8 @@ spw_status
 spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
 {
     spw_status st = spw_model_build(out, &c->model, err);
+    if (st == SPW_OK)
+        st = add_adapters(*out, c, err);
     if (st == SPW_OK)
         st = freeze(*out, c, err);
     if (st != SPW_OK) {

@@ -112,6 +112,9 @@ uint64_t spw__layout_trained(const spw_layout *layout);
 uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                                uint32_t workers);
 
+/* Initial values of elements [at, at + n) of a parameter. Pure. */
+void spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n);
+
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);

@@ -108,6 +108,8 @@ typedef struct spw_config {
         uint32_t weight_slots, record_slots; /* 0: from the budget */
         bool integrity, prefetch;
         spw_glob_list freeze; /* parameters that are not trained */
+        spw_lora lora;
+        spw_glob_list lora_targets;
         bool decay_norm_and_bias;
         bool nearest_moments;
         spw_dtype grad_dtype;

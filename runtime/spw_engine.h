@@ -110,7 +110,9 @@ spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *
 /*
  * spw_engine_load_weights - initial parameters from a Hugging Face folder or a safetensors file, moments 0.
  * Reads every byte once, chunk by chunk into its tier; memory besides the engine's: 64 KiB per worker and the names.
- * Errors  those of spw_hf_reader_open and _bind, SPW_EIO. The engine's state is then void.
+ * Adapters are drawn like initial parameters, from spillway.seed.
+ * Errors  those of spw_hf_reader_open and _bind, SPW_EIO; SPW_EUNSUPPORTED for a folder with adapters. The engine's state is
+ *         then void.
  */
 spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_error *err);
 /* What spillway.start says: one of the two above. */
@@ -195,8 +197,9 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
 spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
 
 /*
- * spw_model_from_config - builds the model that the configuration describes, with what spillway.freeze names frozen.
- * Errors  those of spw_model_build; SPW_ECONFIG for a glob that no parameter matches, or when nothing is left to train.
+ * spw_model_from_config - builds the model that the configuration describes, with the adapters of spillway.lora and with
+ * what spillway.freeze names frozen.
+ * Errors  those of spw_model_build and spw_model_add_lora; SPW_ECONFIG for a glob that no parameter matches, or when nothing is left to train.
  */
 spw_status spw_model_from_config(spw_model **out, const spw_config *config, spw_error *err);
 

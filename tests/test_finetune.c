@@ -4,6 +4,7 @@
  */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include "spw_files.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -401,13 +402,256 @@ test_frozen_resumes(void **state)
     resumes(SPW_STATE_MIXED, SPW_FAMILY_GPT2, freeze_mlps);
 }
 
+/* ---------------------------------------------------------------- adapters */
+
+static void
+lora(rig *r, uint64_t rank, double alpha, double dropout)
+{
+    bool gpt2 = r->c.model.family == SPW_FAMILY_GPT2;
+    spw_glob_list *list = &r->c.run.lora_targets;
+    r->c.run.lora = (spw_lora){rank, alpha, dropout};
+    list->count = 2;
+    snprintf(list->item[0], sizeof list->item[0], "%s", gpt2 ? "c_attn" : "[qv]_proj");
+    snprintf(list->item[1], sizeof list->item[1], "%s", gpt2 ? "h.1.mlp.*" : "model.layers.1.mlp.down_proj");
+    r->c.optimizer.lr = 2e-2;
+}
+
+static void
+with_lora(rig *r)
+{
+    lora(r, 4, 16, 0);
+}
+
+static void
+with_dropout(rig *r)
+{
+    lora(r, 3, 0, 0.2);
+}
+
+/* B is 0 at first: losses of evaluation and of the first step are the base model's, bit for bit. */
+static void
+test_lora_starts_as_base(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++) {
+        double loss[2][2];
+        for (int k = 0; k < 2; k++) {
+            rig r;
+            rig_config(&r, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+            if (k == 1)
+                with_lora(&r);
+            rig_open(&r);
+            need(&r, spw_engine_init_params(r.e, 7, &r.err));
+            tiny_batch(3, r.c.model.vocab, r.c.micro_batch * r.c.data.seq_length, tokens, targets);
+            need(&r, spw_engine_eval(r.e, tokens, targets, 1, &loss[k][0], &r.err));
+            rig_train(&r, 0, 2);
+            loss[k][1] = r.losses[0];
+            assert_true(k == 0 || r.norms[0] > 0);
+            rig_remove(&r);
+        }
+        assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+    }
+}
+
+static void
+test_lora_everywhere(void **state)
+{
+    (void)state;
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, with_lora);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, with_lora);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 1, with_dropout);
+}
+
+static void
+test_lora_resumes(void **state)
+{
+    (void)state;
+    resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, with_lora);
+    resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, with_lora);
+    resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, with_dropout);
+}
+
+/* Gradients and records for the adapters alone. */
+static void
+test_lora_bytes(void **state)
+{
+    (void)state;
+    for (int tier = SPW_TIER_DEVICE; tier < SPW_TIER_COUNT; tier++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, (spw_tier)tier);
+        with_lora(&r);
+        rig_open(&r);
+        count_bytes(&r, 4 * (3 * (32 + 96) + 2 * (32 + 128)));
+        rig_remove(&r);
+    }
+}
+
+/* The gradient that a step took: its part in Adam's first moment. */
+static float *
+gradient(rig *r, int step)
+{
+    float *before = read_part(r, SPW_PART_EXP_AVG), *after;
+    rig_train(r, step, step + 1);
+    after = read_part(r, SPW_PART_EXP_AVG);
+    for (uint64_t i = 0; i < spw_model_elems(r->model); i++)
+        after[i] = (float)(((double)after[i] - (double)(float)r->c.optimizer.beta1 * (double)before[i]) /
+                           (1 - (double)(float)r->c.optimizer.beta1));
+    free(before);
+    return after;
+}
+
+static uint32_t
+find_param(const spw_model *m, const char *name)
+{
+    uint32_t id = 0;
+    while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
+        id++;
+    assert_true(id < m->param_count);
+    return id;
+}
+
+/* Is got the product, scaled, of dW and A (for B's gradient), or of dW and B (for A's)? In fp64; dW is (out, in) by element. */
+static void
+check_gradients(const rig *plain, const float *dw, const rig *adapted, const float *state_, const float *got,
+                uint32_t a)
+{
+    const spw_param *pa = &adapted->model->params[a], *pb = &adapted->model->params[a + 1];
+    const float *A = state_ + elems_before(adapted->model, a), *B = state_ + elems_before(adapted->model, a + 1);
+    const float *dA = got + elems_before(adapted->model, a), *dB = got + elems_before(adapted->model, a + 1);
+    bool in_out = plain->c.model.family == SPW_FAMILY_GPT2;
+    uint64_t in = pa->cols, out = pb->rows, rank = pa->rows;
+    double scale = (double)spw_lora_scale(&adapted->model->lora), diff[2] = {0, 0}, norm[2] = {0, 0};
+    const char *begin = pa->name + strlen("base_model.model.") + (in_out ? strlen("transformer.") : 0);
+    char name[96];
+    snprintf(name, sizeof name, "%.*s.weight", (int)(strstr(begin, ".lora_A") - begin), begin);
+    dw += elems_before(plain->model, find_param(plain->model, name));
+    for (uint64_t k = 0; k < rank; k++) {
+        for (uint64_t i = 0; i < in; i++) {
+            double want = 0;
+            for (uint64_t o = 0; o < out; o++)
+                want += scale * (double)B[o * rank + k] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[0] += (want - (double)dA[k * in + i]) * (want - (double)dA[k * in + i]);
+            norm[0] += want * want;
+        }
+        for (uint64_t o = 0; o < out; o++) {
+            double want = 0;
+            for (uint64_t i = 0; i < in; i++)
+                want += scale * (double)A[k * in + i] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[1] += (want - (double)dB[o * rank + k]) * (want - (double)dB[o * rank + k]);
+            norm[1] += want * want;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        if (!(norm[k] > 0) || !(sqrt(diff[k]) <= 2e-5 * sqrt(norm[k])))
+            fail_msg("gradient of %s: relative difference %.3g (norm %.3g)", k ? pb->name : pa->name,
+                     sqrt(diff[k] / norm[k]), sqrt(norm[k]));
+    }
+}
+
+/*
+ * A trained adapter, merged by export and loaded into a model without adapters: logits within 1e-5 of the largest, also
+ * from the checkpoint in an engine for inference, and the adapter's gradients are what the merged weight's gives by the
+ * chain rule in fp64.
+ */
+static void
+merged(spw_family family)
+{
+    rig r, plain;
+    char path[SPW_PATH_BYTES], out[SPW_PATH_BYTES];
+    spw_export_report report;
+    spw_engine *drawing = NULL;
+    float logits[3][64], most = 0, *state_, *dw, *got;
+    rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    rig_config(&plain, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    with_lora(&r);
+    r.c.gradient_clipping = plain.c.gradient_clipping = 0;
+    rig_open(&r);
+    rig_open(&plain);
+    need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_train(&r, 0, 3);
+    need(&r, spw_checkpoint_save(r.e, &r.c, r.dir, &(spw_checkpoint_state){.step = 3, .updates = 3}, path, &r.err));
+    assert_int_equal(spw_engine_load_weights(plain.e, path, &plain.err), SPW_EUNSUPPORTED);
+    rig_close(&plain);
+    memset(&plain.err, 0, sizeof plain.err);
+    rig_open(&plain);
+    snprintf(out, sizeof out, "%.200s/merged", r.dir);
+    need(&r, spw_export(&(spw_export_options){.source = path, .to = out, .dtype = SPW_F32}, &report, &r.err));
+    need(&plain, spw_engine_load_weights(plain.e, out, &plain.err));
+    need(&r, spw_engine_create(
+                 &drawing, &(spw_engine_options){.config = &r.c, .model = r.model, .inference = true, .sequences = 1},
+                 &r.err));
+    need(&r, spw_checkpoint_load(drawing, path, &r.err));
+    tiny_batch(1, r.c.model.vocab, 20, tokens, targets);
+    need(&r, spw_engine_logits(r.e, tokens, 20, logits[0], &r.err));
+    need(&plain, spw_engine_logits(plain.e, tokens, 20, logits[1], &plain.err));
+    need(&r, spw_engine_logits(drawing, tokens, 20, logits[2], &r.err));
+    spw_engine_destroy(drawing);
+    assert_memory_equal(logits[0], logits[2], r.c.model.vocab * sizeof(float));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++)
+        most = fmaxf(most, fabsf(logits[0][i]));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++) {
+        if (!(fabsf(logits[0][i] - logits[1][i]) <= 1e-5f * most))
+            fail_msg("logit %u: %.9g with the adapter, %.9g merged", (unsigned)i, (double)logits[0][i],
+                     (double)logits[1][i]);
+    }
+    state_ = read_part(&r, SPW_PART_MASTER);
+    got = gradient(&r, 3);
+    dw = gradient(&plain, 3);
+    for (uint32_t id = 0; id < r.model->param_count; id++) {
+        if (r.model->params[id].adapter && strstr(r.model->params[id].name, "lora_A") != NULL)
+            check_gradients(&plain, dw, &r, state_, got, id);
+    }
+    free(state_);
+    free(got);
+    free(dw);
+    rig_remove(&r);
+    rig_remove(&plain);
+}
+
+static void
+test_lora_merged(void **state)
+{
+    (void)state;
+    merged(SPW_FAMILY_GPT2);
+    merged(SPW_FAMILY_LLAMA);
+}
+
+/* Mistakes are told by name. */
+static void
+test_lora_refusals(void **state)
+{
+    static const struct {
+        uint64_t rank;
+        const char *target, *says;
+    } cases[] = {{4, "q_proj", "\"q_proj\""},
+                 {4, "wte", "\"wte\""},
+                 {4, "lm_head", "\"lm_head\""},
+                 {0, "c_attn", "no rank"},
+                 {4, NULL, "no targets"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+        r.c.run.lora.rank = cases[i].rank;
+        r.c.run.lora_targets.count = cases[i].target != NULL;
+        snprintf(r.c.run.lora_targets.item[0], 96, "%s", cases[i].target != NULL ? cases[i].target : "");
+        assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
+        if (strstr(r.err.message, cases[i].says) == NULL)
+            fail_msg("%s", r.err.message);
+        tiny_dir_remove(r.dir);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frozen_is_lr_zero), cmocka_unit_test(test_frozen_everywhere),
         cmocka_unit_test(test_frozen_bytes),      cmocka_unit_test(test_freeze_refusals),
-        cmocka_unit_test(test_frozen_resumes),
+        cmocka_unit_test(test_frozen_resumes),    cmocka_unit_test(test_lora_starts_as_base),
+        cmocka_unit_test(test_lora_everywhere),   cmocka_unit_test(test_lora_resumes),
+        cmocka_unit_test(test_lora_bytes),        cmocka_unit_test(test_lora_merged),
+        cmocka_unit_test(test_lora_refusals),
     };
     return cmocka_run_group_tests_name("finetune", tests, NULL, NULL);
 }
