@@ -28,6 +28,7 @@ typedef struct run {
     spw_data *data;
     spw_model *model;
     spw_engine *engine;
+    spw_checkpoint_job *saving; /* NULL: none is under way */
     FILE *log;
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
@@ -206,15 +207,26 @@ open_log(run *r, spw_error *err)
     return r->log != NULL ? SPW_OK : SPW_RAISE_SYS(err, errno, "spillway.run_log %s", r->config.run.run_log);
 }
 
+/* Waits for the save under way, if there is one, and tells how it went. */
 static spw_status
-save(run *r, spw_error *err)
+finish_save(run *r, spw_error *err)
 {
+    spw_checkpoint_job *job = r->saving;
+    r->saving = NULL;
+    return spw_checkpoint_finish(job, r->last_checkpoint, err);
+}
+
+/* Of the last step, once. wait: it is on disk when this returns. */
+static spw_status
+save(run *r, bool wait, spw_error *err)
+{
+    SPW_TRY(finish_save(r, err));
     if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
         return SPW_OK;
     r->at.bytes_written = written(r);
-    SPW_TRY(spw_checkpoint_save(r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, r->last_checkpoint, err));
+    SPW_TRY(spw_checkpoint_begin(&r->saving, r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, err));
     r->saved_step = r->at.step;
-    return SPW_OK;
+    return wait ? finish_save(r, err) : SPW_OK;
 }
 
 static spw_status
@@ -423,6 +435,8 @@ train_loop(run *r, spw_error *err)
                                 &s, err));
         s.stall_s[SPW_STALL_DATA] += data_s;
         s.step_s += data_s;
+        if (r->saving != NULL && spw_checkpoint_done(r->saving))
+            SPW_TRY(finish_save(r, err));
         r->at.step = step;
         r->at.data_position += per_step;
         r->at.updates = spw_engine_updates(r->engine);
@@ -433,16 +447,14 @@ train_loop(run *r, spw_error *err)
         log_step(r, step, &s, eval_loss);
         show_step(r, step, &s, eval_loss);
         if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
-            SPW_TRY(save(r, err));
+            SPW_TRY(save(r, !c->run.save_in_background, err));
     }
     if (r->spent && r->steps_done == 0)
         return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
     if (stop_asked)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
-    if (c->run.save_at_end || r->spent)
-        SPW_TRY(save(r, err));
-    return SPW_OK;
+    return c->run.save_at_end || r->spent ? save(r, true, err) : finish_save(r, err);
 }
 
 static void
@@ -522,6 +534,9 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
 static void
 release(run *r)
 {
+    spw_error err = {0};
+    if (finish_save(r, &err) != SPW_OK) /* training has failed, which has been said, and the save with it */
+        fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
     spw_engine_destroy(r->engine);
     spw_model_destroy(r->model);
     spw_data_close(r->data);

@@ -452,7 +452,7 @@ op_may_run(const spw_store *s, const unit *u)
 static bool
 weights_ready(spw_store *s, unit *u, chunk *c)
 {
-    bool reads = u->op == OP_VISIT || (u->op == OP_UPDATE && s->cfg.update_reads_weights);
+    bool reads = u->op == OP_VISIT || (u->op == OP_UPDATE && (s->cfg.update_reads_weights || spw__snap_wants(c)));
     if (c->w == W_EMPTY) {
         if (!take_weight_slot(s, c, 0))
             return false;

@@ -40,6 +40,8 @@ struct chunk {
     uint64_t weight_sum, record_sum;
     chunk *next_job, *next_dirty;
     bool in_dirty;
+    bool snap;                     /* the snapshot under way does not have it yet */
+    uint64_t snap_generation;      /* and wants it as of so many updates */
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
     spw_aio_request weight_req, record_req;
@@ -110,10 +112,21 @@ struct spw_store {
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
     spw_store_fn sweep_fn;
     void *sweep_ctx;
-    spw_error poison; /* status SPW_OK while healthy */
+    spw_store_fn snap_fn; /* NULL: no snapshot is under way */
+    void *snap_ctx;
+    uint32_t snap_left, snap_next, snap_idle; /* chunks it lacks; where idle workers look next; how many are at it */
+    bool snap_sweep;                          /* it is being finished: visits of what it lacks */
+    spw_error poison;                         /* status SPW_OK while healthy */
     spw_store_stats stats;
     uint64_t chaos_state;
 };
+
+/* The snapshot under way is to have this chunk as it is now: before its next update. Lock held. */
+static inline bool
+spw__snap_wants(const chunk *c)
+{
+    return c->snap && c->generation == c->snap_generation;
+}
 
 void *spw__store_mover_main(void *store);
 void *spw__store_worker_main(void *store);

@@ -122,6 +122,19 @@ void spw_store_destroy(spw_store *store); /* waits for work in flight, removes t
 typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT } spw_sweep;
 spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err);
 
+/*
+ * spw_store_snapshot_begin - hands every chunk to fn once, as it is after generations[unit] updates, while steps go on.
+ *   generations  (unit_count) in   where the updates released so far take each unit
+ * A chunk's next update hands it over before it changes it; until then idle workers take what is in memory anyway, at most
+ * half of them. So nothing is read for it, and nothing is kept twice. Returns at once.
+ * spw_store_snapshot_finish - visits what is left, such as everything after the last step; fn is not called any more when
+ * it returns, also after a failure. Blocks only if something is left; no step may be open then.
+ * Errors  SPW_EINVAL: one at a time, and no sweep meanwhile.
+ */
+spw_status
+spw_store_snapshot_begin(spw_store *store, const uint64_t *generations, spw_store_fn fn, void *ctx, spw_error *err);
+spw_status spw_store_snapshot_finish(spw_store *store, spw_error *err);
+
 /* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
 void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count);
 /*

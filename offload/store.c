@@ -153,9 +153,32 @@ grad_of(const spw_store *s, const chunk *c)
     return (char *)s->units[c->plan.unit_idx].grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype);
 }
 
-/* The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece. */
+/* Of a record that has just been read, before somebody else than an update looks at it. */
 static spw_status
-run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
+verify_record(const spw_store *s, const chunk *c, sums *count, spw_error *err)
+{
+    uint64_t found = 0;
+    for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+        found = sum_record(s, c, found, first, piece_at(c, first), count);
+    return found == c->record_sum ? SPW_OK : corrupt(s, c, false, found, err);
+}
+
+/* Hands the chunk to the snapshot as it is; no lock held, nobody changes it meanwhile. */
+static spw_status
+take_snapshot(spw_store *s, const chunk *c, sums *count, spw_error *err)
+{
+    void *record = s->units[c->plan.unit_idx].plan.trainable ? c->record : NULL;
+    if (c->record_fresh && s->cfg.integrity)
+        SPW_TRY(verify_record(s, c, count, err));
+    return s->snap_fn(s->snap_ctx, c->idx, c->weights, record, NULL, err);
+}
+
+/*
+ * The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece.
+ * snap: the snapshot gets the chunk before it is updated.
+ */
+static spw_status
+run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     const char *grad = op == OP_UPDATE ? grad_of(s, c) : NULL;
@@ -168,6 +191,10 @@ run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
     spw__store_chaos_delay(s, c->idx);
     if (op == OP_INIT)
         st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
+    if (op == OP_UPDATE && snap) {
+        SPW_TRY(take_snapshot(s, c, count, err));
+        verify = false; /* it has been */
+    }
     for (uint64_t first = 0, n; first < c->plan.elems && st == SPW_OK; first += n) {
         n = piece_at(c, first);
         if (verify)
@@ -181,7 +208,7 @@ run_job(spw_store *s, chunk *c, unit_op op, sums *count, spw_error *err)
     }
     if (st == SPW_OK && verify && found != c->record_sum) /* before anybody sees what came of it */
         return corrupt(s, c, false, found, err);
-    if (st == SPW_OK && op == OP_VISIT)
+    if (st == SPW_OK && op == OP_VISIT && (snap || !s->snap_sweep))
         st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
     if (op == OP_UPDATE && s->cfg.chaos_seed != 0)
         memset(grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
@@ -198,6 +225,59 @@ mark_dirty(spw_store *s, chunk *c)
         c->next_dirty = s->dirty_head;
         s->dirty_head = c;
     }
+}
+
+/* Lock held. */
+static void
+snapshot_has(spw_store *s, chunk *c)
+{
+    c->snap = false;
+    s->snap_left--;
+}
+
+/* At most half of the workers: the others are there for what training waits for. */
+static bool
+may_snap_idle(const spw_store *s)
+{
+    return s->snap_left > 0 && !s->snap_sweep && s->snap_idle < (s->worker_started + 1) / 2;
+}
+
+/* Lock held. A chunk that the snapshot lacks, whole in memory, with nobody about to change it; NULL: none. */
+static chunk *
+idle_chunk(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        uint32_t at = (s->snap_next + i) % s->chunk_count;
+        chunk *c = &s->chunks[at];
+        if (spw__snap_wants(c) && (c->r == R_READY || c->r == R_NONE) &&
+            (c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING)) {
+            s->snap_next = at + 1;
+            return c;
+        }
+    }
+    return NULL;
+}
+
+/* Lock held, released in between. The pin keeps the weights, the state of the record keeps its update from starting. */
+static void
+snap_idle(spw_store *s, chunk *c, sums *count, spw_error *err)
+{
+    bool record = c->r == R_READY;
+    uint64_t begin = spw_now_ns();
+    c->pins++;
+    c->r = record ? R_UPDATING : c->r;
+    s->snap_idle++;
+    pthread_mutex_unlock(&s->lock);
+    spw__store_chaos_delay(s, c->idx);
+    (void)take_snapshot(s, c, count, err);
+    pthread_mutex_lock(&s->lock);
+    spw_timeline_add(SPW_LANE_ADAM, "save", c->plan.unit_idx, begin, spw_now_ns());
+    s->snap_idle--;
+    c->r = record ? R_READY : c->r;
+    c->pins--;
+    if (err->status == SPW_OK)
+        snapshot_has(s, c);
+    pthread_cond_broadcast(&s->main_cond);
 }
 
 /* Hands the chunk back, under the lock. */
@@ -244,6 +324,9 @@ spw__store_worker_main(void *arg)
         spw_error err = {0};
         sums count = {0};
         uint64_t begin;
+        bool idle = c == NULL && !s->stop && s->poison.status == SPW_OK && may_snap_idle(s);
+        if (idle)
+            idle = (c = idle_chunk(s)) != NULL;
         if (c == NULL || s->poison.status != SPW_OK) {
             if (s->stop)
                 break;
@@ -251,7 +334,9 @@ spw__store_worker_main(void *arg)
             continue;
         }
         s->jobs_running++;
-        if (verify) {
+        if (idle) {
+            snap_idle(s, c, &count, &err);
+        } else if (verify) {
             uint64_t sum = 0;
             s->verify_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
@@ -265,11 +350,14 @@ spw__store_worker_main(void *arg)
                 c->w = W_CLEAN;
         } else {
             unit_op op = s->units[c->plan.unit_idx].op;
+            bool snap = spw__snap_wants(c);
             s->job_head = c->next_job;
             pthread_mutex_unlock(&s->lock);
             begin = spw_now_ns();
-            (void)run_job(s, c, op, &count, &err);
+            (void)run_job(s, c, op, snap, &count, &err);
             pthread_mutex_lock(&s->lock);
+            if (err.status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
+                snapshot_has(s, c);
             s->stats.update_busy_ns += spw_now_ns() - begin;
             spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
                              spw_now_ns());
@@ -902,10 +990,22 @@ drop_read_ahead(spw_store *s)
     }
 }
 
+/* Lock held. After a failure others may still be at work with what the caller is going to free. */
+static void
+wait_jobs(spw_store *s)
+{
+    while (s->jobs_running > 0)
+        wait_a_moment(s);
+}
+
 spw_status
 spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err)
 {
     pthread_mutex_lock(&s->lock);
+    if (s->snap_fn != NULL) {
+        pthread_mutex_unlock(&s->lock);
+        return SPW_RAISE(err, SPW_EINVAL, "a sweep while a snapshot is under way");
+    }
     wait_idle(s);
     close_step(s);
     drop_read_ahead(s);
@@ -915,6 +1015,73 @@ spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_er
         begin_op(s, &s->units[i], mode == SPW_SWEEP_INIT ? OP_INIT : OP_VISIT);
     spw__store_kick(s);
     wait_idle(s);
+    wait_jobs(s);
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
+}
+
+spw_status
+spw_store_snapshot_begin(spw_store *s, const uint64_t *generations, spw_store_fn fn, void *ctx, spw_error *err)
+{
+    SPW_TRY(spw_store_check(s, err));
+    pthread_mutex_lock(&s->lock);
+    if (s->snap_fn != NULL) {
+        pthread_mutex_unlock(&s->lock);
+        return SPW_RAISE(err, SPW_EINVAL, "a snapshot while another one is under way");
+    }
+    s->snap_fn = fn;
+    s->snap_ctx = ctx;
+    s->snap_left = s->chunk_count;
+    s->snap_next = 0;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        c->snap = true;
+        c->snap_generation = generations[c->plan.unit_idx];
+        SPW_ASSERT(c->generation == c->snap_generation || c->generation + 1 == c->snap_generation);
+    }
+    pthread_cond_broadcast(&s->work_cond);
+    pthread_mutex_unlock(&s->lock);
+    return SPW_OK;
+}
+
+/* Lock held. Visits the units that the snapshot lacks: whole ones, since updates that were released have come to an end. */
+static void
+sweep_rest(spw_store *s)
+{
+    wait_idle(s);
+    close_step(s);
+    s->snap_sweep = true;
+    while (s->snap_idle > 0)
+        pthread_cond_wait(&s->main_cond, &s->lock);
+    drop_read_ahead(s);
+    s->sweep_fn = s->snap_fn;
+    s->sweep_ctx = s->snap_ctx;
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        const unit *u = &s->units[i];
+        bool lacks = false;
+        for (uint32_t k = 0; k < u->plan.chunk_count; k++)
+            lacks = lacks || s->chunks[u->plan.chunk_first + k].snap;
+        if (lacks)
+            begin_op(s, &s->units[i], OP_VISIT);
+    }
+    spw__store_kick(s);
+    wait_idle(s);
+}
+
+spw_status
+spw_store_snapshot_finish(spw_store *s, spw_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->snap_left > 0 && s->poison.status == SPW_OK)
+        sweep_rest(s);
+    if (s->poison.status != SPW_OK)
+        wait_jobs(s);
+    SPW_ASSERT(s->snap_left == 0 || s->poison.status != SPW_OK);
+    for (uint32_t i = 0; i < s->chunk_count; i++)
+        s->chunks[i].snap = false;
+    s->snap_left = 0;
+    s->snap_sweep = false;
+    s->snap_fn = NULL;
     pthread_mutex_unlock(&s->lock);
     return spw_store_check(s, err);
 }

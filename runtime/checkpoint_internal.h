@@ -3,6 +3,7 @@
 #define SPW_CHECKPOINT_INTERNAL_H
 
 #include "runtime_internal.h"
+#include "spw_files.h"
 #include <jansson.h>
 
 #define SPW_MODEL_FILE     "model.safetensors"
@@ -11,6 +12,20 @@
 /* The names that peft looks for. */
 #define SPW_ADAPTER_FILE        "adapter_model.safetensors"
 #define SPW_ADAPTER_CONFIG_FILE "adapter_config.json"
+
+enum { SPW_BLOCK_ELEMS = 16384, SPW_DIGEST_BLOCK = 1 << 20 };
+
+/* "master", then what the optimizer calls its moments; and one past the last part. */
+const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
+uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
+/* Frozen parameters have no record, and none has in an engine for inference. */
+bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
+/* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. */
+bool spw__checkpoint_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
+/* The tensor of a parameter, or of one of its parts. */
+void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
+/* XXH3 over the checksums of the file's 1 MiB blocks. */
+spw_status spw__checkpoint_digest(const char *path, uint64_t *digest, spw_error *err);
 
 /* The manifest of a checkpoint, checked to be one. Errors name file and field. The caller's to json_decref(). */
 spw_status spw__manifest_read(const char *path, json_t **out, spw_error *err);
@@ -28,7 +43,7 @@ bool spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
 spw_status spw__checkpoint_place(const char *dir, const char *partial, const char *final, spw_error *err);
 /*
  * Of the complete checkpoints in dir up to step, which has just become one, removes all but the last keep (0: none), and
- * what killed removals left. A failure is a warning in the log.
+ * what killed removals and killed saves of earlier steps left. A failure is a warning in the log.
  */
 void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
 

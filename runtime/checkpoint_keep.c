@@ -80,19 +80,32 @@ newest_below(const char *dir, uint64_t below, uint64_t *step_out, spw_error *err
     return any;
 }
 
-/* What removals that were killed left: folders without a number of their own any more. */
+/* Left by a removal that was killed (it has no number of its own any more), or by the save of an earlier step. */
+static bool
+is_remains(const char *name, uint64_t step)
+{
+    unsigned long long n;
+    int end = -1;
+    if (sscanf(name, "step-%llu%n", &n, &end) != 1 || end < 0)
+        return false;
+    if (strncmp(name + end, ".partial", 8) == 0) {
+        end += 8;
+        if (name[end] == '\0')
+            return n < step;
+    }
+    return strcmp(name + end, ".old") == 0;
+}
+
 static void
-clear_away(const char *dir, spw_error *err)
+clear_away(const char *dir, uint64_t step, spw_error *err)
 {
     DIR *folder = opendir(dir);
     struct dirent *entry;
     while (folder != NULL && (entry = readdir(folder)) != NULL) {
         char path[PATH_BYTES];
-        size_t n = strlen(entry->d_name);
-        if (strncmp(entry->d_name, "step-", 5) != 0 || n < 9 || strcmp(entry->d_name + n - 4, ".old") != 0)
-            continue;
         snprintf(path, sizeof path, "%.1000s/%.200s", dir, entry->d_name);
-        (void)spw_dir_remove(path, err);
+        if (is_remains(entry->d_name, step))
+            (void)spw_dir_remove(path, err);
     }
     if (folder != NULL)
         closedir(folder);
@@ -103,7 +116,7 @@ spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep)
 {
     spw_error err = {0};
     uint64_t n = step;
-    clear_away(dir, &err);
+    clear_away(dir, step, &err);
     for (uint64_t kept = 1; keep > 0 && newest_below(dir, n, &n, &err); kept++) {
         char path[PATH_BYTES];
         if (kept < keep)

@@ -47,20 +47,12 @@ typedef struct match {
     const spw_config *saved, *now;
 } match;
 
-/* fp32, mixed and split hold the same numbers and turn into each other without loss. */
-static bool
-exact(spw_state_format f)
-{
-    return f == SPW_STATE_FP32 || f == SPW_STATE_MIXED || f == SPW_STATE_SPLIT;
-}
-
-/* The two values say one thing, although they differ. */
+/* Two state formats that hold the same numbers and turn into each other without loss. */
 static bool
 excused(const match *m, const char *key)
 {
-    if (strcmp(key, "spillway.state_format") == 0)
-        return exact(m->saved->run.state_format) && exact(m->now->run.state_format);
-    return false;
+    return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&
+           spw_state_exact(m->now->run.state_format);
 }
 
 static void

@@ -310,6 +310,8 @@ const key_row spw__config_rows[] = {
     U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
     U64("spillway.keep_last", NULL, run.keep_last, 0, 1e6, "0",
         "how many checkpoints stay in checkpoint_dir: older ones go when a new one is complete; 0: all"),
+    BOOL("spillway.save_in_background", NULL, run.save_in_background, "true",
+         "training goes on while a checkpoint is written; false: it waits"),
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),
     {"spillway.tbw", NULL, K_BYTES, C_BUILT, AT(run.tbw), 0, 0, 9.2e18, "0",
      "bytes that the disks are rated for (\"600TB\"): spillway plan says how many years that is; 0: not known", NULL},

@@ -1488,6 +1488,12 @@ spw__engine_format(const spw_engine *e)
     return e->config.run.state_format;
 }
 
+const uint64_t *
+spw__engine_generations(const spw_engine *e)
+{
+    return e->generations;
+}
+
 const spw_optimizer *
 spw__engine_optimizer(const spw_engine *e)
 {

@@ -118,5 +118,7 @@ void spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* (unit_count) where the updates released so far take each unit. */
+const uint64_t *spw__engine_generations(const spw_engine *e);
 
 #endif

@@ -170,7 +170,23 @@ typedef struct spw_checkpoint_state {
     spw_data_summary data;
 } spw_checkpoint_state;
 /*
- * spw_checkpoint_save - writes <dir>/step-<n>/, complete or absent; path_out (may be NULL): SPW_PATH_BYTES.
+ * A save while training goes on. begin takes the state as it is after the last step; each chunk reaches the files before the
+ * next update changes it; a thread of its own then flushes, sums and renames.
+ *   begin   reserves the files. SPW_ENOSPC with needed and free bytes, SPW_ESYS, SPW_EINVAL (one save at a time): nothing
+ *           was started. The engine, which must live until finish, does not wait for it.
+ *   done    everything is on disk, or the save has failed: finish will not wait.
+ *   finish  ends it: brings out what no update has, waits until it is on disk, frees the job (NULL: nothing to do). Its
+ *           errors are those of writing; training is not affected. Between steps only. path_out as below.
+ * A step that fails while a save is under way takes the save with it; the checkpoints before it are as they were.
+ * Threads as the engine's calls: one at a time.
+ */
+typedef struct spw_checkpoint_job spw_checkpoint_job;
+spw_status spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *engine, const spw_config *config, const char *dir,
+                                const spw_checkpoint_state *state, spw_error *err);
+bool spw_checkpoint_done(spw_checkpoint_job *job);
+spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err);
+/*
+ * spw_checkpoint_save - begin and finish: writes <dir>/step-<n>/, complete or absent; path_out (may be NULL): SPW_PATH_BYTES.
  * With spillway.keep_last, what is then one too many is removed; a removal that fails is a warning in the log.
  * Errors  SPW_ENOSPC with needed and free bytes, SPW_ESYS; the checkpoints before it are as they were.
  */

@@ -48,12 +48,12 @@ check "keep_last 2" train $(to k) --set spillway.checkpoint_interval=1 --set spi
 check "keeps two" test "$(steps "$dir/k")" = "5 6"
 check "the same bytes" same "$dir/a/step-6" "$dir/k/step-6"
 cp -r "$dir/a" "$dir/b"
-mkdir "$dir/b/step-2.old" "$dir/b/step-4.partial" "$dir/b/step-05" "$dir/b/mine"
+mkdir "$dir/b/step-2.old" "$dir/b/step-2.partial" "$dir/b/step-3.partial.old" "$dir/b/step-7.partial" "$dir/b/step-05" "$dir/b/mine"
 cp "$dir/a/step-5/spillway.json" "$dir/b/step-05/"
 rm "$dir/b/step-1/spillway.json" # not complete: not counted, not removed
 ln -s "$dir/a/step-3" "$dir/b/step-0"
 check "resume from the third of six, keep_last 1" train --resume "$dir/b/step-3" --set spillway.checkpoint_dir="$dir/b" --set spillway.steps=4 --set spillway.keep_last=1
-check "older ones go, newer, incomplete and foreign ones stay" test "$(ls "$dir/b" | xargs)" = "mine step-05 step-1 step-4 step-5 step-6"
+check "older ones go, newer, incomplete and foreign ones stay" test "$(ls "$dir/b" | xargs)" = "mine step-05 step-1 step-4 step-5 step-6 step-7.partial"
 check "the same step saved again is whole" same "$dir/a/step-4" "$dir/b/step-4"
 check "a link goes, not what it points to" test ! -e "$dir/b/step-0" -a -f "$dir/a/step-3/spillway.json"
 check "no step, no removal: the one resumed from stays" train --resume "$dir/k" --set spillway.checkpoint_dir="$dir/k" --set spillway.keep_last=1

@@ -94,7 +94,7 @@ final = subprocess.run(command("spillway.checkpoint_dir=" + folder, "spillway.ru
 print("%s 3 - what is left goes on to the end" % ("ok" if final.returncode == 0 else "not ok # " + final.stderr[-300:]))
 left = sorted(os.listdir(folder))
 print("%s 4 - and leaves the last two, without remains # %s" % ("ok" if complete() == [last, last + 3] or complete()[-1] == last + 3 and
-      len(complete()) == 2 and not any(n.endswith(".old") for n in left) else "not ok", left))
+      len(complete()) == 2 and len(left) == 2 else "not ok", left))
 alone = subprocess.run(command("spillway.run_log=%s/alone.jsonl" % top, "spillway.steps=%d" % (last + 3)), capture_output=True, text=True)
 want = dict(losses(top + "/alone.jsonl")) if alone.returncode == 0 else {}
 got = losses(log)

@@ -361,21 +361,23 @@ test_freeze_refusals(void **state)
     tiny_dir_remove(r.dir);
 }
 
-/* Saved after two steps and gone on with: the same bits; the optimizer's file has nothing of what is frozen. */
+/* Saved after two steps, while others follow, and gone on with in another place: the same bits. */
 static void
-resumes(spw_state_format format, spw_family family, void (*change)(rig *r))
+resumes(spw_state_format format, spw_family family, spw_tier tier, void (*change)(rig *r))
 {
     rig whole, part;
     char path[SPW_PATH_BYTES];
-    rig_config(&whole, family, format, SPW_TIER_HOST);
+    spw_checkpoint_job *job = NULL;
+    rig_config(&whole, family, format, tier);
     change(&whole);
     rig_open(&whole);
     need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
     rig_train(&whole, 0, 2);
-    need(&whole, spw_checkpoint_save(whole.e, &whole.c, whole.dir, &(spw_checkpoint_state){.step = 2, .updates = 2},
-                                     path, &whole.err));
-    rig_train(&whole, 2, STEPS);
-    rig_config(&part, family, format, SPW_TIER_NVME);
+    need(&whole, spw_checkpoint_begin(&job, whole.e, &whole.c, whole.dir,
+                                      &(spw_checkpoint_state){.step = 2, .updates = 2}, &whole.err));
+    rig_train(&whole, 2, STEPS); /* meanwhile */
+    need(&whole, spw_checkpoint_finish(job, path, &whole.err));
+    rig_config(&part, family, format, tier == SPW_TIER_NVME ? SPW_TIER_HOST : SPW_TIER_NVME);
     change(&part);
     rig_open(&part);
     need(&part, spw_checkpoint_load(part.e, path, &part.err));
@@ -397,9 +399,9 @@ static void
 test_frozen_resumes(void **state)
 {
     (void)state;
-    resumes(SPW_STATE_FP32, SPW_FAMILY_GPT2, freeze_mlps);
-    resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, freeze_mlps);
-    resumes(SPW_STATE_MIXED, SPW_FAMILY_GPT2, freeze_mlps);
+    resumes(SPW_STATE_FP32, SPW_FAMILY_GPT2, SPW_TIER_NVME, freeze_mlps);
+    resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_HOST, freeze_mlps);
+    resumes(SPW_STATE_MIXED, SPW_FAMILY_GPT2, SPW_TIER_NVME, freeze_mlps);
 }
 
 /* ---------------------------------------------------------------- adapters */
@@ -466,9 +468,9 @@ static void
 test_lora_resumes(void **state)
 {
     (void)state;
-    resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, with_lora);
-    resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, with_lora);
-    resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, with_dropout);
+    resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, with_lora);
+    resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, SPW_TIER_NVME, with_lora);
+    resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, SPW_TIER_HOST, with_dropout);
 }
 
 /* Gradients and records for the adapters alone. */

@@ -1,0 +1,412 @@
+/*
+ * Saving while training goes on. The store hands over every chunk once, as it is after the step that is saved: its next
+ * update does that before it changes it, idle workers before that. The chunk's part of each tensor goes to the page cache; when
+ * all have come, a thread of the save flushes, sums, describes and renames, while the next steps run. Nothing is kept
+ * twice in memory, so a save needs none but for its blocks and tables.
+ */
+#include "checkpoint_internal.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { NAME_BYTES = SPW_PATH_BYTES + 64 };
+
+struct spw_checkpoint_job {
+    /* Fixed before the first chunk comes. */
+    spw_engine *e;
+    spw_state_format format;
+    const spw_optimizer *rule;
+    spw_st_writer *model, *optimizer, *adapter; /* written to by any worker; committed and destroyed by the thread.
+                                                   adapter NULL: the model has none */
+    uint32_t base;                              /* parameters that are no adapters: those come behind them */
+    uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
+    char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
+    char *config, *model_config, *adapter_config; /* texts, as training is configured now; the last with malloc */
+    spw_checkpoint_state state;
+    uint64_t keep;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    /* Under lock. */
+    uint32_t chunks_left;
+    bool given_up, done;
+    spw_error error; /* the first */
+};
+
+static void
+keep_error(spw_checkpoint_job *job, const spw_error *err)
+{
+    pthread_mutex_lock(&job->lock);
+    spw_error_keep_first(&job->error, err);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* ---------------------------------------------------------------- chunks, on the store's workers */
+
+/* fp32's master is the weight itself and is not stored twice. */
+static int
+first_part(spw_state_format f)
+{
+    return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
+}
+
+/* Elements [first, end) of a unit, all of one parameter and one chunk, as fp32 to a tensor. */
+static spw_status
+write_part(const spw_checkpoint_job *job, spw_st_writer *w, uint32_t tensor, spw_state_part part,
+           const spw_store_chunk *c, const void *weights, const void *record, uint64_t param_first, uint64_t first,
+           uint64_t end, spw_error *err)
+{
+    float block[SPW_BLOCK_ELEMS];
+    for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
+        uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
+        spw_state_get(job->format, job->rule, weights, record, c->elems, part, i - c->first, n, block);
+        SPW_TRY(spw_st_write(w, tensor, (i - param_first) * 4, block, n * 4, err));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weights, void *record, spw_error *err)
+{
+    const spw_layout *l = spw_engine_layout(job->e);
+    uint32_t wb = spw_state_weight_bytes(job->format);
+    uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        uint64_t first, end, from = l->places[id].first;
+        if (!spw__checkpoint_overlap(&l->places[id], c, &first, &end))
+            continue;
+        if (id >= job->base)
+            SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
+                               err));
+        else
+            SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
+                                 (end - first) * wb, err));
+        for (uint32_t k = 0; record != NULL && k < parts; k++)
+            SPW_TRY(write_part(job, job->optimizer, job->rank[id] * parts + k,
+                               (spw_state_part)(first_part(job->format) + (int)k), c, weights, record, from, first, end,
+                               err));
+    }
+    return SPW_OK;
+}
+
+/* A file that cannot be written ends the save, not the training: the chunk counts as taken. */
+static spw_status
+take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    spw_checkpoint_job *job = ctx;
+    spw_error own = {0};
+    bool wanted;
+    (void)grad;
+    (void)err;
+    pthread_mutex_lock(&job->lock);
+    wanted = job->error.status == SPW_OK;
+    pthread_mutex_unlock(&job->lock);
+    if (wanted)
+        (void)write_chunk(job, &spw_engine_layout(job->e)->chunks[chunk_idx], weights, record, &own);
+    pthread_mutex_lock(&job->lock);
+    if (own.status != SPW_OK)
+        spw_error_keep_first(&job->error, &own);
+    SPW_ASSERT(job->chunks_left > 0);
+    if (--job->chunks_left == 0)
+        pthread_cond_signal(&job->cond);
+    pthread_mutex_unlock(&job->lock);
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- files */
+
+/* Before a byte is written: what the tensors take, with a little for header and manifest. */
+static spw_status
+check_space(const char *folder, const spw_tensor_info *infos, uint32_t count, spw_error *err)
+{
+    uint64_t need = 1 << 16, free_bytes;
+    char a[32], b[32];
+    struct statvfs fs;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = spw_dtype_bytes(infos[i].dtype);
+        for (uint32_t d = 0; d < infos[i].ndim; d++)
+            bytes *= infos[i].shape[d];
+        need += bytes + 256;
+    }
+    if (statvfs(folder, &fs) != 0 || fs.f_blocks == 0) /* ramfs and the like do not know their size */
+        return SPW_OK;
+    free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (free_bytes >= need)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ENOSPC, "it needs %s (%llu bytes), %s free; make room, or set spillway.keep_last",
+                     spw_format_bytes(a, sizeof a, need), (unsigned long long)need,
+                     spw_format_bytes(b, sizeof b, free_bytes));
+}
+
+static spw_status
+open_writers(spw_checkpoint_job *job, spw_error *err)
+{
+    const spw_model *m = spw_engine_model(job->e);
+    uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
+    spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
+    char path[NAME_BYTES + 64];
+    uint32_t trained = 0;
+    spw_status st;
+    job->base = spw__base_count(m);
+    job->rank = spw_mem_calloc(m->param_count, sizeof *job->rank);
+    if (infos == NULL || job->rank == NULL) {
+        spw_mem_free(infos);
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    }
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw__checkpoint_info(&infos[id], &m->params[id], NULL,
+                             id < job->base ? spw_state_weight_dtype(job->format) : SPW_F32);
+        if (!spw__checkpoint_trains(job->e, id))
+            continue;
+        for (uint32_t k = 0; k < parts; k++)
+            spw__checkpoint_info(&infos[m->param_count + trained * parts + k], &m->params[id],
+                                 spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
+        job->rank[id] = trained++;
+    }
+    st = check_space(job->partial, infos, m->param_count + trained * parts, err);
+    snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, job->partial);
+    if (st == SPW_OK)
+        st = spw_st_writer_create(&job->model, path, infos, job->base, err);
+    snprintf(path, sizeof path, "%s/" SPW_ADAPTER_FILE, job->partial);
+    if (st == SPW_OK && job->base < m->param_count)
+        st = spw_st_writer_create(&job->adapter, path, infos + job->base, m->param_count - job->base, err);
+    snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, job->partial);
+    if (st == SPW_OK)
+        st = spw_st_writer_create(&job->optimizer, path, infos + m->param_count, trained * parts, err);
+    spw_mem_free(infos);
+    return st;
+}
+
+/* A tensor's entry in the header: as text, and as what the JSON library makes of it. */
+enum { HEADER_TENSOR_BYTES = 1536, TEXT_BYTES = 64 << 10 };
+
+uint64_t
+spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
+                      uint32_t workers)
+{
+    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = (uint64_t)model->param_count * (1 + parts);
+    uint64_t sums = layout->elems * sizeof(float) * parts / SPW_DIGEST_BLOCK * sizeof(uint64_t);
+    return SPW_DIGEST_BLOCK + sums + tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) +
+           sizeof(spw_checkpoint_job) + TEXT_BYTES + spw_touched_bytes(SPW_STACK_BYTES) +
+           workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
+}
+
+static spw_status
+write_manifest(const spw_checkpoint_job *job, spw_error *err)
+{
+    const spw_checkpoint_state *state = &job->state;
+    static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
+    char path[NAME_BYTES + 64], digest_text[3][20] = {""}, *text;
+    json_t *root;
+    spw_status st;
+    for (int i = 0; i < (job->adapter != NULL ? 3 : 2); i++) {
+        uint64_t digest;
+        snprintf(path, sizeof path, "%s/%s", job->partial, names[i]);
+        SPW_TRY(spw__checkpoint_digest(path, &digest, err));
+        snprintf(digest_text[i], sizeof digest_text[i], "%016llx", (unsigned long long)digest);
+    }
+    root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway", SPW_VERSION,
+                     "step", (json_int_t)state->step, "data_position", (json_int_t)state->data_position, "updates",
+                     (json_int_t)state->updates, "bytes_written", (json_int_t)state->bytes_written, "tokens",
+                     state->tokens, "digests", names[0], digest_text[0], names[1], digest_text[1], "config",
+                     json_loads(job->config, 0, NULL));
+    if (root != NULL && job->adapter != NULL)
+        json_object_set_new(json_object_get(root, "digests"), names[2], json_string(digest_text[2]));
+    if (root != NULL && state->data.files > 0)
+        json_object_set_new(root, "data",
+                            json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
+                                      (json_int_t)state->data.bytes, "tokens", (json_int_t)state->data.tokens,
+                                      "formats", state->data.formats));
+    snprintf(path, sizeof path, "%s/" SPW_MANIFEST_FILE, job->partial);
+    text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
+    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writing %s", path) : spw_file_write_text(path, text, err);
+    free(text);
+    json_decref(root);
+    return st;
+}
+
+/* From here on the checkpoint is complete, or what there is of it goes. The manifest comes last. */
+static spw_status
+complete(spw_checkpoint_job *job, spw_error *err)
+{
+    char path[NAME_BYTES + 64];
+    SPW_TRY(spw_st_writer_commit(job->model, err));
+    SPW_TRY(spw_st_writer_commit(job->optimizer, err));
+    snprintf(path, sizeof path, "%s/config.json",
+             job->partial); /* Hugging Face's, so that the folder loads elsewhere */
+    SPW_TRY(spw_file_write_text(path, job->model_config, err));
+    if (job->adapter != NULL) {
+        SPW_TRY(spw_st_writer_commit(job->adapter, err));
+        snprintf(path, sizeof path, "%s/" SPW_ADAPTER_CONFIG_FILE, job->partial);
+        SPW_TRY(spw_file_write_text(path, job->adapter_config, err));
+    }
+    SPW_TRY(write_manifest(job, err));
+    SPW_TRY(spw_dir_sync(job->partial, err));
+    SPW_TRY(spw__checkpoint_place(job->dir, job->partial, job->final, err));
+    spw__checkpoint_trim(job->dir, job->state.step, job->keep);
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- the job */
+
+static void *
+job_main(void *arg)
+{
+    spw_checkpoint_job *job = arg;
+    spw_error err = {0};
+    (void)pthread_setname_np(pthread_self(), "spw-save");
+    pthread_mutex_lock(&job->lock);
+    while (job->chunks_left > 0 && !job->given_up)
+        pthread_cond_wait(&job->cond, &job->lock);
+    err = job->error;
+    pthread_mutex_unlock(&job->lock);
+    if (err.status == SPW_OK)
+        (void)complete(job, &err);
+    pthread_mutex_lock(&job->lock);
+    if (err.status != SPW_OK)
+        spw_error_keep_first(&job->error, &err);
+    job->done = true;
+    pthread_mutex_unlock(&job->lock);
+    return NULL;
+}
+
+/* What the thread does not need any more, or what there was before it. */
+static void
+release(spw_checkpoint_job *job, bool remove)
+{
+    spw_error ignored = {0}; /* the first error is the one to tell */
+    spw_st_writer_destroy(job->model);
+    spw_st_writer_destroy(job->optimizer);
+    spw_st_writer_destroy(job->adapter);
+    spw_mem_free(job->rank);
+    free(job->adapter_config);
+    if (remove && access(job->partial, F_OK) == 0)
+        (void)spw_dir_remove(job->partial, &ignored);
+    spw_mem_free(job->config);
+    spw_mem_free(job->model_config);
+    pthread_mutex_destroy(&job->lock);
+    pthread_cond_destroy(&job->cond);
+    spw_mem_free(job);
+}
+
+static spw_status
+prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
+{
+    int rc;
+    job->config = spw_config_dump(config);
+    job->model_config = spw_hf_config_text(&spw_engine_model(job->e)->config, spw_state_weight_dtype(job->format));
+    if (spw_engine_model(job->e)->lora.rank > 0) {
+        json_t *adapters = spw__adapter_config(spw_engine_model(job->e), config);
+        job->adapter_config = json_dumps(adapters, JSON_INDENT(2));
+        json_decref(adapters);
+        if (job->adapter_config == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "adapter_config.json");
+    }
+    if (job->config == NULL || job->model_config == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
+    SPW_TRY(spw_dir_make(job->dir, err));
+    if (access(job->partial, F_OK) == 0)
+        SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */
+    SPW_TRY(spw_dir_make(job->partial, err));
+    SPW_TRY(open_writers(job, err));
+    rc = pthread_create(&job->thread, NULL, job_main, job);
+    return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "start of the thread that saves");
+}
+
+spw_status
+spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *config, const char *dir,
+                     const spw_checkpoint_state *state, spw_error *err)
+{
+    spw_checkpoint_job *job = spw_mem_zalloc(sizeof *job);
+    spw_error own = {0};
+    spw_status st;
+    *out = NULL;
+    if (job == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    job->e = e;
+    job->format = spw__engine_format(e);
+    job->rule = spw__engine_optimizer(e);
+    job->state = *state;
+    job->keep = config->run.keep_last;
+    job->chunks_left = spw_engine_layout(e)->chunk_count;
+    snprintf(job->dir, sizeof job->dir, "%.900s", dir);
+    snprintf(job->final, sizeof job->final, "%.900s/step-%llu", dir, (unsigned long long)state->step);
+    snprintf(job->partial, sizeof job->partial, "%.1000s.partial", job->final);
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->cond, NULL);
+    st = prepare(job, config, err);
+    if (st != SPW_OK) {
+        spw_error_wrap(err, "saving checkpoint %s", job->final);
+        release(job, true);
+        return st;
+    }
+    if (spw_store_snapshot_begin(spw_engine_store(e), spw__engine_generations(e), take_chunk, job, &own) != SPW_OK) {
+        keep_error(job, &own);
+        pthread_mutex_lock(&job->lock);
+        job->given_up = true;
+        pthread_cond_signal(&job->cond);
+        pthread_mutex_unlock(&job->lock);
+        pthread_join(job->thread, NULL);
+        release(job, true);
+        if (err != NULL)
+            *err = own;
+        return own.status;
+    }
+    *out = job;
+    return SPW_OK;
+}
+
+bool
+spw_checkpoint_done(spw_checkpoint_job *job)
+{
+    bool done;
+    pthread_mutex_lock(&job->lock);
+    done = job->done;
+    pthread_mutex_unlock(&job->lock);
+    return done;
+}
+
+spw_status
+spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
+{
+    spw_error own = {0};
+    spw_status st;
+    bool left;
+    if (job == NULL)
+        return SPW_OK;
+    pthread_mutex_lock(&job->lock);
+    left = job->chunks_left > 0;
+    pthread_mutex_unlock(&job->lock);
+    if (left)
+        (void)spw_engine_drain(job->e, &own); /* what is read now belongs to no step */
+    if (spw_store_snapshot_finish(spw_engine_store(job->e), &own) != SPW_OK && own.status != SPW_OK) {
+        pthread_mutex_lock(&job->lock);
+        if (job->chunks_left > 0)
+            spw_error_keep_first(&job->error, &own);
+        job->given_up = true;
+        pthread_cond_signal(&job->cond);
+        pthread_mutex_unlock(&job->lock);
+    }
+    pthread_join(job->thread, NULL);
+    st = job->error.status;
+    if (st != SPW_OK && err != NULL) {
+        *err = job->error;
+        spw_error_wrap(err, "saving checkpoint %s", job->final);
+    } else if (st == SPW_OK && path_out != NULL) {
+        snprintf(path_out, SPW_PATH_BYTES, "%.1000s", job->final);
+    }
+    release(job, st != SPW_OK);
+    return st;
+}
+
+spw_status
+spw_checkpoint_save(spw_engine *e, const spw_config *config, const char *dir, const spw_checkpoint_state *state,
+                    char *path_out, spw_error *err)
+{
+    spw_checkpoint_job *job;
+    SPW_TRY(spw_checkpoint_begin(&job, e, config, dir, state, err));
+    return spw_checkpoint_finish(job, path_out, err);
+}
