@@ -94,8 +94,8 @@ streams_of(const run *r, const share *s, stream out[STREAMS_MAX])
     return k;
 }
 
-/* Built for what the CPU has, as the kernels are. */
-#if defined(__x86_64__) && !defined(__clang__)
+/* Built for what the CPU has, as the kernels are. Its choice is made before ThreadSanitizer is there to watch it. */
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define EACH_ISA __attribute__((target_clones("default", "avx2", "avx512f"), noinline))
 #else
 #define EACH_ISA __attribute__((noinline))

@@ -8,6 +8,7 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3, EXIT_PAU
 
 int cli_train(int argc, char **argv);
 int cli_generate(int argc, char **argv);
+int cli_eval(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_io(int argc, char **argv);   /* argv[0] is "io" */
@@ -29,9 +30,34 @@ const char *cli_value(const char *command, int argc, char **argv, int *i);
 bool cli_number(const char *text, uint64_t *out);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */
 void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan);
-/* Draws text from a checkpoint; used by generate and at the end of the demo. */
-int cli_sample(const char *checkpoint, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
-               uint64_t seed);
+
+/* Where weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times). */
+typedef struct cli_place {
+    uint64_t host_memory, device_memory; /* 0: not given */
+    const char *nvme[SPW_PATHS_MAX];
+    uint32_t nvme_count;
+} cli_place;
+/* Takes argv[*i] if it is one of them: EXIT_DONE, or EXIT_USAGE after a message; -1: it is not. */
+int cli_place_option(const char *command, cli_place *place, int argc, char **argv, int *i);
+void cli_place_apply(const cli_place *place, spw_config *config);
+
+/* How text becomes tokens and tokens text. */
+typedef struct cli_text {
+    spw_tokenizer *tokenizer; /* NULL: bytes */
+    bool numbers;             /* tokens are written as numbers */
+    uint64_t vocab;
+    int32_t begin, end; /* the tokenizer's; -1: none */
+} cli_text;
+/*
+ * The tokenizer for these weights (SPW_PATH_BYTES), "" for bytes: the one asked for, the one in their folder, or the one
+ * that a checkpoint was trained with. False: there is none, and bytes do not fit the vocabulary.
+ */
+bool cli_text_find(char *out, const spw_weights *weights, const char *asked);
+spw_status cli_text_open(cli_text *text, const spw_weights *weights, const char *asked, spw_error *err);
+void cli_text_close(cli_text *text);
+spw_status cli_text_encode(const cli_text *text, const char *bytes, spw_tokens *out, spw_error *err);
+/* The bytes of one token, in room or the tokenizer's; numbers have a comma before them. */
+const char *cli_text_decode(const cli_text *text, int32_t id, char room[16], uint64_t *bytes_out);
 /* "release", "checked", "debug", "asan" or "tsan": a benchmark's header names it. */
 const char *cli_build_name(void);
 

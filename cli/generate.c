@@ -1,151 +1,399 @@
-/* spillway generate: draws tokens from a checkpoint. Weights come from host memory; bytes are tokens. */
+/*
+ * spillway generate: draws tokens from a checkpoint or a Hugging Face folder, for one prompt or many at once. Prompts take
+ * slots of the generator; one that has ended gives its slot to the next. A single prompt's text is shown as it is drawn.
+ */
 #include "cli.h"
-#include <math.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* One token from logits (V): temperature, top-k, and a uniform number in [0, 1). */
-static int32_t
-pick(float *logits, uint64_t V, double temperature, uint64_t top_k, float uniform)
+enum { SLOTS_MAX = 16, PROMPTS_MAX = 4096, PIECE_MAX = 512, LINE_BYTES_MAX = 1 << 20 };
+
+typedef enum { RUNNING, STOP_TOKENS, STOP_END } stop;
+
+typedef struct text {
+    char *prompt;
+    spw_tokens tokens; /* of the prompt, then what was drawn */
+    uint64_t prompt_count;
+    uint32_t slot;
+    stop why;
+} text;
+
+typedef struct job {
+    /* What was asked for. */
+    const char *path, *tokenizer;
+    cli_place place;
+    text texts[PROMPTS_MAX];
+    uint64_t text_count, tokens;
+    spw_sampling how;
+    bool json, numbers;
+    /* What it became. */
+    spw_weights weights;
+    cli_text words;
+    spw_model *model;
+    spw_generator *g;
+    uint64_t positions;
+} job;
+
+/* ---------------------------------------------------------------- what is printed */
+
+static void
+show_tokens(const job *j, const int32_t *ids, uint64_t count, bool first)
 {
-    double sum = 0, at;
-    float max = -INFINITY, cut = -INFINITY;
-    int32_t best = 0;
-    for (uint64_t i = 0; i < V; i++) {
-        if (logits[i] > max) {
-            max = logits[i];
-            best = (int32_t)i;
+    for (uint64_t i = 0; i < count; i++) {
+        char room[16];
+        uint64_t bytes;
+        const char *s = cli_text_decode(&j->words, ids[i], room, &bytes);
+        if (first && i == 0 && j->numbers) {
+            s++;
+            bytes--;
         }
+        fwrite(s, 1, bytes, stdout);
     }
-    if (temperature <= 0)
-        return best;
-    if (top_k > 0 && top_k < V) { /* the k-th largest, by k passes: k is small */
-        cut = INFINITY;
-        for (uint64_t k = 0; k < top_k; k++) {
-            float next = -INFINITY;
-            for (uint64_t i = 0; i < V; i++) {
-                if (logits[i] < cut && logits[i] > next)
-                    next = logits[i];
+    fflush(stdout);
+}
+
+/* Text as JSON: bytes that are not UTF-8 become U+FFFD. */
+static json_t *
+json_text(const job *j, const int32_t *ids, uint64_t count)
+{
+    json_t *s;
+    char *bytes;
+    uint64_t n = 0, all = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        char room[16];
+        (void)cli_text_decode(&j->words, ids[i], room, &n);
+        all += n;
+    }
+    bytes = spw_mem_calloc(3 * all + 1, 1);
+    if (bytes == NULL)
+        return json_null();
+    all = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        char room[16];
+        const char *part = cli_text_decode(&j->words, ids[i], room, &n);
+        memcpy(bytes + all, part, n);
+        all += n;
+    }
+    s = json_stringn(bytes, all);
+    if (s == NULL) { /* not UTF-8: what is above ASCII is replaced, byte by byte */
+        uint64_t end = 3 * all;
+        for (uint64_t i = all; i-- > 0;) {
+            bool plain = (unsigned char)bytes[i] < 128;
+            end -= plain ? 1 : 3;
+            if (plain)
+                bytes[end] = bytes[i];
+            else
+                memcpy(bytes + end, "\xef\xbf\xbd", 3);
+        }
+        s = json_stringn(bytes + end, 3 * all - end);
+    }
+    spw_mem_free(bytes);
+    return s != NULL ? s : json_null();
+}
+
+static void
+show_json(const job *j, const text *t)
+{
+    static const char *const why[] = {"", "tokens", "end"};
+    json_t *o = json_object(), *ids = json_array();
+    char *line;
+    for (uint64_t i = t->prompt_count; i < t->tokens.count; i++)
+        json_array_append_new(ids, json_integer(t->tokens.ids[i]));
+    json_object_set_new(o, "prompt", json_string(t->prompt));
+    json_object_set_new(o, "prompt_tokens", json_integer((json_int_t)t->prompt_count));
+    if (!j->numbers)
+        json_object_set_new(o, "text",
+                            json_text(j, t->tokens.ids + t->prompt_count, t->tokens.count - t->prompt_count));
+    json_object_set_new(o, "tokens", ids);
+    json_object_set_new(o, "stop", json_string(why[t->why]));
+    line = json_dumps(o, JSON_COMPACT);
+    puts(line != NULL ? line : "{}");
+    free(line);
+    json_decref(o);
+}
+
+static void
+show(const job *j, const text *t, uint64_t number)
+{
+    if (j->json) {
+        show_json(j, t);
+        return;
+    }
+    if (j->text_count == 1)
+        putchar('\n'); /* the rest has been shown */
+    else {
+        printf("--- %llu\n", (unsigned long long)number);
+        fputs(t->prompt, stdout);
+        show_tokens(j, t->tokens.ids + t->prompt_count, t->tokens.count - t->prompt_count, false);
+        putchar('\n');
+    }
+}
+
+/* ---------------------------------------------------------------- the loop */
+
+static bool
+ends(const job *j, int32_t id)
+{
+    bool end = id == j->words.end;
+    for (uint32_t i = 0; i < j->weights.end_token_count; i++)
+        end = end || id == j->weights.end_tokens[i];
+    return end;
+}
+
+/*
+ * Feeds what the slot has not seen. A sequence that is as long as it can be goes on from the last half of its positions, as a
+ * prompt of its own.
+ */
+static spw_status
+feed(job *j, text *t, uint64_t count, spw_error *err)
+{
+    if (spw_generator_length(j->g, t->slot) + count > j->positions) {
+        spw_generator_clear(j->g, t->slot);
+        count = j->positions > 1 ? j->positions / 2 : 1;
+    }
+    return spw_generator_feed(j->g, t->slot, t->tokens.ids + t->tokens.count - count, count, err);
+}
+
+/* Takes the next token of a text whose logits are there. */
+static spw_status
+advance(job *j, text *t, spw_error *err)
+{
+    int32_t id;
+    SPW_TRY(spw_generator_draw(j->g, t->slot, &j->how, &id, err));
+    if (ends(j, id)) {
+        t->why = STOP_END;
+        return SPW_OK;
+    }
+    SPW_TRY(spw_tokens_push(&t->tokens, id, err));
+    if (j->text_count == 1 && !j->json)
+        show_tokens(j, &id, 1, false);
+    if (t->tokens.count - t->prompt_count == j->tokens) {
+        t->why = STOP_TOKENS;
+        return SPW_OK;
+    }
+    return feed(j, t, 1, err);
+}
+
+static spw_status
+run(job *j, uint32_t slots, spw_error *err)
+{
+    text *in_slot[SLOTS_MAX] = {NULL};
+    uint64_t next = 0, shown = 0;
+    if (j->text_count == 1 && !j->json)
+        fputs(j->texts[0].prompt, stdout);
+    while (shown < j->text_count) {
+        for (uint32_t i = 0; i < slots && next < j->text_count; i++) {
+            if (in_slot[i] != NULL)
+                continue;
+            in_slot[i] = &j->texts[next++];
+            in_slot[i]->slot = i;
+            spw_generator_clear(j->g, i);
+            if (j->tokens == 0)
+                in_slot[i]->why = STOP_TOKENS;
+            else
+                SPW_TRY(feed(j, in_slot[i], in_slot[i]->prompt_count, err));
+        }
+        SPW_TRY(spw_generator_forward(j->g, err));
+        for (uint32_t i = 0; i < slots; i++) {
+            if (in_slot[i] != NULL && spw_generator_logits(j->g, i) != NULL)
+                SPW_TRY(advance(j, in_slot[i], err));
+            if (in_slot[i] != NULL && in_slot[i]->why != RUNNING) {
+                spw_generator_clear(j->g, i);
+                in_slot[i] = NULL;
             }
-            cut = next;
         }
+        for (; shown < next && j->texts[shown].why != RUNNING; shown++) /* in the order of the prompts */
+            show(j, &j->texts[shown], shown + 1);
     }
-    for (uint64_t i = 0; i < V; i++)
-        sum += logits[i] >= cut ? exp(((double)logits[i] - (double)max) / temperature) : 0;
-    at = (double)uniform * sum;
-    for (uint64_t i = 0; i < V; i++) {
-        if (logits[i] < cut)
-            continue;
-        at -= exp(((double)logits[i] - (double)max) / temperature);
-        if (at < 0)
-            return (int32_t)i;
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- what is asked for */
+
+static spw_status
+encode_all(job *j, uint64_t *longest, spw_error *err)
+{
+    uint64_t limit = j->weights.config.model.positions;
+    *longest = 0;
+    for (uint64_t i = 0; i < j->text_count; i++) {
+        text *t = &j->texts[i];
+        SPW_TRY(cli_text_encode(&j->words, t->prompt, &t->tokens, err));
+        t->prompt_count = t->tokens.count;
+        for (uint64_t k = 0; k < t->prompt_count; k++) {
+            if ((uint64_t)t->tokens.ids[k] >= j->weights.config.model.vocab)
+                return SPW_RAISE(err, SPW_EINVAL, "prompt %llu: token %d is outside the vocabulary of %llu",
+                                 (unsigned long long)(i + 1), t->tokens.ids[k],
+                                 (unsigned long long)j->weights.config.model.vocab);
+        }
+        if (t->prompt_count == 0)
+            return SPW_RAISE(err, SPW_EINVAL, "prompt %llu has no tokens", (unsigned long long)(i + 1));
+        if (t->prompt_count > limit)
+            return SPW_RAISE(err, SPW_EINVAL, "prompt %llu has %llu tokens, the model has %llu positions",
+                             (unsigned long long)(i + 1), (unsigned long long)t->prompt_count,
+                             (unsigned long long)limit);
+        *longest = t->prompt_count > *longest ? t->prompt_count : *longest;
     }
-    return best;
+    return SPW_OK;
+}
+
+static spw_status
+open_all(job *j, uint32_t *slots, spw_error *err)
+{
+    uint64_t longest, limit, piece;
+    SPW_TRY(spw_weights_find(&j->weights, j->path, err));
+    cli_place_apply(&j->place, &j->weights.config);
+    if (j->numbers)
+        j->words = (cli_text){.numbers = true, .begin = -1, .end = -1};
+    else
+        SPW_TRY(cli_text_open(&j->words, &j->weights, j->tokenizer, err));
+    SPW_TRY(encode_all(j, &longest, err));
+    limit = j->weights.config.model.positions;
+    j->positions = longest + j->tokens < limit ? longest + j->tokens : limit;
+    piece = j->weights.is_checkpoint ? j->weights.config.data.seq_length : PIECE_MAX;
+    *slots = j->text_count < SLOTS_MAX ? (uint32_t)j->text_count : SLOTS_MAX;
+    SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));
+    SPW_TRY(spw_generator_create(&j->g,
+                                 &(spw_generator_options){.config = &j->weights.config,
+                                                          .model = j->model,
+                                                          .slots = *slots,
+                                                          .positions = j->positions,
+                                                          .piece = piece},
+                                 err));
+    return spw_weights_load(&j->weights, spw_generator_engine(j->g), err);
 }
 
 static int
-sample(spw_engine *e, const spw_config *config, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
-       uint64_t seed, spw_error *err)
+add_prompt(job *j, const char *prompt, size_t bytes)
 {
-    uint64_t prompt_bytes = strlen(prompt), V = config->model.vocab, T = config->data.seq_length;
-    int32_t *text = spw_mem_calloc(prompt_bytes + tokens, sizeof *text);
-    float *logits = spw_mem_calloc(V, sizeof *logits);
+    text *t = &j->texts[j->text_count];
+    if (j->text_count == PROMPTS_MAX)
+        return cli_usage("generate", "more than %d prompts", PROMPTS_MAX);
+    if (bytes == 0)
+        return cli_usage("generate", "prompt %llu is empty", (unsigned long long)(j->text_count + 1));
+    t->prompt = spw_mem_zalloc(bytes + 1);
+    if (t->prompt == NULL)
+        return cli_fail(&(spw_error){.status = SPW_ENOMEM, .message = "no memory for the prompts"});
+    memcpy(t->prompt, prompt, bytes);
+    j->text_count++;
+    return EXIT_DONE;
+}
+
+/* A prompt a line; empty lines are passed over. */
+static int
+read_prompts(job *j, const char *path)
+{
+    spw_error err = {0};
+    char *all;
     int rc = EXIT_DONE;
-    if (text == NULL || logits == NULL)
-        rc = cli_fail(&(spw_error){.status = SPW_ENOMEM, .message = "no memory for the text"});
-    for (uint64_t i = 0; rc == EXIT_DONE && i < prompt_bytes; i++) {
-        text[i] = (unsigned char)prompt[i];
-        if ((uint64_t)text[i] >= V)
-            rc = cli_usage("generate", "byte %d of the prompt is outside the vocabulary of %llu", text[i],
-                           (unsigned long long)V);
+    if (spw_file_read_text(path, LINE_BYTES_MAX * 64ull, &all, &err) != SPW_OK)
+        return cli_fail(&err);
+    for (char *line = all, *end; rc == EXIT_DONE && *line != '\0'; line = *end != '\0' ? end + 1 : end) {
+        end = line + strcspn(line, "\n");
+        if (end > line)
+            rc = add_prompt(j, line, (size_t)(end - line));
     }
-    if (rc == EXIT_DONE)
-        fputs(prompt, stdout);
-    for (uint64_t i = prompt_bytes; rc == EXIT_DONE && i < prompt_bytes + tokens; i++) {
-        uint64_t first = i > T ? i - T : 0;
-        uint32_t r[4];
-        if (spw_engine_logits(e, text + first, i - first, logits, err) != SPW_OK) {
-            rc = cli_fail(err);
-            break;
-        }
-        spw_philox(seed, 0x67656e, i, r);
-        text[i] = pick(logits, V, temperature, top_k, spw_uniform_f32(r[0]));
-        putchar(text[i] < 256 ? text[i] : '?');
-        fflush(stdout);
-    }
-    if (rc == EXIT_DONE)
-        putchar('\n');
-    spw_mem_free(text);
-    spw_mem_free(logits);
+    spw_mem_free(all);
     return rc;
 }
 
-int
-cli_sample(const char *checkpoint, const char *prompt, uint64_t tokens, double temperature, uint64_t top_k,
-           uint64_t seed)
+static int
+read_option(job *j, const char *name, const char *value)
 {
-    static spw_config config; /* large */
-    char path[SPW_PATH_BYTES];
-    spw_model *model = NULL;
-    spw_engine *e = NULL;
-    spw_error err = {0};
-    int rc;
-    spw_status st = spw_checkpoint_find(checkpoint, path, &err);
-    if (st == SPW_OK)
-        st = spw_checkpoint_read_config(path, &config, NULL, &err);
-    if (st == SPW_OK)
-        st = spw_model_from_config(&model, &config, &err);
-    if (st == SPW_OK) { /* only weights are needed: host memory, no budget, no swap files */
-        config.zero.offload_param = SPW_TIER_HOST;
-        config.zero.offload_optimizer = SPW_TIER_HOST;
-        config.run.host_memory = config.run.device_memory = SPW_AUTO;
-        config.run.eval_batches = 1;
-        st = spw_engine_create(
-            &e, &(spw_engine_options){.config = &config, .model = model, .inference = true, .sequences = 1}, &err);
+    char *end;
+    double number = strtod(value, &end);
+    bool is_number = end != value && *end == '\0';
+    if (strcmp(name, "--prompt") == 0)
+        return add_prompt(j, value, strlen(value));
+    if (strcmp(name, "--prompts") == 0)
+        return read_prompts(j, value);
+    if (strcmp(name, "--tokenizer") == 0) {
+        j->tokenizer = value;
+        return EXIT_DONE;
     }
-    if (st == SPW_OK)
-        st = spw_checkpoint_load(e, path, &err);
-    rc = st != SPW_OK ? cli_fail(&err) : sample(e, &config, prompt, tokens, temperature, top_k, seed, &err);
-    spw_engine_destroy(e);
-    spw_model_destroy(model);
-    return rc;
+    if (strcmp(name, "--temperature") == 0) {
+        if (!is_number || !(number >= 0) || number > 100)
+            return cli_usage("generate", "--temperature %s is not a number from 0 to 100", value);
+        j->how.temperature = number;
+        return EXIT_DONE;
+    }
+    if (strcmp(name, "--top-p") == 0) {
+        if (!is_number || !(number > 0) || number > 1)
+            return cli_usage("generate", "--top-p %s is not a number above 0 and at most 1", value);
+        j->how.top_p = number;
+        return EXIT_DONE;
+    }
+    if (!cli_number(value, strcmp(name, "--tokens") == 0  ? &j->tokens
+                           : strcmp(name, "--top-k") == 0 ? &j->how.top_k
+                                                          : &j->how.seed))
+        return cli_usage("generate", "%s %s is not a whole number", name, value);
+    return EXIT_DONE;
+}
+
+static int
+read_options(job *j, int argc, char **argv)
+{
+    static const char *const with_value[] = {"--prompt", "--prompts", "--tokens", "--temperature",
+                                             "--top-k",  "--top-p",   "--seed",   "--tokenizer"};
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value;
+        bool known = false;
+        int rc = cli_place_option("generate", &j->place, argc, argv, &i);
+        if (rc >= 0) {
+            if (rc != EXIT_DONE)
+                return rc;
+            continue;
+        }
+        if (strcmp(name, "--json") == 0 || strcmp(name, "--ids") == 0) {
+            *(strcmp(name, "--json") == 0 ? &j->json : &j->numbers) = true;
+            continue;
+        }
+        if (name[0] != '-') {
+            if (j->path != NULL)
+                return cli_usage("generate", "one checkpoint at a time, got %s too", name);
+            j->path = name;
+            continue;
+        }
+        for (size_t k = 0; k < sizeof with_value / sizeof with_value[0]; k++)
+            known = known || strcmp(name, with_value[k]) == 0;
+        if (!known)
+            return cli_usage("generate", "unknown option %s", name);
+        if ((value = cli_value("generate", argc, argv, &i)) == NULL)
+            return EXIT_USAGE;
+        if ((rc = read_option(j, name, value)) != EXIT_DONE)
+            return rc;
+    }
+    if (j->path == NULL || j->text_count == 0)
+        return cli_usage("generate", "a checkpoint or a folder, and a --prompt of at least one byte, are needed");
+    if (j->tokens > 1000000)
+        return cli_usage("generate", "--tokens %llu is more than 1000000", (unsigned long long)j->tokens);
+    return EXIT_DONE;
 }
 
 int
 cli_generate(int argc, char **argv)
 {
-    const char *checkpoint = NULL, *prompt = NULL;
-    uint64_t tokens = 200, top_k = 0, seed = 1;
-    double temperature = 0.8;
-    for (int i = 1; i < argc; i++) {
-        const char *name = argv[i], *value;
-        if (name[0] != '-') {
-            if (checkpoint != NULL)
-                return cli_usage("generate", "one checkpoint at a time, got %s too", name);
-            checkpoint = name;
-            continue;
-        }
-        if (strcmp(name, "--prompt") != 0 && strcmp(name, "--tokens") != 0 && strcmp(name, "--temperature") != 0 &&
-            strcmp(name, "--top-k") != 0 && strcmp(name, "--seed") != 0)
-            return cli_usage("generate", "unknown option %s", name);
-        if ((value = cli_value("generate", argc, argv, &i)) == NULL)
-            return EXIT_USAGE;
-        if (strcmp(name, "--prompt") == 0) {
-            prompt = value;
-        } else if (strcmp(name, "--temperature") == 0) {
-            char *end;
-            temperature = strtod(value, &end);
-            if (end == value || *end != '\0' || !(temperature >= 0) || temperature > 100)
-                return cli_usage("generate", "--temperature %s is not a number from 0 to 100", value);
-        } else {
-            uint64_t *to = strcmp(name, "--tokens") == 0 ? &tokens : strcmp(name, "--top-k") == 0 ? &top_k : &seed;
-            if (!cli_number(value, to))
-                return cli_usage("generate", "%s %s is not a whole number", name, value);
-        }
+    static job j; /* large */
+    spw_error err = {0};
+    uint32_t slots = 0;
+    spw_status st;
+    int rc;
+    j.tokens = 200;
+    j.how = (spw_sampling){.temperature = 0.8, .top_p = 1, .seed = 1};
+    rc = read_options(&j, argc, argv);
+    if (rc == EXIT_DONE) {
+        st = open_all(&j, &slots, &err);
+        if (st == SPW_OK)
+            st = run(&j, slots, &err);
+        if (st != SPW_OK)
+            rc = cli_fail(&err);
     }
-    if (checkpoint == NULL || prompt == NULL || prompt[0] == '\0')
-        return cli_usage("generate", "a checkpoint and a --prompt of at least one byte are needed");
-    if (tokens > 1000000)
-        return cli_usage("generate", "--tokens %llu is more than 1000000", (unsigned long long)tokens);
-    return cli_sample(checkpoint, prompt, tokens, temperature, top_k, seed);
+    spw_generator_destroy(j.g);
+    spw_model_destroy(j.model);
+    cli_text_close(&j.words);
+    for (uint64_t i = 0; i < j.text_count; i++) {
+        spw_mem_free(j.texts[i].prompt);
+        spw_tokens_free(&j.texts[i].tokens);
+    }
+    return rc;
 }

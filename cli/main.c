@@ -11,7 +11,8 @@ static const char usage[] =
     "\n"
     "  spillway train CONFIG.json [--set a.b=c ...] [--resume DIR] [--trace FILE] [--quiet]\n"
     "  spillway plan CONFIG.json       where every byte will live, what a step moves, how long it takes, and why\n"
-    "  spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "  spillway generate CKPT|DIR --prompt TEXT ...   text from a checkpoint or a Hugging Face folder\n"
+    "  spillway eval CKPT|DIR --data PATH...           its loss and perplexity on data\n"
     "  spillway export SRC --to DIR    a Hugging Face folder from a checkpoint, another folder or llm.c weights "
     "(import: the same)\n"
     "  spillway inspect PATH           tensors of a safetensors file, a Hugging Face folder or a checkpoint\n"
@@ -59,14 +60,50 @@ static const char plan_usage[] =
     "  --ranks LIST   numbers of data-parallel ranks (default 1,4,16,64,256,1024)\n"
     "  --mp LIST      degrees of model parallelism (default 1)\n";
 
+#define PLACE_USAGE                                                                                                    \
+    "  --host-memory BYTES    budget for host memory: with --nvme, what it holds is not read again and again\n"        \
+    "  --device-memory BYTES  budget for the device, working memory and keys and values included\n"                    \
+    "  --nvme DIR             weights are in a swap file there and read when they are used; may be given several "     \
+    "times\n"
+
 static const char generate_usage[] =
-    "spillway generate CKPT --prompt TEXT [--tokens N] [--temperature T] [--top-k K] [--seed S]\n"
+    "spillway generate CKPT|DIR --prompt TEXT [--prompt TEXT ... | --prompts FILE] [--tokens N] [--temperature T]\n"
+    "                  [--top-k K] [--top-p P] [--seed S] [--tokenizer DIR] [--ids] [--json]\n"
+    "                  [--host-memory BYTES] [--device-memory BYTES] [--nvme DIR]\n"
+    "\n"
+    "Draws text. A prompt's text is the same alone and beside others, and wherever the weights are. Text ends at the "
+    "model's\n"
+    "end-of-text token; one that is longer than the model's positions goes on from the last half of them.\n"
     "\n"
     "  CKPT             a checkpoint, or a folder of checkpoints (the newest complete one)\n"
+    "  DIR              a folder with config.json and safetensors\n"
+    "  --prompt TEXT    what to go on from; several run together\n"
+    "  --prompts FILE   one on each line\n"
     "  --tokens N       how many tokens to draw (default 200)\n"
     "  --temperature T  0 takes the likeliest token (default 0.8)\n"
     "  --top-k K        draws among the K likeliest only (default 0: all)\n"
-    "  --seed S         the same seed gives the same text (default 1)\n";
+    "  --top-p P        and among the fewest whose probabilities add up to P (default 1: all)\n"
+    "  --seed S         the same seed gives the same text (default 1)\n"
+    "  --tokenizer DIR  a tokenizer.json, or vocab.json with merges.txt (default: in DIR, else bytes)\n"
+    "  --ids            prompts and text are token numbers, such as 5,17,2\n"
+    "  --json           one JSON object for each prompt\n" PLACE_USAGE;
+
+static const char eval_usage[] =
+    "spillway eval CKPT|DIR --data PATH... [--seq-length N] [--batches N] [--batch-size N] [--format F]\n"
+    "              [--text-field F] [--tokenizer DIR] [--json] [--host-memory BYTES] [--device-memory BYTES]\n"
+    "              [--nvme DIR]\n"
+    "\n"
+    "Mean loss and perplexity (its exponential) over data in any format that train reads. Whole sequences count.\n"
+    "\n"
+    "  --data PATH      files or globs; may be given several times\n"
+    "  --seq-length N   tokens of a sequence (default: the checkpoint's; of a folder the positions, at most 1024)\n"
+    "  --batches N      stops after N batches, drawn from all sequences in the order of the data's seed (default: "
+    "all)\n"
+    "  --batch-size N   sequences that are computed together (default: the checkpoint's micro-batch, else 1)\n"
+    "  --format F       auto, text, llm.c, megatron or jsonl (default auto)\n"
+    "  --text-field F   of JSON lines\n"
+    "  --tokenizer DIR  as of generate\n"
+    "  --json           one JSON object\n" PLACE_USAGE;
 
 static const char export_usage[] =
     "spillway export SRC --to DIR [--dtype fp32|bf16|fp16] [--shard-size BYTES]\n"
@@ -240,6 +277,8 @@ help(const char *command)
         fputs(plan_usage, stdout);
     else if (strcmp(command, "generate") == 0)
         fputs(generate_usage, stdout);
+    else if (strcmp(command, "eval") == 0)
+        fputs(eval_usage, stdout);
     else if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
         fputs(export_usage, stdout);
     else if (strcmp(command, "inspect") == 0)
@@ -295,6 +334,8 @@ main(int argc, char **argv)
         return cli_plan(argc - 1, argv + 1);
     if (strcmp(command, "generate") == 0)
         return cli_generate(argc - 1, argv + 1);
+    if (strcmp(command, "eval") == 0)
+        return cli_eval(argc - 1, argv + 1);
     if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
         return cli_export(argc - 1, argv + 1);
     if (strcmp(command, "inspect") == 0)

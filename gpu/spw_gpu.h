@@ -107,6 +107,7 @@ enum {
     SPW_OP_W_IN_OUT = 1, /* linear: w is (K, N), y = x w; default (N, K), y = x w^T */
     SPW_OP_ACC_DX = 2,   /* dx (or da, dgate...) is added to */
     SPW_OP_ACC_DX2 = 4,  /* the second input's gradient (db, dup) is added to */
+    SPW_OP_BY_ROW = 8,   /* linear: a row of y has the same bits whatever M is; for a few rows at a time */
 };
 
 void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
@@ -148,6 +149,9 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *d
  */
 void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
                   uint64_t D, int sign);
+/* The same forward, where row i has position places[i] (device memory). */
+void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+                     uint64_t H, uint64_t D);
 
 /*
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
@@ -168,6 +172,24 @@ void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query,
 void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
                                 const float *lse, const act *query, const act *key, const act *value,
                                 const spw_attention_shape *shape);
+
+/*
+ * Attention of new tokens that reads the keys and values of those before from a cache. Sequence b of the shape has T new
+ * tokens, at positions starts[b] to starts[b] + T - 1; those before are in the cache already, the new ones' keys and values are
+ * put there first. So one call takes one sequence's prompt, or a piece of it, or one token each of many sequences.
+ *   key, value  (slots, capacity, Hk D) in/out  position p of sequence b is row slots[b] capacity + p
+ *   slots       (B) in   one of its own for each sequence
+ *   starts      (B) in   starts[b] + T is at most capacity
+ * new_key, new_value as key and value of spw_gpu_attention(); the window counts positions as there. A sequence's rows have the
+ * same bits whatever else is in the call; with starts 0 they are those of spw_gpu_attention().
+ */
+typedef struct spw_attention_cache {
+    act *key, *value;
+    uint64_t capacity;
+    const int32_t *slots, *starts; /* device memory */
+} spw_attention_cache;
+void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
+                              const spw_attention_cache *cache, const spw_attention_shape *shape);
 /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
 void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
 void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);

@@ -41,6 +41,7 @@ struct spw_engine {
     spw_plan plan;
     spw_tape *tape;
     uint64_t B, T, rows;
+    uint64_t cache_slots, cache_positions; /* generation: B is the slots, T the longest piece of a prompt; else 0 */
     uint32_t micro_max, group_max, chain_max;
     uint64_t target_count; /* of this step: positions with a target */
     /* Device memory. */
@@ -48,7 +49,8 @@ struct spw_engine {
     char *arena;
     uint64_t arena_bytes;
     float *cos_sin, *losses;
-    int32_t *tokens, *targets, *places;
+    int32_t *tokens, *targets, *places, *slots, *starts;
+    float *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from c = 1 to the last but one.
      * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
@@ -223,12 +225,15 @@ batch_of(const spw_engine *e, uint32_t micro)
 /* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
 enum { LIBRARY_BYTES = 5 << 18 };
 
-/* Bytes of tape memory that the largest block needs, forward and backward, with nothing computed. */
+/*
+ * Bytes of tape memory that the largest block needs, forward and backward, with nothing computed, if more than *bytes_out.
+ * logit_rows: the head makes logits of so many rows; 0: the loss of all.
+ */
 static spw_status
-measure_arena(spw_engine *e, bool logits_only, uint64_t *bytes_out, spw_error *err)
+measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
+              spw_error *err)
 {
-    spw_batch batch = {.sequences = e->B, .positions = e->T};
-    *bytes_out = 0;
+    spw_batch batch = {.sequences = sequences, .positions = positions};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         block_run run = {.block_idx = b};
         bool head = b + 1 == e->model->block_count;
@@ -236,11 +241,11 @@ measure_arena(spw_engine *e, bool logits_only, uint64_t *bytes_out, spw_error *e
         run.unit_count = block_units(e, b, run.units);
         spw_tape_reset(e->tape, NULL, 0, !e->inference);
         x = b == 0 ? NULL
-                   : spw_tape_input(e->tape, NULL, head && logits_only ? 1 : e->rows, e->model->config.width,
-                                    !e->inference);
+                   : spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : sequences * positions,
+                                    e->model->config.width, !e->inference);
         if (x != NULL)
             x->grad = x->data;
-        y = call_forward(e, &run, &batch, x, true, head && logits_only);
+        y = call_forward(e, &run, &batch, x, true, head && logit_rows > 0);
         if (!e->inference)
             spw_tape_backward(e->tape, y);
         if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
@@ -378,7 +383,8 @@ product_bytes(const spw_engine *e)
         uint64_t most = 0;
         for (uint32_t id = 0; id < e->model->param_count; id++) {
             uint64_t out = e->model->params[id].rows, in = e->model->params[id].cols;
-            const uint64_t shapes[3][3] = {{e->rows, out, in}, {e->rows, in, out}, {out, in, e->rows}};
+            uint64_t rows = e->cache_slots > 0 ? e->T : e->rows;
+            const uint64_t shapes[3][3] = {{rows, out, in}, {rows, in, out}, {out, in, rows}};
             for (int k = 0; k < 3 && e->model->params[id].ndim > 1; k++) {
                 uint64_t bytes = spw_gpu_product_bytes(e->gpu, thread, shapes[k][0], shapes[k][1], shapes[k][2]);
                 most = bytes > most ? bytes : most;
@@ -422,6 +428,36 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                         4096);
 }
 
+/* ---------------------------------------------------------------- keys and values of running sequences */
+
+static uint64_t
+cache_width(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    return (m->family == SPW_FAMILY_GPT2 ? m->heads : m->kv_heads) * m->head_dim;
+}
+
+/* Of a layer's keys or values. */
+static uint64_t
+cache_part_elems(const spw_engine *e)
+{
+    return e->cache_slots * e->cache_positions * cache_width(e);
+}
+
+/* Every block between the first and the last may hold an attention. */
+static uint64_t
+cache_elems(const spw_engine *e)
+{
+    return (e->model->block_count - 2) * 2 * cache_part_elems(e);
+}
+
+/* How many positions the table of rotary positions has. */
+static uint64_t
+table_positions(const spw_engine *e)
+{
+    return e->cache_slots > 0 ? e->cache_positions : e->T;
+}
+
 static spw_status
 make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
@@ -452,7 +488,13 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
         if (bytes > in.largest_block_bytes)
             in.largest_block_bytes = bytes;
     }
-    SPW_TRY(measure_arena(e, e->inference, &e->arena_bytes, err));
+    e->arena_bytes = 0;
+    if (e->cache_slots > 0) { /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
+        SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
+        SPW_TRY(measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err));
+    } else {
+        SPW_TRY(measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err));
+    }
     in.arena_device = spw_round_up(e->arena_bytes, 4096);
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
@@ -462,7 +504,9 @@ make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
     in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
-    in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + e->T * e->model->config.head_dim * 4;
+    in.batch_device =
+        4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + table_positions(e) * e->model->config.head_dim * 4;
+    in.batch_device += cache_elems(e) * sizeof(float) + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
@@ -502,13 +546,16 @@ take_memory(spw_engine *e, spw_error *err)
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->places = spw_carve_take(&carve, e->rows * 4);
-    e->cos_sin = spw_carve_take(&carve, e->T * e->model->config.head_dim * 4);
-    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL)
+    e->cos_sin = spw_carve_take(&carve, table_positions(e) * e->model->config.head_dim * 4);
+    e->slots = spw_carve_take(&carve, e->cache_slots * 4);
+    e->starts = spw_carve_take(&carve, e->cache_slots * 4);
+    e->cache = spw_carve_take(&carve, cache_elems(e) * sizeof(float));
+    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->cache == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     for (uint64_t i = 0; i < e->rows; i++)
         e->places[i] = (int32_t)(i % e->T);
     if (e->model->config.rope_theta > 0)
-        spw_rope_table(&e->model->config, e->T, e->cos_sin);
+        spw_rope_table(&e->model->config, table_positions(e), e->cos_sin);
     return SPW_OK;
 }
 
@@ -680,6 +727,11 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
     e->T = o->positions > 0 ? o->positions : c->data.seq_length;
+    if (o->cache_slots > 0) {
+        e->B = e->cache_slots = o->cache_slots;
+        e->cache_positions = o->cache_positions;
+        SPW_ASSERT(o->inference && e->T <= e->cache_positions);
+    }
     e->rows = e->B * e->T;
     group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
                 ? accumulation
@@ -1405,6 +1457,86 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
     return SPW_OK;
+}
+
+/* Copies the rows whose logits are wanted side by side, to the turn after the last block's input. */
+static char *
+gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
+{
+    uint64_t width = e->model->config.width;
+    char *from = flow(e, c, 0), *to = flow(e, c + 1, 0);
+    for (uint32_t i = 0; i < count; i++)
+        spw_gpu_copy_d2d(e->compute, to + i * width * sizeof(float), SPW_F32, from + rows[i] * width * sizeof(float),
+                         SPW_F32, width, NULL);
+    return to;
+}
+
+/* The block at c over one part; its output goes on to the next turn. */
+static spw_status
+extend_part(spw_engine *e, const block_run *run, uint32_t c, const engine_part *p, spw_error *err)
+{
+    uint64_t width = e->model->config.width, n = p->sequences * p->positions;
+    uint64_t row_bytes = width * sizeof(float), layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
+    spw_batch batch = {.sequences = p->sequences,
+                       .positions = p->positions,
+                       .tokens = e->tokens + p->row,
+                       .places = e->places + p->row};
+    spw_attention_cache cache = {.key = e->cache + layer * 2 * cache_part_elems(e),
+                                 .value = e->cache + (layer * 2 + 1) * cache_part_elems(e),
+                                 .capacity = e->cache_positions,
+                                 .slots = e->slots + p->sequence,
+                                 .starts = e->starts + p->sequence};
+    spw_value *x = NULL, *y;
+    spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+    spw_tape_use_cache(e->tape, &cache, cache_width(e), batch.places, p->positions == 1);
+    if (c > 0)
+        x = spw_tape_input(e->tape, flow(e, c, 0) + p->row * row_bytes, n, width, false);
+    y = call_forward(e, run, &batch, x, false, false);
+    SPW_TRY(spw_tape_check(e->tape, err));
+    spw_gpu_copy_d2d(e->compute, flow(e, c + 1, 0) + p->row * row_bytes, SPW_F32, y->data, SPW_F32, n * width, NULL);
+    return SPW_OK;
+}
+
+spw_status
+spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
+{
+    uint32_t last = e->chain_count - 1;
+    uint64_t rows = 0;
+    SPW_ASSERT(e->cache_slots > 0 && x->logit_count <= e->cache_slots);
+    for (uint32_t i = 0; i < x->part_count; i++)
+        rows += x->parts[i].sequences * x->parts[i].positions;
+    SPW_ASSERT(rows <= e->rows);
+    e->counting = false;
+    memcpy(e->tokens, x->tokens, rows * sizeof *e->tokens);
+    memcpy(e->places, x->places, rows * sizeof *e->places);
+    memcpy(e->slots, x->slots, e->cache_slots * sizeof *e->slots);
+    memcpy(e->starts, x->starts, e->cache_slots * sizeof *e->starts);
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    tell_future(e, MODE_EVAL);
+    for (uint32_t c = 0; c <= last; c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        spw_status st = SPW_OK;
+        SPW_TRY(acquire_block(e, MODE_EVAL, &run, err));
+        for (uint32_t i = 0; i < x->part_count && c < last && st == SPW_OK; i++)
+            st = extend_part(e, &run, c, &x->parts[i], err);
+        if (c == last && x->logit_count > 0) {
+            spw_batch batch = {.sequences = x->logit_count, .positions = 1};
+            spw_value *y;
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+            spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
+            y = call_forward(e, &run, &batch,
+                             spw_tape_input(e->tape, gather_rows(e, c, x->logit_rows, x->logit_count), x->logit_count,
+                                            e->model->config.width, false),
+                             false, true);
+            st = spw_tape_check(e->tape, err);
+            if (st == SPW_OK)
+                memcpy(x->logits, y->data, x->logit_count * e->model->config.vocab * sizeof(float));
+        }
+        release_block(e, &run);
+        SPW_TRY(st);
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    return spw_store_check(e->store, err);
 }
 
 spw_status

@@ -114,6 +114,24 @@ uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout,
 
 /* Initial values of elements [at, at + n) of a parameter. Pure. */
 void spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n);
+/*
+ * One forward pass over new tokens of sequences whose keys and values the engine keeps (options.cache_slots). A part is computed
+ * by itself: a piece of one sequence, or one token each of several, and where it lies in the pass changes no bit of it.
+ */
+typedef struct engine_part {
+    uint64_t sequences, positions; /* positions 1, or one sequence */
+    uint64_t row, sequence;        /* where its tokens and places begin; its slots and starts */
+} engine_part;
+typedef struct engine_extension {
+    const engine_part *parts;
+    uint32_t part_count, logit_count;
+    const int32_t *tokens, *places; /* (rows) of all parts */
+    const int32_t *slots, *starts;  /* (cache_slots) */
+    const uint64_t *logit_rows;     /* (logit_count) whose logits are wanted, at most cache_slots */
+    float *logits;                  /* (logit_count, V) out */
+} engine_extension;
+/* After an error the cache holds nothing that can be gone on with. */
+spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extension, spw_error *err);
 
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);

@@ -12,4 +12,5 @@
 #include "spw_files.h"
 #include "spw_config.h"
 #include "spw_engine.h"
+#include "spw_generate.h"
 #endif

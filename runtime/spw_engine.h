@@ -72,7 +72,10 @@ typedef struct spw_engine_options {
     const spw_config *config;
     const spw_model *model;        /* borrowed; outlives the engine */
     bool inference;                /* no gradients, no records */
+    bool losses;                   /* inference: for spw_engine_eval(), not for logits alone */
     uint64_t sequences, positions; /* of one micro-batch; 0: from the configuration */
+    uint64_t cache_slots;          /* inference: so many sequences keep keys and values (spw_generate.h); 0: none do */
+    uint64_t cache_positions;      /* of so many tokens each; positions is then the longest piece of a prompt */
     uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */

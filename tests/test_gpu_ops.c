@@ -167,6 +167,49 @@ test_linear(void **state)
     }
 }
 
+/* Row by row: right in both layouts, sizes beyond a stripe of columns and rest rows; a row alone has the bits it has among others. */
+static void
+test_linear_by_row(void **state)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {3, 7, 5},      {4, 33, 19},   {5, 130, 40},
+                                        {9, 3, 65},   {6, 70, 260},   {2, 1100, 6},  {7, 600, 33},
+                                        {11, 40, 16}, {13, 2, 16500}, {4, 600, 1000}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (unsigned f = 0; f < 4; f++) {
+            uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2], seed = i;
+            unsigned flags = SPW_OP_BY_ROW | (f & 1 ? SPW_OP_W_IN_OUT : 0);
+            float *x = malloc(M * K * 4), *w = malloc(N * K * 4), *y = malloc(M * N * 4), b[1100], one[1100];
+            spw_gpu *gpu = NULL;
+            spw_gpu_queue *q = NULL;
+            assert_true(x != NULL && w != NULL && y != NULL);
+            if (M * K < N_MAX && N * K < N_MAX && (f & 2) == 0)
+                examine(&(subject){
+                    "linear by row", 3, {M * K, N * K, N}, M * N, {M, N, K}, flags, linear_ref, linear_fwd, NULL});
+            for (uint64_t k = 0; k < M * K; k++)
+                x[k] = draw(&seed);
+            for (uint64_t k = 0; k < N * K; k++)
+                w[k] = draw(&seed);
+            for (uint64_t k = 0; k < N; k++)
+                b[k] = draw(&seed);
+            assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 3}, NULL), SPW_OK);
+            assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+            for (uint64_t rows = M; rows >= 1; rows--) { /* the last rows of so many */
+                spw_gpu_linear(q, y, x + (M - rows) * K, w, f & 2 ? b : NULL, rows, N, K, flags);
+                for (uint64_t m = 0; m < rows; m++) {
+                    spw_gpu_linear(q, one, x + (M - rows + m) * K, w, f & 2 ? b : NULL, 1, N, K, flags);
+                    assert_memory_equal(one, y + m * N, N * 4);
+                }
+            }
+            spw_gpu_queue_destroy(q);
+            spw_gpu_close(gpu);
+            free(x);
+            free(w);
+            free(y);
+        }
+    }
+}
+
 /* ---------------------------------------------------------------- element-wise: d = n */
 
 static void
@@ -449,6 +492,126 @@ test_attention(void **state)
                            attention_fwd,
                            attention_bwd});
     }
+}
+
+/* One sequence of T tokens in pieces, in the slot of a cache; the others hold NaN. Row t of out. */
+static void
+attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t piece, int32_t slot, float *out)
+{
+    uint64_t capacity = h->T + 3, elems = 3 * capacity * h->Hk * h->D;
+    float *key = malloc(elems * 4), *value = malloc(elems * 4);
+    assert_true(key != NULL && value != NULL);
+    for (uint64_t i = 0; i < elems; i++)
+        key[i] = value[i] = NAN;
+    for (uint64_t t = 0; t < h->T; t += piece) {
+        spw_attention_shape shape = shape_of(h);
+        int32_t start = (int32_t)t;
+        spw_attention_cache cache = {key, value, capacity, &slot, &start};
+        const float *in = packed + t * h->q_stride;
+        shape.T = h->T - t < piece ? h->T - t : piece;
+        spw_gpu_attention_cached(q, out + t * h->Hq * h->D, in, in + h->k_at, in + h->v_at, &cache, &shape);
+    }
+    free(key);
+    free(value);
+}
+
+/*
+ * With a cache, whole sequences have the bits of attention without one, pieces and single tokens are within rounding of it; and
+ * one token each of several sequences of different lengths has the bits of each alone.
+ */
+static void
+test_attention_cached(void **state)
+{
+    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 20, 0},
+                                        {1, 150, 4, 2, 8, 0},  {1, 300, 2, 1, 4, 0},  {1, 40, 2, 1, 4, 1},
+                                        {1, 200, 2, 1, 4, 37}, {1, 290, 1, 1, 4, 129}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
+        heads h = heads_of(&s);
+        spw_attention_shape shape = shape_of(&h);
+        uint64_t n = h.T * h.Hq * h.D, seed = i;
+        float *packed = malloc(h.T * h.q_stride * 4), *want = malloc(n * 4), *got = malloc(n * 4), *one = malloc(n * 4);
+        spw_gpu *gpu = NULL;
+        spw_gpu_queue *q = NULL;
+        assert_true(packed && want && got && one);
+        for (uint64_t k = 0; k < h.T * h.q_stride; k++)
+            packed[k] = draw(&seed);
+        assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
+        assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+        spw_gpu_attention(q, want, saved[0], packed, packed + h.k_at, packed + h.v_at, &shape);
+        attend_in_pieces(q, &h, packed, h.T, 1, got);
+        assert_memory_equal(want, got, n * 4);
+        for (uint64_t piece = 1; piece < h.T; piece = piece * 3 + 1) {
+            attend_in_pieces(q, &h, packed, piece, 2, got);
+            for (uint64_t k = 0; k < n; k++) {
+                if (!(fabs((double)got[k] - (double)want[k]) <= 2e-5))
+                    fail_msg("attention of %llu in pieces of %llu: element %llu is %.9g, at once it is %.9g",
+                             (unsigned long long)h.T, (unsigned long long)piece, (unsigned long long)k, (double)got[k],
+                             (double)want[k]);
+            }
+        }
+        /* Three sequences that are beginnings of this one, the last token of each. */
+        if (h.T >= 7) {
+            uint64_t at[3] = {h.T - 1, 0, h.T / 2}, width = h.Hk * h.D;
+            int32_t slots[3] = {1, 2, 0}, starts[3];
+            float *key = malloc(3 * h.T * width * 4), *value = malloc(3 * h.T * width * 4),
+                  *rows = malloc(3 * h.q_stride * 4);
+            spw_attention_cache cache = {key, value, h.T, slots, starts};
+            assert_true(key && value && rows);
+            for (int k = 0; k < 3; k++) {
+                starts[k] = (int32_t)at[k];
+                memcpy(rows + (uint64_t)k * h.q_stride, packed + at[k] * h.q_stride, h.q_stride * 4);
+                for (uint64_t t = 0; t < at[k]; t++) {
+                    uint64_t to = ((uint64_t)slots[k] * h.T + t) * width;
+                    memcpy(key + to, packed + t * h.q_stride + h.k_at, width * 4);
+                    memcpy(value + to, packed + t * h.q_stride + h.v_at, width * 4);
+                }
+            }
+            shape.B = 3;
+            shape.T = 1;
+            spw_gpu_attention_cached(q, got, rows, rows + h.k_at, rows + h.v_at, &cache, &shape);
+            attend_in_pieces(q, &h, packed, 1, 0, one);
+            for (int k = 0; k < 3; k++)
+                assert_memory_equal(got + (uint64_t)k * h.Hq * h.D, one + at[k] * h.Hq * h.D, h.Hq * h.D * 4);
+            free(key);
+            free(value);
+            free(rows);
+        }
+        spw_gpu_queue_destroy(q);
+        spw_gpu_close(gpu);
+        free(packed);
+        free(want);
+        free(got);
+        free(one);
+    }
+}
+
+/* Rope at given positions is rope of those rows of a sequence. */
+static void
+test_rope_at(void **state)
+{
+    enum { H = 3, D = 6, LAST = 9 };
+    float table[(LAST + 1) * D], x[(LAST + 1) * H * D], some[3 * H * D];
+    static const int32_t places[3] = {7, 0, LAST};
+    uint64_t seed = 1;
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    for (int i = 0; i < (LAST + 1) * D; i++)
+        table[i] = draw(&seed);
+    for (int i = 0; i < (LAST + 1) * H * D; i++)
+        x[i] = draw(&seed);
+    for (int k = 0; k < 3; k++)
+        memcpy(some + k * H * D, x + places[k] * H * D, H * D * 4);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, 1);
+    spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D);
+    for (int k = 0; k < 3; k++)
+        assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
 }
 
 /* ---------------------------------------------------------------- head and loss: d = M, V, C, rows per chunk */
@@ -746,9 +909,12 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_by_row),
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_cached),
+        cmocka_unit_test(test_rope_at),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding_and_rope),
         cmocka_unit_test(test_dropout_and_sums),

@@ -31,6 +31,7 @@ EOF
     check "$1 with another alpha is refused" refuses spillway.lora.alpha train "$dir/$1.json" --resume "$dir/$1/step-3" \
         --set spillway.lora.alpha=1
     check "$1 draws text" run generate "$dir/$1" --prompt abc --tokens 5
+    check "$1 is evaluated" run eval "$dir/$1" --data README.md
     check "$1 exports" run export "$dir/$1" --to "$dir/$1-merged" --dtype fp32
     check "$1's export trains" run train "$dir/$1.json" --quiet --set "model={\"path\":\"$dir/$1-merged\"}" \
         --set spillway.lora.rank=0 --set 'spillway.lora.targets=[]' --set "spillway.checkpoint_dir=$dir/$1-on"

@@ -1,7 +1,8 @@
 /*
  * Causal attention in tiles with an online softmax: scores exist one tile at a time, on the stack of a worker. Forward
  * cuts over (sequence, query head, query tile); backward over (sequence, key/value head), where the group's query heads
- * add to dk and dv in a fixed order. A window skips tiles and shortens rows at their left end. Source: Dao et al. 2022,
+ * add to dk and dv in a fixed order. A window skips tiles and shortens rows at their left end. With a cache the forward pass is
+ * the same loop over another place's keys, whose tiles begin where those of a whole sequence do. Source: Dao et al. 2022,
  * FlashAttention, Algorithms 1 and 4.
  */
 #include "cpu_internal.h"
@@ -14,6 +15,7 @@ typedef struct attention {
     float *out, *lse, *dq, *dk, *dv;
     const float *q, *key, *value, *dout, *fwd_out, *fwd_lse;
     spw_attention_shape s;
+    const spw_attention_cache *cache; /* forward: where keys and values are; NULL: beside the queries */
 } attention;
 
 static uint64_t
@@ -62,18 +64,19 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     float *out = a->out + (b * s->T + q0) * out_stride + h * s->D;
     float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
     bool started[TILE_Q] = {false};
-    uint64_t first = first_key_tile(s, q0);
+    uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
+    uint64_t kv_row = a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * s->T;
+    uint64_t p0 = before + q0, first = first_key_tile(s, p0);
     (void)worker_idx;
-    for (uint64_t k0 = first; k0 < q0 + nq; k0 += TILE_K) {
-        uint64_t nk = min_u64(TILE_K, s->T - k0);
-        const float *key = a->key + (b * s->T + k0) * s->kv_stride + hk * s->D;
-        const float *value = a->value + (b * s->T + k0) * s->kv_stride + hk * s->D;
-        nk = min_u64(nk, q0 + nq - k0); /* later keys are seen by no row of this tile */
+    for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
+        uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
+        const float *key = a->key + (kv_row + k0) * s->kv_stride + hk * s->D;
+        const float *value = a->value + (kv_row + k0) * s->kv_stride + hk * s->D;
         spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
             float *row = scores + i * TILE_K, m, shrink;
-            uint64_t lo, hi = seen_keys(s, q0 + i, k0, nk, &lo);
+            uint64_t lo, hi = seen_keys(s, p0 + i, k0, nk, &lo);
             memset(row, 0, lo * sizeof(float));
             memset(row + hi, 0, (nk - hi) * sizeof(float));
             if (hi == 0)
@@ -99,7 +102,8 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     }
     for (uint64_t i = 0; i < nq; i++) {
         a->k->scale(out + i * out_stride, 1.0f / sum[i], s->D);
-        a->lse[(b * s->Hq + h) * s->T + q0 + i] = max[i] + logf(sum[i]);
+        if (a->lse != NULL)
+            a->lse[(b * s->Hq + h) * s->T + q0 + i] = max[i] + logf(sum[i]);
     }
 }
 
@@ -115,6 +119,46 @@ spw_gpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, 
                    .value = value,
                    .s = settled(shape)};
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
+    spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
+}
+
+typedef struct put {
+    float *cache;
+    const float *rows;
+    const spw_attention_cache *where;
+    uint64_t T, stride, width;
+} put;
+
+static void
+put_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const put *p = ctx;
+    uint64_t at = (uint64_t)p->where->slots[part_idx] * p->where->capacity + (uint64_t)p->where->starts[part_idx];
+    (void)worker_idx;
+    for (uint64_t t = 0; t < p->T; t++)
+        memcpy(p->cache + (at + t) * p->width, p->rows + (part_idx * p->T + t) * p->stride, p->width * sizeof(float));
+}
+
+void
+spw_gpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, const act *new_key, const act *new_value,
+                         const spw_attention_cache *cache, const spw_attention_shape *shape)
+{
+    uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
+    put p = {cache->key, new_key, cache, shape->T, shape->kv_stride, shape->Hk * shape->D};
+    attention a = {.k = spw__cpu_kernels(queue),
+                   .out = out,
+                   .q = query,
+                   .key = cache->key,
+                   .value = cache->value,
+                   .s = *shape,
+                   .cache = cache};
+    for (uint64_t b = 0; b < shape->B; b++)
+        SPW_ASSERT((uint64_t)cache->starts[b] + shape->T <= cache->capacity);
+    spw__cpu_run(queue, (uint32_t)shape->B, put_part, &p);
+    p.cache = cache->value;
+    p.rows = new_value;
+    spw__cpu_run(queue, (uint32_t)shape->B, put_part, &p);
+    a.s.kv_stride = p.width;
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
 }
 

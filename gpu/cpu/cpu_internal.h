@@ -24,9 +24,13 @@ typedef struct cpu_kernels {
     /* dg[j] += dy[j] * (x[j] - mean) * rstd */
     void (*norm_dg_row)(float *dg, const float *dy, const float *x, float mean, float rstd, uint64_t C);
     void (*axpy)(float *y, float a, const float *x, uint64_t n); /* y += a x */
+    void (*axpy4)(float *y, const float *a, const float *x, uint64_t stride,
+                  uint64_t n); /* axpy by a[0..3], in order */
     void (*scale)(float *y, float a, uint64_t n);
     float (*max)(const float *x, uint64_t n);
     float (*dot)(const float *x, const float *y, uint64_t n);
+    void (*dot4)(float *out, const float *x, uint64_t stride, const float *y,
+                 uint64_t n);                                            /* of four rows of x; dot's bits */
     float (*exp_sum)(float *y, const float *x, float shift, uint64_t n); /* y = exp(x - shift); returns the sum */
     /* p <- p * (dp - d) * scale with p = exp(s - lse), in place in s; the softmax is also stored in p_out */
     void (*softmax_grad_row)(float *p_out, float *ds_out, const float *s, const float *dp, float lse, float d,

@@ -122,6 +122,30 @@ k_dot(const float *x, const float *y, uint64_t n)
     return sum_lanes(lane);
 }
 
+static void
+k_dot4(float *restrict out, const float *restrict x, uint64_t stride, const float *restrict y, uint64_t n)
+{
+    float a[LANES] = {0}, b[LANES] = {0}, c[LANES] = {0}, d[LANES] = {0};
+    uint64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            a[j] += x[i + j] * y[i + j];
+            b[j] += x[stride + i + j] * y[i + j];
+            c[j] += x[2 * stride + i + j] * y[i + j];
+            d[j] += x[3 * stride + i + j] * y[i + j];
+        }
+    for (int j = 0; i < n; i++, j++) {
+        a[j] += x[i] * y[i];
+        b[j] += x[stride + i] * y[i];
+        c[j] += x[2 * stride + i] * y[i];
+        d[j] += x[3 * stride + i] * y[i];
+    }
+    out[0] = sum_lanes(a);
+    out[1] = sum_lanes(b);
+    out[2] = sum_lanes(c);
+    out[3] = sum_lanes(d);
+}
+
 static float
 sumsq_around(const float *x, float mean, uint64_t n)
 {
@@ -210,6 +234,13 @@ k_axpy(float *restrict y, float a, const float *restrict x, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
         y[i] += a * x[i];
+}
+
+static void
+k_axpy4(float *restrict y, const float *restrict a, const float *restrict x, uint64_t stride, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = (((y[i] + a[0] * x[i]) + a[1] * x[stride + i]) + a[2] * x[2 * stride + i]) + a[3] * x[3 * stride + i];
 }
 
 static void
@@ -303,9 +334,11 @@ const cpu_kernels KERNELS = {k_add,
                              k_rmsnorm_dx_row,
                              k_norm_dg_row,
                              k_axpy,
+                             k_axpy4,
                              k_scale,
                              k_max,
                              k_dot,
+                             k_dot4,
                              k_exp_sum,
                              k_softmax_grad_row,
                              k_rope_row,

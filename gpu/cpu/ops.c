@@ -168,11 +168,70 @@ column_sum_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         g->k->axpy(g->fout + first, 1.0f, g->a + r * g->cols + first, n);
 }
 
+/*
+ * A few rows against weights that come from memory once: each part reads its weights in stripes and takes all rows to one
+ * stripe. Every element is a dot product in one fixed order, unlike BLAS', which depends on the number of rows.
+ */
+enum { STRIPE = 512 };
+
+static void
+dots_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first), N = g->n, K = g->cols;
+    float *y = g->out, four[4];
+    (void)worker_idx;
+    for (uint64_t j = first; j < first + n; j++) {
+        float bias = g->c != NULL ? g->c[j] : 0.0f;
+        uint64_t m = 0;
+        for (; m + 4 <= g->rows; m += 4) {
+            g->k->dot4(four, g->a + m * K, K, g->b + j * K, K);
+            for (int i = 0; i < 4; i++)
+                y[(m + (uint64_t)i) * N + j] = four[i] + bias;
+        }
+        for (; m < g->rows; m++)
+            y[m * N + j] = g->k->dot(g->a + m * K, g->b + j * K, K) + bias;
+    }
+}
+
+static void
+axpys_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first), N = g->n, K = g->cols, k = 0;
+    float *y = (float *)g->out + first;
+    (void)worker_idx;
+    for (uint64_t m = 0; m < g->rows; m++) {
+        if (g->c != NULL)
+            memcpy(y + m * N, g->c + first, n * sizeof *y);
+        else
+            memset(y + m * N, 0, n * sizeof *y);
+    }
+    for (; k + 4 <= K; k += 4)
+        for (uint64_t m = 0; m < g->rows; m++)
+            g->k->axpy4(y + m * N, g->a + m * K + k, g->b + k * N + first, N, n);
+    for (; k < K; k++)
+        for (uint64_t m = 0; m < g->rows; m++)
+            g->k->axpy(y + m * N, g->a[m * K + k], g->b + k * N + first, n);
+}
+
+static void
+linear_by_row(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
+              bool in_out)
+{
+    args g = {.out = y, .a = x, .b = w, .c = b, .rows = M, .n = N, .cols = K};
+    run(q, &g, N, in_out ? STRIPE : row_grain(K), in_out ? axpys_part : dots_part);
+}
+
 void
 spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
                unsigned flags)
 {
     bool in_out = flags & SPW_OP_W_IN_OUT;
+    if (flags & SPW_OP_BY_ROW) {
+        linear_by_row(q, y, x, w, b, M, N, K, in_out);
+        return;
+    }
     if (b != NULL) /* the product is added to it: no second pass over y */
         run(q, &(args){.out = y, .a = b, .rows = M, .cols = N}, M, row_grain(N), bias_part);
     spw__cpu_gemm(q, false, !in_out, M, N, K, x, K, w, in_out ? N : K, b != NULL ? 1.0f : 0.0f, y, N);
@@ -346,8 +405,8 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t r = first; r < first + n; r++)
         for (uint64_t h = 0; h < g->H; h++)
-            g->k->rope_row((float *)g->out + r * g->stride + h * g->D, g->a + (r % g->T) * g->D, g->D / 2,
-                           (float)g->sign);
+            g->k->rope_row((float *)g->out + r * g->stride + h * g->D,
+                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->D, g->D / 2, (float)g->sign);
 }
 
 void
@@ -355,6 +414,14 @@ spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, ui
              uint64_t D, int sign)
 {
     run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .stride = stride, .sign = sign}, M,
+        row_grain(H * D), rope_part);
+}
+
+void
+spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+                uint64_t H, uint64_t D)
+{
+    run(q, &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .stride = stride, .sign = 1}, M,
         row_grain(H * D), rope_part);
 }
 

@@ -21,7 +21,6 @@ typedef struct job {
     spw_hf_reader *folder;
     spw_llmc_reader *llmc;
     spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
-    json_t *source_config;   /* NULL: there is none */
     spw_st_reader *adapters; /* NULL: there are none */
     double alpha;
     struct { /* of the parameter that is written; rank 0: it has none */
@@ -64,12 +63,8 @@ open_adapters(job *j, spw_error *err)
 static spw_status
 open_folder(job *j, spw_error *err)
 {
-    char path[PATH_MAX_BYTES + 64], *text = NULL;
+    char path[PATH_MAX_BYTES + 64];
     SPW_TRY(spw_hf_config_load(&j->config, j->o->source, err));
-    snprintf(path, sizeof path, "%.1000s/config.json", j->o->source);
-    SPW_TRY(spw_file_read_text(path, SMALL_FILE_BYTES, &text, err));
-    j->source_config = json_loads(text, 0, NULL);
-    spw_mem_free(text);
     SPW_TRY(spw_hf_reader_open(&j->folder, j->o->source, err));
     SPW_TRY(spw_model_build(&j->model, &j->config, err));
     SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));
@@ -264,11 +259,11 @@ write_file(job *j, uint32_t file, spw_tensor_info *infos, spw_error *err)
 }
 
 static spw_status
-write_json(job *j, const char *name, json_t *object, spw_error *err)
+write_json(const char *folder, const char *name, json_t *object, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64], *text = object != NULL ? json_dumps(object, JSON_INDENT(2)) : NULL;
     spw_status st;
-    snprintf(path, sizeof path, "%s/%s", j->partial, name);
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
     st = text != NULL ? spw_file_write_text(path, text, err) : SPW_RAISE(err, SPW_ENOMEM, "writing %s", path);
     free(text);
     return st;
@@ -285,48 +280,51 @@ write_index(job *j, spw_error *err)
         json_object_set_new(map, j->model->params[id].name, json_string(name));
     }
     root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)j->all, "weight_map", map);
-    st = write_json(j, "model.safetensors.index.json", root, err);
+    st = write_json(j->partial, "model.safetensors.index.json", root, err);
     json_decref(root);
     return st;
 }
 
-/* The source's own, with the type of the weights beside it; else one that says what is computed here. */
-static spw_status
-write_config(job *j, spw_error *err)
+spw_status
+spw_hf_write_config(const char *folder, const spw_model_config *config, const char *source, spw_dtype dtype,
+                    spw_error *err)
 {
     static const char *const names[] = {[SPW_F32] = "float32", [SPW_BF16] = "bfloat16", [SPW_F16] = "float16"};
-    json_t *root = json_is_object(j->source_config) ? json_incref(j->source_config) : NULL;
+    char path[PATH_MAX_BYTES + 64], *text = NULL;
+    json_t *root = NULL;
     spw_status st;
-    if (root == NULL) {
-        char *text = spw_hf_config_text(&j->config, j->report->dtype);
-        root = text != NULL ? json_loads(text, 0, NULL) : NULL;
-        spw_mem_free(text);
+    if (source != NULL) {
+        snprintf(path, sizeof path, "%.1000s/config.json", source);
+        SPW_TRY(spw_file_read_text(path, SMALL_FILE_BYTES, &text, err));
+    } else {
+        text = spw_hf_config_text(config, dtype);
     }
+    root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    spw_mem_free(text);
     if (json_object_get(root, "dtype") != NULL)
-        json_object_set_new(root, "dtype", json_string(names[j->report->dtype]));
+        json_object_set_new(root, "dtype", json_string(names[dtype]));
     if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)
-        json_object_set_new(root, "torch_dtype", json_string(names[j->report->dtype]));
-    st = write_json(j, "config.json", root, err);
+        json_object_set_new(root, "torch_dtype", json_string(names[dtype]));
+    st = write_json(folder, "config.json", root, err);
     json_decref(root);
     return st;
 }
 
-/* What a tokenizer needs, and how to draw text. */
-static spw_status
-copy_companions(job *j, spw_error *err)
+spw_status
+spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
 {
     static const char *const names[] = {
         "tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
         "added_tokens.json", "generation_config.json"};
-    for (size_t i = 0; j->folder != NULL && i < sizeof names / sizeof names[0]; i++) {
-        char from[PATH_MAX_BYTES + 64], to[PATH_MAX_BYTES + 64], *text = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64], *text = NULL;
         spw_status st;
-        snprintf(from, sizeof from, "%.1000s/%s", j->o->source, names[i]);
-        snprintf(to, sizeof to, "%s/%s", j->partial, names[i]);
-        if (access(from, F_OK) != 0)
+        snprintf(source, sizeof source, "%.1000s/%s", from, names[i]);
+        snprintf(target, sizeof target, "%.1000s/%s", to, names[i]);
+        if (access(source, F_OK) != 0)
             continue;
-        SPW_TRY(spw_file_read_text(from, SMALL_FILE_BYTES, &text, err));
-        st = spw_file_write_text(to, text, err);
+        SPW_TRY(spw_file_read_text(source, SMALL_FILE_BYTES, &text, err));
+        st = spw_file_write_text(target, text, err);
         spw_mem_free(text);
         SPW_TRY(st);
     }
@@ -348,9 +346,10 @@ write_all(job *j, spw_error *err)
     if (st == SPW_OK && j->report->files > 1)
         st = write_index(j, err);
     if (st == SPW_OK)
-        st = write_config(j, err);
-    if (st == SPW_OK)
-        st = copy_companions(j, err);
+        st =
+            spw_hf_write_config(j->partial, &j->config, j->folder != NULL ? j->o->source : NULL, j->report->dtype, err);
+    if (st == SPW_OK && j->folder != NULL)
+        st = spw_hf_copy_companions(j->o->source, j->partial, err);
     spw_mem_free(infos);
     spw_mem_free(j->file_of);
     return st;
@@ -406,6 +405,5 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     spw_st_reader_close(j.adapters);
     forget_adapter(&j);
     spw_model_destroy(j.model);
-    json_decref(j.source_config);
     return st;
 }

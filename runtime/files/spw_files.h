@@ -62,6 +62,11 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
+/* Writes folder/config.json: the source folder's own, whatever else it says, with this dtype; source NULL: the text above. */
+spw_status spw_hf_write_config(const char *folder, const spw_model_config *config, const char *source, spw_dtype dtype,
+                               spw_error *err);
+/* Copies what lies beside a model's weights: the tokenizer's files and generation_config.json, where there are any. */
+spw_status spw_hf_copy_companions(const char *from, const char *to, spw_error *err);
 /* All keys that are read, one by one; NULL past the last. And whether a family has this one. */
 const char *spw_hf_config_key(uint32_t i);
 bool spw_hf_config_has_key(spw_family family, const char *key);

@@ -40,6 +40,14 @@ void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
+/*
+ * spw_tape_use_cache - until the next reset, forward takes new tokens of running sequences: the call's one attention reads and
+ * extends this cache (rows of width elements), and rope takes row i's position from places[i]. A block need not know.
+ *   by_row  linear layers give a row the same bits however many there are: for one token each of many sequences
+ * Both stay the caller's. A tape that records, a second attention and another width than Hk D are SPW_EINVAL at spw_tape_check().
+ */
+void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64_t width, const int32_t *places,
+                        bool by_row);
 /* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
 spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
 /* A value over memory of the caller's: an input (needs_grad), or a parameter (w_grad). */

@@ -40,8 +40,11 @@ struct spw_tape {
     spw_gpu_queue *queue;
     char *arena;
     uint64_t arena_bytes, used;
-    bool record, dry;
+    bool record, dry, by_row, cache_taken;
     spw_status status;
+    const spw_attention_cache *cache; /* of the running sequences; NULL: none */
+    uint64_t cache_width;
+    const int32_t *places;
     uint32_t op_count, value_count;
     op unrecorded; /* written, never read: keeps callers free of a branch */
     op ops[OPS_MAX];
@@ -77,6 +80,21 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->record = record;
     t->status = SPW_OK;
     t->op_count = t->value_count = 0;
+    t->cache = NULL;
+    t->places = NULL;
+    t->by_row = t->cache_taken = false;
+}
+
+void
+spw_tape_use_cache(spw_tape *t, const spw_attention_cache *cache, uint64_t width, const int32_t *places, bool by_row)
+{
+    t->cache = cache;
+    t->cache_width = width;
+    t->places = places;
+    t->by_row = by_row;
+    t->cache_taken = false;
+    if (t->record)
+        t->status = SPW_EINVAL;
 }
 
 uint64_t
@@ -187,7 +205,8 @@ spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned fl
     if (y == NULL || (o = new_op(t, T_LINEAR, y)) == NULL)
         return fail(t);
     if (!t->dry)
-        spw_gpu_linear(t->queue, y->data, x->data, w->data, b != NULL ? b->data : NULL, x->rows, N, K, flags);
+        spw_gpu_linear(t->queue, y->data, x->data, w->data, b != NULL ? b->data : NULL, x->rows, N, K,
+                       flags | (t->by_row ? SPW_OP_BY_ROW : 0u));
     o->in[0] = x;
     o->param[0] = w;
     o->param[1] = b;
@@ -280,7 +299,9 @@ spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_
     y = new_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (!t->dry && t->places != NULL)
+        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D);
+    else if (!t->dry)
         spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
@@ -308,6 +329,9 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
         q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
         v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols)
         return fail(t);
+    if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
+        return fail(t);
+    t->cache_taken = true;
     y = new_value(t, rows, shape->Hq * shape->D, NULL);
     lse = take(t, rows * shape->Hq * sizeof(float));
     if (y == NULL || lse == NULL || (o = new_op(t, T_ATTENTION, y)) == NULL)
@@ -315,13 +339,12 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
-    if (!t->dry) {
-        spw_attention_shape full = *shape;
-        full.q_stride = q->cols;
-        full.kv_stride = k->cols;
+    if (!t->dry && t->cache != NULL)
+        spw_gpu_attention_cached(t->queue, y->data, at_col(q->data, q_col), at_col(k->data, k_col),
+                                 at_col(v->data, v_col), t->cache, &o->shape);
+    else if (!t->dry)
         spw_gpu_attention(t->queue, y->data, lse, at_col(q->data, q_col), at_col(k->data, k_col),
-                          at_col(v->data, v_col), &full);
-    }
+                          at_col(v->data, v_col), &o->shape);
     o->in[0] = q;
     o->in[1] = k;
     o->in[2] = v;

@@ -1,0 +1,241 @@
+/*
+ * spillway eval: mean loss and perplexity of a checkpoint or a Hugging Face folder on data, forward only, with the data and the
+ * streaming of training. A sequence's losses are summed as they come; the last batch is filled up with what has no target.
+ */
+#include "cli.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FOLDER_SEQ_MAX = 1024, DATA_MAX = SPW_PATHS_MAX };
+
+typedef struct job {
+    /* What was asked for. */
+    const char *path, *tokenizer, *format, *text_field, *data[DATA_MAX];
+    uint32_t data_count;
+    cli_place place;
+    uint64_t seq_length, batches, batch_size; /* 0: not given */
+    bool json;
+    /* What it became. */
+    spw_weights weights;
+    cli_text words;
+    spw_data *text;
+    spw_model *model;
+    spw_engine *e;
+    int32_t *tokens, *targets; /* (batch_size, seq_length) */
+    /* What came out. */
+    double loss_sum, seconds;
+    uint64_t tokens_done, sequences_done;
+} job;
+
+static spw_status
+open_data(job *j, spw_error *err)
+{
+    const spw_config *c = &j->weights.config;
+    char tokenizer[SPW_PATH_BYTES];
+    bool words = cli_text_find(tokenizer, &j->weights, j->tokenizer);
+    spw_data_options o = {.patterns = j->data,
+                          .pattern_count = j->data_count,
+                          .seq_length = j->seq_length,
+                          .seed = c->data.seed,
+                          .vocab = c->model.vocab,
+                          .text_field = j->text_field != NULL ? j->text_field : c->data.text_field,
+                          .prompt_field = c->data.prompt_field,
+                          .cache_dir = c->data.cache_dir};
+    if (j->format != NULL && !spw_data_format_parse(j->format, &o.format))
+        return SPW_RAISE(err, SPW_ECONFIG, "--format %s is not known: auto, text, llm.c, megatron or jsonl", j->format);
+    if (strcmp(c->data.documents, "mask") == 0)
+        o.documents = SPW_DOCUMENTS_MASK;
+    if (words)
+        SPW_TRY(cli_text_open(&j->words, &j->weights, j->tokenizer, err));
+    if (j->words.tokenizer != NULL) {
+        o.encode = spw_tokenizer_encode_data;
+        o.encode_ctx = j->words.tokenizer;
+        o.encode_key = spw_tokenizer_key(j->words.tokenizer);
+        o.end_of_text = j->words.end;
+        o.end_of_text_set = j->words.end >= 0;
+    }
+    SPW_TRY(spw_data_open(&j->text, &o, err));
+    if (!words &&
+        (strstr(spw_data_formats(j->text), "text") != NULL || strstr(spw_data_formats(j->text), "json") != NULL))
+        return cli_text_open(&j->words, &j->weights, j->tokenizer, err); /* says what is missing */
+    return SPW_OK;
+}
+
+static spw_status
+open_all(job *j, spw_error *err)
+{
+    spw_config *c = &j->weights.config;
+    uint64_t count;
+    SPW_TRY(spw_weights_find(&j->weights, j->path, err));
+    cli_place_apply(&j->place, c);
+    if (j->seq_length == 0)
+        j->seq_length =
+            j->weights.is_checkpoint || c->data.seq_length < FOLDER_SEQ_MAX ? c->data.seq_length : FOLDER_SEQ_MAX;
+    if (j->seq_length > c->model.positions)
+        return SPW_RAISE(err, SPW_ECONFIG, "--seq-length %llu is more than the model's %llu positions",
+                         (unsigned long long)j->seq_length, (unsigned long long)c->model.positions);
+    if (j->batch_size == 0)
+        j->batch_size = c->micro_batch > 0 ? c->micro_batch : 1;
+    c->data.seq_length = j->seq_length;
+    SPW_TRY(open_data(j, err));
+    SPW_TRY(spw_model_from_config(&j->model, c, err));
+    SPW_TRY(spw_engine_create(&j->e,
+                              &(spw_engine_options){.config = c,
+                                                    .model = j->model,
+                                                    .inference = true,
+                                                    .losses = true,
+                                                    .sequences = j->batch_size,
+                                                    .positions = j->seq_length,
+                                                    .caller_bytes = spw_data_memory_bytes(j->text)},
+                              err));
+    SPW_TRY(spw_weights_load(&j->weights, j->e, err));
+    count = j->batch_size * j->seq_length;
+    j->tokens = spw_mem_calloc(count, sizeof *j->tokens);
+    j->targets = spw_mem_calloc(count, sizeof *j->targets);
+    if (j->tokens == NULL || j->targets == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "batches of %llu tokens", (unsigned long long)count);
+    return SPW_OK;
+}
+
+static spw_status
+run(job *j, spw_error *err)
+{
+    uint64_t all = spw_data_sequences(j->text, SPW_SPLIT_TRAIN), T = j->seq_length, begin = spw_now_ns();
+    if (j->batches > 0 && j->batches < (all + j->batch_size - 1) / j->batch_size)
+        all = j->batches * j->batch_size;
+    for (uint64_t first = 0; first < all; first += j->batch_size) {
+        uint64_t n = all - first < j->batch_size ? all - first : j->batch_size, counted = 0;
+        double loss;
+        SPW_TRY(spw_data_fill(j->text, SPW_SPLIT_TRAIN, first, n, j->tokens, j->targets, err));
+        for (uint64_t i = n * T; i < j->batch_size * T; i++) {
+            j->tokens[i] = 0;
+            j->targets[i] = -1;
+        }
+        for (uint64_t i = 0; i < n * T; i++)
+            counted += j->targets[i] >= 0;
+        SPW_TRY(spw_engine_eval(j->e, j->tokens, j->targets, 1, &loss, err));
+        j->loss_sum += loss * (double)counted;
+        j->tokens_done += counted;
+        j->sequences_done += n;
+    }
+    j->seconds = (double)(spw_now_ns() - begin) * 1e-9;
+    if (j->tokens_done == 0)
+        return SPW_RAISE(err, SPW_EINVAL, "no token of the data has a target");
+    return SPW_OK;
+}
+
+static void
+show(const job *j)
+{
+    double loss = j->loss_sum / (double)j->tokens_done, rate = (double)j->tokens_done / j->seconds;
+    spw_store_stats stats;
+    json_t *o;
+    char *line;
+    if (!j->json) {
+        printf("loss %.6f  perplexity %.4f  %llu tokens in %llu sequences of %llu  %.0f tokens/s\n", loss, exp(loss),
+               (unsigned long long)j->tokens_done, (unsigned long long)j->sequences_done,
+               (unsigned long long)j->seq_length, rate);
+        return;
+    }
+    spw_store_get_stats(spw_engine_store(j->e), &stats);
+    o = json_pack("{s:s, s:f, s:I, s:I, s:I, s:f, s:I}", "path", j->weights.path, "loss", loss, "tokens",
+                  (json_int_t)j->tokens_done, "sequences", (json_int_t)j->sequences_done, "seq_length",
+                  (json_int_t)j->seq_length, "seconds", j->seconds, "nvme_read_bytes",
+                  (json_int_t)stats.nvme_read_bytes);
+    if (isfinite(exp(loss)))
+        json_object_set_new(o, "perplexity", json_real(exp(loss)));
+    line = o != NULL ? json_dumps(o, JSON_COMPACT) : NULL;
+    puts(line != NULL ? line : "{}"); /* a loss that is no number has no JSON */
+    free(line);
+    json_decref(o);
+}
+
+static int
+read_option(job *j, const char *name, const char *value)
+{
+    uint64_t *number = strcmp(name, "--seq-length") == 0 ? &j->seq_length
+                       : strcmp(name, "--batches") == 0  ? &j->batches
+                                                         : &j->batch_size;
+    if (strcmp(name, "--data") == 0) {
+        if (j->data_count == DATA_MAX)
+            return cli_usage("eval", "more than %d --data", DATA_MAX);
+        j->data[j->data_count++] = value;
+    } else if (strcmp(name, "--tokenizer") == 0) {
+        j->tokenizer = value;
+    } else if (strcmp(name, "--format") == 0) {
+        j->format = value;
+    } else if (strcmp(name, "--text-field") == 0) {
+        j->text_field = value;
+    } else if (!cli_number(value, number) || *number == 0 || *number > 1 << 24) {
+        return cli_usage("eval", "%s %s is not a whole number from 1 to %d", name, value, 1 << 24);
+    }
+    return EXIT_DONE;
+}
+
+static int
+read_options(job *j, int argc, char **argv)
+{
+    static const char *const with_value[] = {"--data",   "--seq-length", "--batches",   "--batch-size",
+                                             "--format", "--tokenizer",  "--text-field"};
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value;
+        bool known = false;
+        int rc = cli_place_option("eval", &j->place, argc, argv, &i);
+        if (rc >= 0) {
+            if (rc != EXIT_DONE)
+                return rc;
+            continue;
+        }
+        if (strcmp(name, "--json") == 0) {
+            j->json = true;
+            continue;
+        }
+        if (name[0] != '-') {
+            if (j->path != NULL)
+                return cli_usage("eval", "one checkpoint at a time, got %s too; data comes after --data", name);
+            j->path = name;
+            continue;
+        }
+        for (size_t k = 0; k < sizeof with_value / sizeof with_value[0]; k++)
+            known = known || strcmp(name, with_value[k]) == 0;
+        if (!known)
+            return cli_usage("eval", "unknown option %s", name);
+        if ((value = cli_value("eval", argc, argv, &i)) == NULL)
+            return EXIT_USAGE;
+        if ((rc = read_option(j, name, value)) != EXIT_DONE)
+            return rc;
+        while (strcmp(name, "--data") == 0 && i + 1 < argc && argv[i + 1][0] != '-' &&
+               j->path != NULL) /* a shell's list */
+            if ((rc = read_option(j, name, argv[++i])) != EXIT_DONE)
+                return rc;
+    }
+    if (j->path == NULL || j->data_count == 0)
+        return cli_usage("eval", "a checkpoint or a folder, and --data, are needed");
+    return EXIT_DONE;
+}
+
+int
+cli_eval(int argc, char **argv)
+{
+    static job j; /* large */
+    spw_error err = {0};
+    int rc = read_options(&j, argc, argv);
+    if (rc == EXIT_DONE) {
+        spw_status st = open_all(&j, &err);
+        if (st == SPW_OK)
+            st = run(&j, &err);
+        if (st == SPW_OK)
+            show(&j);
+        else
+            rc = cli_fail(&err);
+    }
+    spw_engine_destroy(j.e);
+    spw_model_destroy(j.model);
+    spw_data_close(j.text);
+    cli_text_close(&j.words);
+    spw_mem_free(j.tokens);
+    spw_mem_free(j.targets);
+    return rc;
+}

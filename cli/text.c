@@ -1,0 +1,108 @@
+/* Text to tokens and back for the commands that read a model: by its tokenizer, by bytes, or as numbers. */
+#include "cli.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static bool
+has_file(const char *folder, const char *name)
+{
+    char path[SPW_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+bool
+cli_text_find(char *out, const spw_weights *w, const char *asked)
+{
+    const char *path = asked;
+    if (path == NULL &&
+        (has_file(w->path, "tokenizer.json") || (has_file(w->path, "vocab.json") && has_file(w->path, "merges.txt"))))
+        path = w->path;
+    if (path == NULL)
+        path = spw_config_tokenizer(&w->config);
+    snprintf(out, SPW_PATH_BYTES, "%.1000s", path != NULL ? path : "");
+    return out[0] != '\0' || w->config.model.vocab == 256;
+}
+
+spw_status
+cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *err)
+{
+    char path[SPW_PATH_BYTES];
+    *t = (cli_text){.vocab = w->config.model.vocab, .begin = -1, .end = -1};
+    if (!cli_text_find(path, w, asked))
+        return SPW_RAISE(err, SPW_ENOENT,
+                         "%s has no tokenizer.json, and no vocab.json with merges.txt, for its vocabulary of %llu; "
+                         "--tokenizer DIR names another folder that has",
+                         w->path, (unsigned long long)w->config.model.vocab);
+    if (path[0] == '\0')
+        return SPW_OK;
+    SPW_TRY(spw_tokenizer_open(&t->tokenizer, path, err));
+    t->begin = spw_tokenizer_begin(t->tokenizer);
+    t->end = spw_tokenizer_end(t->tokenizer);
+    if (spw_tokenizer_vocab(t->tokenizer) > t->vocab) {
+        spw_status st =
+            SPW_RAISE(err, SPW_EINVAL, "the tokenizer of %s has %llu tokens, the model a vocabulary of %llu", path,
+                      (unsigned long long)spw_tokenizer_vocab(t->tokenizer), (unsigned long long)t->vocab);
+        cli_text_close(t);
+        return st;
+    }
+    return SPW_OK;
+}
+
+void
+cli_text_close(cli_text *t)
+{
+    spw_tokenizer_close(t->tokenizer);
+    t->tokenizer = NULL;
+}
+
+static spw_status
+encode_numbers(const char *text, spw_tokens *out, spw_error *err)
+{
+    while (*text != '\0') {
+        char *end;
+        long long id;
+        errno = 0;
+        id = strtoll(text, &end, 10);
+        if (end == text || errno != 0 || id < 0 || id > INT32_MAX || (*end != '\0' && *end != ',' && *end != ' '))
+            return SPW_RAISE(err, SPW_EINVAL, "\"%.60s\" is not a list of token numbers such as 5,17,2", text);
+        SPW_TRY(spw_tokens_push(out, (int32_t)id, err));
+        text = *end != '\0' ? end + 1 : end;
+    }
+    return SPW_OK;
+}
+
+spw_status
+cli_text_encode(const cli_text *t, const char *text, spw_tokens *out, spw_error *err)
+{
+    if (t->numbers)
+        return encode_numbers(text, out, err);
+    if (t->tokenizer == NULL) {
+        for (; *text != '\0'; text++)
+            SPW_TRY(spw_tokens_push(out, (unsigned char)*text, err));
+        return SPW_OK;
+    }
+    if (t->begin >= 0)
+        SPW_TRY(spw_tokens_push(out, t->begin, err));
+    return spw_tokenizer_encode(t->tokenizer, text, strlen(text), true, out, err);
+}
+
+const char *
+cli_text_decode(const cli_text *t, int32_t id, char room[16], uint64_t *bytes_out)
+{
+    const char *text;
+    if (t->numbers) {
+        *bytes_out = (uint64_t)snprintf(room, 16, ",%d", id);
+        return room;
+    }
+    if (t->tokenizer != NULL) {
+        text = spw_tokenizer_text(t->tokenizer, id, bytes_out);
+        *bytes_out = text != NULL ? *bytes_out : 0;
+        return text != NULL ? text : "";
+    }
+    room[0] = (char)id;
+    *bytes_out = 1;
+    return room;
+}

@@ -1,0 +1,129 @@
+/*
+ * Weights for inference from a checkpoint or a Hugging Face folder: which of the two a path is, the configuration that an
+ * engine needs for it, what ends its texts, and its loader. The caller decides where the weights are placed.
+ */
+#include "runtime_internal.h"
+#include "spw_files.h"
+#include "spw_generate.h"
+#include <jansson.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { JSON_BYTES_MAX = 16 << 20 };
+
+/* ---------------------------------------------------------------- finding */
+
+static bool
+has_file(const char *folder, const char *name)
+{
+    char path[SPW_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+static spw_status
+read_json(const char *folder, const char *name, json_t **out, spw_error *err)
+{
+    char path[SPW_PATH_BYTES + 64], *text = NULL;
+    json_error_t where;
+    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
+    SPW_TRY(spw_file_read_text(path, JSON_BYTES_MAX, &text, err));
+    *out = json_loads(text, 0, &where);
+    spw_mem_free(text);
+    if (!json_is_object(*out)) {
+        json_decref(*out);
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: not a JSON object (line %d: %s)", path, where.line, where.text);
+    }
+    return SPW_OK;
+}
+
+/* eos_token_id, a number or a list of them, from generation_config.json, or else config.json. */
+static spw_status
+read_end_tokens(spw_weights *w, spw_error *err)
+{
+    static const char *const names[] = {"generation_config.json", "config.json"};
+    for (int k = 0; k < 2 && w->end_token_count == 0; k++) {
+        json_t *root, *ids;
+        if (!has_file(w->path, names[k]))
+            continue;
+        SPW_TRY(read_json(w->path, names[k], &root, err));
+        ids = json_object_get(root, "eos_token_id");
+        for (size_t i = 0; i < (json_is_array(ids) ? json_array_size(ids) : 1); i++) {
+            const json_t *id = json_is_array(ids) ? json_array_get(ids, i) : ids;
+            json_int_t value = json_integer_value(id);
+            if (json_is_integer(id) && value >= 0 && (uint64_t)value < w->config.model.vocab &&
+                w->end_token_count < SPW_END_TOKENS_MAX)
+                w->end_tokens[w->end_token_count++] = (int32_t)value;
+        }
+        json_decref(root);
+    }
+    return SPW_OK;
+}
+
+/* A configuration with every default and the folder's model. */
+static spw_status
+default_config(spw_config *c, const char *folder, spw_error *err)
+{
+    SPW_TRY(spw_config_parse(c,
+                             "{\"model\": {\"model_type\": \"gpt2\", \"n_embd\": 1, \"n_layer\": 1, \"n_head\": 1}, "
+                             "\"data\": {\"path\": [\"-\"]}, \"train_batch_size\": 1}",
+                             folder, NULL, 0, err));
+    SPW_TRY(spw_hf_config_load(&c->model, folder, err));
+    snprintf(c->model_path, sizeof c->model_path, "%s", folder);
+    c->data.seq_length = c->model.positions;
+    return SPW_OK;
+}
+
+static spw_status
+find_folder(spw_weights *w, spw_error *err)
+{
+    spw_hf_reader *r;
+    const spw_tensor_info *t;
+    bool all_bf16 = true;
+    SPW_TRY(default_config(&w->config, w->path, err));
+    SPW_TRY(spw_hf_reader_open(&r, w->path, err));
+    for (uint32_t i = 0; (t = spw_hf_reader_tensor(r, i, NULL)) != NULL; i++)
+        all_bf16 = all_bf16 && t->dtype == SPW_BF16;
+    spw_hf_reader_close(r);
+    w->config.bf16 = all_bf16;
+    w->config.run.state_format = all_bf16 ? SPW_STATE_MIXED : SPW_STATE_FP32;
+    return SPW_OK;
+}
+
+spw_status
+spw_weights_find(spw_weights *w, const char *path, spw_error *err)
+{
+    memset(w, 0, sizeof *w);
+    if (strlen(path) >= SPW_PATH_BYTES - 100)
+        return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
+    w->is_checkpoint = has_file(path, "spillway.json") || !has_file(path, "config.json");
+    if (w->is_checkpoint) {
+        SPW_TRY(spw_checkpoint_find(path, w->path, err));
+        SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, NULL, err));
+    } else {
+        snprintf(w->path, sizeof w->path, "%s", path);
+        SPW_TRY(find_folder(w, err));
+    }
+    w->config.zero.offload_param = w->config.zero.offload_optimizer = SPW_TIER_HOST;
+    w->config.zero.param_path.count = w->config.zero.optimizer_path.count = 0;
+    w->config.run.host_memory = w->config.run.device_memory = SPW_AUTO;
+    w->config.run.checkpoint_dir[0] = w->config.run.run_log[0] = '\0';
+    w->config.run.eval_batches = 1;
+    return read_end_tokens(w, err);
+}
+
+/* ---------------------------------------------------------------- loading */
+
+spw_status
+spw_weights_load(const spw_weights *w, spw_engine *e, spw_error *err)
+{
+    spw_status st;
+    if (spw__layout_trained(spw_engine_layout(e)) > 0)
+        return SPW_RAISE(err, SPW_EINVAL, "weights alone are for an engine made for inference");
+    if (w->is_checkpoint)
+        return spw_checkpoint_load(e, w->path, err);
+    st = spw_engine_load_weights(e, w->path, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "loading %s", w->path);
+    return st;
+}
