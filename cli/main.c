@@ -113,7 +113,7 @@ static const char export_usage[] =
     "files\n"
     "where the source has them. SRC is a checkpoint or a folder of checkpoints (the newest), a Hugging Face folder, or "
     "a model\n"
-    "file of llm.c. Tensors pass one block at a time, so memory stays small whatever the model.\n"
+    "file of llm.c. Tensors pass one block at a time, so memory stays small whatever the model. Adapters are merged.\n"
     "\n"
     "  --to DIR            a folder that does not exist yet\n"
     "  --dtype T           type of the weights (default: as stored; fp32 from a checkpoint gives its masters)\n"

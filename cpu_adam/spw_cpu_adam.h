@@ -112,7 +112,8 @@ typedef enum spw_state_part { SPW_PART_MASTER, SPW_PART_EXP_AVG, SPW_PART_EXP_AV
 /*
  * spw_state_get - copies one part (the master, the first or the second moment) as fp32 into out (n).
  * spw_state_set - the reverse, rounded to the format; setting the master also sets the weights.
- * weights and record are the chunk's arrays (chunk_elems elements); record may be NULL with fp32's master.
+ * weights and record are the chunk's arrays (chunk_elems elements). record may be NULL with the master: frozen weights have
+ * none. They are rounded as those with a record are, and what comes back is the rounded weight.
  */
 void spw_state_get(spw_state_format f, const spw_optimizer *optimizer, const void *weights, const void *record,
                    uint64_t chunk_elems, spw_state_part part, uint64_t first, uint64_t n, float *out);

@@ -179,6 +179,9 @@ spw_state_get(spw_state_format f, const spw_optimizer *o, const void *weights, c
         return;
     if (part != SPW_PART_MASTER)
         moment_get(f, o, record, chunk_elems, part == SPW_PART_EXP_AVG ? 0 : 1, first, n, out);
+    else if (record == NULL)
+        spw_convert(out, SPW_F32, (const char *)weights + first * spw_state_weight_bytes(f), spw_state_weight_dtype(f),
+                    n);
     else if (f == SPW_STATE_FP32)
         memcpy(out, (const float *)weights + first, n * 4);
     else if (!spw_state_update_reads_weights(f))
@@ -187,6 +190,26 @@ spw_state_get(spw_state_format f, const spw_optimizer *o, const void *weights, c
         t->load_split24(out, (const uint16_t *)weights + first, (const int8_t *)record + first, (uint32_t)n);
     else
         t->load_split(out, (const uint16_t *)weights + first, (const int16_t *)record + first, (uint32_t)n);
+}
+
+/* Weights without a record, rounded as those with one: what would go to the record is thrown away. */
+static void
+set_weights(spw_state_format f, void *weights, uint64_t first, uint64_t n, const float *in)
+{
+    const spw__opt_table *t = &spw__opt_table_ref;
+    int16_t low[256];
+    for (uint64_t i = 0; i < n; i += 256) {
+        uint32_t part = n - i < 256 ? (uint32_t)(n - i) : 256;
+        uint16_t *to = (uint16_t *)weights + first + i;
+        if (f == SPW_STATE_MIXED)
+            t->store_bf16(to, in + i, part);
+        else if (!spw_state_update_reads_weights(f))
+            spw_convert(to, SPW_F16, in + i, SPW_F32, part);
+        else if (spw__state_layouts[f].low_bytes == 1)
+            t->store_split24(to, (int8_t *)(void *)low, in + i, part);
+        else
+            t->store_split(to, low, in + i, part);
+    }
 }
 
 void
@@ -201,6 +224,8 @@ spw_state_set(spw_state_format f, const spw_optimizer *o, void *weights, void *r
         moment_set(f, o, record, chunk_elems, part == SPW_PART_EXP_AVG ? 0 : 1, first, n, in);
     } else if (f == SPW_STATE_FP32) {
         memcpy((float *)weights + first, in, n * 4);
+    } else if (record == NULL) {
+        set_weights(f, weights, first, n, in);
     } else if (!spw_state_update_reads_weights(f)) {
         memcpy((float *)record + first, in, n * 4);
         if (f == SPW_STATE_MIXED)

@@ -114,6 +114,9 @@ void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
 /* y = a + b; y may be a. */
 void spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n);
 
+/* y = a + scale b; a NULL: y = scale b. y may be a. */
+void spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n);
+
 /* y(M,N) = x(M,K) w^T + b(N); b may be NULL. */
 void spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
                     uint64_t K, unsigned flags);

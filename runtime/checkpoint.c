@@ -1,7 +1,8 @@
 /*
  * Checkpoints: a folder with Hugging Face's model.safetensors and config.json, the optimizer's tensors in full shape,
  * and spillway.json. Tensors are keyed by name and full shape, so any placement, chunk size and exact state format can
- * load them. This file finds, reads and loads; checkpoint_save.c writes.
+ * load them; adapters are in a file of their own beside the model's, in fp32. This file finds, reads and loads;
+ * checkpoint_save.c writes.
  */
 #include "checkpoint_internal.h"
 #include "spw_files.h"
@@ -15,12 +16,6 @@
 
 enum { MANIFEST_BYTES_MAX = 16 << 20 };
 
-spw_status
-spw_model_from_config(spw_model **out, const spw_config *c, spw_error *err)
-{
-    return spw_model_build(out, &c->model, err);
-}
-
 /* ---------------------------------------------------------------- shared with saving */
 
 const char *
@@ -33,6 +28,13 @@ uint32_t
 spw__checkpoint_part_end(const spw_optimizer *o)
 {
     return SPW_PART_EXP_AVG + o->moment_count;
+}
+
+bool
+spw__checkpoint_trains(const spw_engine *e, uint32_t id)
+{
+    const spw_layout *l = spw_engine_layout(e);
+    return l->units[l->places[id].unit_idx].trainable;
 }
 
 bool
@@ -217,7 +219,9 @@ typedef struct load_job {
     const spw_optimizer *rule;
     spw_hf_reader *model;
     spw_st_reader *optimizer;        /* NULL: inference */
-    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored */
+    spw_st_reader *adapter;          /* NULL: the model has none */
+    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored.
+                                        An adapter's master is in the adapters' file */
 } load_job;
 
 static spw_status
@@ -226,10 +230,8 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     load_job *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
-    spw_dtype dtype = spw_state_weight_dtype(job->format);
-    uint32_t wb = spw_state_weight_bytes(job->format);
     (void)grad;
-    memset(weights, 0, c->elems * wb);
+    memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
@@ -240,17 +242,14 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
             float block[SPW_BLOCK_ELEMS];
             uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
-            if (record == NULL) {
-                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
-                spw_convert((char *)weights + (i - c->first) * wb, dtype, block, SPW_F32, n);
-                continue;
-            }
-            if (t[SPW_PART_MASTER] != NULL)
+            if (spw_engine_model(job->e)->params[id].adapter)
+                SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
+            else if (record != NULL && t[SPW_PART_MASTER] != NULL)
                 SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
                 SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
             spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
-            for (int p = SPW_PART_EXP_AVG; p < (int)spw__checkpoint_part_end(job->rule); p++) {
+            for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
                 SPW_TRY(spw_st_read(job->optimizer, t[p], at * 4, block, n * 4, err));
                 spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
                               block);
@@ -271,6 +270,9 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
         return SPW_RAISE(err, SPW_ECORRUPT,
                          "%s: tensor %s is missing; this is a checkpoint of another optimizer or model", path,
                          want.name);
+    if ((*out)->dtype != SPW_F32)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s, it must be fp32", path, want.name,
+                         spw_dtype_name((*out)->dtype));
     if ((*out)->ndim != want.ndim || (*out)->shape[0] != want.shape[0] ||
         (want.ndim > 1 && (*out)->shape[1] != want.shape[1]))
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape [%llu, %llu], this model needs [%llu, %llu]", path,
@@ -288,17 +290,24 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     snprintf(file, sizeof file, "%.1000s/" SPW_MODEL_FILE, path);
     SPW_TRY(spw_hf_reader_open(&job->model, file, err));
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
+    if (m->lora.rank > 0) {
+        snprintf(file, sizeof file, "%.1000s/" SPW_ADAPTER_FILE, path);
+        SPW_TRY(spw_st_reader_open(&job->adapter, file, err));
+        for (uint32_t id = spw__base_count(m); id < m->param_count; id++)
+            SPW_TRY(find_tensor(job->adapter, file, &m->params[id], NULL,
+                                &job->tensors[(size_t)id * SPW_PART_COUNT + SPW_PART_MASTER], err));
+    }
     if (!with_optimizer)
         return SPW_OK;
     snprintf(file, sizeof file, "%.1000s/" SPW_OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
     for (uint32_t id = 0; id < m->param_count; id++) {
-        for (int p = 0; p < (int)spw__checkpoint_part_end(job->rule); p++) {
+        for (int p = 0; spw__checkpoint_trains(job->e, id) && p < (int)spw__checkpoint_part_end(job->rule); p++) {
             const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
             spw_tensor_info want;
             spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(job->rule, p), SPW_F32);
-            if (p == SPW_PART_MASTER && spw_st_reader_find(job->optimizer, want.name) == NULL)
-                continue; /* written by the fp32 format */
+            if (p == SPW_PART_MASTER && (m->params[id].adapter || !spw_st_reader_find(job->optimizer, want.name)))
+                continue; /* written by the fp32 format, or found above */
             SPW_TRY(find_tensor(job->optimizer, file, &m->params[id], spw__checkpoint_part_suffix(job->rule, p), slot,
                                 err));
         }
@@ -310,7 +319,7 @@ spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    bool with_optimizer = spw_engine_layout(e)->units[0].trainable;
+    bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
     spw_checkpoint_state state = {0};
     json_t *root;
     spw_status st;
@@ -323,6 +332,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         st = open_tensors(&job, path, with_optimizer, err);
         if (st == SPW_OK)
             st = check_digest(root, path, SPW_MODEL_FILE, err);
+        if (st == SPW_OK && job.adapter != NULL)
+            st = check_digest(root, path, SPW_ADAPTER_FILE, err);
         if (st == SPW_OK && with_optimizer)
             st = check_digest(root, path, SPW_OPTIMIZER_FILE, err);
         json_decref(root);
@@ -335,6 +346,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw_error_wrap(err, "loading checkpoint %s", path);
     spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
+    spw_st_reader_close(job.adapter);
     spw_mem_free(job.tensors);
     return st;
 }

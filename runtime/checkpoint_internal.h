@@ -9,12 +9,17 @@
 #define SPW_MODEL_FILE     "model.safetensors"
 #define SPW_OPTIMIZER_FILE "optimizer-00001-of-00001.safetensors"
 #define SPW_MANIFEST_FILE  "spillway.json"
+/* The names that peft looks for. */
+#define SPW_ADAPTER_FILE        "adapter_model.safetensors"
+#define SPW_ADAPTER_CONFIG_FILE "adapter_config.json"
 
 enum { SPW_BLOCK_ELEMS = 16384, SPW_DIGEST_BLOCK = 1 << 20 };
 
 /* "master", then what the optimizer calls its moments; and one past the last part. */
 const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
 uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
+/* Frozen parameters have no record, and none has in an engine for inference. */
+bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. */
 bool spw__checkpoint_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
 /* The tensor of a parameter, or of one of its parts. */
@@ -41,6 +46,11 @@ spw_status spw__checkpoint_place(const char *dir, const char *partial, const cha
  * what killed removals and killed saves of earlier steps left. A failure is a warning in the log.
  */
 void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
+
+/* Parameters that are no adapters: the first so many. */
+uint32_t spw__base_count(const spw_model *model);
+/* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
+json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
 
 /* Does a key of the configuration decide what training computes? */
 bool spw__config_decides(const char *key);

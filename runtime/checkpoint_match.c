@@ -22,6 +22,8 @@ static const char *const deciding[] = {"model.",
                                        "spillway.grad_dtype",
                                        "spillway.micro_batches_per_pass",
                                        "spillway.param_groups",
+                                       "spillway.freeze",
+                                       "spillway.lora.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};
 

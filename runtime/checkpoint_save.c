@@ -19,9 +19,12 @@ struct spw_checkpoint_job {
     spw_engine *e;
     spw_state_format format;
     const spw_optimizer *rule;
-    spw_st_writer *model, *optimizer; /* written to by any worker; committed and destroyed by the thread */
+    spw_st_writer *model, *optimizer, *adapter; /* written to by any worker; committed and destroyed by the thread.
+                                                   adapter NULL: the model has none */
+    uint32_t base;                              /* parameters that are no adapters: those come behind them */
+    uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
     char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
-    char *config, *model_config; /* texts, as training is configured now */
+    char *config, *model_config, *adapter_config; /* texts, as training is configured now; the last with malloc */
     spw_checkpoint_state state;
     uint64_t keep;
     pthread_t thread;
@@ -50,6 +53,21 @@ first_part(spw_state_format f)
     return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
 }
 
+/* Elements [first, end) of a unit, all of one parameter and one chunk, as fp32 to a tensor. */
+static spw_status
+write_part(const spw_checkpoint_job *job, spw_st_writer *w, uint32_t tensor, spw_state_part part,
+           const spw_store_chunk *c, const void *weights, const void *record, uint64_t param_first, uint64_t first,
+           uint64_t end, spw_error *err)
+{
+    float block[SPW_BLOCK_ELEMS];
+    for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
+        uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
+        spw_state_get(job->format, job->rule, weights, record, c->elems, part, i - c->first, n, block);
+        SPW_TRY(spw_st_write(w, tensor, (i - param_first) * 4, block, n * 4, err));
+    }
+    return SPW_OK;
+}
+
 static spw_status
 write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weights, void *record, spw_error *err)
 {
@@ -57,21 +75,19 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end, at;
+        uint64_t first, end, from = l->places[id].first;
         if (!spw__checkpoint_overlap(&l->places[id], c, &first, &end))
             continue;
-        at = first - l->places[id].first;
-        SPW_TRY(
-            spw_st_write(job->model, id, at * wb, (char *)weights + (first - c->first) * wb, (end - first) * wb, err));
-        for (uint32_t k = 0; k < parts; k++) {
-            for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
-                float block[SPW_BLOCK_ELEMS];
-                uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
-                spw_state_get(job->format, job->rule, weights, record, c->elems,
-                              (spw_state_part)(first_part(job->format) + (int)k), i - c->first, n, block);
-                SPW_TRY(spw_st_write(job->optimizer, id * parts + k, (i - l->places[id].first) * 4, block, n * 4, err));
-            }
-        }
+        if (id >= job->base)
+            SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
+                               err));
+        else
+            SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
+                                 (end - first) * wb, err));
+        for (uint32_t k = 0; record != NULL && k < parts; k++)
+            SPW_TRY(write_part(job, job->optimizer, job->rank[id] * parts + k,
+                               (spw_state_part)(first_part(job->format) + (int)k), c, weights, record, from, first, end,
+                               err));
     }
     return SPW_OK;
 }
@@ -132,22 +148,34 @@ open_writers(spw_checkpoint_job *job, spw_error *err)
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
     char path[NAME_BYTES + 64];
+    uint32_t trained = 0;
     spw_status st;
-    if (infos == NULL)
+    job->base = spw__base_count(m);
+    job->rank = spw_mem_calloc(m->param_count, sizeof *job->rank);
+    if (infos == NULL || job->rank == NULL) {
+        spw_mem_free(infos);
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
-    for (uint32_t id = 0; id < m->param_count; id++) {
-        spw__checkpoint_info(&infos[id], &m->params[id], NULL, spw_state_weight_dtype(job->format));
-        for (uint32_t k = 0; k < parts; k++)
-            spw__checkpoint_info(&infos[m->param_count + id * parts + k], &m->params[id],
-                                 spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
     }
-    st = check_space(job->partial, infos, m->param_count * (1 + parts), err);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw__checkpoint_info(&infos[id], &m->params[id], NULL,
+                             id < job->base ? spw_state_weight_dtype(job->format) : SPW_F32);
+        if (!spw__checkpoint_trains(job->e, id))
+            continue;
+        for (uint32_t k = 0; k < parts; k++)
+            spw__checkpoint_info(&infos[m->param_count + trained * parts + k], &m->params[id],
+                                 spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
+        job->rank[id] = trained++;
+    }
+    st = check_space(job->partial, infos, m->param_count + trained * parts, err);
     snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, job->partial);
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job->model, path, infos, m->param_count, err);
+        st = spw_st_writer_create(&job->model, path, infos, job->base, err);
+    snprintf(path, sizeof path, "%s/" SPW_ADAPTER_FILE, job->partial);
+    if (st == SPW_OK && job->base < m->param_count)
+        st = spw_st_writer_create(&job->adapter, path, infos + job->base, m->param_count - job->base, err);
     snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, job->partial);
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job->optimizer, path, infos + m->param_count, m->param_count * parts, err);
+        st = spw_st_writer_create(&job->optimizer, path, infos + m->param_count, trained * parts, err);
     spw_mem_free(infos);
     return st;
 }
@@ -170,11 +198,11 @@ static spw_status
 write_manifest(const spw_checkpoint_job *job, spw_error *err)
 {
     const spw_checkpoint_state *state = &job->state;
-    static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE};
-    char path[NAME_BYTES + 64], digest_text[2][20], *text;
+    static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
+    char path[NAME_BYTES + 64], digest_text[3][20] = {""}, *text;
     json_t *root;
     spw_status st;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (job->adapter != NULL ? 3 : 2); i++) {
         uint64_t digest;
         snprintf(path, sizeof path, "%s/%s", job->partial, names[i]);
         SPW_TRY(spw__checkpoint_digest(path, &digest, err));
@@ -185,6 +213,8 @@ write_manifest(const spw_checkpoint_job *job, spw_error *err)
                      (json_int_t)state->updates, "bytes_written", (json_int_t)state->bytes_written, "tokens",
                      state->tokens, "digests", names[0], digest_text[0], names[1], digest_text[1], "config",
                      json_loads(job->config, 0, NULL));
+    if (root != NULL && job->adapter != NULL)
+        json_object_set_new(json_object_get(root, "digests"), names[2], json_string(digest_text[2]));
     if (root != NULL && state->data.files > 0)
         json_object_set_new(root, "data",
                             json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
@@ -208,6 +238,11 @@ complete(spw_checkpoint_job *job, spw_error *err)
     snprintf(path, sizeof path, "%s/config.json",
              job->partial); /* Hugging Face's, so that the folder loads elsewhere */
     SPW_TRY(spw_file_write_text(path, job->model_config, err));
+    if (job->adapter != NULL) {
+        SPW_TRY(spw_st_writer_commit(job->adapter, err));
+        snprintf(path, sizeof path, "%s/" SPW_ADAPTER_CONFIG_FILE, job->partial);
+        SPW_TRY(spw_file_write_text(path, job->adapter_config, err));
+    }
     SPW_TRY(write_manifest(job, err));
     SPW_TRY(spw_dir_sync(job->partial, err));
     SPW_TRY(spw__checkpoint_place(job->dir, job->partial, job->final, err));
@@ -245,6 +280,9 @@ release(spw_checkpoint_job *job, bool remove)
     spw_error ignored = {0}; /* the first error is the one to tell */
     spw_st_writer_destroy(job->model);
     spw_st_writer_destroy(job->optimizer);
+    spw_st_writer_destroy(job->adapter);
+    spw_mem_free(job->rank);
+    free(job->adapter_config);
     if (remove && access(job->partial, F_OK) == 0)
         (void)spw_dir_remove(job->partial, &ignored);
     spw_mem_free(job->config);
@@ -265,6 +303,13 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     job->config = spw_config_dump(config);
     SPW_TRY(spw_hf_config_carry(&job->model_config, &spw_engine_model(job->e)->config, source,
                                 spw_state_weight_dtype(job->format), err));
+    if (spw_engine_model(job->e)->lora.rank > 0) {
+        json_t *adapters = spw__adapter_config(spw_engine_model(job->e), config);
+        job->adapter_config = json_dumps(adapters, JSON_INDENT(2));
+        json_decref(adapters);
+        if (job->adapter_config == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "adapter_config.json");
+    }
     if (job->config == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
     SPW_TRY(spw_dir_make(job->dir, err));

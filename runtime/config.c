@@ -390,6 +390,32 @@ read_groups(const reader *r, const key_row *row, const json_t *v)
     return SPW_OK;
 }
 
+static spw_status
+read_globs(const reader *r, const key_row *row, const json_t *v, spw_glob_list *list)
+{
+    bool one = json_is_string(v);
+    size_t count = one ? 1 : json_array_size(v);
+    if ((!one && !json_is_array(v)) || count > SPW_GLOBS_MAX)
+        return bad_value(r, row->key, "a list of at most 16 names or globs", v);
+    memset(list, 0, sizeof *list);
+    for (size_t i = 0; i < count; i++) {
+        const char *text = json_string_value(one ? v : json_array_get(v, i));
+        if (text == NULL || text[0] == '\0' || strlen(text) >= sizeof list->item[0])
+            return bad_value(r, row->key, "a list of names or globs of at most 95 bytes", v);
+        snprintf(list->item[list->count++], sizeof list->item[0], "%s", text);
+    }
+    return SPW_OK;
+}
+
+static json_t *
+dump_globs(const spw_glob_list *list)
+{
+    json_t *array = list->count > 0 ? json_array() : NULL;
+    for (uint32_t i = 0; i < list->count; i++)
+        json_array_append_new(array, json_string(list->item[i]));
+    return array;
+}
+
 static json_t *
 dump_groups(const spw_config *c)
 {
@@ -468,6 +494,7 @@ read_value(const reader *r, const key_row *row, json_t *v)
     case K_PATHS: return read_paths(r, row, v, field);
     case K_BETAS: return read_betas(r, row, v);
     case K_GROUPS: return read_groups(r, row, v);
+    case K_GLOBS: return read_globs(r, row, v, field);
     default: return read_word(r, row, v, field);
     }
 }
@@ -905,6 +932,7 @@ value_json(const spw_config *c, const key_row *row)
     case K_BACKEND: return json_string(spw_aio_backend_name(*(const spw_aio_backend *)field));
     case K_BETAS: return json_pack("[f, f]", c->optimizer.beta1, c->optimizer.beta2);
     case K_GROUPS: return c->optimizer.group_count > 0 ? dump_groups(c) : NULL;
+    case K_GLOBS: return dump_globs(field);
     default: return NULL;
     }
 }
@@ -966,7 +994,8 @@ spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
         [K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",     [K_U32] = "int",
         [K_REAL] = "number",     [K_TEXT] = "text",         [K_BYTES] = "bytes", [K_PATHS] = "paths",
         [K_TIER] = "enum",       [K_PLACE] = "enum",        [K_FORMAT] = "enum", [K_DTYPE] = "enum",
-        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_ANY] = "any"};
+        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_GLOBS] = "globs",
+        [K_ANY] = "any"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {

@@ -21,6 +21,7 @@ typedef enum key_type {
     K_BACKEND,
     K_BETAS,
     K_GROUPS, /* parameter groups */
+    K_GLOBS,  /* spw_glob_list */
     K_ANY     /* looked at by class only */
 } key_type;
 

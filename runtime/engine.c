@@ -284,6 +284,8 @@ size_grad_buffers(spw_engine *e, uint32_t chain_extra)
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t elems = e->layout.units[u].elems;
+        if (!e->layout.units[u].trainable)
+            continue;
         if (users_of(e, u) > 1)
             e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX};
         else if (elems > pool_elems)
@@ -315,7 +317,10 @@ pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward
     return n;
 }
 
-/* Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward. */
+/*
+ * Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward, where half
+ * is for its own gradient.
+ */
 static double
 step_flops(const spw_engine *e)
 {
@@ -326,7 +331,8 @@ step_flops(const spw_engine *e)
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
             if (p->ndim > 1)
-                per_token += (b + 1 < e->model->block_count ? 8.0 : 6.0) * (double)(p->rows * p->cols);
+                per_token += ((b + 1 < e->model->block_count ? 8.0 : 6.0) - (p->frozen ? 2.0 : 0.0)) *
+                             (double)(p->rows * p->cols);
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
@@ -652,6 +658,32 @@ check_groups(const spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
+/* What the configuration freezes was frozen, and its adapters were made, when the model was made from it. */
+static spw_status
+check_frozen(const spw_engine *e, spw_error *err)
+{
+    const spw_glob_list *globs = &e->config.run.freeze;
+    if (e->config.run.lora.rank != e->model->lora.rank)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "spillway.lora.rank is %llu, this model has adapters of rank %llu (0: none); "
+                         "spw_model_from_config() makes them",
+                         (unsigned long long)e->config.run.lora.rank, (unsigned long long)e->model->lora.rank);
+    for (uint32_t g = 0; g < globs->count && !e->inference; g++) {
+        for (uint32_t id = 0; id < e->model->param_count; id++) {
+            const spw_param *p = &e->model->params[id];
+            if (!p->frozen && fnmatch(globs->item[g], p->name, 0) == 0)
+                return SPW_RAISE(err, SPW_EINVAL,
+                                 "spillway.freeze \"%s\" matches %s, which this model does not have frozen; "
+                                 "spw_model_from_config() and spw_model_freeze() do it",
+                                 globs->item[g], p->name);
+        }
+    }
+    if (!e->inference && spw__layout_trained(&e->layout) == 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "all %u parameters of the model are frozen: there is nothing to train",
+                         e->model->param_count);
+    return SPW_OK;
+}
+
 /* Cuts every chunk into stretches of one parameter group; padding goes with what follows. */
 static spw_status
 make_ranges(spw_engine *e, spw_error *err)
@@ -748,6 +780,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         e->chain[b] = b;
     e->chain_count = e->model->block_count;
     note_uses(e);
+    SPW_TRY(check_frozen(e, err));
     SPW_TRY(make_plan(e, o, err));
     SPW_TRY(check_groups(e, err));
     if (o->plan_only)
@@ -846,9 +879,9 @@ typedef struct init_job {
     uint64_t seed;
 } init_job;
 
-/* Elements [0, n) of one parameter's stretch from element `at` of the parameter: Box-Muller on counter-based bits. */
-static void
-draw(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+/* Box-Muller on counter-based bits. */
+void
+spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         uint64_t element = at + i;
@@ -886,12 +919,8 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
             continue;
         for (; first < end; first += 4096) {
             uint64_t n = end - first < 4096 ? end - first : 4096;
-            draw(block, &e->model->params[id], id, job->seed, first - at->first, n);
-            if (record != NULL)
-                spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
-            else /* inference: there is nothing but the weights */
-                spw_convert((char *)weights + (first - c->first) * spw_state_weight_bytes(f), spw_state_weight_dtype(f),
-                            block, SPW_F32, n);
+            spw__draw_param(block, &e->model->params[id], id, job->seed, first - at->first, n);
+            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
         }
     }
     return SPW_OK;
@@ -913,6 +942,10 @@ tell_future(spw_engine *e, int mode)
     if (!e->config.run.prefetch)
         return;
     n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
+    for (uint32_t i = 0; i < n; i++) { /* what is frozen stays at the generation it has */
+        if (!e->layout.units[e->future[i].unit_idx].trainable)
+            e->future[i].generation = e->generations[e->future[i].unit_idx];
+    }
     spw_store_set_future(e->store, e->future, n,
                          spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size));
 }
@@ -1147,6 +1180,8 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, 
         waited = waited_ns(e);
         st = SPW_OK;
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
+            if (!e->layout.units[run.units[k]].trainable)
+                continue;
             if (e->last_use[run.units[k]] == (int32_t)c)
                 st = open_grad(e, run.units[k], later_group, err);
             if (st == SPW_OK)
@@ -1157,7 +1192,7 @@ backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, 
         end_compute(e, "backward", run.block_idx, begin, waited);
         release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
-            if (e->first_use[run.units[k]] == (int32_t)c)
+            if (e->layout.units[run.units[k]].trainable && e->first_use[run.units[k]] == (int32_t)c)
                 st = send_grad(e, run.units[k], final_group, err);
         }
         if (st != SPW_OK)
@@ -1188,7 +1223,7 @@ global_norm(const spw_engine *e)
 {
     double sum = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
-        if (e->first_use[u] < 0)
+        if (e->first_use[u] < 0 || !e->layout.units[u].trainable)
             continue;
         for (uint64_t i = e->unit_partial[u]; i < e->unit_partial[u + 1]; i++)
             sum += e->partials[i];
@@ -1329,7 +1364,7 @@ decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_err
     }
     e->updates++;
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        e->generations[u] += e->first_use[u] >= 0;
+        e->generations[u] += e->first_use[u] >= 0 && e->layout.units[u].trainable;
     return SPW_OK;
 }
 

@@ -2,6 +2,7 @@
  * Weights for inference from a checkpoint or a Hugging Face folder: which of the two a path is, the configuration that an
  * engine needs for it, what ends its texts, and its loader. The caller decides where the weights are placed.
  */
+#include "runtime_internal.h"
 #include "spw_files.h"
 #include "spw_generate.h"
 #include <jansson.h>
@@ -117,7 +118,7 @@ spw_status
 spw_weights_load(const spw_weights *w, spw_engine *e, spw_error *err)
 {
     spw_status st;
-    if (spw_engine_layout(e)->units[0].trainable)
+    if (spw__layout_trained(spw_engine_layout(e)) > 0)
         return SPW_RAISE(err, SPW_EINVAL, "weights alone are for an engine made for inference");
     if (w->is_checkpoint)
         return spw_checkpoint_load(e, w->path, err);

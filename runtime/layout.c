@@ -1,6 +1,7 @@
 /*
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
- * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes.
+ * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
+ * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole.
  */
 #include "runtime_internal.h"
 
@@ -10,30 +11,35 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->units);
     spw_mem_free(l->chunks);
     spw_mem_free(l->places);
-    spw_mem_free(l->unit_of_block);
     memset(l, 0, sizeof *l);
 }
 
+/* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient all are alike. */
 static void
-place_params(spw_layout *l, const spw_model *m, bool trainable)
+place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable)
 {
-    for (uint32_t b = 0; b < m->block_count; b++) {
-        uint64_t at = 0;
-        l->unit_of_block[b] = UINT32_MAX;
-        for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
-            uint32_t id = m->blocks[b].param_ids[k];
-            if (m->params[id].owner_block != b)
-                continue;
-            l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
-            at = spw_round_up(at + l->places[id].elems, 128);
-            l->params += l->places[id].elems;
-        }
-        if (at == 0)
+    uint64_t at = 0;
+    for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
+        uint32_t id = m->blocks[b].param_ids[k];
+        if (m->params[id].owner_block != b || (trainable && m->params[id].frozen) != frozen)
             continue;
-        l->unit_of_block[b] = l->unit_count;
-        l->units[l->unit_count++] = (spw_store_unit){.elems = spw_round_up(at, 4096), .trainable = trainable};
-        l->elems += spw_round_up(at, 4096);
+        l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
+        at = spw_round_up(at + l->places[id].elems, 128);
+        l->params += l->places[id].elems;
     }
+    if (at == 0)
+        return;
+    l->units[l->unit_count++] = (spw_store_unit){.elems = spw_round_up(at, 4096), .trainable = trainable && !frozen};
+    l->elems += spw_round_up(at, 4096);
+}
+
+uint64_t
+spw__layout_trained(const spw_layout *l)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        elems += l->units[u].trainable ? l->units[u].elems : 0;
+    return elems;
 }
 
 spw_status
@@ -45,12 +51,14 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
-    l->units = spw_mem_calloc(m->block_count, sizeof *l->units);
+    l->units = spw_mem_calloc(2 * (uint64_t)m->block_count, sizeof *l->units);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
-    l->unit_of_block = spw_mem_calloc(m->block_count, sizeof *l->unit_of_block);
-    if (l->units == NULL || l->places == NULL || l->unit_of_block == NULL)
+    if (l->units == NULL || l->places == NULL)
         goto no_memory;
-    place_params(l, m, trainable);
+    for (uint32_t b = 0; b < m->block_count; b++) {
+        place_kind(l, m, b, true, trainable);
+        place_kind(l, m, b, false, trainable);
+    }
     for (uint32_t u = 0; u < l->unit_count; u++)
         chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;
     if (chunks > INT32_MAX) {

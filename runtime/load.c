@@ -1,10 +1,12 @@
 /*
- * Where training starts: drawn at random, or from the weights of a Hugging Face folder. Each byte of the folder is read
+ * Where training starts: drawn at random, or from the weights of a Hugging Face folder (adapters are always drawn). Each byte of the folder is read
  * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier.
  */
 #include "runtime_internal.h"
 #include "spw_files.h"
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BLOCK_ELEMS = 16384 };
 
@@ -27,18 +29,17 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (uint32_t id = 0; id < l->param_count; id++) {
+        const spw_param *p = &spw_engine_model(job->e)->params[id];
         uint64_t first, end;
         if (!spw__layout_overlap(&l->places[id], c, &first, &end))
             continue;
         for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
             uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
-            SPW_TRY(spw_hf_read_param(job->reader, id, i - l->places[id].first, n, block, err));
-            if (record == NULL) /* inference, or frozen: the weights alone */
-                spw_convert((char *)weights + (i - c->first) * spw_state_weight_bytes(job->format),
-                            spw_state_weight_dtype(job->format), block, SPW_F32, n);
+            if (p->adapter)
+                spw__draw_param(block, p, id, spw__engine_config(job->e)->run.seed, i - l->places[id].first, n);
             else
-                spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n,
-                              block);
+                SPW_TRY(spw_hf_read_param(job->reader, id, i - l->places[id].first, n, block, err));
+            spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
         }
     }
     return SPW_OK;
@@ -48,7 +49,15 @@ spw_status
 spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    spw_status st = spw_hf_reader_open(&job.reader, path, err);
+    char adapters[SPW_PATH_BYTES + 64];
+    spw_status st;
+    snprintf(adapters, sizeof adapters, "%.1000s/adapter_model.safetensors", path);
+    if (access(adapters, F_OK) == 0) /* they are part of what was trained, and would be left out without a word */
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s: there are adapters beside the weights; merge them with spillway "
+                         "export, or go on with --resume",
+                         adapters);
+    st = spw_hf_reader_open(&job.reader, path, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
     if (st == SPW_OK)

@@ -34,6 +34,24 @@ spw__plan_largest_chunk(const spw_layout *l)
     return largest;
 }
 
+uint64_t
+spw__plan_largest_trained(const spw_layout *l)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < l->chunk_count; i++) {
+        if (l->units[l->chunks[i].unit_idx].trainable && l->chunks[i].elems > largest)
+            largest = l->chunks[i].elems;
+    }
+    return largest;
+}
+
+/* Inference has no records, frozen units have none. */
+static bool
+has_record(const plan_input *in, const spw_store_chunk *c)
+{
+    return !in->inference && in->layout->units[c->unit_idx].trainable;
+}
+
 static uint64_t
 record_bytes(const plan_input *in, uint64_t elems)
 {
@@ -52,9 +70,9 @@ static uint64_t
 record_padding(const plan_input *in, spw_tier tier, bool wherever)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count && !in->inference; i++) {
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        if (wherever || c->record_tier == tier)
+        if (has_record(in, c) && (wherever || c->record_tier == tier))
             bytes += record_room(in, c->elems) - record_bytes(in, c->elems);
     }
     return bytes;
@@ -106,7 +124,7 @@ place_all(const plan_input *in)
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         in->layout->chunks[i].weight_tier = c->zero.offload_param;
         in->layout->chunks[i].record_tier =
-            in->inference ? SPW_TIER_HOST : c->zero.offload_optimizer; /* there are none */
+            has_record(in, &in->layout->chunks[i]) ? c->zero.offload_optimizer : SPW_TIER_HOST; /* there are none */
     }
 }
 
@@ -145,7 +163,7 @@ add_up(spw_plan *p, const plan_input *in)
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t w = c->elems * in->weight_bytes, r = in->inference ? 0 : record_bytes(in, c->elems);
+        uint64_t w = c->elems * in->weight_bytes, r = has_record(in, c) ? record_bytes(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
         *record[c->record_tier] += r;
     }
@@ -170,7 +188,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bytes[i] = (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0) +
-                   (c->record_tier == SPW_TIER_NVME && !in->inference ? record_bytes(in, c->elems) : 0);
+                   (c->record_tier == SPW_TIER_NVME && has_record(in, c) ? record_bytes(in, c->elems) : 0);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -216,9 +234,10 @@ static uint64_t
 slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
 {
     const spw_config *c = in->config;
+    uint64_t trained = spw__plan_largest_trained(in->layout);
     uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * chunk * in->weight_bytes : 0;
     uint64_t r =
-        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_room(in, chunk) : 0;
+        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_room(in, trained) : 0;
     return w + r;
 }
 
@@ -236,6 +255,7 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
 {
     const spw_config *c = in->config;
     uint64_t chunk = spw__plan_largest_chunk(in->layout), all = in->layout->elems, fixed;
+    uint64_t trained = spw__layout_trained(in->layout);
     uint32_t count = in->layout->chunk_count;
     *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
     *r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
@@ -248,13 +268,13 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
         *w_want = slots > *w_want ? slots : *w_want;
     }
     p->process_host = in->process_bytes;
-    p->grad_host = in->inference ? 0 : all * in->grad_bytes;
+    p->grad_host = in->inference ? 0 : trained * in->grad_bytes;
     p->tables_host = in->tables_bytes;
     fixed = p->process_host + p->tables_host + p->grad_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
-        fixed += record_bytes(in, all) + record_padding(in, SPW_TIER_HOST, true);
+        fixed += record_bytes(in, trained) + record_padding(in, SPW_TIER_HOST, true);
     return fixed;
 }
 
@@ -281,8 +301,8 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
         w_want = by_bytes > w_want ? (uint32_t)by_bytes : w_want;
         w_want = w_want > count ? count : w_want;
     }
-    if (c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_room(in, chunk);
+    if (r_nvme && c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
+        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_room(in, spw__plan_largest_trained(in->layout));
         r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
         r_want = r_want > count ? count : r_want;
     }
@@ -388,7 +408,7 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     if (c->zero.offload_param == SPW_TIER_DEVICE)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
-        fixed += record_bytes(in, in->layout->elems);
+        fixed += record_bytes(in, spw__layout_trained(in->layout));
     spw__plan_activations_device(p, in,
                                  budget == SPW_AUTO             ? UINT64_MAX
                                  : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
@@ -422,21 +442,24 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
-/* Weights on nvme are written once a step, records read and written once; the rest is rehearsed. */
+/* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
+    const uint64_t trained = spw__layout_trained(in->layout);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
         SPW_TRY(rehearse(p, in, spw_paces[k], &r, err));
-        t->h2d = r.h2d + (in->passes - 1) * in->layout->elems * in->grad_bytes; /* sums of earlier passes go back in */
-        t->d2h = in->passes * in->layout->elems * in->grad_bytes;
+        t->h2d = r.h2d + (in->passes - 1) * trained * in->grad_bytes; /* sums of earlier passes go back in */
+        t->d2h = in->passes * trained * in->grad_bytes;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
             const spw_store_chunk *c = &in->layout->chunks[i];
             uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
+            if (!has_record(in, c))
+                continue; /* what is frozen is read only, which the rehearsal counts */
             t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0);
             t->path_read[c->path_idx] += record;
         }
@@ -456,6 +479,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     memset(p, 0, sizeof *p);
     p->params = in->layout->params;
     p->elems = in->layout->elems;
+    p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
     p->flops = in->flops;
     collect_paths(p, in->config);

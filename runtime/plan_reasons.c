@@ -37,13 +37,18 @@ explain_host(spw_plan *p, const plan_input *in)
     for (int records = 0; records < 2; records++) {
         const spw_config *c = in->config;
         spw_tier asked = records ? c->zero.offload_optimizer : c->zero.offload_param;
-        uint32_t slots = records ? p->record_slots : p->weight_slots, here = 0, all = in->layout->chunk_count;
+        uint32_t slots = records ? p->record_slots : p->weight_slots, here = 0, all = 0;
         uint64_t host = records ? p->record_host : p->weight_host;
         const char *why = "as many as keep reads, updates and writes going at once";
         if (asked != SPW_TIER_NVME || (records && in->inference))
             continue;
-        for (uint32_t i = 0; i < all; i++)
-            here += (records ? in->layout->chunks[i].record_tier : in->layout->chunks[i].weight_tier) == SPW_TIER_HOST;
+        for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+            const spw_store_chunk *chunk = &in->layout->chunks[i];
+            if (records && !in->layout->units[chunk->unit_idx].trainable)
+                continue;
+            here += (records ? chunk->record_tier : chunk->weight_tier) == SPW_TIER_HOST;
+            all++;
+        }
         if (p->host_budget != SPW_AUTO) {
             snprintf(value, sizeof value, "%u of %u chunks on host", here, all);
             decide(p, records ? "optimizer records" : "weights", value,
@@ -67,7 +72,7 @@ explain_host(spw_plan *p, const plan_input *in)
         decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", number(value, sizeof value, slots),
                "%s%s, of %s each", why, p->host_budget != SPW_AUTO ? ", within spillway.host_memory" : "",
                spw_format_bytes(bytes, sizeof bytes,
-                                records ? spw__plan_largest_chunk(in->layout) / 32 * in->record_bytes_32
+                                records ? spw__plan_largest_trained(in->layout) / 32 * in->record_bytes_32
                                         : spw__plan_largest_chunk(in->layout) * in->weight_bytes));
     }
 }

@@ -45,7 +45,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     const spw_traffic *t = &out->traffic;
     double *s = out->seconds;
     s[SPW_RESOURCE_COMPUTE] = seconds_of(p->flops, r->flops);
-    s[SPW_RESOURCE_OPTIMIZER] = seconds_of((double)p->elems, r->optimizer);
+    s[SPW_RESOURCE_OPTIMIZER] = seconds_of((double)p->trained, r->optimizer);
     s[SPW_RESOURCE_H2D] = seconds_of((double)t->h2d, r->h2d);
     s[SPW_RESOURCE_D2H] = seconds_of((double)t->d2h, r->d2h);
     s[SPW_RESOURCE_CPU] = 0;

@@ -266,7 +266,7 @@ tell_future(sim *s)
             unit->next_use = s->future_count;
         else if (unit->next_use2 == UINT32_MAX)
             unit->next_use2 = s->future_count;
-        s->future[s->future_count++] = (spw_store_use){u, unit->wanted + (i >= n)};
+        s->future[s->future_count++] = (spw_store_use){u, unit->wanted + (i >= n && in->layout->units[u].trainable)};
     }
     s->fetch_count = spw_trace_ahead(s->future, s->future_count, in->layout->units, in->prefetch_elems);
 }

@@ -52,6 +52,8 @@ void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 /* The decisions of a plan with their reasons (plan_reasons.c). */
 void spw__plan_explain(spw_plan *plan, const plan_input *in);
 uint64_t spw__plan_largest_chunk(const spw_layout *layout);
+/* The largest with a record; 0: there is none. */
+uint64_t spw__plan_largest_trained(const spw_layout *layout);
 
 /* One step of the store on paper (rehearse.c): which weights its rules move. */
 typedef struct rehearsal_input {
@@ -103,10 +105,15 @@ spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. Pure. */
 bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
 
+/* Elements of units that have gradients and records. Pure. */
+uint64_t spw__layout_trained(const spw_layout *layout);
+
 /* Memory that saving or loading a checkpoint takes at most, with what is on the workers' stacks. Pure. */
 uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                                uint32_t workers);
 
+/* Initial values of elements [at, at + n) of a parameter. Pure. */
+void spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n);
 /*
  * One forward pass over new tokens of sequences whose keys and values the engine keeps (options.cache_slots). A part is computed
  * by itself: a piece of one sequence, or one token each of several, and where it lies in the pass changes no bit of it.

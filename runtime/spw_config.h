@@ -33,6 +33,13 @@ typedef struct spw_param_group {
     double lr, weight_decay, beta1, beta2; /* lr: where the optimizer has its lr; schedules scale both */
 } spw_param_group;
 
+/* Names or globs (fnmatch). */
+enum { SPW_GLOBS_MAX = 16 };
+typedef struct spw_glob_list {
+    uint32_t count;
+    char item[SPW_GLOBS_MAX][96];
+} spw_glob_list;
+
 typedef struct spw_config {
     spw_model_config model;
     char model_path[SPW_PATH_BYTES]; /* "" or the folder whose config.json gave it */
@@ -100,6 +107,9 @@ typedef struct spw_config {
         bool pin_threads;
         uint32_t weight_slots, record_slots; /* 0: from the budget */
         bool integrity, prefetch;
+        spw_glob_list freeze; /* parameters that are not trained */
+        spw_lora lora;
+        spw_glob_list lora_targets;
         bool decay_norm_and_bias;
         bool nearest_moments;
         spw_dtype grad_dtype;

@@ -24,15 +24,18 @@ typedef struct spw_place {
     uint64_t first, elems;
 } spw_place;
 
-/* Units are the blocks' own parameters, in chain order; chunks cut them; tiers are filled in by spw_plan_make. */
+/*
+ * Units are the blocks' own parameters, in chain order, a block's frozen ones before the others; chunks cut them; tiers are
+ * filled in by spw_plan_make.
+ */
 typedef struct spw_layout {
     uint32_t unit_count, chunk_count, param_count;
     spw_store_unit *units;
     spw_store_chunk *chunks;
-    spw_place *places;       /* (param_count) */
-    uint32_t *unit_of_block; /* (block_count); UINT32_MAX: the block owns nothing */
-    uint64_t elems, params;  /* padded and real */
+    spw_place *places;      /* (param_count) */
+    uint64_t elems, params; /* padded and real */
 } spw_layout;
+/* trainable: with gradients; without, frozen parameters are laid out like all others. */
 spw_status
 spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, spw_error *err);
 void spw_layout_free(spw_layout *layout);
@@ -110,7 +113,9 @@ spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *
 /*
  * spw_engine_load_weights - initial parameters from a Hugging Face folder or a safetensors file, moments 0.
  * Reads every byte once, chunk by chunk into its tier; memory besides the engine's: 64 KiB per worker and the names.
- * Errors  those of spw_hf_reader_open and _bind, SPW_EIO. The engine's state is then void.
+ * Adapters are drawn like initial parameters, from spillway.seed.
+ * Errors  those of spw_hf_reader_open and _bind, SPW_EIO; SPW_EUNSUPPORTED for a folder with adapters. The engine's state is
+ *         then void.
  */
 spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_error *err);
 /* What spillway.start says: one of the two above. */
@@ -210,7 +215,11 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
 /* Loads weights, and records unless the engine is for inference. */
 spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
 
-/* Builds the model that the configuration describes. */
+/*
+ * spw_model_from_config - builds the model that the configuration describes, with the adapters of spillway.lora and with
+ * what spillway.freeze names frozen.
+ * Errors  those of spw_model_build and spw_model_add_lora; SPW_ECONFIG for a glob that no parameter matches, or when nothing is left to train.
+ */
 spw_status spw_model_from_config(spw_model **out, const spw_config *config, spw_error *err);
 
 #ifdef __cplusplus

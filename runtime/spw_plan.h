@@ -50,6 +50,7 @@ typedef struct spw_plan {
     double path_weight[SPW_PATHS_MAX];
     /* One step. */
     uint64_t params, elems, tokens; /* real and padded parameters; tokens of all micro-batches */
+    uint64_t trained;               /* of elems: with gradient and record */
     double flops;
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t decision_count;

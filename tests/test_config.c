@@ -99,6 +99,11 @@ test_refused(void **state)
         {"gradient_clipping=\"a\"", "gradient_clipping: expected number, got string \"a\""},
         {"optimizer.type=\"Muon\"", "not supported yet: optimizer.type"},
         {"spillway.param_groups={}", "spillway.param_groups"},
+        {"spillway.lora.rank=-1", "spillway.lora.rank"},
+        {"spillway.lora.dropout=1", "spillway.lora.dropout"},
+        {"spillway.lora.r=8", "spillway.lora.r"},
+        {"spillway.freeze={}", "a list of at most 16 names or globs"},
+        {"spillway.freeze=[\"a\",1]", "spillway.freeze"},
         {"spillway.param_groups=[{\"lr\":1}]", "an object with match"},
         {"spillway.param_groups=[{\"match\":\"a\",\"lr\":-1}]", "lr and weight_decay from 0"},
         {"spillway.param_groups=[{\"match\":\"a\",\"betas\":[0.9]}]", "betas of two numbers"},
@@ -250,6 +255,9 @@ test_accepted(void **state)
         "train_batch_size=\"auto\"",
         "optimizer.params.torch_adam=true",
         "spillway.param_groups=[{\"match\":\"*.bias\",\"lr\":1e-4,\"betas\":[0.8,0.9]},{\"match\":\"x\"}]",
+        "spillway.freeze=\"wte.*\"",
+        "spillway.freeze=[\"a\",\"b*\"]",
+        "spillway.lora={\"rank\":4,\"alpha\":8,\"targets\":[\"q_proj\"],\"dropout\":0.1}",
         "zero_optimization.offload_optimizer.ratio=1"};
     (void)state;
     for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {

@@ -2,7 +2,7 @@
 # Weights in and out: training from a folder, export in other types and shards, llm.c's files, refusals, memory. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
-spw=$PWD/${SPW_BUILD:-build/release}/spillway
+spw=${SPW_BUILD:-build/release}/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
 trap 'rm -rf "$dir"' EXIT

@@ -277,7 +277,35 @@ add_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
     spw_gpu_add(q, out, in[0], in[1], s->d[0]);
 }
 
-/* GELU, silu times up, add: lengths around the lanes and across parts, gradients written and added to. */
+static void
+add_scaled_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] = in[0][i] + 0.375 * in[1][i];
+}
+
+static void
+add_scaled_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_add_scaled(q, out, in[0], in[1], 0.375f, s->d[0]);
+}
+
+/* Onto nothing, and onto itself. */
+static void
+scaled_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] = 0.75 * in[0][i];
+}
+
+static void
+scaled_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_add_scaled(q, out, NULL, in[0], 0.5f, s->d[0]);
+    spw_gpu_add_scaled(q, out, out, in[0], 0.25f, s->d[0]);
+}
+
+/* GELU, silu times up, sums: lengths around the lanes and across parts, gradients written and added to. */
 static void
 test_elementwise(void **state)
 {
@@ -291,6 +319,8 @@ test_elementwise(void **state)
         examine(&(subject){
             "silu_mul, added", 2, {n, n}, n, {n}, SPW_OP_ACC_DX | SPW_OP_ACC_DX2, silu_ref, silu_fwd, silu_bwd});
         examine(&(subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
+        examine(&(subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});
+        examine(&(subject){"add_scaled, in place", 1, {n}, n, {n}, 0, scaled_ref, scaled_fwd, NULL});
     }
 }
 

@@ -52,7 +52,7 @@ test_prediction(void **state)
     (void)state;
     memset(&p, 0, sizeof p);
     p.path_count = 2;
-    p.params = p.elems = 1000000000;
+    p.params = p.elems = p.trained = 1000000000;
     p.tokens = 1000;
     p.flops = 3e12;
     for (int k = 0; k < SPW_PACE_COUNT; k++) {

@@ -77,6 +77,26 @@ spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
     run(q, &(args){.out = y, .a = a, .b = b, .n = n}, n, ELEMENT_GRAIN, add_part);
 }
 
+static void
+add_scaled_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first);
+    float *y = at(g->out, first);
+    (void)worker_idx;
+    if (g->a == NULL)
+        memset(y, 0, n * sizeof *y);
+    else if (g->a != g->out)
+        memcpy(y, g->a + first, n * sizeof *y);
+    g->k->axpy(y, g->eps, g->b + first, n);
+}
+
+void
+spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = a, .b = b, .eps = scale, .n = n}, n, ELEMENT_GRAIN, add_scaled_part);
+}
+
 void
 spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
 {

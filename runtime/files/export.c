@@ -1,6 +1,6 @@
 /*
  * export.c - from one form of a model to a Hugging Face folder: another type, other shards, from a checkpoint or llm.c. One
- * tensor after the other, a block at a time; the folder is written beside its name and renamed when it is complete.
+ * tensor after the other, a block at a time, with its adapter added if there is one; the folder is written beside its name and renamed when it is complete.
  */
 #include "spw_files.h"
 #include <errno.h>
@@ -21,11 +21,45 @@ typedef struct job {
     spw_model *model;
     spw_hf_reader *folder;
     spw_llmc_reader *llmc;
-    spw_st_reader *masters; /* of a checkpoint, for fp32; NULL: none */
+    spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
+    spw_st_reader *adapters; /* NULL: there are none */
+    double alpha;
+    struct { /* of the parameter that is written; rank 0: it has none */
+        uint64_t rank;
+        float *a, *b, scale; /* (rank, in), (out, rank) */
+    } adapter;
     char partial[PATH_MAX_BYTES];
     uint32_t *file_of; /* (param_count) */
+    uint32_t merged;   /* adapters */
     uint64_t done, all;
 } job;
+
+/* adapter_model.safetensors and adapter_config.json, if the folder has them. */
+static spw_status
+open_adapters(job *j, spw_error *err)
+{
+    char path[PATH_MAX_BYTES + 64], *text = NULL;
+    json_t *root, *plain[3];
+    spw_status st = SPW_OK;
+    snprintf(path, sizeof path, "%.1000s/adapter_model.safetensors", j->o->source);
+    if (access(path, F_OK) != 0)
+        return SPW_OK;
+    SPW_TRY(spw_st_reader_open(&j->adapters, path, err));
+    snprintf(path, sizeof path, "%.1000s/adapter_config.json", j->o->source);
+    SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
+    root = json_loads(text, 0, NULL);
+    spw_mem_free(text);
+    j->alpha = json_number_value(json_object_get(root, "lora_alpha"));
+    plain[0] = json_object_get(root, "use_rslora");
+    plain[1] = json_object_get(root, "use_dora");
+    plain[2] = json_object_get(root, "alpha_pattern");
+    if (!(j->alpha > 0))
+        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: lora_alpha is missing or not above 0", path);
+    else if (json_is_true(plain[0]) || json_is_true(plain[1]) || json_object_size(plain[2]) > 0)
+        st = SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: not supported yet: use_rslora, use_dora, alpha_pattern", path);
+    json_decref(root);
+    return st;
+}
 
 static spw_status
 open_folder(job *j, spw_error *err)
@@ -38,7 +72,7 @@ open_folder(job *j, spw_error *err)
     snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->o->source);
     if (j->o->dtype == SPW_F32 && access(path, F_OK) == 0)
         SPW_TRY(spw_st_reader_open(&j->masters, path, err));
-    return SPW_OK;
+    return open_adapters(j, err);
 }
 
 static spw_status
@@ -66,6 +100,72 @@ read_block(job *j, const spw_tensor_info *master, uint32_t id, uint64_t first, u
 }
 
 static spw_status
+read_matrix(const job *j, const spw_param *p, char letter, const spw_tensor_info **info, float **out, spw_error *err)
+{
+    bool gpt2 = j->config.family == SPW_FAMILY_GPT2;
+    char name[SPW_TENSOR_NAME_BYTES];
+    snprintf(name, sizeof name, "base_model.model.%s%.*s.lora_%c.weight", gpt2 ? "transformer." : "",
+             (int)(strlen(p->name) - strlen(".weight")), p->name, letter);
+    *info = spw_st_reader_find(j->adapters, name);
+    if (*info == NULL)
+        return SPW_OK;
+    if ((*info)->dtype != SPW_F32 || (*info)->ndim != 2)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s must be an fp32 matrix", j->o->source, name);
+    *out = spw_mem_zalloc((*info)->bytes);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "%s (%llu bytes)", name, (unsigned long long)(*info)->bytes);
+    return spw_st_read(j->adapters, *info, 0, *out, (*info)->bytes, err);
+}
+
+static void
+forget_adapter(job *j)
+{
+    spw_mem_free(j->adapter.a);
+    spw_mem_free(j->adapter.b);
+    memset(&j->adapter, 0, sizeof j->adapter);
+}
+
+static spw_status
+find_adapter(job *j, const spw_param *p, spw_error *err)
+{
+    bool in_out = j->config.family == SPW_FAMILY_GPT2;
+    uint64_t in = in_out ? p->rows : p->cols, out = in_out ? p->cols : p->rows;
+    const spw_tensor_info *a, *b;
+    size_t n = strlen(p->name);
+    forget_adapter(j);
+    if (j->adapters == NULL || p->ndim != 2 || n < 8 || strcmp(p->name + n - 7, ".weight") != 0)
+        return SPW_OK;
+    SPW_TRY(read_matrix(j, p, 'A', &a, &j->adapter.a, err));
+    SPW_TRY(read_matrix(j, p, 'B', &b, &j->adapter.b, err));
+    if (a == NULL && b == NULL)
+        return SPW_OK;
+    if (a == NULL || b == NULL || a->shape[1] != in || b->shape[0] != out || a->shape[0] != b->shape[1] ||
+        a->shape[0] == 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: the adapter of %s is not (rank, %llu) and (%llu, rank)", j->o->source,
+                         p->name, (unsigned long long)in, (unsigned long long)out);
+    j->adapter.rank = a->shape[0];
+    j->adapter.scale = (float)(j->alpha / (double)a->shape[0]);
+    j->merged++;
+    return SPW_OK;
+}
+
+/* Adds scale B A to elements [first, first + n) of a weight: sums over the rank in rising order, in fp32. */
+static void
+merge(const job *j, const spw_param *p, uint64_t first, uint64_t n, float *w)
+{
+    bool in_out = j->config.family == SPW_FAMILY_GPT2;
+    uint64_t in = in_out ? p->rows : p->cols, rank = j->adapter.rank;
+    for (uint64_t i = 0; i < n && rank > 0; i++) {
+        uint64_t row = (first + i) / p->cols, col = (first + i) % p->cols;
+        const float *b = j->adapter.b + (in_out ? col : row) * rank, *a = j->adapter.a + (in_out ? row : col);
+        float sum = 0;
+        for (uint64_t k = 0; k < rank; k++)
+            sum += b[k] * a[k * in];
+        w[i] += j->adapter.scale * sum;
+    }
+}
+
+static spw_status
 write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *err)
 {
     const spw_param *p = &j->model->params[id];
@@ -79,11 +179,13 @@ write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: the checkpoint's %s has %llu bytes, not %llu", j->o->source, name,
                              (unsigned long long)master->bytes, (unsigned long long)(elems * sizeof(float)));
     }
+    SPW_TRY(find_adapter(j, p, err));
     for (uint64_t at = 0, n; at < elems; at += n) {
         float block[BLOCK_ELEMS];
         char out[BLOCK_ELEMS * sizeof(float)];
         n = elems - at < BLOCK_ELEMS ? elems - at : BLOCK_ELEMS;
         SPW_TRY(read_block(j, master, id, at, n, block, err));
+        merge(j, p, at, n, block);
         spw_convert(out, j->report->dtype, block, SPW_F32, n);
         SPW_TRY(spw_st_write(w, in_file, at * bytes, out, n * bytes, err));
         j->done += n * bytes;
@@ -311,6 +413,11 @@ export_to_partial(job *j, spw_error *err)
         SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
     SPW_TRY(spw_dir_make(j->partial, err));
     SPW_TRY(write_all(j, err));
+    if (j->adapters != NULL && 2 * j->merged != spw_st_reader_count(j->adapters))
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: adapter_model.safetensors has %u tensors, those of %u adapters belong to "
+                         "weights of this model",
+                         j->o->source, spw_st_reader_count(j->adapters), j->merged);
     SPW_TRY(spw_dir_sync(j->partial, err));
     if (rename(j->partial, j->o->to) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->partial, j->o->to);
@@ -335,6 +442,8 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     spw_hf_reader_close(j.folder);
     spw_llmc_reader_close(j.llmc);
     spw_st_reader_close(j.masters);
+    spw_st_reader_close(j.adapters);
+    forget_adapter(&j);
     spw_model_destroy(j.model);
     return st;
 }

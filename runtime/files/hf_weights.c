@@ -353,7 +353,7 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
         }
     }
     for (uint32_t id = 0; id < m->param_count; id++) {
-        if (r->of_param[id] == UINT32_MAX)
+        if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
                              r->path, m->params[id].name);
     }
@@ -366,7 +366,8 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
-    if (param_id >= r->param_count)
-        return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u of %u that are bound", r->path, param_id, r->param_count);
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is none of the %u that are bound", r->path, param_id,
+                         r->param_count);
     return read_floats(r, r->of_param[param_id], first, count, out, err);
 }

@@ -92,7 +92,7 @@ spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data
 bool spw_hf_has_weights(const char *folder);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
- * Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
+ * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
  * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, a head that differs.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
@@ -117,8 +117,10 @@ spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint3
 
 /*
  * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters), or from llm.c's weights.
+ *   Adapters in the folder (adapter_model.safetensors, fp32, with adapter_config.json) are merged: W + alpha / rank B A, in
+ *   fp32 and rounded once.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
- * Memory  a few hundred KiB and the names (llm.c: two of the largest parameter).
+ * Memory  a few hundred KiB, the names and one adapter (llm.c: two of the largest parameter).
  * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, and the readers'. Nothing is left behind.
  */
 typedef struct spw_export_options {

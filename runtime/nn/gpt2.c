@@ -44,16 +44,16 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
                                  .D = c->head_dim,
                                  .scale = 1.0f / sqrtf((float)c->head_dim)};
     spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
-    spw_value *qkv = spw_nn_linear(t, h, p[QKV_W], p[QKV_B], SPW_OP_W_IN_OUT);
+    spw_value *qkv = spw__nn_adapted(call, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
     h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);
-    h = spw_nn_linear(t, h, p[PROJ_W], p[PROJ_B], SPW_OP_W_IN_OUT);
+    h = spw__nn_adapted(call, h, PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT);
     if (call->training)
         h = spw_nn_dropout(t, h, c->dropout, call->batch, site);
     x = spw_nn_add(t, x, h);
     h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
-    h = spw_nn_linear(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
+    h = spw__nn_adapted(call, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT);
     h = spw_nn_gelu(t, h);
-    h = spw_nn_linear(t, h, p[OUT_W], p[OUT_B], SPW_OP_W_IN_OUT);
+    h = spw__nn_adapted(call, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT);
     if (call->training)
         h = spw_nn_dropout(t, h, c->dropout, call->batch, site + 1);
     return spw_nn_add(t, x, h);

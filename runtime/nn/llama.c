@@ -16,13 +16,13 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     return spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
 }
 
-/* y = x w^T, with the bias that may follow w in the block's list; at moves past both. */
+/* y = x w^T, with the bias that may follow w in the block's list; at moves past both. The adapter lies at the list's end. */
 static spw_value *
 linear(const spw_call *call, uint32_t *at, spw_value *x, bool bias)
 {
-    spw_value *w = call->params[(*at)++];
+    uint32_t w = (*at)++;
     spw_value *b = bias ? call->params[(*at)++] : NULL;
-    return spw_nn_linear(call->tape, x, w, b, 0);
+    return spw__nn_adapted(call, x, w, b, 0);
 }
 
 /* Queries or keys: linear, norm of each head, rope. */

@@ -3,6 +3,7 @@
  * blocks compute is in gpt2.c and llama.c.
  */
 #include "nn_internal.h"
+#include <fnmatch.h>
 #include <stdio.h>
 
 spw_status
@@ -64,6 +65,18 @@ spw_block_use(spw_model *m, spw_block *b, uint32_t param_id)
     b->param_ids[b->param_count++] = param_id;
     if (m->params[param_id].owner_block == UINT32_MAX)
         m->params[param_id].owner_block = (uint32_t)(b - m->blocks);
+}
+
+uint32_t
+spw_model_freeze(spw_model *m, const char *glob)
+{
+    uint32_t count = 0;
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        bool matches = fnmatch(glob, m->params[id].name, 0) == 0;
+        m->params[id].frozen |= matches;
+        count += matches;
+    }
+    return count;
 }
 
 uint64_t

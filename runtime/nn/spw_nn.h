@@ -73,6 +73,8 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
+/* a + scale b, in a's memory; a must have no other user. */
+spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /* Chunked linear head and cross-entropy; losses go to batch->losses. While recording also all gradients. */
 spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk);
@@ -87,7 +89,8 @@ typedef struct spw_param {
     uint32_t ndim;
     spw_init init;
     float init_std;
-    bool frozen;
+    bool frozen;  /* no gradient, no record; set it before an engine is made */
+    bool adapter; /* made by spw_model_add_lora: not part of the model's own files */
     uint32_t owner_block;
 } spw_param;
 
@@ -108,12 +111,13 @@ typedef struct spw_call {
 
 typedef spw_value *(*spw_forward_fn)(const spw_call *call, spw_value *x);
 
-enum { SPW_BLOCK_PARAMS_MAX = 24 };
+enum { SPW_BLOCK_PARAMS_MAX = 40 };
 struct spw_block {
     char name[64];
     spw_forward_fn forward; /* (B T, C) -> (B T, C); the first block gets NULL; the last gives the loss */
     uint32_t param_count;
     uint32_t param_ids[SPW_BLOCK_PARAMS_MAX]; /* own ones first, then external ones (owned by another block) */
+    uint8_t adapter_at[SPW_BLOCK_PARAMS_MAX]; /* of a weight: where its A is in param_ids, B follows; 0: it has none */
     uint32_t layer_idx;
     const void *user; /* a user block's own data */
 };
@@ -149,8 +153,16 @@ typedef struct spw_model_config {
     uint64_t rope_positions;                 /* original_max_position_embeddings */
 } spw_model_config;
 
+/* Adapters of low rank beside linear weights. */
+typedef struct spw_lora {
+    uint64_t rank; /* 0: none */
+    double alpha;  /* 0: rank */
+    double dropout;
+} spw_lora;
+
 struct spw_model {
     spw_model_config config;
+    spw_lora lora;
     uint32_t param_count, block_count;
     spw_param *params;
     spw_block *blocks;
@@ -170,6 +182,27 @@ uint32_t spw_model_add_param(spw_model *model, const char *name, uint64_t rows, 
                              spw_init init, float std);
 spw_block *spw_model_add_block(spw_model *model, const char *name, spw_forward_fn forward);
 void spw_block_use(spw_model *model, spw_block *block, uint32_t param_id);
+/*
+ * spw_model_add_lora - freezes all parameters and puts adapters beside the linear weights that targets match.
+ *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left
+ *            of it behind any of its dots ("q_proj")
+ * Computes  y = x W^T + alpha / rank * drop(x) A^T B^T with A (rank, in) and B (out, rank), whatever the order of W's own
+ *           dimensions. A is drawn from a normal distribution of standard deviation 1 / sqrt(3 in), which is the one of
+ *           the uniform distribution in +- 1 / sqrt(in); B is 0, so that the model is at first the one without adapters.
+ * Names     base_model.model.<linear>.lora_A.weight and .lora_B.weight, as in the files of peft
+ * Errors    SPW_ECONFIG naming a target that matches no linear weight of a layer, for a rank of 0, a dropout outside [0, 1)
+ *           and a second call; SPW_ENOMEM. Embeddings and heads cannot have adapters, nor can blocks of one's own.
+ * Source    Hu et al. 2021 (2106.09685)
+ */
+spw_status
+spw_model_add_lora(spw_model *model, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err);
+/* The factor of an adapter's output. */
+float spw_lora_scale(const spw_lora *lora);
+/*
+ * spw_model_freeze - marks parameters whose name matches a glob (fnmatch, no flags) as frozen: engines made for the model
+ * give them no gradient and no record, and their weights never change. Returns how many match.
+ */
+uint32_t spw_model_freeze(spw_model *model, const char *glob);
 /* Elements of all parameters, each counted once. */
 uint64_t spw_model_elems(const spw_model *model);
 /* Blocks that others may reuse in their own chains. */

@@ -15,6 +15,7 @@ typedef enum {
     T_GELU,
     T_SILU_MUL,
     T_ADD,
+    T_ADD_SCALED,
     T_DROPOUT,
     T_HEAD
 } op_kind;
@@ -402,6 +403,24 @@ spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
 }
 
 spw_value *
+spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
+{
+    spw_value *y;
+    op *o;
+    if (a == NULL || b == NULL || a->rows != b->rows || a->cols != b->cols)
+        return fail(t);
+    y = new_value(t, a->rows, a->cols, a->data);
+    if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
+        return fail(t);
+    if (!t->dry)
+        spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
+    o->in[0] = a;
+    o->in[1] = b;
+    o->p = scale;
+    return y;
+}
+
+spw_value *
 spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
 {
     spw_value *y;
@@ -559,6 +578,14 @@ backward_op(spw_tape *t, op *o)
         pass_through(t, x, y);
         pass_through(t, o->in[1], y);
         return;
+    case T_ADD_SCALED: {
+        unsigned acc = 0;
+        d2 = grad_of(t, o->in[1], 1, &acc);
+        if (!t->dry && d2 != NULL)
+            spw_gpu_add_scaled(q, d2, acc ? d2 : NULL, y->grad, o->p, y->rows * y->cols);
+        share_grad(x, y);
+        return;
+    }
     case T_DROPOUT:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (dx != NULL && (flags & SPW_OP_ACC_DX)) {

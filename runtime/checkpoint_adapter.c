@@ -1,0 +1,41 @@
+/*
+ * Adapters in a checkpoint: adapter_model.safetensors holds A and B of each in fp32, and adapter_config.json says what they
+ * belong to, both as peft writes and reads them. The linear weights are listed one by one, so that no name is matched
+ * differently there than here.
+ */
+#include "checkpoint_internal.h"
+#include <stdio.h>
+
+uint32_t
+spw__base_count(const spw_model *m)
+{
+    uint32_t n = m->param_count;
+    while (n > 0 && m->params[n - 1].adapter)
+        n--;
+    return n;
+}
+
+/* "base_model.model.<linear>.lora_A.weight" gives "<linear>"; B gives nothing. */
+static json_t *
+module_of(const char *name)
+{
+    const char *begin = name + strlen("base_model.model."), *end = strstr(begin, ".lora_A.weight");
+    return end != NULL ? json_stringn(begin, (size_t)(end - begin)) : NULL;
+}
+
+json_t *
+spw__adapter_config(const spw_model *m, const spw_config *c)
+{
+    json_t *modules = json_array();
+    for (uint32_t id = spw__base_count(m); id < m->param_count; id++) {
+        json_t *module = module_of(m->params[id].name);
+        if (module != NULL)
+            json_array_append_new(modules, module);
+    }
+    return json_pack("{s:s, s:s, s:o, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:b, s:b}", "peft_type", "LORA", "task_type",
+                     "CAUSAL_LM", "base_model_name_or_path",
+                     c->model_path[0] != '\0' ? json_string(c->model_path) : json_null(), "r", (json_int_t)m->lora.rank,
+                     "lora_alpha", m->lora.alpha > 0 ? m->lora.alpha : (double)m->lora.rank, "lora_dropout",
+                     m->lora.dropout, "target_modules", modules, "fan_in_fan_out", m->config.family == SPW_FAMILY_GPT2,
+                     "bias", "none", "inference_mode", 1, "use_rslora", 0, "use_dora", 0);
+}

@@ -1,0 +1,146 @@
+/*
+ * Adapters of low rank: two small matrices beside a frozen one, and a linear operation that adds what they give. Every
+ * linear weight of a layer goes through spw__nn_adapted(); one without an adapter computes what it always did.
+ */
+#include "nn_internal.h"
+#include <fnmatch.h>
+#include <math.h>
+#include <stdio.h>
+
+float
+spw_lora_scale(const spw_lora *lora)
+{
+    return (float)((lora->alpha > 0 ? lora->alpha : (double)lora->rank) / (double)lora->rank);
+}
+
+/* Sites of dropout inside a family are small numbers. */
+enum { FIRST_SITE = 1 << 20 };
+
+spw_value *
+spw__nn_adapted(const spw_call *call, spw_value *x, uint32_t w, spw_value *bias, unsigned flags)
+{
+    spw_tape *t = call->tape;
+    const spw_lora *lora = &call->model->lora;
+    uint32_t a = call->block->adapter_at[w];
+    spw_value *y = spw_nn_linear(t, x, call->params[w], bias, flags), *low = x;
+    if (a == 0)
+        return y;
+    if (call->training)
+        low = spw_nn_dropout(t, low, (float)lora->dropout, call->batch, FIRST_SITE + call->block->param_ids[a]);
+    low = spw_nn_linear(t, low, call->params[a], NULL, 0);
+    low = spw_nn_linear(t, low, call->params[a + 1], NULL, 0);
+    return spw_nn_add_scaled(t, y, low, spw_lora_scale(lora));
+}
+
+/* The name without ".weight"; false when this is no linear weight of a layer. */
+static bool
+linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
+{
+    const spw_param *p = &m->params[id];
+    size_t n = strlen(p->name), end = strlen(".weight");
+    if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 ||
+        p->owner_block != (uint32_t)(b - m->blocks) || n <= end || strcmp(p->name + n - end, ".weight") != 0)
+        return false;
+    snprintf(name, 96, "%.*s", (int)(n - end), p->name);
+    return true;
+}
+
+static bool
+matches(const char *glob, const char *name)
+{
+    for (const char *at = name; at != NULL; at = strchr(at, '.') != NULL ? strchr(at, '.') + 1 : NULL) {
+        if (fnmatch(glob, at, 0) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool
+is_target(const spw_model *m, const spw_block *b, uint32_t id, const char *const *targets, uint32_t count)
+{
+    char name[96];
+    bool any = false;
+    for (uint32_t i = 0; i < count && !any; i++)
+        any = linear_name(m, b, id, name) && matches(targets[i], name);
+    return any;
+}
+
+/* How many linear weights the targets match. */
+static uint32_t
+count_targets(const spw_model *m, const char *const *targets, uint32_t count)
+{
+    uint32_t n = 0;
+    for (uint32_t b = 0; b < m->block_count; b++) {
+        for (uint32_t k = 0; k < m->blocks[b].param_count; k++)
+            n += is_target(m, &m->blocks[b], m->blocks[b].param_ids[k], targets, count);
+    }
+    return n;
+}
+
+static void
+add_matrix(spw_model *m, spw_block *b, const char *linear, char letter, uint64_t rows, uint64_t cols)
+{
+    char name[sizeof m->params->name + 64];
+    uint32_t id;
+    snprintf(name, sizeof name, "base_model.model.%s%s.lora_%c.weight",
+             m->config.family == SPW_FAMILY_GPT2 ? "transformer." : "", linear, letter);
+    SPW_ASSERT(strlen(name) < sizeof m->params->name);
+    id = spw_model_add_param(m, name, rows, cols, 2, letter == 'A' ? SPW_INIT_NORMAL : SPW_INIT_ZEROS,
+                             letter == 'A' ? (float)(1 / sqrt(3 * (double)cols)) : 0);
+    m->params[id].adapter = true;
+    spw_block_use(m, b, id);
+}
+
+static void
+adapt_block(spw_model *m, spw_block *b, const char *const *targets, uint32_t count)
+{
+    bool in_out = m->config.family == SPW_FAMILY_GPT2;
+    for (uint32_t k = 0, own = b->param_count; k < own; k++) {
+        const spw_param *p = &m->params[b->param_ids[k]];
+        uint64_t in = in_out ? p->rows : p->cols, out = in_out ? p->cols : p->rows;
+        char name[96];
+        if (!is_target(m, b, b->param_ids[k], targets, count))
+            continue;
+        (void)linear_name(m, b, b->param_ids[k], name);
+        b->adapter_at[k] = (uint8_t)b->param_count;
+        add_matrix(m, b, name, 'A', m->lora.rank, in);
+        add_matrix(m, b, name, 'B', out, m->lora.rank);
+    }
+}
+
+static spw_status
+check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
+{
+    if (lora->rank == 0 || lora->rank > 65536 || !(lora->alpha >= 0) || !(lora->dropout >= 0 && lora->dropout < 1))
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "lora: rank %llu, alpha %g, dropout %g; they must be 1 to 65536, 0 or more, and in [0, 1)",
+                         (unsigned long long)lora->rank, lora->alpha, lora->dropout);
+    if (m->lora.rank > 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "lora: the model has adapters already");
+    for (uint32_t i = 0; i < count; i++) {
+        if (count_targets(m, &targets[i], 1) == 0)
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "lora: no linear weight of a layer matches the target \"%s\" (names look like %.80s)",
+                             targets[i], m->params[m->blocks[m->block_count / 2].param_ids[2]].name);
+    }
+    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "lora: no targets; name linear weights, such as q_proj");
+}
+
+spw_status
+spw_model_add_lora(spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
+{
+    spw_param *params;
+    SPW_TRY(check(m, lora, targets, count, err));
+    params = spw_mem_calloc(m->param_count + 2 * (uint64_t)count_targets(m, targets, count), sizeof *params);
+    if (params == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "adapters");
+    memcpy(params, m->params, m->param_count * sizeof *params);
+    spw_mem_free(m->params);
+    m->params = params;
+    m->lora = *lora;
+    for (uint32_t id = 0; id < m->param_count; id++)
+        params[id].frozen = true;
+    for (uint32_t b = 0; b < m->block_count; b++)
+        adapt_block(m, &m->blocks[b], targets, count);
+    return SPW_OK;
+}

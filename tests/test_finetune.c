@@ -1,0 +1,659 @@
+/*
+ * Fine-tuning: parameters that are frozen, and adapters beside them. What is not trained costs no gradient and no record and
+ * keeps its bytes; what is trained gets the bits it would have got otherwise, wherever state lives.
+ */
+#include "lib_tiny.h"
+#include "runtime_internal.h"
+#include "spw_files.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { STEPS = 5, TOKENS_MAX = 4096 };
+static int32_t tokens[TOKENS_MAX], targets[TOKENS_MAX];
+
+typedef struct rig {
+    char dir[256];
+    spw_config c;
+    spw_model *model;
+    spw_engine *e;
+    spw_error err;
+    double losses[STEPS], norms[STEPS];
+} rig;
+
+static void
+rig_config(rig *r, spw_family family, spw_state_format format, spw_tier tier)
+{
+    memset(r, 0, sizeof *r);
+    tiny_dir_make(r->dir);
+    tiny_config(&r->c, format);
+    tiny_model_config(&r->c.model, family);
+    r->c.zero.offload_param = r->c.zero.offload_optimizer = tier;
+    r->c.zero.param_path.count = r->c.zero.optimizer_path.count = 1;
+    snprintf(r->c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", r->dir);
+    snprintf(r->c.zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", r->dir);
+    snprintf(r->c.optimizer.type, sizeof r->c.optimizer.type, "AdamW");
+}
+
+static void
+freeze(rig *r, const char *glob)
+{
+    spw_glob_list *list = &r->c.run.freeze;
+    snprintf(list->item[list->count++], sizeof list->item[0], "%s", glob);
+}
+
+static void
+need(const rig *r, spw_status st)
+{
+    if (st != SPW_OK)
+        fail_msg("%s", r->err.message);
+}
+
+static void
+rig_open(rig *r)
+{
+    need(r, spw_model_from_config(&r->model, &r->c, &r->err));
+    need(r, spw_engine_create(
+                &r->e,
+                &(spw_engine_options){
+                    .config = &r->c, .model = r->model, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
+                &r->err));
+}
+
+static void
+rig_close(rig *r)
+{
+    spw_engine_destroy(r->e);
+    spw_model_destroy(r->model);
+    r->e = NULL;
+    r->model = NULL;
+}
+
+static void
+rig_remove(rig *r)
+{
+    rig_close(r);
+    tiny_dir_remove(r->dir);
+}
+
+static void
+rig_train(rig *r, int first, int end)
+{
+    uint64_t n = r->c.micro_batch * r->c.accumulation * r->c.data.seq_length;
+    assert_true(n <= TOKENS_MAX);
+    for (int s = first; s < end; s++) {
+        spw_step_result result;
+        tiny_batch((uint64_t)s, r->c.model.vocab, n, tokens, targets);
+        need(r,
+             spw_engine_step(r->e, tokens, targets, (uint32_t)r->c.accumulation, r->c.optimizer.lr, &result, &r->err));
+        r->losses[s] = result.loss;
+        r->norms[s] = result.grad_norm;
+    }
+}
+
+/* ---------------------------------------------------------------- reading state */
+
+typedef struct reading {
+    const rig *r;
+    spw_state_part part;
+    float *out; /* parameters one after the other, by id; those without a record have moments of 0 */
+} reading;
+
+static uint64_t
+elems_before(const spw_model *m, uint32_t id)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < id; i++)
+        sum += m->params[i].rows * m->params[i].cols;
+    return sum;
+}
+
+static spw_status
+read_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    reading *job = ctx;
+    const spw_layout *l = spw_engine_layout(job->r->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    (void)grad;
+    (void)err;
+    for (uint32_t id = 0; id < l->param_count; id++) {
+        uint64_t first, end;
+        if (!spw__layout_overlap(&l->places[id], c, &first, &end) || (record == NULL && job->part != SPW_PART_MASTER))
+            continue;
+        spw_state_get(job->r->c.run.state_format, &spw_opt_adam, weights, record, c->elems, job->part, first - c->first,
+                      end - first, job->out + elems_before(job->r->model, id) + (first - l->places[id].first));
+    }
+    return SPW_OK;
+}
+
+/* One part of every parameter; the caller frees it. */
+static float *
+read_part(rig *r, spw_state_part part)
+{
+    reading job = {r, part, calloc(spw_model_elems(r->model), sizeof(float))};
+    assert_non_null(job.out);
+    need(r, spw_engine_drain(r->e, &r->err));
+    need(r, spw_store_sweep(spw_engine_store(r->e), SPW_SWEEP_VISIT, read_chunk, &job, &r->err));
+    return job.out;
+}
+
+static void
+same_param(const spw_model *m, uint32_t id, const float *a, const float *b, const char *what)
+{
+    uint64_t first = elems_before(m, id), n = m->params[id].rows * m->params[id].cols;
+    if (memcmp(a + first, b + first, n * sizeof *a) != 0)
+        fail_msg("%s of %s differs", what, m->params[id].name);
+}
+
+/* ---------------------------------------------------------------- frozen parameters */
+
+/*
+ * Frozen parameters keep their bytes. Everything else, and the losses, is what the same run gives in which their learning
+ * rate and weight decay are 0: there gradients and moments exist and have no effect.
+ */
+static void
+against_lr_zero(spw_family family, spw_state_format format, const char *const *globs, uint32_t count)
+{
+    rig frozen, still;
+    float *before, *a, *b;
+    rig_config(&frozen, family, format, SPW_TIER_NVME);
+    rig_config(&still, family, format, SPW_TIER_HOST);
+    frozen.c.gradient_clipping = still.c.gradient_clipping = 0;
+    for (uint32_t g = 0; g < count; g++) {
+        freeze(&frozen, globs[g]);
+        still.c.optimizer.groups[g] = (spw_param_group){.lr = 0, .weight_decay = 0, .beta1 = NAN, .beta2 = NAN};
+        snprintf(still.c.optimizer.groups[g].match, sizeof still.c.optimizer.groups[g].match, "%s", globs[g]);
+    }
+    still.c.optimizer.group_count = count;
+    rig_open(&frozen);
+    rig_open(&still);
+    need(&frozen, spw_engine_init_params(frozen.e, 7, &frozen.err));
+    need(&still, spw_engine_init_params(still.e, 7, &still.err));
+    before = read_part(&frozen, SPW_PART_MASTER);
+    rig_train(&frozen, 0, STEPS);
+    rig_train(&still, 0, STEPS);
+    assert_memory_equal(frozen.losses, still.losses, sizeof frozen.losses);
+    for (int p = SPW_PART_MASTER; p < SPW_PART_COUNT; p++) {
+        a = read_part(&frozen, (spw_state_part)p);
+        b = read_part(&still, (spw_state_part)p);
+        for (uint32_t id = 0; id < frozen.model->param_count; id++) {
+            if (!frozen.model->params[id].frozen)
+                same_param(frozen.model, id, a, b, p == SPW_PART_MASTER ? "the master" : "a moment");
+            else if (p == SPW_PART_MASTER)
+                same_param(frozen.model, id, a, before, "what is frozen");
+        }
+        free(a);
+        free(b);
+    }
+    free(before);
+    rig_remove(&frozen);
+    rig_remove(&still);
+}
+
+static const char *const embeddings[] = {"w?e.weight"}, *const mlps[] = {"*.mlp.*", "ln_f.*", "h.1.attn.c_attn.weight"},
+                         *const lower[] = {"model.embed_tokens.weight", "model.layers.[01].*"},
+                         *const all_but_norms[] = {"*proj.weight", "model.embed_tokens.weight"};
+
+static void
+test_frozen_is_lr_zero(void **state)
+{
+    (void)state;
+    against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_FP32, embeddings, 1);
+    against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_FP32, mlps, 3);
+    against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_FP32, lower, 2);
+    against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_FP32, all_but_norms, 2);
+    against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, mlps, 3);
+    against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, all_but_norms, 2);
+}
+
+/* In every placement, with one slot, random delays and poisoned buffers, clipped or not: the same bytes. */
+static void
+everywhere(spw_family family, spw_state_format format, double clipping, void (*change)(rig *r))
+{
+    static const struct {
+        spw_tier param, optimizer;
+        uint64_t chunk, passes;
+        uint32_t slots;
+        bool no_prefetch;
+        uint64_t chaos;
+    } kinds[] = {
+        {SPW_TIER_DEVICE, SPW_TIER_DEVICE, 8192, 0, 0, false, 0}, {SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, 0, false, 0},
+        {SPW_TIER_NVME, SPW_TIER_NVME, 8192, 0, 0, false, 0},     {SPW_TIER_HOST, SPW_TIER_NVME, 4096, 0, 1, false, 0},
+        {SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 1, true, 0},      {SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, 2, false, 31},
+        {SPW_TIER_NVME, SPW_TIER_HOST, 4096, 0, 0, false, 32}};
+    double want[STEPS];
+    float *want_part[SPW_PART_COUNT] = {NULL};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        rig r;
+        rig_config(&r, family, format, SPW_TIER_HOST);
+        change(&r);
+        r.c.gradient_clipping = clipping;
+        r.c.zero.offload_param = kinds[k].param;
+        r.c.zero.offload_optimizer = kinds[k].optimizer;
+        r.c.run.chunk_elems = kinds[k].chunk;
+        r.c.run.weight_slots = r.c.run.record_slots = kinds[k].slots;
+        r.c.run.prefetch = !kinds[k].no_prefetch;
+        r.c.run.chaos_seed = kinds[k].chaos;
+        rig_open(&r);
+        need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        rig_train(&r, 0, STEPS);
+        if (k == 0)
+            memcpy(want, r.losses, sizeof want);
+        assert_memory_equal(want, r.losses, sizeof want);
+        for (int p = 0; p < SPW_PART_COUNT; p++) {
+            float *got = read_part(&r, (spw_state_part)p);
+            for (uint32_t id = 0; id < r.model->param_count && k > 0; id++)
+                same_param(r.model, id, got, want_part[p], "state");
+            if (k == 0)
+                want_part[p] = got;
+            else
+                free(got);
+        }
+        rig_remove(&r);
+    }
+    assert_true(want[STEPS - 1] < want[0]);
+    for (int p = 0; p < SPW_PART_COUNT; p++)
+        free(want_part[p]);
+}
+
+static void
+freeze_mlps(rig *r)
+{
+    freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "*.mlp.*" : "*_proj.weight");
+}
+
+static void
+test_frozen_everywhere(void **state)
+{
+    (void)state;
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, freeze_mlps);
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, freeze_mlps);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 0, freeze_mlps);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT24_INT8, 1, freeze_mlps);
+}
+
+/* Elements that are trained, counted by hand, and nothing for the others; weights for all. */
+static void
+count_bytes(rig *r, uint64_t trained_params)
+{
+    const spw_layout *l = spw_engine_layout(r->e);
+    const spw_plan *p = spw_engine_plan(r->e);
+    uint64_t trained = 0, params = 0;
+    for (uint32_t id = 0; id < r->model->param_count; id++)
+        params += r->model->params[id].frozen ? 0 : r->model->params[id].rows * r->model->params[id].cols;
+    assert_int_equal(params, trained_params);
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        bool frozen = !l->units[u].trainable;
+        trained += frozen ? 0 : l->units[u].elems;
+        for (uint32_t id = 0; id < l->param_count; id++) {
+            if (l->places[id].unit_idx == u)
+                assert_int_equal(r->model->params[id].frozen, frozen);
+        }
+        assert_true((spw_store_grad(spw_engine_store(r->e), u) == NULL) == frozen);
+    }
+    assert_int_equal(p->trained, trained);
+    assert_int_equal(p->grad_host, trained * sizeof(float));
+    assert_int_equal(p->record_device + p->record_host + p->record_nvme, trained * 8);
+    assert_int_equal(p->weight_device + p->weight_host + p->weight_nvme, l->elems * sizeof(float));
+    for (int k = 0; k < SPW_PACE_COUNT; k++)
+        assert_int_equal(p->traffic[k].d2h, trained * sizeof(float));
+}
+
+/* Gradients and records for what is trained alone: in the plan, in the store, and in what a step writes. */
+static void
+test_frozen_bytes(void **state)
+{
+    (void)state;
+    for (int tier = SPW_TIER_DEVICE; tier < SPW_TIER_COUNT; tier++) {
+        rig r;
+        spw_store_stats before, after;
+        const spw_plan *p;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, (spw_tier)tier);
+        freeze(&r, "h.*.weight");
+        freeze(&r, "w*");
+        freeze(&r, "ln_f.*");
+        rig_open(&r);
+        count_bytes(&r, 3 * (32 + 96 + 32 + 32 + 128 + 32)); /* the biases of three layers */
+        need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        rig_train(&r, 0, 1);
+        need(&r, spw_engine_drain(r.e, &r.err));
+        spw_store_get_stats(spw_engine_store(r.e), &before);
+        rig_train(&r, 1, 3);
+        need(&r, spw_engine_drain(r.e, &r.err));
+        spw_store_get_stats(spw_engine_store(r.e), &after);
+        p = spw_engine_plan(r.e);
+        assert_int_equal(after.updates - before.updates, 2 * 3); /* a chunk per layer */
+        if (tier == SPW_TIER_NVME) { /* what is still dirty in its slot comes later: no more than this */
+            assert_true(after.nvme_write_bytes - before.nvme_write_bytes <= 3 * p->trained * 12);
+            assert_int_equal(p->traffic[SPW_PACE_DEFAULT].nvme_write, p->trained * 12);
+        } else {
+            assert_int_equal(after.nvme_write_bytes, 0);
+        }
+        rig_remove(&r);
+    }
+}
+
+/* Mistakes are told by name, before anything is taken. */
+static void
+test_freeze_refusals(void **state)
+{
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+    freeze(&r, "wte.weight");
+    freeze(&r, "h.9.*");
+    assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
+    assert_non_null(strstr(r.err.message, "\"h.9.*\""));
+    assert_null(r.model);
+    r.c.run.freeze.count = 0;
+    freeze(&r, "*");
+    assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
+    assert_non_null(strstr(r.err.message, "nothing to train"));
+    assert_int_equal(spw_model_build(&r.model, &r.c.model, &r.err), SPW_OK);
+    assert_int_equal(
+        spw_engine_create(&r.e, &(spw_engine_options){.config = &r.c, .model = r.model, .plan_only = true}, &r.err),
+        SPW_EINVAL);
+    assert_non_null(strstr(r.err.message, "spillway.freeze"));
+    spw_model_destroy(r.model);
+    tiny_dir_remove(r.dir);
+}
+
+/* Saved after two steps, while others follow, and gone on with in another place: the same bits. */
+static void
+resumes(spw_state_format format, spw_family family, spw_tier tier, void (*change)(rig *r))
+{
+    rig whole, part;
+    char path[SPW_PATH_BYTES];
+    spw_checkpoint_job *job = NULL;
+    rig_config(&whole, family, format, tier);
+    change(&whole);
+    rig_open(&whole);
+    need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
+    rig_train(&whole, 0, 2);
+    need(&whole, spw_checkpoint_begin(&job, whole.e, &whole.c, whole.dir,
+                                      &(spw_checkpoint_state){.step = 2, .updates = 2}, &whole.err));
+    rig_train(&whole, 2, STEPS); /* meanwhile */
+    need(&whole, spw_checkpoint_finish(job, path, &whole.err));
+    rig_config(&part, family, format, tier == SPW_TIER_NVME ? SPW_TIER_HOST : SPW_TIER_NVME);
+    change(&part);
+    rig_open(&part);
+    need(&part, spw_checkpoint_load(part.e, path, &part.err));
+    rig_train(&part, 2, STEPS);
+    for (int s = 2; s < STEPS; s++)
+        assert_true(whole.losses[s] == part.losses[s]);
+    for (int p = 0; p < SPW_PART_COUNT; p++) {
+        float *a = read_part(&whole, (spw_state_part)p), *b = read_part(&part, (spw_state_part)p);
+        for (uint32_t id = 0; id < whole.model->param_count; id++)
+            same_param(whole.model, id, a, b, "resumed state");
+        free(a);
+        free(b);
+    }
+    rig_remove(&whole);
+    rig_remove(&part);
+}
+
+static void
+test_frozen_resumes(void **state)
+{
+    (void)state;
+    resumes(SPW_STATE_FP32, SPW_FAMILY_GPT2, SPW_TIER_NVME, freeze_mlps);
+    resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_HOST, freeze_mlps);
+    resumes(SPW_STATE_MIXED, SPW_FAMILY_GPT2, SPW_TIER_NVME, freeze_mlps);
+}
+
+/* ---------------------------------------------------------------- adapters */
+
+static void
+lora(rig *r, uint64_t rank, double alpha, double dropout)
+{
+    bool gpt2 = r->c.model.family == SPW_FAMILY_GPT2;
+    spw_glob_list *list = &r->c.run.lora_targets;
+    r->c.run.lora = (spw_lora){rank, alpha, dropout};
+    list->count = 2;
+    snprintf(list->item[0], sizeof list->item[0], "%s", gpt2 ? "c_attn" : "[qv]_proj");
+    snprintf(list->item[1], sizeof list->item[1], "%s", gpt2 ? "h.1.mlp.*" : "model.layers.1.mlp.down_proj");
+    r->c.optimizer.lr = 2e-2;
+}
+
+static void
+with_lora(rig *r)
+{
+    lora(r, 4, 16, 0);
+}
+
+static void
+with_dropout(rig *r)
+{
+    lora(r, 3, 0, 0.2);
+}
+
+/* B is 0 at first: losses of evaluation and of the first step are the base model's, bit for bit. */
+static void
+test_lora_starts_as_base(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++) {
+        double loss[2][2];
+        for (int k = 0; k < 2; k++) {
+            rig r;
+            rig_config(&r, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+            if (k == 1)
+                with_lora(&r);
+            rig_open(&r);
+            need(&r, spw_engine_init_params(r.e, 7, &r.err));
+            tiny_batch(3, r.c.model.vocab, r.c.micro_batch * r.c.data.seq_length, tokens, targets);
+            need(&r, spw_engine_eval(r.e, tokens, targets, 1, &loss[k][0], &r.err));
+            rig_train(&r, 0, 2);
+            loss[k][1] = r.losses[0];
+            assert_true(k == 0 || r.norms[0] > 0);
+            rig_remove(&r);
+        }
+        assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+    }
+}
+
+static void
+test_lora_everywhere(void **state)
+{
+    (void)state;
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, with_lora);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, with_lora);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 1, with_dropout);
+}
+
+static void
+test_lora_resumes(void **state)
+{
+    (void)state;
+    resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, with_lora);
+    resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, SPW_TIER_NVME, with_lora);
+    resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, SPW_TIER_HOST, with_dropout);
+}
+
+/* Gradients and records for the adapters alone. */
+static void
+test_lora_bytes(void **state)
+{
+    (void)state;
+    for (int tier = SPW_TIER_DEVICE; tier < SPW_TIER_COUNT; tier++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, (spw_tier)tier);
+        with_lora(&r);
+        rig_open(&r);
+        count_bytes(&r, 4 * (3 * (32 + 96) + 2 * (32 + 128)));
+        rig_remove(&r);
+    }
+}
+
+/* The gradient that a step took: its part in Adam's first moment. */
+static float *
+gradient(rig *r, int step)
+{
+    float *before = read_part(r, SPW_PART_EXP_AVG), *after;
+    rig_train(r, step, step + 1);
+    after = read_part(r, SPW_PART_EXP_AVG);
+    for (uint64_t i = 0; i < spw_model_elems(r->model); i++)
+        after[i] = (float)(((double)after[i] - (double)(float)r->c.optimizer.beta1 * (double)before[i]) /
+                           (1 - (double)(float)r->c.optimizer.beta1));
+    free(before);
+    return after;
+}
+
+static uint32_t
+find_param(const spw_model *m, const char *name)
+{
+    uint32_t id = 0;
+    while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
+        id++;
+    assert_true(id < m->param_count);
+    return id;
+}
+
+/* Is got the product, scaled, of dW and A (for B's gradient), or of dW and B (for A's)? In fp64; dW is (out, in) by element. */
+static void
+check_gradients(const rig *plain, const float *dw, const rig *adapted, const float *state_, const float *got,
+                uint32_t a)
+{
+    const spw_param *pa = &adapted->model->params[a], *pb = &adapted->model->params[a + 1];
+    const float *A = state_ + elems_before(adapted->model, a), *B = state_ + elems_before(adapted->model, a + 1);
+    const float *dA = got + elems_before(adapted->model, a), *dB = got + elems_before(adapted->model, a + 1);
+    bool in_out = plain->c.model.family == SPW_FAMILY_GPT2;
+    uint64_t in = pa->cols, out = pb->rows, rank = pa->rows;
+    double scale = (double)spw_lora_scale(&adapted->model->lora), diff[2] = {0, 0}, norm[2] = {0, 0};
+    const char *begin = pa->name + strlen("base_model.model.") + (in_out ? strlen("transformer.") : 0);
+    char name[96];
+    snprintf(name, sizeof name, "%.*s.weight", (int)(strstr(begin, ".lora_A") - begin), begin);
+    dw += elems_before(plain->model, find_param(plain->model, name));
+    for (uint64_t k = 0; k < rank; k++) {
+        for (uint64_t i = 0; i < in; i++) {
+            double want = 0;
+            for (uint64_t o = 0; o < out; o++)
+                want += scale * (double)B[o * rank + k] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[0] += (want - (double)dA[k * in + i]) * (want - (double)dA[k * in + i]);
+            norm[0] += want * want;
+        }
+        for (uint64_t o = 0; o < out; o++) {
+            double want = 0;
+            for (uint64_t i = 0; i < in; i++)
+                want += scale * (double)A[k * in + i] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[1] += (want - (double)dB[o * rank + k]) * (want - (double)dB[o * rank + k]);
+            norm[1] += want * want;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        if (!(norm[k] > 0) || !(sqrt(diff[k]) <= 2e-5 * sqrt(norm[k])))
+            fail_msg("gradient of %s: relative difference %.3g (norm %.3g)", k ? pb->name : pa->name,
+                     sqrt(diff[k] / norm[k]), sqrt(norm[k]));
+    }
+}
+
+/*
+ * A trained adapter, merged by export and loaded into a model without adapters: logits within 1e-5 of the largest, also
+ * from the checkpoint in an engine for inference, and the adapter's gradients are what the merged weight's gives by the
+ * chain rule in fp64.
+ */
+static void
+merged(spw_family family)
+{
+    rig r, plain;
+    char path[SPW_PATH_BYTES], out[SPW_PATH_BYTES];
+    spw_export_report report;
+    spw_engine *drawing = NULL;
+    float logits[3][64], most = 0, *state_, *dw, *got;
+    rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    rig_config(&plain, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    with_lora(&r);
+    r.c.gradient_clipping = plain.c.gradient_clipping = 0;
+    rig_open(&r);
+    rig_open(&plain);
+    need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_train(&r, 0, 3);
+    need(&r, spw_checkpoint_save(r.e, &r.c, r.dir, &(spw_checkpoint_state){.step = 3, .updates = 3}, path, &r.err));
+    assert_int_equal(spw_engine_load_weights(plain.e, path, &plain.err), SPW_EUNSUPPORTED);
+    rig_close(&plain);
+    memset(&plain.err, 0, sizeof plain.err);
+    rig_open(&plain);
+    snprintf(out, sizeof out, "%.200s/merged", r.dir);
+    need(&r, spw_export(&(spw_export_options){.source = path, .to = out, .dtype = SPW_F32}, &report, &r.err));
+    need(&plain, spw_engine_load_weights(plain.e, out, &plain.err));
+    need(&r, spw_engine_create(
+                 &drawing, &(spw_engine_options){.config = &r.c, .model = r.model, .inference = true, .sequences = 1},
+                 &r.err));
+    need(&r, spw_checkpoint_load(drawing, path, &r.err));
+    tiny_batch(1, r.c.model.vocab, 20, tokens, targets);
+    need(&r, spw_engine_logits(r.e, tokens, 20, logits[0], &r.err));
+    need(&plain, spw_engine_logits(plain.e, tokens, 20, logits[1], &plain.err));
+    need(&r, spw_engine_logits(drawing, tokens, 20, logits[2], &r.err));
+    spw_engine_destroy(drawing);
+    assert_memory_equal(logits[0], logits[2], r.c.model.vocab * sizeof(float));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++)
+        most = fmaxf(most, fabsf(logits[0][i]));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++) {
+        if (!(fabsf(logits[0][i] - logits[1][i]) <= 1e-5f * most))
+            fail_msg("logit %u: %.9g with the adapter, %.9g merged", (unsigned)i, (double)logits[0][i],
+                     (double)logits[1][i]);
+    }
+    state_ = read_part(&r, SPW_PART_MASTER);
+    got = gradient(&r, 3);
+    dw = gradient(&plain, 3);
+    for (uint32_t id = 0; id < r.model->param_count; id++) {
+        if (r.model->params[id].adapter && strstr(r.model->params[id].name, "lora_A") != NULL)
+            check_gradients(&plain, dw, &r, state_, got, id);
+    }
+    free(state_);
+    free(got);
+    free(dw);
+    rig_remove(&r);
+    rig_remove(&plain);
+}
+
+static void
+test_lora_merged(void **state)
+{
+    (void)state;
+    merged(SPW_FAMILY_GPT2);
+    merged(SPW_FAMILY_LLAMA);
+}
+
+/* Mistakes are told by name. */
+static void
+test_lora_refusals(void **state)
+{
+    static const struct {
+        uint64_t rank;
+        const char *target, *says;
+    } cases[] = {{4, "q_proj", "\"q_proj\""},
+                 {4, "wte", "\"wte\""},
+                 {4, "lm_head", "\"lm_head\""},
+                 {0, "c_attn", "no rank"},
+                 {4, NULL, "no targets"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+        r.c.run.lora.rank = cases[i].rank;
+        r.c.run.lora_targets.count = cases[i].target != NULL;
+        snprintf(r.c.run.lora_targets.item[0], 96, "%s", cases[i].target != NULL ? cases[i].target : "");
+        assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
+        if (strstr(r.err.message, cases[i].says) == NULL)
+            fail_msg("%s", r.err.message);
+        tiny_dir_remove(r.dir);
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_frozen_is_lr_zero), cmocka_unit_test(test_frozen_everywhere),
+        cmocka_unit_test(test_frozen_bytes),      cmocka_unit_test(test_freeze_refusals),
+        cmocka_unit_test(test_frozen_resumes),    cmocka_unit_test(test_lora_starts_as_base),
+        cmocka_unit_test(test_lora_everywhere),   cmocka_unit_test(test_lora_resumes),
+        cmocka_unit_test(test_lora_bytes),        cmocka_unit_test(test_lora_merged),
+        cmocka_unit_test(test_lora_refusals),
+    };
+    return cmocka_run_group_tests_name("finetune", tests, NULL, NULL);
+}

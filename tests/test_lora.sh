@@ -1,0 +1,75 @@
+#!/bin/bash
+# Adapters through the program: a run that is resumed is the run that was not stopped, byte for byte; text is drawn from its
+# checkpoint; an export has the base's tensors and no others. Where peft is installed, it and transformers read the checkpoint
+# as it is and give the logits of the merged export. TAP.
+set -u
+cd "$(dirname "$0")/.."
+spw=${SPW_BUILD:-build/release}/spillway
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-lora-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+refuses() { local says=$1; shift; ! run "$@" && grep -q "$says" "$dir/err"; }
+same() { for f in model adapter_model optimizer-00001-of-00001; do cmp "$1/$f.safetensors" "$2/$f.safetensors" || return 1; done; }
+
+both() { # NAME MODEL TARGETS
+    cat >"$dir/$1.json" <<EOF
+{"model": {$2}, "data": {"path": ["README.md"], "seq_length": 32}, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
+ "optimizer": {"type": "AdamW", "params": {"lr": 2e-2}}, "zero_optimization": {"stage": 3,
+  "offload_param": {"device": "nvme", "nvme_path": "$dir"}, "offload_optimizer": {"device": "nvme", "nvme_path": "$dir"}},
+ "spillway": {"steps": 6, "device": "cpu", "checkpoint_dir": "$dir/$1", "checkpoint_interval": 3,
+  "lora": {"rank": 3, "alpha": 12, "targets": $3, "dropout": 0.1}}}
+EOF
+    check "$1 trains adapters" run train "$dir/$1.json" --quiet
+    check "$1 is resumed" run train "$dir/$1.json" --quiet --resume "$dir/$1/step-3" --set "spillway.checkpoint_dir=$dir/$1-again" \
+        --set zero_optimization.offload_param.device=cpu
+    check "$1 is the same then" same "$dir/$1/step-6" "$dir/$1-again/step-6"
+    check "$1 with another alpha is refused" refuses spillway.lora.alpha train "$dir/$1.json" --resume "$dir/$1/step-3" \
+        --set spillway.lora.alpha=1
+    check "$1 draws text" run generate "$dir/$1" --prompt abc --tokens 5
+    check "$1 is evaluated" run eval "$dir/$1" --data README.md
+    check "$1 exports" run export "$dir/$1" --to "$dir/$1-merged" --dtype fp32
+    check "$1's export trains" run train "$dir/$1.json" --quiet --set "model={\"path\":\"$dir/$1-merged\"}" \
+        --set spillway.lora.rank=0 --set 'spillway.lora.targets=[]' --set "spillway.checkpoint_dir=$dir/$1-on"
+    check "$1's checkpoint is no start" refuses adapters train "$dir/$1.json" --quiet --set "model={\"path\":\"$dir/$1/step-6\"}"
+}
+both llama '"model_type":"llama","hidden_size":32,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,
+  "intermediate_size":48,"vocab_size":256,"max_position_embeddings":64' '["[qv]_proj", "model.layers.1.mlp.down_proj"]'
+both gpt2 '"model_type":"gpt2","n_embd":32,"n_layer":3,"n_head":4,"n_positions":64,"vocab_size":256' '["c_attn", "h.2.mlp.*"]'
+
+compare() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'
+import os, shutil, sys, torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+folder, merged = sys.argv[1:]
+base = merged + "-base"
+os.makedirs(base)
+for f in ("config.json", "model.safetensors"):
+    shutil.copy(f"{folder}/{f}", base)
+load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+ids = torch.arange(60)[None] * 7 % 256
+with torch.no_grad():
+    want, plain, whole = load(merged)(ids).logits, load(base)(ids).logits, load(folder)(ids).logits
+    adapted = PeftModel.from_pretrained(load(base), folder).eval()
+    got = adapted(ids).logits
+mine, theirs = load_file(f"{folder}/adapter_model.safetensors"), get_peft_model_state_dict(adapted)
+assert set(mine) == set(theirs) and all(torch.equal(mine[k], theirs[k]) for k in mine)
+most = want.abs().max()
+print("effect", (got - plain).abs().max(), "peft", (got - want).abs().max(), "transformers", (whole - want).abs().max())
+assert (got - plain).abs().max() > 1e-2 * most
+assert (got - want).abs().max() <= 1e-6 * most and (whole - want).abs().max() <= 1e-6 * most
+EOF
+}
+if python3 -c 'import torch, transformers, peft' 2>/dev/null; then
+    for name in llama gpt2; do
+        check "$name is the same to peft, transformers and the export" compare "$dir/$name/step-6" "$dir/$name-merged"
+    done
+else
+    echo "# no peft here"
+fi
+echo "1..$n"
