@@ -44,7 +44,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo demo-llama test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -107,6 +107,10 @@ check: lint test asan
 demo: all
 	@sh examples/demo.sh "$(DATA)"
 
+# A small Llama folder: trained, fine-tuned with LoRA, merged, exported. DATA: text to fine-tune on.
+demo-llama: all
+	@sh examples/demo_llama.sh $(if $(DATA),"$(DATA)")
+
 bench: all
 	@sh tests/bench.sh
 
@@ -152,11 +156,12 @@ install: all
 	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
 
 clean:
-	@rm -rf build spillway libspillway.a libspillway.so demo-out
+	@rm -rf build spillway libspillway.a libspillway.so demo-out demo-llama-out
 
 help:
 	@echo "make          build ./spillway, libspillway.a and libspillway.so"
 	@echo "make demo     train a small GPT whose state streams from disk (DATA=path-or-glob for another text)"
+	@echo "make demo-llama  train a small Llama, fine-tune its folder with LoRA, merge, export, generate"
 	@echo "make test     build and run every test; closes with 'N passed, N failed, N skipped'"
 	@echo "make check    lint, test and asan: what runs before a push"
 	@echo "make asan     the tests under AddressSanitizer and UBSan      make tsan   under ThreadSanitizer"
