@@ -59,7 +59,13 @@ one(spw_isa isa, const spw_optimizer *o, spw_state_format f, spw_dtype dtype)
             x[i] = number(10 + t, i);
         spw_convert(grad, dtype, x, SPW_F32, ELEMS);
         if (spw_opt_prepare(&coef, o, &hp, NULL) != SPW_OK ||
-            spw_opt_step_isa(isa, &(spw_opt_chunk){f, ELEMS, weights, record, grad, dtype, 0},
+            spw_opt_step_isa(isa,
+                             &(spw_opt_chunk){.format = f,
+                                              .elems = ELEMS,
+                                              .weights = weights,
+                                              .record = record,
+                                              .grad = grad,
+                                              .grad_dtype = dtype},
                              &(spw_opt_range){ELEMS, &coef}, 1, &bad) != SPW_OK)
             exit(77);
         counted += bad;

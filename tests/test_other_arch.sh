@@ -21,9 +21,11 @@ ok $? "scalar gives the same bits"
 [ "$(wc -l <"$dir/best")" -eq 84 ]
 ok $? "84 combinations of optimizer, format and gradient"
 if command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
+    # libnuma is not here for that machine, and nothing of it is called.
+    echo 'long get_mempolicy(void); long get_mempolicy(void) { return -1; } long mbind(void); long mbind(void) { return -1; }' >"$dir/numa.c"
     # shellcheck disable=SC2086
-    aarch64-linux-gnu-gcc -static $inc -std=c11 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror tests/digest_optimizers.c \
-        cpu_adam/*.c runtime/base/*.c -lm -pthread -o "$dir/there" >"$dir/log" 2>&1
+    aarch64-linux-gnu-gcc -static $inc -std=c11 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror -Wno-format-truncation tests/digest_optimizers.c \
+        cpu_adam/*.c runtime/base/*.c "$dir/numa.c" -lm -pthread -o "$dir/there" >"$dir/log" 2>&1
     ok $? "cpu_adam builds for aarch64"
     qemu-aarch64-static "$dir/there" >"$dir/aarch64" 2>"$dir/log" && diff "$dir/best" "$dir/aarch64" >"$dir/log"
     ok $? "aarch64 gives the same bits"
