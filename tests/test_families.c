@@ -359,6 +359,14 @@ test_refusals(void **state)
             strstr(err.message, wrong[i].says) == NULL || strstr(err.message, "config.json") == NULL)
             fail_msg("%s: message is: %s", wrong[i].says, err.message);
     }
+    {
+        spw_model_config m;
+        spw_error err = {0};
+        const char *more_heads = "{\"model_type\":\"qwen2\",\"hidden_size\":2,\"num_attention_heads\":4,"
+                                 "\"num_hidden_layers\":2,\"intermediate_size\":29}";
+        assert_int_equal(spw_hf_config_parse(&m, more_heads, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "num_attention_heads: expected no more heads than hidden_size, got 4"));
+    }
 }
 
 /* What a missing key means, by family, as in the classes of transformers. */

@@ -326,6 +326,9 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
     c->head_dim = c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
+    if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
+        return wrong(s, "num_attention_heads", "no more heads than hidden_size",
+                     json_object_get(s->object, "num_attention_heads"));
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
     SPW_TRY(read_rope(s, c));
     SPW_TRY(read_window(s, c));
