@@ -37,14 +37,6 @@ spw__checkpoint_trains(const spw_engine *e, uint32_t id)
     return l->units[l->places[id].unit_idx].trainable;
 }
 
-bool
-spw__checkpoint_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end)
-{
-    *first = at->first > c->first ? at->first : c->first;
-    *end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
-    return at->unit_idx == c->unit_idx && *first < *end;
-}
-
 void
 spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype)
 {
@@ -237,7 +229,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     for (uint32_t id = 0; id < l->param_count; id++) {
         const spw_tensor_info **t = job->tensors + (size_t)id * SPW_PART_COUNT;
         uint64_t first, end;
-        if (!spw__checkpoint_overlap(&l->places[id], c, &first, &end))
+        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
             continue;
         for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
             float block[SPW_BLOCK_ELEMS];

@@ -20,8 +20,6 @@ const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
 uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
 /* Frozen parameters have no record, and none has in an engine for inference. */
 bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
-/* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. */
-bool spw__checkpoint_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
 /* XXH3 over the checksums of the file's 1 MiB blocks. */

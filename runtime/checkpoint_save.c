@@ -76,7 +76,7 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     for (uint32_t id = 0; id < l->param_count; id++) {
         uint64_t first, end, from = l->places[id].first;
-        if (!spw__checkpoint_overlap(&l->places[id], c, &first, &end))
+        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
             continue;
         if (id >= job->base)
             SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,

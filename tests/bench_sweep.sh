@@ -17,7 +17,9 @@ one() { # command, then settings
         --set data.seq_length=16 --set train_micro_batch_size_per_gpu=2 --set gradient_accumulation_steps=1 \
         --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" "$@"
 }
-one plan --no-measure --json --set spillway.host_memory=1MiB >"$dir/plan" 2>"$dir/refusal" || true
+refused=0
+one plan --no-measure --json --set spillway.host_memory=1MiB >"$dir/plan" 2>"$dir/refusal" || refused=$?
+[ "$refused" -eq 3 ] || { echo "a budget of 1 MiB was not refused (exit $refused)"; cat "$dir/refusal"; exit 1; }
 least=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["needs"])' "$dir/plan")
 all=$(python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); print(p["needs"] + p["total"]["nvme"] + 7 * p["bytes"]["slots"]["host"])' "$dir/plan")
 for round in $(seq "$rounds"); do
