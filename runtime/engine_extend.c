@@ -1,0 +1,119 @@
+/*
+ * Forward passes that make logits: of one context as a whole, or of new tokens after what the engine keeps the keys and
+ * values of. Generation decides which tokens; this walks the chain once over them.
+ */
+#include "engine_internal.h"
+
+spw_status
+spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
+{
+    uint64_t width = e->model->config.width;
+    spw_batch batch = {.sequences = 1, .positions = count, .tokens = e->tokens, .places = e->places};
+    e->counting = false;
+    if (count == 0 || count > e->T)
+        return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
+                         (unsigned long long)e->T);
+    memcpy(e->tokens, tokens, count * sizeof *tokens);
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    spw__tell_future(e, MODE_EVAL);
+    for (uint32_t c = 0; c < e->chain_count; c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        bool head = c + 1 == e->chain_count;
+        spw_value *x = NULL, *y;
+        SPW_TRY(spw__acquire_block(e, MODE_EVAL, &run, err));
+        spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+        if (c > 0)
+            x = spw_tape_input(e->tape, spw__flow(e, c, 0) + (head ? (count - 1) * width * sizeof(float) : 0),
+                               head ? 1 : count, width, false);
+        y = spw__call_forward(e, &run, &batch, x, false, head);
+        if (spw_tape_check(e->tape, err) == SPW_OK && head)
+            memcpy(logits, y->data, e->model->config.vocab * sizeof(float));
+        else if (y != NULL)
+            spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0), SPW_F32, y->data, SPW_F32, count * width, NULL);
+        spw__release_block(e, &run);
+        SPW_TRY(spw_tape_check(e->tape, err));
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    return SPW_OK;
+}
+
+/* Copies the rows whose logits are wanted side by side, to the turn after the last block's input. */
+static char *
+gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
+{
+    uint64_t width = e->model->config.width;
+    char *from = spw__flow(e, c, 0), *to = spw__flow(e, c + 1, 0);
+    for (uint32_t i = 0; i < count; i++)
+        spw_gpu_copy_d2d(e->compute, to + i * width * sizeof(float), SPW_F32, from + rows[i] * width * sizeof(float),
+                         SPW_F32, width, NULL);
+    return to;
+}
+
+/* The block at c over one part; its output goes on to the next turn. */
+static spw_status
+extend_part(spw_engine *e, const block_run *run, uint32_t c, const engine_part *p, spw_error *err)
+{
+    uint64_t width = e->model->config.width, n = p->sequences * p->positions;
+    uint64_t row_bytes = width * sizeof(float), layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
+    spw_batch batch = {.sequences = p->sequences,
+                       .positions = p->positions,
+                       .tokens = e->tokens + p->row,
+                       .places = e->places + p->row};
+    spw_attention_cache cache = {.key = e->cache + layer * 2 * spw__cache_part_elems(e),
+                                 .value = e->cache + (layer * 2 + 1) * spw__cache_part_elems(e),
+                                 .capacity = e->cache_positions,
+                                 .slots = e->slots + p->sequence,
+                                 .starts = e->starts + p->sequence};
+    spw_value *x = NULL, *y;
+    spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+    spw_tape_use_cache(e->tape, &cache, spw__cache_width(e), batch.places, p->positions == 1);
+    if (c > 0)
+        x = spw_tape_input(e->tape, spw__flow(e, c, 0) + p->row * row_bytes, n, width, false);
+    y = spw__call_forward(e, run, &batch, x, false, false);
+    SPW_TRY(spw_tape_check(e->tape, err));
+    spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0) + p->row * row_bytes, SPW_F32, y->data, SPW_F32, n * width,
+                     NULL);
+    return SPW_OK;
+}
+
+spw_status
+spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
+{
+    uint32_t last = e->chain_count - 1;
+    uint64_t rows = 0;
+    SPW_ASSERT(e->cache_slots > 0 && x->logit_count <= e->cache_slots);
+    for (uint32_t i = 0; i < x->part_count; i++)
+        rows += x->parts[i].sequences * x->parts[i].positions;
+    SPW_ASSERT(rows <= e->rows);
+    e->counting = false;
+    memcpy(e->tokens, x->tokens, rows * sizeof *e->tokens);
+    memcpy(e->places, x->places, rows * sizeof *e->places);
+    memcpy(e->slots, x->slots, e->cache_slots * sizeof *e->slots);
+    memcpy(e->starts, x->starts, e->cache_slots * sizeof *e->starts);
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    spw__tell_future(e, MODE_EVAL);
+    for (uint32_t c = 0; c <= last; c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        spw_status st = SPW_OK;
+        SPW_TRY(spw__acquire_block(e, MODE_EVAL, &run, err));
+        for (uint32_t i = 0; i < x->part_count && c < last && st == SPW_OK; i++)
+            st = extend_part(e, &run, c, &x->parts[i], err);
+        if (c == last && x->logit_count > 0) {
+            spw_batch batch = {.sequences = x->logit_count, .positions = 1};
+            spw_value *y;
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+            spw_tape_use_cache(e->tape, NULL, 0, NULL, true);
+            y = spw__call_forward(e, &run, &batch,
+                                  spw_tape_input(e->tape, gather_rows(e, c, x->logit_rows, x->logit_count),
+                                                 x->logit_count, e->model->config.width, false),
+                                  false, true);
+            st = spw_tape_check(e->tape, err);
+            if (st == SPW_OK)
+                memcpy(x->logits, y->data, x->logit_count * e->model->config.vocab * sizeof(float));
+        }
+        spw__release_block(e, &run);
+        SPW_TRY(st);
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    return spw_store_check(e->store, err);
+}

@@ -1,0 +1,141 @@
+/*
+ * Parameter groups: which coefficients every element takes, as stretches of each chunk, and the update that the store's
+ * workers call with them.
+ */
+#include "engine_internal.h"
+#include <fnmatch.h>
+#include <math.h>
+
+/* The parameter of a unit that holds an element, or else the next one; NULL behind the last. */
+static const spw_param *
+param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *end)
+{
+    const spw_param *found = NULL;
+    uint64_t nearest = UINT64_MAX;
+    for (uint32_t id = 0; id < e->layout.param_count; id++) {
+        const spw_place *at = &e->layout.places[id];
+        if (at->unit_idx == unit_idx && at->first + at->elems > element && at->first < nearest) {
+            nearest = at->first;
+            *end = at->first + at->elems;
+            found = &e->model->params[id];
+        }
+    }
+    return found;
+}
+
+static uint32_t
+coef_of(const spw_engine *e, const spw_param *p)
+{
+    const spw_config *c = &e->config;
+    uint32_t g = 0;
+    while (g < c->optimizer.group_count && fnmatch(c->optimizer.groups[g].match, p->name, 0) != 0)
+        g++;
+    return KINDS * (g < c->optimizer.group_count ? g + 1 : 0) + (p->ndim > 1 ? MATRIX : VECTOR);
+}
+
+/* A group that no parameter belongs to is a mistake in its glob. */
+spw_status
+spw__check_groups(const spw_engine *e, spw_error *err)
+{
+    for (uint32_t g = 1; g <= e->config.optimizer.group_count; g++) {
+        bool used = false;
+        for (uint32_t id = 0; id < e->model->param_count; id++)
+            used |= coef_of(e, &e->model->params[id]) / KINDS == g;
+        if (!used)
+            return SPW_RAISE(err, SPW_ECONFIG,
+                             "spillway.param_groups: no parameter is left for \"%s\" (names look like %s)",
+                             e->config.optimizer.groups[g - 1].match, e->model->params[0].name);
+    }
+    return SPW_OK;
+}
+
+/* Cuts every chunk into stretches of one parameter group; padding goes with what follows. */
+spw_status
+spw__make_ranges(spw_engine *e, spw_error *err)
+{
+    uint32_t count = 0, most = e->layout.param_count + 2 * e->layout.chunk_count;
+    e->ranges = spw_mem_calloc(most, sizeof *e->ranges);
+    e->range_first = spw_mem_calloc(e->layout.chunk_count + 1, sizeof *e->range_first);
+    if (e->ranges == NULL || e->range_first == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "parameter groups of %u chunks", e->layout.chunk_count);
+    for (uint32_t i = 0; i < e->layout.chunk_count; i++) {
+        const spw_store_chunk *c = &e->layout.chunks[i];
+        uint64_t end = 0;
+        e->range_first[i] = count;
+        for (uint64_t at = 0; at < c->elems; at = end) {
+            const spw_param *p = param_from(e, c->unit_idx, c->first + at, &end);
+            const spw_opt_coef *coef = &e->coefs[p != NULL ? coef_of(e, p) : MATRIX];
+            end = p == NULL || end - c->first > c->elems ? c->elems : end - c->first;
+            if (count > e->range_first[i] && e->ranges[count - 1].coef == coef)
+                count--;
+            e->ranges[count++] = (spw_opt_range){end, coef};
+        }
+    }
+    e->range_first[e->layout.chunk_count] = count;
+    SPW_ASSERT(count <= most);
+    return SPW_OK;
+}
+
+spw_status
+spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    spw_opt_hp hp = {.lr = lr,
+                     .beta1 = c->optimizer.beta1,
+                     .beta2 = c->optimizer.beta2,
+                     .eps = c->optimizer.eps,
+                     .weight_decay = c->optimizer.weight_decay,
+                     .decoupled = c->optimizer.adam_w_mode,
+                     .bias_correction = c->optimizer.bias_correction,
+                     .momentum = c->optimizer.momentum,
+                     .dampening = c->optimizer.dampening,
+                     .nesterov = c->optimizer.nesterov,
+                     .lr_decay = c->optimizer.lr_decay,
+                     .step = e->updates + 1,
+                     .grad_scale = grad_scale,
+                     .seed = c->run.seed,
+                     .nearest = c->run.nearest_moments};
+    for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
+        const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
+        for (int kind = MATRIX; kind < KINDS; kind++) {
+            spw_opt_hp with = hp;
+            if (kind == VECTOR && !c->run.decay_norm_and_bias)
+                with.weight_decay = 0;
+            if (own != NULL && !isnan(own->weight_decay))
+                with.weight_decay = own->weight_decay;
+            if (own != NULL && !isnan(own->lr)) /* on the same schedule */
+                with.lr = c->optimizer.lr > 0 ? lr * (own->lr / c->optimizer.lr) : own->lr;
+            if (own != NULL && !isnan(own->beta1)) {
+                with.beta1 = own->beta1;
+                with.beta2 = own->beta2;
+            }
+            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + (uint32_t)kind], e->optimizer, &with, err));
+        }
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first,
+                  uint64_t count, spw_error *err)
+{
+    spw_engine *e = ctx;
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    spw_opt_chunk chunk = {.format = e->config.run.state_format,
+                           .elems = c->elems,
+                           .weights = weights,
+                           .record = record,
+                           .grad = grad,
+                           .grad_dtype = e->config.run.grad_dtype,
+                           .first = e->unit_partial[c->unit_idx] * 4096 + c->first,
+                           .begin = first,
+                           .end = first + count};
+    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
+    uint64_t bad = spw_opt_step(&chunk, ranges, e->range_first[chunk_idx + 1] - e->range_first[chunk_idx]);
+    if (bad > 0)
+        return SPW_RAISE(err, SPW_ENONFINITE,
+                         "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
+                         "bf16.check_grad_overflow such a step is skipped",
+                         (unsigned long long)bad, e->layout.chunks[chunk_idx].unit_idx);
+    return SPW_OK;
+}

@@ -1,0 +1,134 @@
+/* Inside the engine: what its files share. One engine belongs to one thread; the store's workers call spw__update_chunk(). */
+#ifndef SPW_ENGINE_INTERNAL_H
+#define SPW_ENGINE_INTERNAL_H
+
+#include "runtime_internal.h"
+
+enum { MODE_TRAIN, MODE_EVAL, MODE_COUNT };
+
+/* Where a unit's gradient is accumulated on the device while the backward pass needs it. */
+typedef struct grad_buffer {
+    float *data;
+    uint64_t elems;
+    uint32_t unit_idx; /* UINT32_MAX: free */
+    uint64_t turn;
+    spw_gpu_event *sent; /* its last copy to the host */
+} grad_buffer;
+
+/* What a copy's completion has to say, to whom. */
+typedef struct grad_note {
+    spw_store *store;
+    uint32_t unit_idx;
+} grad_note;
+
+/*
+ * Coefficients for each parameter group of the configuration and, first, for all other parameters; twice each: weight
+ * decay is for matrices and embeddings, norms and biases stay as they are unless their group says otherwise.
+ */
+enum { MATRIX, VECTOR, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
+
+struct spw_engine {
+    spw_config config;
+    const spw_model *model;
+    bool inference;
+    spw_gpu *gpu;
+    spw_gpu_queue *compute, *d2h;
+    spw_store *store;
+    spw_layout layout;
+    spw_plan plan;
+    spw_tape *tape;
+    uint64_t B, T, rows;
+    uint64_t cache_slots, cache_positions; /* generation: B is the slots, T the longest piece of a prompt; else 0 */
+    uint32_t micro_max, group_max, chain_max;
+    uint64_t target_count; /* of this step: positions with a target */
+    /* Device memory. */
+    void *device;
+    char *arena;
+    uint64_t arena_bytes;
+    float *cos_sin, *losses;
+    int32_t *tokens, *targets, *places, *slots, *starts;
+    float *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
+    /*
+     * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from c = 1 to the last but one.
+     * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
+     * lies on what it is made from. A kept x[c] that has no home on the device leaves from the flow.
+     */
+    char *flow;                       /* (2, group_max, rows, width) */
+    spw_act *act;                     /* slot c - 1; NULL: inference */
+    spw_act_place *activation_places; /* (kept_slots, group_max) */
+    uint32_t kept_slots, *flow_lent;  /* (2, group_max) the checkpoint that may still be leaving from there */
+    grad_buffer *buffers;
+    uint32_t buffer_count;
+    uint64_t buffer_turn;
+    grad_note *notes; /* (unit_count) */
+    /* Host. */
+    double *partials;       /* sums of squares, one per 4096 elements of the element space */
+    uint64_t *unit_partial; /* where a unit's partials start */
+    uint32_t *chain, chain_count;
+    int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
+    uint64_t *generations;
+    spw_trace traces[MODE_COUNT];
+    spw_store_use *future;
+    uint32_t future_max;
+    uint64_t updates, step_count;
+    const spw_optimizer *optimizer;
+    spw_opt_coef coefs[COEF_COUNT];
+    spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
+    uint32_t *range_first; /* (chunk_count + 1) */
+    uint64_t d2h_bytes, grad_h2d_bytes;
+    /* Of the step under way. */
+    uint64_t compute_ns, stall_ns[SPW_STALL_COUNT];
+    spw_rates rates;
+    spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
+    bool counting;           /* false: something else than steps has moved bytes since */
+};
+
+/* One use of a block: its units, and where their weights and gradients are. */
+typedef struct block_run {
+    uint32_t block_idx;
+    const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
+    float *grads[SPW_BLOCK_PARAMS_MAX];
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], unit_count;
+} block_run;
+
+/* ---------------------------------------------------------------- engine_plan.c: before anything is taken */
+
+/* Counts everything the run needs and plans; with the plan in e, and in o->plan_out if there is one. */
+spw_status spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
+uint32_t spw__engine_workers(const spw_engine *e);
+spw_aio_options spw__engine_aio(const spw_config *c);
+/* Keys and values of running sequences: elements of a row, of a layer's keys, of all; positions of the rotary table. */
+uint64_t spw__cache_width(const spw_engine *e);
+uint64_t spw__cache_part_elems(const spw_engine *e);
+uint64_t spw__cache_elems(const spw_engine *e);
+uint64_t spw__table_positions(const spw_engine *e);
+
+/* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
+
+spw_status spw__check_groups(const spw_engine *e, spw_error *err);
+spw_status spw__make_ranges(spw_engine *e, spw_error *err);
+/* For the next update; gradients are multiplied by grad_scale first. */
+spw_status spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *err);
+/* The store's spw_store_update_fn; ctx is the engine. */
+spw_status spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
+                             uint64_t first, uint64_t count, spw_error *err);
+
+/* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
+
+uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
+uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
+void spw__note_uses(spw_engine *e); /* after a change of the chain */
+/* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
+spw_value *spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training,
+                             bool logits);
+char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
+void spw__tell_future(spw_engine *e, int mode);
+spw_status spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err);
+void spw__release_block(spw_engine *e, const block_run *run);
+/* keep: blocks' inputs are kept for the backward pass. */
+spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err);
+spw_status
+spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
+void spw__wait_d2h(spw_engine *e); /* on account of d2h */
+
+#endif

@@ -1,0 +1,312 @@
+/*
+ * What an engine needs before it takes anything: its shapes run dry through the tape, tables counted, and all of it handed to
+ * the planner as plain numbers.
+ */
+#include "engine_internal.h"
+
+/* ---------------------------------------------------------------- measuring, before anything is allocated */
+
+/* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
+enum { LIBRARY_BYTES = 5 << 18 };
+
+/*
+ * Bytes of tape memory that the largest block needs, forward and backward, with nothing computed, if more than *bytes_out.
+ * logit_rows: the head makes logits of so many rows; 0: the loss of all.
+ */
+static spw_status
+measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
+              spw_error *err)
+{
+    spw_batch batch = {.sequences = sequences, .positions = positions};
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        block_run run = {.block_idx = b};
+        bool head = b + 1 == e->model->block_count;
+        spw_value *x, *y;
+        run.unit_count = spw__block_units(e, b, run.units);
+        spw_tape_reset(e->tape, NULL, 0, !e->inference);
+        x = b == 0 ? NULL
+                   : spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : sequences * positions,
+                                    e->model->config.width, !e->inference);
+        if (x != NULL)
+            x->grad = x->data;
+        y = spw__call_forward(e, &run, &batch, x, true, head && logit_rows > 0);
+        if (!e->inference)
+            spw_tape_backward(e->tape, y);
+        if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
+            spw_error_wrap(err, "block %s", e->model->blocks[b].name);
+            return SPW_EINVAL;
+        }
+        if (spw_tape_arena_used(e->tape) > *bytes_out)
+            *bytes_out = spw_tape_arena_used(e->tape);
+    }
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- counting */
+
+static uint32_t
+users_of(const spw_engine *e, uint32_t unit_idx)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], count = 0;
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        uint32_t n = spw__block_units(e, b, units);
+        for (uint32_t k = 0; k < n; k++)
+            count += units[k] == unit_idx;
+    }
+    return count;
+}
+
+/* Gradient buffers: one of its own for a unit with several users, a pool for the others. */
+static uint64_t
+size_grad_buffers(spw_engine *e, uint32_t chain_extra)
+{
+    uint64_t pool_elems = 0, bytes = 0;
+    uint32_t pool = 2 + chain_extra;
+    e->buffer_count = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        uint64_t elems = e->layout.units[u].elems;
+        if (!e->layout.units[u].trainable)
+            continue;
+        if (users_of(e, u) > 1)
+            e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX};
+        else if (elems > pool_elems)
+            pool_elems = elems;
+    }
+    for (uint32_t k = 0; k < pool && pool_elems > 0; k++)
+        e->buffers[e->buffer_count++] = (grad_buffer){.elems = pool_elems, .unit_idx = UINT32_MAX};
+    for (uint32_t i = 0; i < e->buffer_count; i++)
+        bytes += e->buffers[i].elems * sizeof(float);
+    return bytes;
+}
+
+/* The units of one pass in the order of their use; returns how many. uses and walk may be NULL. */
+static uint32_t
+pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward_count)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = 0, last = e->chain_count - 1;
+    for (uint32_t at = 0; at < last + e->chain_count; at++) { /* the last block runs in the backward pass only */
+        uint32_t count = spw__block_units(e, e->chain[at < last ? at : 2 * last - at], units);
+        if (at == last)
+            *forward_count = n;
+        for (uint32_t k = 0; k < count; k++, n++) {
+            if (uses != NULL) {
+                uses[n] = units[k];
+                walk[n] = at;
+            }
+        }
+    }
+    return n;
+}
+
+/*
+ * Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward, where half
+ * is for its own gradient.
+ */
+static double
+step_flops(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    double tokens = (double)(e->config.accumulation * e->rows), per_token = 0;
+    for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
+        const spw_block *block = &e->model->blocks[b];
+        for (uint32_t k = 0; k < block->param_count; k++) {
+            const spw_param *p = &e->model->params[block->param_ids[k]];
+            if (p->ndim > 1)
+                per_token += ((b + 1 < e->model->block_count ? 8.0 : 6.0) - (p->frozen ? 2.0 : 0.0)) *
+                             (double)(p->rows * p->cols);
+        }
+    }
+    for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
+        double W = (double)spw_model_window(m, l), T = (double)e->T;
+        per_token += 16.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+    }
+    return tokens * per_token;
+}
+
+uint32_t
+spw__engine_workers(const spw_engine *e)
+{
+    return e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw_cpu_allowed_count();
+}
+
+spw_aio_options
+spw__engine_aio(const spw_config *c)
+{
+    return (spw_aio_options){.backend = c->aio.backend,
+                             .block_bytes = c->aio.block_size,
+                             .queue_depth = c->aio.queue_depth,
+                             .thread_count = c->aio.thread_count,
+                             .single_submit = c->aio.single_submit,
+                             .lockstep = !c->aio.overlap_events,
+                             .sqpoll = c->aio.sqpoll,
+                             .iopoll = c->aio.iopoll};
+}
+
+static spw_act_tables
+activation_tables(const spw_engine *e)
+{
+    const spw_path_list *lists[2] = {&e->config.zero.param_path, &e->config.zero.optimizer_path};
+    spw_act_config c = {.slot_count = e->kept_slots,
+                        .micro_count = e->group_max,
+                        .path_count = lists[0]->count > lists[1]->count ? lists[0]->count : lists[1]->count,
+                        .aio = spw__engine_aio(&e->config)};
+    spw_act_tables tables;
+    spw_act_compute_tables(&c, &tables);
+    return tables;
+}
+
+/* Products of this model, forward and backward to input and weights: each thread keeps its largest buffer. */
+static uint64_t
+product_bytes(const spw_engine *e)
+{
+    uint64_t sum = 0;
+    for (uint32_t thread = 0; thread < spw_gpu_get_info(e->gpu)->thread_count; thread++) {
+        uint64_t most = 0;
+        for (uint32_t id = 0; id < e->model->param_count; id++) {
+            uint64_t out = e->model->params[id].rows, in = e->model->params[id].cols;
+            uint64_t rows = e->cache_slots > 0 ? e->T : e->rows;
+            const uint64_t shapes[3][3] = {{rows, out, in}, {rows, in, out}, {out, in, rows}};
+            for (int k = 0; k < 3 && e->model->params[id].ndim > 1; k++) {
+                uint64_t bytes = spw_gpu_product_bytes(e->gpu, thread, shapes[k][0], shapes[k][1], shapes[k][2]);
+                most = bytes > most ? bytes : most;
+            }
+        }
+        sum += spw_touched_bytes(most);
+    }
+    return sum;
+}
+
+/*
+ * Host memory that appears after the plan and outside of arena and device: tables of engine and store, the caller's
+ * batches, checkpoints, stacks, BLAS, and library code that is first run then.
+ */
+static uint64_t
+table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_capacity)
+{
+    const spw_config *c = &e->config;
+    uint64_t units = e->layout.unit_count, chunks = e->layout.chunk_count, params = e->layout.param_count;
+    spw_store_config store = {.unit_count = e->layout.unit_count,
+                              .chunk_count = e->layout.chunk_count,
+                              .worker_count = spw__engine_workers(e),
+                              .path_count = c->zero.param_path.count > c->zero.optimizer_path.count
+                                                ? c->zero.param_path.count
+                                                : c->zero.optimizer_path.count,
+                              .weight_slot_count = c->run.weight_slots,
+                              .record_slot_count = c->run.record_slots,
+                              .aio = spw__engine_aio(c)};
+    uint64_t own = e->layout.elems / 4096 * sizeof *e->partials + MODE_COUNT * trace_capacity * sizeof(uint32_t) +
+                   e->future_max * sizeof *e->future +
+                   units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
+                   (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
+    uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
+    store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
+    store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
+    if (o->resumes || c->run.checkpoint_dir[0] != '\0')
+        own += spw__checkpoint_bytes(e->model, &e->layout, e->optimizer, spw__engine_workers(e));
+    return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) + spw_gpu_work_bytes(e->gpu) +
+                            product_bytes(e) + LIBRARY_BYTES,
+                        4096);
+}
+
+/* ---------------------------------------------------------------- keys and values of running sequences */
+
+uint64_t
+spw__cache_width(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    return (m->family == SPW_FAMILY_GPT2 ? m->heads : m->kv_heads) * m->head_dim;
+}
+
+/* Of a layer's keys or values. */
+uint64_t
+spw__cache_part_elems(const spw_engine *e)
+{
+    return e->cache_slots * e->cache_positions * spw__cache_width(e);
+}
+
+/* Every block between the first and the last may hold an attention. */
+uint64_t
+spw__cache_elems(const spw_engine *e)
+{
+    return (e->model->block_count - 2) * 2 * spw__cache_part_elems(e);
+}
+
+/* How many positions the table of rotary positions has. */
+uint64_t
+spw__table_positions(const spw_engine *e)
+{
+    return e->cache_slots > 0 ? e->cache_positions : e->T;
+}
+
+/* ---------------------------------------------------------------- the plan */
+
+spw_status
+spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
+{
+    plan_input in = {.config = &e->config,
+                     .layout = &e->layout,
+                     .inference = e->inference,
+                     .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
+                     .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
+                     .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
+                     .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
+                     .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
+                     .device_in_host = spw_gpu_get_info(e->gpu)->host_addressable,
+                     .process_bytes =
+                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+                     .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+                     .micro_batches = (uint32_t)e->config.accumulation,
+                     .future_max = e->future_max,
+                     .optimizer_threads = spw__engine_workers(e),
+                     .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
+                     .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
+                     .tokens = e->config.accumulation * e->rows,
+                     .flops = step_flops(e)};
+    uint32_t *uses, *walk;
+    uint64_t width_bytes = e->rows * e->model->config.width * sizeof(float);
+    spw_status st;
+    for (uint32_t b = 0; b < e->model->block_count; b++) {
+        uint64_t bytes = spw__block_elems(e, b) * in.compute_bytes;
+        if (bytes > in.largest_block_bytes)
+            in.largest_block_bytes = bytes;
+    }
+    e->arena_bytes = 0;
+    if (e->cache_slots > 0) { /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
+        SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
+        SPW_TRY(measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err));
+    } else {
+        SPW_TRY(measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err));
+    }
+    in.arena_device = spw_round_up(e->arena_bytes, 4096);
+    in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
+    in.activation_elems = e->rows * e->model->config.width;
+    in.activation_slots = e->kept_slots;
+    in.activation_slots_used = e->kept_slots > 0 ? e->chain_count - 2 : 0;
+    in.activation_micros = e->group_max;
+    in.activation_places = e->activation_places;
+    in.activation_tables = activation_tables(e);
+    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
+    in.batch_device =
+        4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
+    in.batch_device += spw__cache_elems(e) * sizeof(float) + e->cache_slots * 8;
+    in.batch_device = spw_round_up(in.batch_device, 4096);
+    in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);
+    in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
+    in.walk = walk = spw_mem_calloc(in.use_count, sizeof *walk);
+    if (uses != NULL && walk != NULL) {
+        (void)pass_uses(e, uses, walk, &in.forward_count);
+        st = spw__plan_make(&e->plan, &in, err);
+    } else {
+        st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
+    }
+    spw_mem_free(uses);
+    spw_mem_free(walk);
+    if (o->plan_out != NULL) {
+        *o->plan_out = e->plan;
+        for (uint32_t i = 0; i < e->plan.path_count;
+             i++) /* from the engine's copy of the configuration to the caller's */
+            o->plan_out->paths[i] = (const char *)o->config + (e->plan.paths[i] - (const char *)&e->config);
+    }
+    return st;
+}

@@ -1,0 +1,192 @@
+/*
+ * A training step from the first micro-batch to the decision: passes over the chain, what they took, the norm, and go or
+ * skip. It waits for a unit by generation, never for "the optimizer": updates of this step run on into the next forward pass.
+ */
+#include "engine_internal.h"
+#include <math.h>
+
+/* ---------------------------------------------------------------- sums that decide */
+
+/* Element order, fp64 partials per 4096: the same whatever the micro-batches' grouping. */
+static double
+mean_loss(const spw_engine *e, uint32_t micro_batches)
+{
+    double total = 0;
+    uint64_t n = micro_batches * e->rows;
+    for (uint64_t first = 0; first < n; first += 4096) {
+        double part = 0;
+        for (uint64_t i = first; i < n && i < first + 4096; i++)
+            part += (double)e->losses[i];
+        total += part;
+    }
+    return total / (double)e->target_count;
+}
+
+static double
+global_norm(const spw_engine *e)
+{
+    double sum = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        if (e->first_use[u] < 0 || !e->layout.units[u].trainable)
+            continue;
+        for (uint64_t i = e->unit_partial[u]; i < e->unit_partial[u + 1]; i++)
+            sum += e->partials[i];
+    }
+    return sqrt(sum);
+}
+
+/* ---------------------------------------------------------------- steps */
+
+static spw_status
+load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
+{
+    uint64_t n = micro_batches * e->rows, count = 0;
+    if (micro_batches == 0 || micro_batches > e->micro_max)
+        return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
+                         e->micro_max);
+    for (uint64_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || (uint64_t)tokens[i] >= e->model->config.vocab || targets[i] < -1 ||
+            (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
+            return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
+                             targets[i], (unsigned long long)e->model->config.vocab);
+        count += targets[i] >= 0;
+    }
+    e->target_count = count > 0 ? count : 1;
+    memcpy(e->tokens, tokens, n * sizeof *tokens);
+    memcpy(e->targets, targets, n * sizeof *targets);
+    return SPW_OK;
+}
+
+/* What the counters said when a step began. */
+typedef struct step_start {
+    uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
+    spw_store_stats store;
+    spw_act_stats kept;
+} step_start;
+
+static void
+begin_account(spw_engine *e, step_start *s)
+{
+    *s = (step_start){.begin_ns = spw_now_ns(),
+                      .cpu_ns = spw_process_cpu_ns(),
+                      .d2h_bytes = e->d2h_bytes,
+                      .grad_h2d_bytes = e->grad_h2d_bytes};
+    spw_store_get_stats(e->store, &s->store);
+    spw_act_get_stats(e->act, &s->kept);
+    e->compute_ns = 0;
+    memset(e->stall_ns, 0, sizeof e->stall_ns);
+    if (!e->counting)
+        e->counted = s->store;
+}
+
+static void
+end_account(spw_engine *e, const step_start *s, spw_step_result *r)
+{
+    spw_store_stats now;
+    spw_act_stats kept_now;
+    double parts = (double)e->compute_ns * 1e-9;
+    spw_store_get_stats(e->store, &now);
+    spw_act_get_stats(e->act, &kept_now);
+    r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
+    r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
+    r->compute_s = parts;
+    for (int k = 0; k < SPW_STALL_COUNT; k++) {
+        r->stall_s[k] = (double)(now.stall_ns[k] - s->store.stall_ns[k] + e->stall_ns[k]) * 1e-9;
+        parts += r->stall_s[k];
+    }
+    r->other_s = r->step_s - parts;
+    r->nvme_read =
+        now.nvme_read_bytes - e->counted.nvme_read_bytes + kept_now.nvme_read_bytes - s->kept.nvme_read_bytes;
+    r->nvme_write =
+        now.nvme_write_bytes - e->counted.nvme_write_bytes + kept_now.nvme_write_bytes - s->kept.nvme_write_bytes;
+    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes + kept_now.h2d_bytes -
+             s->kept.h2d_bytes;
+    e->counted = now;
+    e->counting = true;
+    r->d2h = e->d2h_bytes - s->d2h_bytes + kept_now.d2h_bytes - s->kept.d2h_bytes;
+    r->bound_by = spw_step_bound(&e->plan, &e->rates, r->nvme_read, r->nvme_write, r->compute_s, r->cpu_s, r->bounds_s);
+    r->bound_s = r->bounds_s[r->bound_by];
+}
+
+/* The decision at the end of a step: norm, finite check, clip, go or skip. */
+static spw_status
+decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    double scale = 1.0;
+    spw__wait_d2h(e);
+    r->grad_norm = global_norm(e);
+    if (!gate_was_open) {
+        if (!isfinite(r->grad_norm)) {
+            r->skipped = true;
+            spw_store_step_skip(e->store);
+            return SPW_OK;
+        }
+        if (c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping)
+            scale = c->gradient_clipping / (r->grad_norm + 1e-6);
+        SPW_TRY(spw__set_coefficients(e, lr, scale, err));
+        spw_store_step_go(e->store);
+    }
+    e->updates++;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->generations[u] += e->first_use[u] >= 0 && e->layout.units[u].trainable;
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
+                spw_step_result *r, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow;
+    step_start start;
+    memset(r, 0, sizeof *r);
+    if (e->inference)
+        return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    begin_account(e, &start);
+    SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    e->step_count++;
+    spw_trace_begin(&e->traces[MODE_TRAIN]);
+    spw__tell_future(e, MODE_TRAIN);
+    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
+        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        bool final_group = first + count == micro_batches;
+        SPW_TRY(spw__forward_group(e, MODE_TRAIN, first, count, true, err));
+        if (final_group) {
+            uint64_t begin = spw_now_ns();
+            spw_store_step_begin(e->store); /* all updates of the last step are done: forward has waited for them */
+            e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
+            SPW_TRY(spw_store_check(e->store, err));
+            if (gate_early) {
+                SPW_TRY(spw__set_coefficients(e, lr, 1.0, err));
+                spw_store_step_go(e->store);
+            }
+        }
+        SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
+    }
+    spw_trace_end(&e->traces[MODE_TRAIN]);
+    SPW_TRY(decide(e, lr, gate_early, r, err));
+    spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
+    spw__tell_future(e, MODE_TRAIN);
+    r->loss = mean_loss(e, micro_batches);
+    r->lr = lr;
+    r->tokens = micro_batches * e->rows;
+    end_account(e, &start, r);
+    return spw_store_check(e->store, err);
+}
+
+spw_status
+spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
+                spw_error *err)
+{
+    SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
+    e->counting = false;
+    spw_trace_begin(&e->traces[MODE_EVAL]);
+    for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
+        uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        SPW_TRY(spw__forward_group(e, MODE_EVAL, first, count, false, err));
+    }
+    spw_trace_end(&e->traces[MODE_EVAL]);
+    *loss_out = mean_loss(e, micro_batches);
+    return SPW_OK;
+}

@@ -1,0 +1,398 @@
+/*
+ * Walking the chain: which units a block uses, their acquiring in the order of the trace, a group of micro-batches forward
+ * and backward through block after block, and the gradients' way out. What a step is made of; when is engine_step.c's.
+ */
+#include "engine_internal.h"
+
+/* ---------------------------------------------------------------- units of a block */
+
+/*
+ * Units whose parameters a block uses, its own and external ones, without repeats; the largest first, which is the order
+ * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good.
+ */
+uint32_t
+spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
+{
+    const spw_block *b = &e->model->blocks[block_idx];
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t u = e->layout.places[b->param_ids[k]].unit_idx, j = 0;
+        while (j < n && out[j] != u)
+            j++;
+        if (j < n)
+            continue;
+        for (n++; j > 0 && e->layout.units[out[j - 1]].elems < e->layout.units[u].elems; j--)
+            out[j] = out[j - 1];
+        out[j] = u;
+    }
+    return n;
+}
+
+/*
+ * Elements of device cache in which a block's units fit one after another, wherever those before lie: k units that are
+ * held leave k + 1 gaps at most, and when all of them together hold k + 1 times the next one, it fits in one of them.
+ */
+uint64_t
+spw__block_elems(const spw_engine *e, uint32_t block_idx)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units);
+    uint64_t held = 0, least = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t elems = e->layout.units[units[k]].elems;
+        least = held + (k + 1) * elems > least ? held + (k + 1) * elems : least;
+        held += elems;
+    }
+    return least;
+}
+
+void
+spw__note_uses(spw_engine *e)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX];
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->first_use[u] = e->last_use[u] = -1;
+    for (uint32_t c = 0; c < e->chain_count; c++) {
+        uint32_t n = spw__block_units(e, e->chain[c], units);
+        for (uint32_t k = 0; k < n; k++) {
+            if (e->first_use[units[k]] < 0)
+                e->first_use[units[k]] = (int32_t)c;
+            e->last_use[units[k]] = (int32_t)c;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- running one block */
+
+spw_value *
+spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    spw_value *params[SPW_BLOCK_PARAMS_MAX];
+    static act *const want_logits = (act *)(uintptr_t)1;
+    spw_call call = {.tape = e->tape,
+                     .batch = batch,
+                     .block = b,
+                     .params = params,
+                     .model = e->model,
+                     .cos_sin = e->cos_sin,
+                     .training = training,
+                     .logits_out = logits ? want_logits : NULL};
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        const spw_param *p = &e->model->params[b->param_ids[k]];
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        uint32_t j = 0;
+        while (run->units[j] != at->unit_idx)
+            j++;
+        params[k] = spw_tape_param(e->tape, run->weights[j] == NULL ? NULL : (const float *)run->weights[j] + at->first,
+                                   run->grads[j] == NULL ? NULL : run->grads[j] + at->first, p->rows, p->cols);
+    }
+    return b->forward(&call, x);
+}
+
+char *
+spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
+{
+    return e->flow + ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * sizeof(float);
+}
+
+/* x[c] is a checkpoint; the last block's input goes straight into its backward pass. */
+static bool
+kept(const spw_engine *e, uint32_t c)
+{
+    return c > 0 && c + 1 < e->chain_count;
+}
+
+static uint32_t
+checkpoint_of(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    return (c - 1) * e->group_max + micro;
+}
+
+/* Where the forward pass of a training step makes x[c], and reads it. */
+static char *
+input_of(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    char *home = kept(e, c) ? spw_act_home(e->act, checkpoint_of(e, c, micro)) : NULL;
+    return home != NULL ? home : spw__flow(e, c, micro);
+}
+
+static spw_batch
+batch_of(const spw_engine *e, uint32_t micro)
+{
+    return (spw_batch){.sequences = e->B,
+                       .positions = e->T,
+                       .tokens = e->tokens + micro * e->rows,
+                       .targets = e->targets + micro * e->rows,
+                       .places = e->places,
+                       .losses = e->losses + micro * e->rows,
+                       .grad_scale = 1.0f / (float)e->target_count,
+                       .dropout_key = e->config.run.seed,
+                       .dropout_counter = (e->step_count << 20) + micro};
+}
+
+/* ---------------------------------------------------------------- uses */
+
+void
+spw__tell_future(spw_engine *e, int mode)
+{
+    uint32_t n;
+    if (!e->config.run.prefetch)
+        return;
+    n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
+    for (uint32_t i = 0; i < n; i++) { /* what is frozen stays at the generation it has */
+        if (!e->layout.units[e->future[i].unit_idx].trainable)
+            e->future[i].generation = e->generations[e->future[i].unit_idx];
+    }
+    spw_store_set_future(e->store, e->future, n,
+                         spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size));
+}
+
+spw_status
+spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
+{
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
+    run->unit_count = spw__block_units(e, run->block_idx, run->units);
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        uses[k] = (spw_store_use){run->units[k], e->generations[run->units[k]]};
+    SPW_TRY(spw_store_acquire(e->store, uses, run->unit_count, run->weights, err));
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        spw_trace_use(&e->traces[mode], run->units[k]);
+    spw__tell_future(e, mode);
+    return SPW_OK;
+}
+
+void
+spw__release_block(spw_engine *e, const block_run *run)
+{
+    for (uint32_t k = 0; k < run->unit_count; k++)
+        spw_store_release(e->store, run->units[k]);
+}
+
+/* ---------------------------------------------------------------- forward and backward over a group */
+
+/* All waiting of this step that the store does not count. */
+static uint64_t
+waited_ns(const spw_engine *e)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        sum += e->stall_ns[k];
+    return sum;
+}
+
+/* Counts what began at begin, without the waiting since waited. */
+static void
+end_compute(spw_engine *e, const char *name, uint32_t block_idx, uint64_t begin, uint64_t waited)
+{
+    uint64_t now = spw_now_ns();
+    e->compute_ns += now - begin - (waited_ns(e) - waited);
+    spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin, now);
+}
+
+enum { NOT_LENT = UINT32_MAX };
+
+/* Before a part of the flow is written: the checkpoint that leaves from there must have done so. */
+static spw_status
+settle_flow(spw_engine *e, uint32_t turn, uint32_t micro, spw_error *err)
+{
+    uint32_t *lent = &e->flow_lent[turn % 2 * e->group_max + micro], idx = *lent;
+    *lent = NOT_LENT;
+    return idx == NOT_LENT ? SPW_OK : spw_act_settle(e->act, idx, err);
+}
+
+static spw_status
+begin_keeping(spw_engine *e, spw_error *err)
+{
+    for (uint32_t i = 0; i < 2 * e->group_max; i++)
+        e->flow_lent[i] = NOT_LENT;
+    return spw_act_begin(e->act, err);
+}
+
+/* Gives compute the copy of y to x[c], and x[c] to those that are kept. */
+static spw_status
+pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep, spw_error *err)
+{
+    char *out = keep ? input_of(e, c, micro) : spw__flow(e, c, micro);
+    bool in_flow = out == spw__flow(e, c, micro);
+    if (keep && in_flow)
+        SPW_TRY(settle_flow(e, c, micro, err));
+    spw_gpu_copy_d2d(e->compute, out, SPW_F32, y->data, SPW_F32, e->rows * e->model->config.width, NULL);
+    if (!keep || !kept(e, c))
+        return SPW_OK;
+    if (in_flow)
+        e->flow_lent[c % 2 * e->group_max + micro] = checkpoint_of(e, c, micro);
+    return spw_act_put(e->act, checkpoint_of(e, c, micro), out, e->compute, err);
+}
+
+spw_status
+spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err)
+{
+    uint32_t last = e->chain_count - 1;
+    if (keep)
+        SPW_TRY(begin_keeping(e, err));
+    for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
+        block_run run = {.block_idx = e->chain[c]};
+        uint64_t begin, waited;
+        spw_status st = SPW_OK;
+        SPW_TRY(spw__acquire_block(e, mode, &run, err));
+        begin = spw_now_ns();
+        waited = waited_ns(e);
+        for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
+            spw_batch batch = batch_of(e, first + i);
+            spw_value *x = NULL, *y;
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+            if (c > 0)
+                x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows,
+                                   e->model->config.width, false);
+            y = spw__call_forward(e, &run, &batch, x, keep, false);
+            st = spw_tape_check(e->tape, err);
+            if (st == SPW_OK && c < last)
+                st = pass_on(e, y, c + 1, i, keep, err);
+        }
+        end_compute(e, "forward", run.block_idx, begin, waited);
+        spw__release_block(e, &run);
+        SPW_TRY(st);
+    }
+    if (keep)
+        spw_act_turn(e->act);
+    return SPW_OK;
+}
+
+/* Waits for what leaves the device, on account of d2h. */
+void
+spw__wait_d2h(spw_engine *e)
+{
+    uint64_t begin = spw_now_ns();
+    spw_gpu_queue_sync(e->d2h);
+    e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
+}
+
+static grad_buffer *
+buffer_of(spw_engine *e, uint32_t unit_idx)
+{
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
+        if (e->buffers[i].unit_idx == unit_idx)
+            return &e->buffers[i];
+    }
+    return NULL;
+}
+
+/* A free buffer for the unit, zeroed or, in a later group, holding what earlier groups added up. */
+static spw_status
+open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
+{
+    uint64_t elems = e->layout.units[unit_idx].elems, begin;
+    grad_buffer *best = NULL;
+    for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
+        grad_buffer *b = &e->buffers[i];
+        if (b->unit_idx == UINT32_MAX && b->elems >= elems &&
+            (best == NULL || b->elems < best->elems || (b->elems == best->elems && b->turn < best->turn)))
+            best = b;
+    }
+    if (best == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
+    best->unit_idx = unit_idx;
+    best->turn = ++e->buffer_turn;
+    begin = spw_now_ns();
+    spw_gpu_event_sync(best->sent);
+    e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
+    if (later_group)
+        spw__wait_d2h(e); /* the earlier group's sum may still be on its way out of another buffer */
+    if (later_group) {
+        spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
+                         elems);
+        e->grad_h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    } else {
+        spw_gpu_zero(e->compute, best->data, elems * sizeof(float));
+    }
+    return SPW_OK;
+}
+
+static void
+grad_arrived(void *arg)
+{
+    grad_note *note = arg;
+    spw_store_grad_ready(note->store, note->unit_idx);
+}
+
+static spw_status
+send_grad(spw_engine *e, uint32_t unit_idx, bool final_group, spw_error *err)
+{
+    grad_buffer *b = buffer_of(e, unit_idx);
+    uint64_t elems = e->layout.units[unit_idx].elems;
+    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
+    spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                     final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
+    e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    spw_gpu_event_record(b->sent, e->d2h);
+    b->unit_idx = UINT32_MAX;
+    if (final_group) {
+        e->notes[unit_idx] = (grad_note){e->store, unit_idx};
+        spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
+    }
+    return SPW_OK;
+}
+
+/*
+ * The gradient of x[c] lies in the flow at turn c + 1: where the block's output had its own before, or, for the last
+ * block, where x[c - 1] leaves from.
+ */
+static spw_status
+backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, spw_error *err)
+{
+    bool last = c + 1 == e->chain_count;
+    for (uint32_t i = 0; i < count; i++) {
+        spw_batch batch = batch_of(e, first + i);
+        spw_value *x = NULL, *y;
+        void *data = spw__flow(e, c, i);
+        if (kept(e, c))
+            SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
+        spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
+        if (c > 0) {
+            x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, true);
+            SPW_TRY(settle_flow(e, c + 1, i, err));
+            x->grad = spw__flow(e, c + 1, i);
+        }
+        y = spw__call_forward(e, run, &batch, x, true, false);
+        if (y != NULL && !last)
+            y->grad = spw__flow(e, c + 2, i);
+        spw_tape_backward(e->tape, y);
+        SPW_TRY(spw_tape_check(e->tape, err));
+        if (kept(e, c))
+            spw_act_release(e->act, checkpoint_of(e, c, i), e->compute);
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
+{
+    for (uint32_t c = e->chain_count; c-- > 0;) {
+        block_run run = {.block_idx = e->chain[c]};
+        uint64_t begin, waited;
+        spw_status st;
+        SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
+        begin = spw_now_ns();
+        waited = waited_ns(e);
+        st = SPW_OK;
+        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
+            if (!e->layout.units[run.units[k]].trainable)
+                continue;
+            if (e->last_use[run.units[k]] == (int32_t)c)
+                st = open_grad(e, run.units[k], later_group, err);
+            if (st == SPW_OK)
+                run.grads[k] = buffer_of(e, run.units[k])->data;
+        }
+        if (st == SPW_OK)
+            st = backward_block(e, &run, c, first, count, err);
+        end_compute(e, "backward", run.block_idx, begin, waited);
+        spw__release_block(e, &run);
+        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
+            if (e->layout.units[run.units[k]].trainable && e->first_use[run.units[k]] == (int32_t)c)
+                st = send_grad(e, run.units[k], final_group, err);
+        }
+        if (st != SPW_OK)
+            return st;
+    }
+    return SPW_OK;
+}
