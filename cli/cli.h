@@ -21,8 +21,11 @@ int cli_export(int argc, char **argv); /* import, too */
 int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 
-/* Prints "spillway: message" and returns the exit code for its status. */
+/* Prints "spillway: message" and returns the exit code for its status. With several ranks it says which one speaks. */
 int cli_fail(const spw_error *err);
+void cli_set_rank(uint32_t rank);
+/* Starts this program count times as the ranks of one world, with these arguments; its exit code. */
+int cli_launch(uint32_t count, char **argv);
 /* Prints a usage error and where help is. */
 int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
 /* The value of option argv[*i] (the next argument), or NULL after a message. */

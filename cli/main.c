@@ -30,8 +30,10 @@ static const char usage[] =
     "--resume\n";
 
 static const char train_usage[] =
-    "spillway train CONFIG.json [--set a.b=c ...] [--resume DIR [--resume-anyway]] [--trace FILE] [--quiet]\n"
+    "spillway train CONFIG.json [-n RANKS] [--set a.b=c ...] [--resume DIR [--resume-anyway]] [--trace FILE] "
+    "[--quiet]\n"
     "\n"
+    "  -n RANKS       so many ranks on this machine; across machines mpirun, srun or torchrun start them\n"
     "  --set a.b=c    overrides one key of the configuration (spillway help config lists them)\n"
     "  --resume DIR   goes on from a checkpoint, or from the newest complete one in a folder; a configuration or\n"
     "                 data that would change what is computed are refused, with every difference\n"
@@ -215,10 +217,18 @@ static const char tokenize_usage[] =
     "  --threads N       default: all CPUs\n"
     "  --quiet           no progress and no closing line\n";
 
+static char speaker[40] = "spillway: ";
+
+void
+cli_set_rank(uint32_t rank)
+{
+    snprintf(speaker, sizeof speaker, "spillway: rank %u: ", rank);
+}
+
 int
 cli_fail(const spw_error *err)
 {
-    fprintf(stderr, "spillway: %s\n", err->message);
+    fprintf(stderr, "%s%s\n", speaker, err->message);
     switch (err->status) {
     case SPW_ENOFIT: return EXIT_NO_FIT;
     case SPW_ECONFIG: return EXIT_USAGE;

@@ -1,6 +1,6 @@
 /*
- * spillway train: reads the configuration, trains, shows every step, saves, and closes with a table. One process, one
- * loop; Ctrl-C finishes the step, saves if a checkpoint folder is set, and removes the swap files.
+ * spillway train: reads the configuration, trains, shows every step, saves, and closes with a table. One process per rank,
+ * one loop, the first rank speaks; Ctrl-C finishes the step, saves if a checkpoint folder is set, and removes the swap files.
  */
 #include "cli.h"
 #include <errno.h>
@@ -25,6 +25,8 @@ on_signal(int number)
 /* Everything one run owns; released in one place. */
 typedef struct run {
     spw_config config;
+    spw_comm *comm;
+    uint32_t rank, world;
     spw_data *data;
     spw_model *model;
     spw_engine *engine;
@@ -67,10 +69,10 @@ written(const run *r)
 static bool
 budget_spent(run *r)
 {
-    uint64_t budget = r->config.run.write_budget, next = written_per_step(r), before = written(r);
+    uint64_t budget = r->config.run.write_budget / r->world, next = written_per_step(r), before = written(r);
     char a[32], b[32], c[32];
     r->spent = budget > 0 && next > 0 && (before > budget || next > budget - before);
-    if (r->spent)
+    if (r->spent && r->rank == 0)
         printf("%s before step %llu: %s written to swap, the next step's %s would exceed spillway.write_budget (%s)\n",
                strcmp(r->config.run.write_budget_action, "pause") == 0 ? "paused" : "stopped",
                (unsigned long long)(r->at.step + 1),
@@ -125,7 +127,7 @@ bytes_object(const spw_step_result *s)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "nvme_read", (json_int_t)s->nvme_read, "nvme_write",
                      (json_int_t)s->nvme_write, "h2d", (json_int_t)s->h2d, "d2h", (json_int_t)s->d2h, "gather",
-                     (json_int_t)0, "reduce", (json_int_t)0);
+                     (json_int_t)s->gather, "reduce", (json_int_t)s->reduce);
 }
 
 static uint64_t
@@ -150,7 +152,7 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
         return;
     o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:o, s:o, s:o, s:I}",
                   "step", (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
-                  "loss_scale", 1.0, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
+                  "loss_scale", s->loss_scale, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
                   (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by),
                   "eta", s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s",
                   stall_object(s), "other_s", s->other_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
@@ -194,7 +196,7 @@ static spw_status
 open_log(run *r, spw_error *err)
 {
     char folder[SPW_PATH_BYTES], *slash;
-    if (r->config.run.run_log[0] == '\0')
+    if (r->config.run.run_log[0] == '\0' || r->rank > 0)
         return SPW_OK;
     snprintf(folder, sizeof folder, "%s", r->config.run.run_log);
     slash = strrchr(folder, '/');
@@ -229,16 +231,34 @@ save(run *r, bool wait, spw_error *err)
     return wait ? finish_save(r, err) : SPW_OK;
 }
 
+/* Micro-batch i of a split goes to rank i mod world, so that the ranks see together what one would see. */
+static spw_status
+fill(run *r, spw_split split, uint64_t position, uint64_t batches, spw_error *err)
+{
+    uint64_t B = r->config.micro_batch, tokens = B * r->config.data.seq_length;
+    for (uint64_t i = 0; i < batches; i++)
+        SPW_TRY(spw_data_fill(r->data, split, position + (i * r->world + r->rank) * B, B, r->tokens + i * tokens,
+                              r->targets + i * tokens, err));
+    return SPW_OK;
+}
+
+/* The same sequences whatever the number of ranks: where they do not share out evenly, some have one without targets. */
 static spw_status
 evaluate(run *r, double *loss_out, spw_error *err)
 {
     uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION), B = r->config.micro_batch;
     uint64_t batches = have / B < r->config.run.eval_batches ? have / B : r->config.run.eval_batches;
+    uint64_t each = (batches + r->world - 1) / r->world, own = batches / r->world + (r->rank < batches % r->world);
+    uint64_t tokens = B * r->config.data.seq_length;
     *loss_out = NAN;
     if (batches == 0)
         return SPW_OK;
-    SPW_TRY(spw_data_fill(r->data, SPW_SPLIT_VALIDATION, 0, batches * B, r->tokens, r->targets, err));
-    return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)batches, loss_out, err);
+    SPW_TRY(fill(r, SPW_SPLIT_VALIDATION, 0, own, err));
+    for (uint64_t i = own * tokens; i < each * tokens; i++) {
+        r->tokens[i] = 0;
+        r->targets[i] = -1;
+    }
+    return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)each, loss_out, err);
 }
 
 /* What goes to which swap folder, when there is a choice. */
@@ -290,6 +310,10 @@ describe(const run *r)
            spw_family_name(c->model.family), (double)l->params * 1e-6, l->unit_count,
            spw_state_name(c->run.state_format));
     printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
+    if (r->world > 1)
+        printf("ranks    %u on %u host%s, %s, stage %u\n", r->world, spw_comm_get_info(r->comm)->host_count,
+               spw_comm_get_info(r->comm)->host_count > 1 ? "s" : "", spw_comm_get_info(r->comm)->backend,
+               c->zero.stage);
     printf("data     %u file(s) (%s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
            spw_data_file_count(r->data), spw_data_formats(r->data),
            spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
@@ -345,8 +369,9 @@ closing_table(run *r)
         const struct {
             const char *name;
             uint64_t bytes;
-        } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h}};
-        for (size_t i = 0; i < sizeof links / sizeof links[0]; i++)
+        } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h},
+                     {"gathered", s->gather},     {"reduced", s->reduce}};
+        for (size_t i = 0; i < (r->world > 1 ? 6 : 4); i++)
             printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(a, sizeof a, links[i].bytes),
                    spw_format_bytes(b, sizeof b, (uint64_t)((double)links[i].bytes / n)),
                    (double)links[i].bytes / n / params);
@@ -406,6 +431,8 @@ add_step(run *r, const spw_step_result *s)
     r->sum.nvme_write += s->nvme_write;
     r->sum.h2d += s->h2d;
     r->sum.d2h += s->d2h;
+    r->sum.gather += s->gather;
+    r->sum.reduce += s->reduce;
     for (int k = 0; k < SPW_STALL_COUNT; k++)
         r->sum.stall_s[k] += s->stall_s[k];
     if (r->steps_done == 0)
@@ -416,20 +443,34 @@ add_step(run *r, const spw_step_result *s)
     r->skipped += s->skipped;
 }
 
+/* All ranks stop when one of them has to. */
+static spw_status
+go_on(run *r, bool *more, spw_error *err)
+{
+    double stop = stop_asked || r->spent || budget_spent(r);
+    SPW_TRY(spw_engine_sum(r->engine, &stop, 1, err));
+    *more = r->at.step < r->config.run.steps && stop == 0;
+    return SPW_OK;
+}
+
 static spw_status
 train_loop(run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
-    uint64_t per_step = c->micro_batch * c->accumulation;
+    uint64_t per_step = c->micro_batch * c->accumulation * r->world;
+    bool more;
     r->first_step = r->at.step;
     r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
     r->begin_ns = spw_now_ns();
-    while (r->at.step < c->run.steps && !stop_asked && !r->spent && !budget_spent(r)) {
+    for (;;) {
         spw_step_result s;
         double eval_loss = NAN;
         uint64_t step = r->at.step + 1, begin = spw_now_ns();
         double data_s;
-        SPW_TRY(spw_data_fill(r->data, SPW_SPLIT_TRAIN, r->at.data_position, per_step, r->tokens, r->targets, err));
+        SPW_TRY(go_on(r, &more, err));
+        if (!more)
+            break;
+        SPW_TRY(fill(r, SPW_SPLIT_TRAIN, r->at.data_position, c->accumulation, err));
         data_s = (double)(spw_now_ns() - begin) * 1e-9;
         SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
                                 &s, err));
@@ -452,7 +493,7 @@ train_loop(run *r, spw_error *err)
     if (r->spent && r->steps_done == 0)
         return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
-    if (stop_asked)
+    if (stop_asked && r->rank == 0)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
     return c->run.save_at_end || r->spent ? save(r, true, err) : finish_save(r, err);
 }
@@ -515,6 +556,7 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
         &r->engine,
         &(spw_engine_options){.config = c,
                               .model = r->model,
+                              .comm = r->comm,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
                               .resumes = resume != NULL || c->model_path[0] != '\0',
                               .plan_out = plan},
@@ -531,6 +573,24 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     return SPW_OK;
 }
 
+/* The world that a launcher started this process into; the configuration is told how large it is. */
+static spw_status
+join(run *r, const char **overrides, uint32_t *override_count, spw_error *err)
+{
+    static char ranks[40];
+    r->world = 1;
+    SPW_TRY(spw_comm_open(&r->comm, &(spw_comm_options){.backend = SPW_COMM_AUTO}, err));
+    r->rank = spw_comm_get_info(r->comm)->rank;
+    r->world = spw_comm_get_info(r->comm)->world;
+    if (r->world == 1)
+        return SPW_OK;
+    cli_set_rank(r->rank);
+    snprintf(ranks, sizeof ranks, "spillway.ranks=%u", r->world);
+    if (*override_count < OVERRIDES_MAX)
+        overrides[(*override_count)++] = ranks;
+    return SPW_OK;
+}
+
 static void
 release(run *r)
 {
@@ -538,6 +598,7 @@ release(run *r)
     if (finish_save(r, &err) != SPW_OK) /* training has failed, which has been said, and the save with it */
         fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
     spw_engine_destroy(r->engine);
+    spw_comm_close(r->comm);
     spw_model_destroy(r->model);
     spw_data_close(r->data);
     spw_mem_free(r->tokens);
@@ -554,6 +615,7 @@ cli_train(int argc, char **argv)
     static spw_plan plan;
     const char *path = NULL, *resume = NULL, *overrides[OVERRIDES_MAX];
     uint32_t override_count = 0;
+    uint64_t ranks = 0;
     spw_error err = {0};
     struct sigaction action = {.sa_handler = on_signal};
     int rc = EXIT_DONE;
@@ -567,6 +629,11 @@ cli_train(int argc, char **argv)
             r.quiet = true;
         } else if (strcmp(name, "--resume-anyway") == 0) {
             r.resume_anyway = true;
+        } else if (strcmp(name, "-n") == 0) {
+            if ((value = cli_value("train", argc, argv, &i)) == NULL)
+                return EXIT_USAGE;
+            if (!cli_number(value, &ranks))
+                return cli_usage("train", "-n takes a number of ranks, not %s", value);
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--resume") == 0 || strcmp(name, "--trace") == 0) {
             if ((value = cli_value("train", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
@@ -586,29 +653,42 @@ cli_train(int argc, char **argv)
         return cli_usage("train", "a configuration file is needed");
     if (r.resume_anyway && resume == NULL)
         return cli_usage("train", "--resume-anyway belongs to --resume DIR");
+    if (ranks > 0 && getenv("RANK") == NULL)
+        return cli_launch((uint32_t)ranks, argv - 1);
     (void)signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error like a full disk */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     r.tty = isatty(STDOUT_FILENO) == 1;
+    if (join(&r, overrides, &override_count, &err) != SPW_OK)
+        return cli_fail(&err);
     if (spw_config_load(&r.config, path, overrides, override_count, &err) != SPW_OK) {
         cli_fail(&err);
         return EXIT_USAGE;
     }
+    if (r.rank > 0) {
+        r.quiet = true;
+        r.trace_path = NULL;
+    }
     if (prepare(&r, resume, &plan, &err) != SPW_OK) {
-        if (err.status == SPW_ENOFIT && r.model != NULL)
+        if (r.comm != NULL)
+            spw_comm_abort(r.comm, err.message);
+        if (err.status == SPW_ENOFIT && r.model != NULL && r.rank == 0)
             cli_show_no_fit(&r.config, r.model, &plan);
         rc = cli_fail(&err);
     } else {
         if (!r.quiet)
             describe(&r);
         log_start(&r);
-        if (train_loop(&r, &err) != SPW_OK)
+        if (train_loop(&r, &err) != SPW_OK) {
+            if (r.comm != NULL)
+                spw_comm_abort(r.comm, err.message);
             rc = cli_fail(&err);
-        else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
+        }
+        if (rc == EXIT_DONE && r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
             rc = EXIT_PAUSED;
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
             rc = cli_fail(&err);
-        if (r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED))
+        if (r.rank == 0 && r.steps_done > 0 && (rc == EXIT_DONE || rc == EXIT_PAUSED))
             closing_table(&r);
     }
     release(&r);

@@ -276,7 +276,7 @@ copy_done(void *arg)
 static void
 start_copy(spw_store *s, unit *u, chunk *c)
 {
-    char *dst = s->device_cache + u->device_offset + c->plan.first * s->compute_bytes;
+    char *dst = s->device_cache + u->device_offset + (c->plan.first - u->plan.first) * s->compute_bytes;
     spw_dtype type = spw_gpu_get_info(s->cfg.gpu)->compute_dtype;
     c->pins++;
     u->copies_inflight++;

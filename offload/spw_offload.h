@@ -36,10 +36,13 @@ uint32_t spw_swap_reclaim(const char *dir);
 
 /* ---------------------------------------------------------------- the store */
 
-/* Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. */
+/*
+ * Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. A store may hold
+ * one stretch of each unit, a rank's part: then its weights on the device and its gradient are that stretch.
+ */
 typedef struct spw_store_chunk {
     uint32_t unit_idx;
-    uint64_t first; /* element of the unit */
+    uint64_t first; /* element of the whole unit */
     uint64_t elems; /* multiple of 4096 */
     spw_tier weight_tier, record_tier;
     uint32_t path_idx; /* of the swap path, when either tier is nvme */
@@ -47,8 +50,8 @@ typedef struct spw_store_chunk {
 
 typedef struct spw_store_unit {
     uint32_t chunk_first, chunk_count;
-    uint64_t elems; /* padded */
-    bool trainable; /* has records and a gradient */
+    uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
+    bool trainable;        /* has records and a gradient */
 } spw_store_unit;
 
 /* One use of a unit: its weights as of `generation` updates. */

@@ -150,7 +150,8 @@ piece_at(const chunk *c, uint64_t first)
 static char *
 grad_of(const spw_store *s, const chunk *c)
 {
-    return (char *)s->units[c->plan.unit_idx].grad + c->plan.first * spw_dtype_bytes(s->cfg.grad_dtype);
+    const unit *u = &s->units[c->plan.unit_idx];
+    return (char *)u->grad + (c->plan.first - u->plan.first) * spw_dtype_bytes(s->cfg.grad_dtype);
 }
 
 /* Of a record that has just been read, before somebody else than an update looks at it. */

@@ -307,29 +307,52 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     return SPW_OK;
 }
 
+/* A checkpoint without one (of bf16, say) leaves the scale where it begins. */
+static void
+read_scaler(const json_t *root, spw_engine *e)
+{
+    const json_t *o = json_object_get(root, "loss_scale");
+    double scale = json_number_value(json_object_get(o, "scale"));
+    json_int_t hysteresis = json_integer_value(json_object_get(o, "hysteresis"));
+    if (scale > 0 && hysteresis > 0)
+        spw_engine_set_loss_scaler(
+            e, &(spw_loss_scaler){.scale = scale,
+                                  .hysteresis = (uint64_t)hysteresis,
+                                  .steps = json_integer_value(json_object_get(o, "steps")),
+                                  .last_overflow = json_integer_value(json_object_get(o, "last_overflow"))});
+}
+
 spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
     spw_checkpoint_state state = {0};
+    spw_error own = {0};
+    int64_t none = 0;
     json_t *root;
     spw_status st;
     job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
     if (job.tensors == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
-    st = spw__manifest_read(path, &root, err);
+    st = spw__manifest_read(path, &root, &own);
     if (st == SPW_OK) {
         state.updates = (uint64_t)json_integer_value(json_object_get(root, "updates"));
-        st = open_tensors(&job, path, with_optimizer, err);
-        if (st == SPW_OK)
-            st = check_digest(root, path, SPW_MODEL_FILE, err);
-        if (st == SPW_OK && job.adapter != NULL)
-            st = check_digest(root, path, SPW_ADAPTER_FILE, err);
-        if (st == SPW_OK && with_optimizer)
-            st = check_digest(root, path, SPW_OPTIMIZER_FILE, err);
+        read_scaler(root, e);
+        st = open_tensors(&job, path, with_optimizer, &own);
+        if (spw__engine_rank(e) == 0) { /* one reads all of it, for all */
+            if (st == SPW_OK)
+                st = check_digest(root, path, SPW_MODEL_FILE, &own);
+            if (st == SPW_OK && job.adapter != NULL)
+                st = check_digest(root, path, SPW_ADAPTER_FILE, &own);
+            if (st == SPW_OK && with_optimizer)
+                st = check_digest(root, path, SPW_OPTIMIZER_FILE, &own);
+        }
         json_decref(root);
     }
+    st = spw__engine_agree(e, st, &own, &none, err);
+    if (st == SPW_OK)
+        st = spw__engine_forget(e, err);
     if (st == SPW_OK)
         st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
     if (st == SPW_OK)

@@ -26,7 +26,9 @@ struct spw_checkpoint_job {
     char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
     char *config, *model_config, *adapter_config; /* texts, as training is configured now; the last with malloc */
     spw_checkpoint_state state;
+    spw_loss_scaler scaler;
     uint64_t keep;
+    bool writes; /* where every rank has everything, one of them does */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -141,13 +143,27 @@ check_space(const char *folder, const spw_tensor_info *infos, uint32_t count, sp
                      spw_format_bytes(b, sizeof b, free_bytes));
 }
 
+/* owner 0: this rank's file; else that of the process, which has created it. */
 static spw_status
-open_writers(spw_checkpoint_job *job, spw_error *err)
+open_writer(const spw_checkpoint_job *job, spw_st_writer **out, const char *name, const spw_tensor_info *infos,
+            uint32_t count, int64_t owner, spw_error *err)
+{
+    char path[NAME_BYTES + 128];
+    if (owner == 0) {
+        snprintf(path, sizeof path, "%s/%s", job->partial, name);
+        return spw_st_writer_create(out, path, infos, count, err);
+    }
+    snprintf(path, sizeof path, "%s/%s.tmp-%lld", job->partial, name, (long long)owner);
+    return spw_st_writer_join(out, path, infos, count, err);
+}
+
+static spw_status
+open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
 {
     const spw_model *m = spw_engine_model(job->e);
+    bool first = owner == 0;
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
-    char path[NAME_BYTES + 64];
     uint32_t trained = 0;
     spw_status st;
     job->base = spw__base_count(m);
@@ -166,16 +182,14 @@ open_writers(spw_checkpoint_job *job, spw_error *err)
                                  spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
         job->rank[id] = trained++;
     }
-    st = check_space(job->partial, infos, m->param_count + trained * parts, err);
-    snprintf(path, sizeof path, "%s/" SPW_MODEL_FILE, job->partial);
+    st = first ? check_space(job->partial, infos, m->param_count + trained * parts, err) : SPW_OK;
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job->model, path, infos, job->base, err);
-    snprintf(path, sizeof path, "%s/" SPW_ADAPTER_FILE, job->partial);
+        st = open_writer(job, &job->model, SPW_MODEL_FILE, infos, job->base, owner, err);
     if (st == SPW_OK && job->base < m->param_count)
-        st = spw_st_writer_create(&job->adapter, path, infos + job->base, m->param_count - job->base, err);
-    snprintf(path, sizeof path, "%s/" SPW_OPTIMIZER_FILE, job->partial);
+        st = open_writer(job, &job->adapter, SPW_ADAPTER_FILE, infos + job->base, m->param_count - job->base, owner,
+                         err);
     if (st == SPW_OK)
-        st = spw_st_writer_create(&job->optimizer, path, infos + m->param_count, trained * parts, err);
+        st = open_writer(job, &job->optimizer, SPW_OPTIMIZER_FILE, infos + m->param_count, trained * parts, owner, err);
     spw_mem_free(infos);
     return st;
 }
@@ -215,6 +229,11 @@ write_manifest(const spw_checkpoint_job *job, spw_error *err)
                      json_loads(job->config, 0, NULL));
     if (root != NULL && job->adapter != NULL)
         json_object_set_new(json_object_get(root, "digests"), names[2], json_string(digest_text[2]));
+    if (root != NULL && job->scaler.dynamic)
+        json_object_set_new(root, "loss_scale",
+                            json_pack("{s:f, s:I, s:I, s:I}", "scale", job->scaler.scale, "hysteresis",
+                                      (json_int_t)job->scaler.hysteresis, "steps", (json_int_t)job->scaler.steps,
+                                      "last_overflow", (json_int_t)job->scaler.last_overflow));
     if (root != NULL && state->data.files > 0)
         json_object_set_new(root, "data",
                             json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
@@ -228,18 +247,25 @@ write_manifest(const spw_checkpoint_job *job, spw_error *err)
     return st;
 }
 
+/* What this rank wrote is durable. */
+static spw_status
+flush(spw_checkpoint_job *job, spw_error *err)
+{
+    SPW_TRY(spw_st_writer_commit(job->model, err));
+    SPW_TRY(spw_st_writer_commit(job->optimizer, err));
+    return job->adapter == NULL ? SPW_OK : spw_st_writer_commit(job->adapter, err);
+}
+
 /* From here on the checkpoint is complete, or what there is of it goes. The manifest comes last. */
 static spw_status
 complete(spw_checkpoint_job *job, spw_error *err)
 {
     char path[NAME_BYTES + 64];
-    SPW_TRY(spw_st_writer_commit(job->model, err));
-    SPW_TRY(spw_st_writer_commit(job->optimizer, err));
+    SPW_TRY(flush(job, err));
     snprintf(path, sizeof path, "%s/config.json",
              job->partial); /* Hugging Face's, so that the folder loads elsewhere */
     SPW_TRY(spw_file_write_text(path, job->model_config, err));
     if (job->adapter != NULL) {
-        SPW_TRY(spw_st_writer_commit(job->adapter, err));
         snprintf(path, sizeof path, "%s/" SPW_ADAPTER_CONFIG_FILE, job->partial);
         SPW_TRY(spw_file_write_text(path, job->adapter_config, err));
     }
@@ -252,19 +278,32 @@ complete(spw_checkpoint_job *job, spw_error *err)
 
 /* ---------------------------------------------------------------- the job */
 
+/* All ranks have written their parts before the first one completes the checkpoint, and it is complete before any is done. */
+static spw_status
+finish_together(spw_checkpoint_job *job, spw_error *own, spw_error *err)
+{
+    int64_t number = 0;
+    spw_error completing = {0};
+    if (own->status == SPW_OK && spw__engine_rank(job->e) > 0)
+        (void)flush(job, own);
+    SPW_TRY(spw__engine_agree(job->e, own->status, own, &number, err));
+    if (spw__engine_rank(job->e) == 0)
+        (void)complete(job, &completing);
+    return spw__engine_agree(job->e, completing.status, &completing, &number, err);
+}
+
 static void *
 job_main(void *arg)
 {
     spw_checkpoint_job *job = arg;
-    spw_error err = {0};
+    spw_error own = {0}, err = {0};
     (void)pthread_setname_np(pthread_self(), "spw-save");
     pthread_mutex_lock(&job->lock);
     while (job->chunks_left > 0 && !job->given_up)
         pthread_cond_wait(&job->cond, &job->lock);
-    err = job->error;
+    own = job->error;
     pthread_mutex_unlock(&job->lock);
-    if (err.status == SPW_OK)
-        (void)complete(job, &err);
+    (void)finish_together(job, &own, &err);
     pthread_mutex_lock(&job->lock);
     if (err.status != SPW_OK)
         spw_error_keep_first(&job->error, &err);
@@ -283,7 +322,7 @@ release(spw_checkpoint_job *job, bool remove)
     spw_st_writer_destroy(job->adapter);
     spw_mem_free(job->rank);
     free(job->adapter_config);
-    if (remove && access(job->partial, F_OK) == 0)
+    if (remove && spw__engine_rank(job->e) == 0 && access(job->partial, F_OK) == 0)
         (void)spw_dir_remove(job->partial, &ignored);
     spw_mem_free(job->config);
     spw_mem_free(job->model_config);
@@ -297,7 +336,6 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
     char path[SPW_PATH_BYTES + 64];
     const char *source;
-    int rc;
     snprintf(path, sizeof path, "%.1000s/config.json", config->model_path);
     source = config->model_path[0] != '\0' && access(path, R_OK) == 0 ? config->model_path : NULL;
     job->config = spw_config_dump(config);
@@ -312,13 +350,29 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     }
     if (job->config == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest");
+    if (spw__engine_rank(job->e) > 0)
+        return SPW_OK; /* folder and files are the first rank's */
     SPW_TRY(spw_dir_make(job->dir, err));
     if (access(job->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(job->partial, err)); /* a save that was killed */
     SPW_TRY(spw_dir_make(job->partial, err));
     if (source != NULL)
         SPW_TRY(spw_hf_copy_companions(source, job->partial, err));
-    SPW_TRY(open_writers(job, err));
+    return open_writers(job, 0, err);
+}
+
+/* The first rank makes the files, the others open them, and all of them know whether all of them could. */
+static spw_status
+prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
+{
+    spw_error own = {0};
+    int64_t owner = (int64_t)getpid(), none = 0;
+    int rc;
+    (void)prepare(job, config, &own);
+    SPW_TRY(spw__engine_agree(job->e, own.status, &own, &owner, err));
+    if (spw__engine_rank(job->e) > 0)
+        (void)open_writers(job, owner, &own);
+    SPW_TRY(spw__engine_agree(job->e, own.status, &own, &none, err));
     rc = pthread_create(&job->thread, NULL, job_main, job);
     return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "start of the thread that saves");
 }
@@ -337,20 +391,23 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
     job->format = spw__engine_format(e);
     job->rule = spw__engine_optimizer(e);
     job->state = *state;
+    job->scaler = *spw_engine_loss_scaler(e);
     job->keep = config->run.keep_last;
-    job->chunks_left = spw_engine_layout(e)->chunk_count;
+    job->writes = spw__engine_parted(e) || spw__engine_rank(e) == 0;
+    job->chunks_left = job->writes ? spw_engine_layout(e)->chunk_count : 0;
     snprintf(job->dir, sizeof job->dir, "%.900s", dir);
     snprintf(job->final, sizeof job->final, "%.900s/step-%llu", dir, (unsigned long long)state->step);
     snprintf(job->partial, sizeof job->partial, "%.1000s.partial", job->final);
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->cond, NULL);
-    st = prepare(job, config, err);
+    st = prepare_together(job, config, err);
     if (st != SPW_OK) {
         spw_error_wrap(err, "saving checkpoint %s", job->final);
         release(job, true);
         return st;
     }
-    if (spw_store_snapshot_begin(spw_engine_store(e), spw__engine_generations(e), take_chunk, job, &own) != SPW_OK) {
+    if (job->writes &&
+        spw_store_snapshot_begin(spw_engine_store(e), spw__engine_generations(e), take_chunk, job, &own) != SPW_OK) {
         keep_error(job, &own);
         pthread_mutex_lock(&job->lock);
         job->given_up = true;
@@ -389,7 +446,7 @@ spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
     pthread_mutex_unlock(&job->lock);
     if (left)
         (void)spw_engine_drain(job->e, &own); /* what is read now belongs to no step */
-    if (spw_store_snapshot_finish(spw_engine_store(job->e), &own) != SPW_OK && own.status != SPW_OK) {
+    if (job->writes && spw_store_snapshot_finish(spw_engine_store(job->e), &own) != SPW_OK && own.status != SPW_OK) {
         pthread_mutex_lock(&job->lock);
         if (job->chunks_left > 0)
             spw_error_keep_first(&job->error, &own);

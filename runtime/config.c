@@ -321,7 +321,7 @@ read_word(const reader *r, const key_row *row, const json_t *v, void *field)
     }
     if (row->type == K_FORMAT && spw_state_parse(text, field))
         return SPW_OK;
-    for (int i = 0; row->type == K_DTYPE && i <= SPW_BF16; i++) {
+    for (int i = 0; row->type == K_DTYPE && i < SPW_DTYPE_COUNT; i++) {
         if (strcmp(text, spw_dtype_name((spw_dtype)i)) == 0) {
             *(spw_dtype *)field = (spw_dtype)i;
             return SPW_OK;
@@ -620,21 +620,22 @@ static spw_status
 settle_batch(const reader *r)
 {
     spw_config *c = r->out;
-    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation;
+    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation, ranks = c->run.ranks;
     if (all > 0 && micro == 0)
-        micro = steps > 0 ? all / steps : all;
+        micro = (steps > 0 ? all / steps : all) / ranks;
     if (micro == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size or train_micro_batch_size_per_gpu is needed",
                          r->name);
     if (steps == 0)
-        steps = all > 0 ? all / micro : 1;
+        steps = all > 0 ? all / micro / ranks : 1;
     if (all == 0)
-        all = micro * steps;
-    if (all != micro * steps)
+        all = micro * steps * ranks;
+    if (all != micro * steps * ranks || all == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
-                         "gradient_accumulation_steps %llu (on one rank)",
-                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps);
+                         "gradient_accumulation_steps %llu times %llu rank%s",
+                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps,
+                         (unsigned long long)ranks, ranks > 1 ? "s" : "");
     c->train_batch_size = all;
     c->micro_batch = micro;
     c->accumulation = steps;
@@ -781,10 +782,18 @@ settle(const reader *r, const json_t *root)
         json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
         c->optimizer.adam_w_mode = false;
     if (!format_given)
-        c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : SPW_STATE_FP32;
-    if (c->run.state_format == SPW_STATE_MIXED_F16)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: spillway.state_format mixed-fp16", r->name);
-    if (!c->bf16 && c->run.state_format != SPW_STATE_FP32)
+        c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
+    if (json_object_get(json_object_get(root, "spillway"), "grad_dtype") == NULL)
+        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_F32;
+    if (c->bf16 && c->fp16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
+    if (c->fp16 != (c->run.state_format == SPW_STATE_MIXED_F16))
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: fp16.enabled and spillway.state_format mixed-fp16 go together",
+                         r->name);
+    if (c->run.grad_dtype == SPW_F16 && !c->fp16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.grad_dtype fp16 needs the loss scale of fp16.enabled",
+                         r->name);
+    if (!c->bf16 && !c->fp16 && c->run.state_format != SPW_STATE_FP32)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));
     SPW_TRY(check_device(r));

@@ -38,14 +38,20 @@ static spw_status
 take_memory(spw_engine *e, spw_error *err)
 {
     uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * sizeof(float), 4096);
-    uint64_t bytes = e->plan.grads_device + flow_bytes + e->plan.arena_device + e->plan.batch_device;
-    spw_carve carve;
-    SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes, err));
+    uint64_t bytes = flow_bytes + e->plan.arena_device + e->plan.batch_device, shared = e->plan.grads_device;
+    spw_carve carve, grads;
+    SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes + (e->comm == NULL ? shared : 0), err));
     carve = (spw_carve){.base = e->device, .bytes = bytes};
+    e->shared = (char *)e->device + bytes;
+    if (e->comm != NULL) {
+        shared += e->layout.parts > 1 ? e->plan.cache_device : 0;
+        SPW_TRY(spw_comm_alloc(e->comm, (void **)&e->shared, shared, err));
+    }
+    grads = (spw_carve){.base = e->shared, .bytes = e->plan.grads_device};
     e->arena = spw_carve_take(&carve, e->plan.arena_device);
     e->flow = spw_carve_take(&carve, flow_bytes);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
-        e->buffers[i].data = spw_carve_take(&carve, e->buffers[i].elems * sizeof(float));
+        e->buffers[i].data = spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
     }
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -81,6 +87,7 @@ make_act(spw_engine *e, spw_error *err)
                         .integrity = c->run.integrity,
                         .paths = e->plan.paths,
                         .path_count = e->plan.path_count,
+                        .rank = e->rank,
                         .aio = spw__engine_aio(c),
                         .stall_ns = e->stall_ns,
                         .chaos_seed = c->run.chaos_seed,
@@ -104,7 +111,8 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
-                          .device_cache_bytes = e->plan.cache_device,
+                          .device_cache_bytes = e->layout.parts > 1 ? e->plan.parts_device : e->plan.cache_device,
+                          .rank = e->rank,
                           .worker_count = spw__engine_workers(e),
                           .pin_memory = c->zero.pin_memory_param || c->zero.pin_memory_optimizer,
                           .integrity = c->run.integrity,
@@ -129,10 +137,11 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     const spw_config *c = &e->config;
     uint64_t chunk = c->run.chunk_elems, partial_count = 0;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
+    bool parted = e->world > 1 && c->zero.stage > 0;
     spw_topology topology;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
-                           .thread_count = c->run.compute_threads,
+                           .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
                            .topology = &topology,
                            .pin_threads = c->run.pin_threads};
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
@@ -161,7 +170,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, err));
+    SPW_TRY(
+        spw_layout_make(&e->layout, e->model, chunk, !o->inference, parted ? e->rank : 0, parted ? e->world : 1, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw_gpu_open(&e->gpu, &gpu, err));
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
@@ -177,7 +187,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
     e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
-    e->future = spw_mem_calloc(e->future_max, sizeof *e->future);
+    e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
     e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
@@ -200,13 +210,15 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(spw__make_ranges(e, err));
     SPW_TRY(take_memory(e, err));
     SPW_TRY(make_act(e, err));
-    return make_store(e, &topology, err);
+    SPW_TRY(make_store(e, &topology, err));
+    return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->shared + e->plan.grads_device, err);
 }
 
 spw_status
 spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
 {
     spw_engine *e = spw_mem_zalloc(sizeof *e);
+    uint32_t asked = o->config->run.ranks > 0 ? o->config->run.ranks : 1;
     spw_status st;
     *out = NULL;
     if (e == NULL)
@@ -214,7 +226,24 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
-    e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
+    e->world = e->local_world = 1;
+    if (o->comm != NULL && spw_comm_get_info(o->comm)->world > 1) {
+        e->comm = o->comm;
+        e->rank = spw_comm_get_info(o->comm)->rank;
+        e->world = spw_comm_get_info(o->comm)->world;
+        e->local_world = spw_comm_get_info(o->comm)->local_world;
+    } else if (o->plan_only) {
+        e->world = e->local_world = asked; /* what each of them would plan, on one host */
+    }
+    if (e->world != asked && !o->inference) {
+        spw_mem_free(e);
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "spillway.ranks is %u, this run has %u: a launcher starts them (spillway train -n %u, mpirun, "
+                         "srun, torchrun)",
+                         asked, o->comm != NULL ? spw_comm_get_info(o->comm)->world : 1, asked);
+    }
+    spw_loss_scale_init(&e->scaler, &e->config);
+    e->rates = (spw_rates){.shared_cores = spw__engine_cpus(e)};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
     st = e->optimizer != NULL ? build(e, o, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
@@ -230,6 +259,7 @@ spw_engine_destroy(spw_engine *e)
 {
     if (e == NULL)
         return;
+    spw__ranks_destroy(e->ranks);
     spw_gpu_queue_destroy(e->d2h); /* its notifies call the store */
     spw_store_destroy(e->store);
     spw_act_destroy(e->act);
@@ -237,6 +267,8 @@ spw_engine_destroy(spw_engine *e)
     for (uint32_t i = 0; i < e->buffer_count; i++)
         spw_gpu_event_destroy(e->buffers[i].sent);
     spw_gpu_queue_destroy(e->compute);
+    if (e->comm != NULL)
+        spw_comm_free(e->comm, e->shared);
     if (e->gpu != NULL)
         spw_gpu_free(e->gpu, e->device);
     spw_gpu_close(e->gpu);
@@ -317,6 +349,7 @@ spw_status
 spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
 {
     init_job job = {e, seed};
+    SPW_TRY(spw__engine_forget(e, err));
     return spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, err);
 }
 
@@ -343,6 +376,12 @@ void
 spw_engine_set_rates(spw_engine *e, const spw_rates *rates)
 {
     e->rates = *rates;
+}
+
+spw_status
+spw_engine_sum(spw_engine *e, double *values, uint32_t count, spw_error *err)
+{
+    return e->ranks == NULL ? SPW_OK : spw__ranks_sum(e->ranks, values, count, err);
 }
 
 spw_status
@@ -397,6 +436,21 @@ spw_engine_set_updates(spw_engine *e, uint64_t updates)
     e->step_count = updates;
 }
 
+const spw_loss_scaler *
+spw_engine_loss_scaler(const spw_engine *e)
+{
+    return &e->scaler;
+}
+
+/* Whether there is one, and whether it moves, is this run's configuration to say. */
+void
+spw_engine_set_loss_scaler(spw_engine *e, const spw_loss_scaler *scaler)
+{
+    if (e->scaler.dynamic)
+        e->scaler = *scaler;
+    e->scaler.dynamic = e->config.fp16 && e->config.loss_scale.fixed == 0;
+}
+
 spw_state_format
 spw__engine_format(const spw_engine *e)
 {
@@ -419,4 +473,10 @@ const spw_config *
 spw__engine_config(const spw_engine *e)
 {
     return &e->config;
+}
+
+spw_status
+spw__engine_forget(spw_engine *e, spw_error *err)
+{
+    return e->ranks == NULL ? SPW_OK : spw__ranks_forget(e->ranks, err);
 }

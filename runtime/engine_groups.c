@@ -127,7 +127,7 @@ spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, co
                            .record = record,
                            .grad = grad,
                            .grad_dtype = e->config.run.grad_dtype,
-                           .first = e->unit_partial[c->unit_idx] * 4096 + c->first,
+                           .first = e->layout.bases[c->unit_idx] + c->first,
                            .begin = first,
                            .end = first + count};
     const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];

@@ -10,10 +10,12 @@ enum { MODE_TRAIN, MODE_EVAL, MODE_COUNT };
 typedef struct grad_buffer {
     float *data;
     uint64_t elems;
-    uint32_t unit_idx; /* UINT32_MAX: free */
-    uint64_t turn;
+    uint32_t unit_idx;   /* UINT32_MAX: free */
+    uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the host */
 } grad_buffer;
+
+typedef struct spw_ranks spw_ranks;
 
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
@@ -34,15 +36,19 @@ struct spw_engine {
     spw_gpu *gpu;
     spw_gpu_queue *compute, *d2h;
     spw_store *store;
+    spw_comm *comm;   /* NULL: one rank */
+    spw_ranks *ranks; /* NULL: one rank */
+    uint32_t rank, world, local_world;
     spw_layout layout;
     spw_plan plan;
     spw_tape *tape;
     uint64_t B, T, rows;
     uint64_t cache_slots, cache_positions; /* generation: B is the slots, T the longest piece of a prompt; else 0 */
     uint32_t micro_max, group_max, chain_max;
-    uint64_t target_count; /* of this step: positions with a target */
+    uint64_t target_count; /* of this step, on all ranks: positions with a target */
     /* Device memory. */
     void *device;
+    char *shared; /* what other ranks read: gradients, gathered units; with one rank part of device */
     char *arena;
     uint64_t arena_bytes;
     float *cos_sin, *losses;
@@ -68,9 +74,10 @@ struct spw_engine {
     int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
     uint64_t *generations;
     spw_trace traces[MODE_COUNT];
-    spw_store_use *future;
+    spw_store_use *future; /* (future_max); between ranks as many more for the store */
     uint32_t future_max;
     uint64_t updates, step_count;
+    spw_loss_scaler scaler;
     const spw_optimizer *optimizer;
     spw_opt_coef coefs[COEF_COUNT];
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
@@ -96,6 +103,7 @@ typedef struct block_run {
 /* Counts everything the run needs and plans; with the plan in e, and in o->plan_out if there is one. */
 spw_status spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
 uint32_t spw__engine_workers(const spw_engine *e);
+uint32_t spw__engine_cpus(const spw_engine *e); /* this rank's share */
 spw_aio_options spw__engine_aio(const spw_config *c);
 /* Keys and values of running sequences: elements of a row, of a layer's keys, of all; positions of the rotary table. */
 uint64_t spw__cache_width(const spw_engine *e);
@@ -117,6 +125,8 @@ spw_status spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void 
 
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
 uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
+/* Of a unit's gradient on the device: a part for each rank. */
+uint64_t spw__grad_elems(const spw_engine *e, uint32_t unit_idx);
 void spw__note_uses(spw_engine *e); /* after a change of the chain */
 /* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
 spw_value *spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training,
@@ -129,6 +139,32 @@ void spw__release_block(spw_engine *e, const block_run *run);
 spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err);
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
-void spw__wait_d2h(spw_engine *e); /* on account of d2h */
+/* All gradients are in the store, on account of d2h or of the collectives. */
+spw_status spw__wait_grads(spw_engine *e, spw_error *err);
+
+/* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
+
+/* Collective. pool_memory: for gathered units, plan.cache_device bytes that all ranks read; not used with whole units. */
+spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
+enum { SPW_RANKS_CHANNELS = 4 };
+void spw__ranks_destroy(spw_ranks *r); /* before the store; NULL is fine */
+uint64_t spw__ranks_table_bytes(const spw_engine *e);
+/* Waits until all of the units are gathered, and keeps them there. Each unit acquired needs one release. */
+spw_status
+spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err);
+void spw__ranks_release(spw_ranks *r, uint32_t unit_idx);
+/* The uses to come: the first `ahead` are asked for as far as there is room, and the store is told. */
+void spw__ranks_tell(spw_ranks *r, const spw_store_use *future, uint32_t count, uint32_t ahead);
+/* Hands a unit's gradient to the reduce thread; the buffer is free after spw__ranks_wait_free. */
+void spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool last);
+spw_status spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err);
+spw_status spw__ranks_wait_reduced(spw_ranks *r, spw_error *err);
+/* values[i] = sum over ranks, in their order. */
+spw_status spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err);
+/* Weights have changed without an update: nothing that was gathered is good any more. */
+spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
+/* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
+spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
+void spw__ranks_bytes(spw_ranks *r, uint64_t *gathered, uint64_t *reduced); /* received so far */
 
 #endif

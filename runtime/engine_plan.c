@@ -64,7 +64,7 @@ size_grad_buffers(spw_engine *e, uint32_t chain_extra)
     uint32_t pool = 2 + chain_extra;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
-        uint64_t elems = e->layout.units[u].elems;
+        uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
         if (users_of(e, u) > 1)
@@ -126,7 +126,14 @@ step_flops(const spw_engine *e)
 uint32_t
 spw__engine_workers(const spw_engine *e)
 {
-    return e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw_cpu_allowed_count();
+    return e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw__engine_cpus(e);
+}
+
+uint32_t
+spw__engine_cpus(const spw_engine *e)
+{
+    uint32_t each = spw_cpu_allowed_count() / e->local_world;
+    return each > 0 ? each : 1;
 }
 
 spw_aio_options
@@ -199,6 +206,9 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    if (e->world > 1)
+        own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
+               spw_comm_table_bytes(NULL, e->world, SPW_RANKS_CHANNELS);
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
@@ -246,6 +256,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
 {
     plan_input in = {.config = &e->config,
                      .layout = &e->layout,
+                     .local_ranks = e->local_world,
                      .inference = e->inference,
                      .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
                      .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),

@@ -9,7 +9,7 @@
 
 /* Element order, fp64 partials per 4096: the same whatever the micro-batches' grouping. */
 static double
-mean_loss(const spw_engine *e, uint32_t micro_batches)
+sum_losses(const spw_engine *e, uint32_t micro_batches)
 {
     double total = 0;
     uint64_t n = micro_batches * e->rows;
@@ -19,20 +19,41 @@ mean_loss(const spw_engine *e, uint32_t micro_batches)
             part += (double)e->losses[i];
         total += part;
     }
-    return total / (double)e->target_count;
+    return total;
 }
 
+/* Of the squares of one rank's part of all gradients; whole units are cut as if they were parted. */
 static double
-global_norm(const spw_engine *e)
+sum_part(const spw_engine *e, uint32_t part)
 {
     double sum = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        uint64_t count = e->unit_partial[u + 1] - e->unit_partial[u], first = 0, end = count;
         if (e->first_use[u] < 0 || !e->layout.units[u].trainable)
             continue;
-        for (uint64_t i = e->unit_partial[u]; i < e->unit_partial[u + 1]; i++)
-            sum += e->partials[i];
+        if (e->layout.parts < e->world) {
+            uint64_t each = spw_layout_part(count * 4096, e->world) / 4096;
+            first = part * each < count ? part * each : count;
+            end = first + each < count ? first + each : count;
+        }
+        for (uint64_t i = first; i < end; i++)
+            sum += e->partials[e->unit_partial[u] + i];
     }
-    return sqrt(sum);
+    return sum;
+}
+
+/* Over all ranks, in their order, so that the bits are the same whatever is parted. */
+static spw_status
+sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm, spw_error *err)
+{
+    double sums[2] = {sum_losses(e, micro_batches), sum_part(e, e->rank)}, whole = 0;
+    for (uint32_t part = 0; part < e->world && e->layout.parts < e->world; part++)
+        whole += sum_part(e, part);
+    if (e->ranks != NULL)
+        SPW_TRY(spw__ranks_sum(e->ranks, sums, 2, err));
+    *loss = sums[0] / (double)e->target_count;
+    *grad_norm = sqrt(e->layout.parts < e->world ? whole : sums[1]);
+    return SPW_OK;
 }
 
 /* ---------------------------------------------------------------- steps */
@@ -51,6 +72,11 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
                              targets[i], (unsigned long long)e->model->config.vocab);
         count += targets[i] >= 0;
     }
+    if (e->ranks != NULL) {
+        double all = (double)count;
+        SPW_TRY(spw__ranks_sum(e->ranks, &all, 1, err));
+        count = (uint64_t)all;
+    }
     e->target_count = count > 0 ? count : 1;
     memcpy(e->tokens, tokens, n * sizeof *tokens);
     memcpy(e->targets, targets, n * sizeof *targets);
@@ -60,6 +86,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 /* What the counters said when a step began. */
 typedef struct step_start {
     uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
+    uint64_t gathered, reduced;
     spw_store_stats store;
     spw_act_stats kept;
 } step_start;
@@ -73,6 +100,8 @@ begin_account(spw_engine *e, step_start *s)
                       .grad_h2d_bytes = e->grad_h2d_bytes};
     spw_store_get_stats(e->store, &s->store);
     spw_act_get_stats(e->act, &s->kept);
+    if (e->ranks != NULL)
+        spw__ranks_bytes(e->ranks, &s->gathered, &s->reduced);
     e->compute_ns = 0;
     memset(e->stall_ns, 0, sizeof e->stall_ns);
     if (!e->counting)
@@ -85,13 +114,14 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     spw_store_stats now;
     spw_act_stats kept_now;
     double parts = (double)e->compute_ns * 1e-9;
+    bool own = e->layout.parts == 1; /* else it is another thread that waits in the store */
     spw_store_get_stats(e->store, &now);
     spw_act_get_stats(e->act, &kept_now);
     r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
     r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
     r->compute_s = parts;
     for (int k = 0; k < SPW_STALL_COUNT; k++) {
-        r->stall_s[k] = (double)(now.stall_ns[k] - s->store.stall_ns[k] + e->stall_ns[k]) * 1e-9;
+        r->stall_s[k] = (double)((own ? now.stall_ns[k] - s->store.stall_ns[k] : 0) + e->stall_ns[k]) * 1e-9;
         parts += r->stall_s[k];
     }
     r->other_s = r->step_s - parts;
@@ -101,6 +131,11 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
         now.nvme_write_bytes - e->counted.nvme_write_bytes + kept_now.nvme_write_bytes - s->kept.nvme_write_bytes;
     r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes + kept_now.h2d_bytes -
              s->kept.h2d_bytes;
+    if (e->ranks != NULL) {
+        spw__ranks_bytes(e->ranks, &r->gather, &r->reduce);
+        r->gather -= s->gathered;
+        r->reduce -= s->reduced;
+    }
     e->counted = now;
     e->counting = true;
     r->d2h = e->d2h_bytes - s->d2h_bytes + kept_now.d2h_bytes - s->kept.d2h_bytes;
@@ -110,20 +145,23 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
 
 /* The decision at the end of a step: norm, finite check, clip, go or skip. */
 static spw_status
-decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
+decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
 {
     const spw_config *c = &e->config;
-    double scale = 1.0;
-    spw__wait_d2h(e);
-    r->grad_norm = global_norm(e);
+    double scale = 1.0 / e->scaler.scale;
+    SPW_TRY(spw__wait_grads(e, err));
+    SPW_TRY(sum_step(e, micro_batches, &r->loss, &r->grad_norm, err));
+    r->loss_scale = e->scaler.scale;
+    r->grad_norm *= scale;
     if (!gate_was_open) {
+        spw_loss_scale_update(&e->scaler, c, !isfinite(r->grad_norm));
         if (!isfinite(r->grad_norm)) {
             r->skipped = true;
             spw_store_step_skip(e->store);
             return SPW_OK;
         }
         if (c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping)
-            scale = c->gradient_clipping / (r->grad_norm + 1e-6);
+            scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
         SPW_TRY(spw__set_coefficients(e, lr, scale, err));
         spw_store_step_go(e->store);
     }
@@ -133,12 +171,12 @@ decide(spw_engine *e, double lr, bool gate_was_open, spw_step_result *r, spw_err
     return SPW_OK;
 }
 
-spw_status
-spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
-                spw_step_result *r, spw_error *err)
+static spw_status
+run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
+         spw_step_result *r, spw_error *err)
 {
     const spw_config *c = &e->config;
-    bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow;
+    bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow && !c->fp16;
     step_start start;
     memset(r, 0, sizeof *r);
     if (e->inference)
@@ -165,19 +203,26 @@ spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
         SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
     }
     spw_trace_end(&e->traces[MODE_TRAIN]);
-    SPW_TRY(decide(e, lr, gate_early, r, err));
+    SPW_TRY(decide(e, micro_batches, lr, gate_early, r, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
     spw__tell_future(e, MODE_TRAIN);
-    r->loss = mean_loss(e, micro_batches);
     r->lr = lr;
-    r->tokens = micro_batches * e->rows;
+    r->tokens = (uint64_t)micro_batches * e->rows * e->world;
     end_account(e, &start, r);
     return spw_store_check(e->store, err);
 }
 
 spw_status
-spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
-                spw_error *err)
+spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
+                spw_step_result *r, spw_error *err)
+{
+    spw_status st = run_step(e, tokens, targets, micro_batches, lr, r, err);
+    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+static spw_status
+run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
+         spw_error *err)
 {
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->counting = false;
@@ -187,6 +232,17 @@ spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, ui
         SPW_TRY(spw__forward_group(e, MODE_EVAL, first, count, false, err));
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
-    *loss_out = mean_loss(e, micro_batches);
+    *loss_out = sum_losses(e, micro_batches);
+    if (e->ranks != NULL)
+        SPW_TRY(spw__ranks_sum(e->ranks, loss_out, 1, err));
+    *loss_out /= (double)e->target_count;
     return SPW_OK;
+}
+
+spw_status
+spw_engine_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double *loss_out,
+                spw_error *err)
+{
+    spw_status st = run_eval(e, tokens, targets, micro_batches, loss_out, err);
+    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
 }

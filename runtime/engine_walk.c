@@ -28,6 +28,12 @@ spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
     return n;
 }
 
+uint64_t
+spw__grad_elems(const spw_engine *e, uint32_t unit_idx)
+{
+    return spw_layout_part(spw_layout_whole(&e->layout, unit_idx), e->world) * e->world;
+}
+
 /*
  * Elements of device cache in which a block's units fit one after another, wherever those before lie: k units that are
  * held leave k + 1 gaps at most, and when all of them together hold k + 1 times the next one, it fits in one of them.
@@ -38,7 +44,7 @@ spw__block_elems(const spw_engine *e, uint32_t block_idx)
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units);
     uint64_t held = 0, least = 0;
     for (uint32_t k = 0; k < n; k++) {
-        uint64_t elems = e->layout.units[units[k]].elems;
+        uint64_t elems = spw_layout_whole(&e->layout, units[k]);
         least = held + (k + 1) * elems > least ? held + (k + 1) * elems : least;
         held += elems;
     }
@@ -125,7 +131,7 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .targets = e->targets + micro * e->rows,
                        .places = e->places,
                        .losses = e->losses + micro * e->rows,
-                       .grad_scale = 1.0f / (float)e->target_count,
+                       .grad_scale = (float)(e->scaler.scale / (double)e->target_count),
                        .dropout_key = e->config.run.seed,
                        .dropout_counter = (e->step_count << 20) + micro};
 }
@@ -135,7 +141,7 @@ batch_of(const spw_engine *e, uint32_t micro)
 void
 spw__tell_future(spw_engine *e, int mode)
 {
-    uint32_t n;
+    uint32_t n, ahead;
     if (!e->config.run.prefetch)
         return;
     n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
@@ -143,8 +149,11 @@ spw__tell_future(spw_engine *e, int mode)
         if (!e->layout.units[e->future[i].unit_idx].trainable)
             e->future[i].generation = e->generations[e->future[i].unit_idx];
     }
-    spw_store_set_future(e->store, e->future, n,
-                         spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size));
+    ahead = spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size / e->layout.parts);
+    if (e->layout.parts > 1)
+        spw__ranks_tell(e->ranks, e->future, n, ahead);
+    else
+        spw_store_set_future(e->store, e->future, n, ahead);
 }
 
 spw_status
@@ -154,7 +163,8 @@ spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
     run->unit_count = spw__block_units(e, run->block_idx, run->units);
     for (uint32_t k = 0; k < run->unit_count; k++)
         uses[k] = (spw_store_use){run->units[k], e->generations[run->units[k]]};
-    SPW_TRY(spw_store_acquire(e->store, uses, run->unit_count, run->weights, err));
+    SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, run->unit_count, run->weights, err)
+                                : spw_store_acquire(e->store, uses, run->unit_count, run->weights, err));
     for (uint32_t k = 0; k < run->unit_count; k++)
         spw_trace_use(&e->traces[mode], run->units[k]);
     spw__tell_future(e, mode);
@@ -164,8 +174,12 @@ spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
 void
 spw__release_block(spw_engine *e, const block_run *run)
 {
-    for (uint32_t k = 0; k < run->unit_count; k++)
-        spw_store_release(e->store, run->units[k]);
+    for (uint32_t k = 0; k < run->unit_count; k++) {
+        if (e->layout.parts > 1)
+            spw__ranks_release(e->ranks, run->units[k]);
+        else
+            spw_store_release(e->store, run->units[k]);
+    }
 }
 
 /* ---------------------------------------------------------------- forward and backward over a group */
@@ -258,13 +272,21 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
     return SPW_OK;
 }
 
-/* Waits for what leaves the device, on account of d2h. */
-void
-spw__wait_d2h(spw_engine *e)
+static void
+wait_d2h(spw_engine *e)
 {
     uint64_t begin = spw_now_ns();
     spw_gpu_queue_sync(e->d2h);
     e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
+}
+
+spw_status
+spw__wait_grads(spw_engine *e, spw_error *err)
+{
+    if (e->ranks != NULL)
+        return spw__ranks_wait_reduced(e->ranks, err);
+    wait_d2h(e);
+    return SPW_OK;
 }
 
 static grad_buffer *
@@ -281,7 +303,7 @@ buffer_of(spw_engine *e, uint32_t unit_idx)
 static spw_status
 open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
 {
-    uint64_t elems = e->layout.units[unit_idx].elems, begin;
+    uint64_t elems = spw__grad_elems(e, unit_idx), begin;
     grad_buffer *best = NULL;
     for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
         grad_buffer *b = &e->buffers[i];
@@ -293,11 +315,16 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
     best->unit_idx = unit_idx;
     best->turn = ++e->buffer_turn;
+    if (e->ranks != NULL) {
+        SPW_TRY(spw__ranks_wait_free(e->ranks, best, err));
+        spw_gpu_zero(e->compute, best->data, elems * sizeof(float)); /* passes are added up by the sum over the ranks */
+        return SPW_OK;
+    }
     begin = spw_now_ns();
     spw_gpu_event_sync(best->sent);
     e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
     if (later_group)
-        spw__wait_d2h(e); /* the earlier group's sum may still be on its way out of another buffer */
+        wait_d2h(e); /* the earlier group's sum may still be on its way out of another buffer */
     if (later_group) {
         spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
                          elems);
@@ -316,10 +343,16 @@ grad_arrived(void *arg)
 }
 
 static spw_status
-send_grad(spw_engine *e, uint32_t unit_idx, bool final_group, spw_error *err)
+send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
     uint64_t elems = e->layout.units[unit_idx].elems;
+    if (e->ranks != NULL) {
+        b->unit_idx = UINT32_MAX;
+        spw__ranks_send(e->ranks, unit_idx, b, later_group, final_group);
+        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+        return SPW_OK;
+    }
     SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
                      final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
@@ -389,7 +422,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         spw__release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->layout.units[run.units[k]].trainable && e->first_use[run.units[k]] == (int32_t)c)
-                st = send_grad(e, run.units[k], final_group, err);
+                st = send_grad(e, run.units[k], later_group, final_group, err);
         }
         if (st != SPW_OK)
             return st;

@@ -2,6 +2,9 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole.
+ *
+ * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
+ * and the parts of all ranks in a row are the unit, so that gathering and reducing it needs no packing.
  */
 #include "runtime_internal.h"
 
@@ -11,12 +14,13 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->units);
     spw_mem_free(l->chunks);
     spw_mem_free(l->places);
+    spw_mem_free(l->bases);
     memset(l, 0, sizeof *l);
 }
 
 /* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient all are alike. */
 static void
-place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable)
+place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable, uint64_t *base)
 {
     uint64_t at = 0;
     for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
@@ -29,8 +33,23 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trai
     }
     if (at == 0)
         return;
-    l->units[l->unit_count++] = (spw_store_unit){.elems = spw_round_up(at, 4096), .trainable = trainable && !frozen};
-    l->elems += spw_round_up(at, 4096);
+    l->bases[l->unit_count] = *base;
+    *base += spw_round_up(at, 4096);
+    at = spw_layout_part(at, l->parts);
+    l->units[l->unit_count++] = (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !frozen};
+    l->elems += at;
+}
+
+uint64_t
+spw_layout_part(uint64_t elems, uint32_t parts)
+{
+    return spw_round_up((elems + parts - 1) / parts, 4096);
+}
+
+uint64_t
+spw_layout_whole(const spw_layout *l, uint32_t unit_idx)
+{
+    return l->units[unit_idx].elems * l->parts;
 }
 
 uint64_t
@@ -43,21 +62,26 @@ spw__layout_trained(const spw_layout *l)
 }
 
 spw_status
-spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, spw_error *err)
+spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t part, uint32_t parts,
+                spw_error *err)
 {
-    uint64_t chunks = 0;
+    uint64_t chunks = 0, base = 0;
     memset(l, 0, sizeof *l);
+    SPW_ASSERT(part < parts);
+    l->part = part;
+    l->parts = parts;
     if (chunk_elems == 0 || chunk_elems % 4096 != 0)
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
     l->units = spw_mem_calloc(2 * (uint64_t)m->block_count, sizeof *l->units);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
-    if (l->units == NULL || l->places == NULL)
+    l->bases = spw_mem_calloc(2 * (uint64_t)m->block_count, sizeof *l->bases);
+    if (l->units == NULL || l->places == NULL || l->bases == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        place_kind(l, m, b, true, trainable);
-        place_kind(l, m, b, false, trainable);
+        place_kind(l, m, b, true, trainable, &base);
+        place_kind(l, m, b, false, trainable, &base);
     }
     for (uint32_t u = 0; u < l->unit_count; u++)
         chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;
@@ -73,8 +97,8 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         l->units[u].chunk_first = l->chunk_count;
         for (uint64_t at = 0; at < l->units[u].elems; at += chunk_elems) {
             uint64_t left = l->units[u].elems - at;
-            l->chunks[l->chunk_count++] =
-                (spw_store_chunk){.unit_idx = u, .first = at, .elems = left < chunk_elems ? left : chunk_elems};
+            l->chunks[l->chunk_count++] = (spw_store_chunk){
+                .unit_idx = u, .first = l->units[u].first + at, .elems = left < chunk_elems ? left : chunk_elems};
         }
         l->units[u].chunk_count = l->chunk_count - l->units[u].chunk_first;
     }

@@ -108,11 +108,12 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .weight_slots = p->weight_slots,
                          .weight_bytes = in->weight_bytes,
                          .compute_bytes = in->compute_bytes,
-                         .cache_bytes = p->cache_device,
-                         .prefetch_elems = in->config->zero.prefetch_bucket_size,
+                         .cache_bytes = in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
+                         .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
-                         .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow,
+                         .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow &&
+                                       !in->config->fp16,
                          .pace = pace};
     return spw__rehearse(&r, out, err);
 }
@@ -283,9 +284,11 @@ static uint64_t
 host_room(const spw_plan *p, const plan_input *in)
 {
     uint64_t device = in->device_in_host ? p->device_bytes : 0;
+    uint64_t room =
+        in->room_bytes / (in->local_ranks > 1 ? in->local_ranks : 1); /* all ranks here look at the same memory */
     if (in->room_bytes == 0 || in->room_bytes == UINT64_MAX)
         return UINT64_MAX;
-    return in->process_bytes + (in->room_bytes > device ? in->room_bytes - device : 0);
+    return in->process_bytes + (room > device ? room - device : 0);
 }
 
 /* host_memory auto: slots by bytes, in what the machine has left, and no more than there are chunks. */
@@ -390,12 +393,47 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
+/* Between ranks a unit's part comes to the device before it is made whole: room for the largest, and a share of the cache. */
+static uint64_t
+parts_room(const plan_input *in, uint64_t cache)
+{
+    const spw_layout *l = in->layout;
+    uint64_t most = 0, share = spw_round_up(cache / l->parts, 4096);
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        most = l->units[u].elems > most ? l->units[u].elems : most;
+    most *= in->compute_bytes;
+    return l->parts == 1 ? 0 : share > most ? share : most;
+}
+
+/* The largest cache that leaves room for its parts; 0: not even the parts fit. */
+static uint64_t
+cache_within(const plan_input *in, uint64_t room)
+{
+    uint64_t least = parts_room(in, 0), parts = in->layout->parts, cache;
+    if (parts == 1)
+        return room / 4096 * 4096;
+    if (room < least)
+        return 0;
+    cache = room / (parts + 1) * parts / 4096 * 4096;
+    cache = cache > 4096 * parts ? cache - 4096 * parts : 0; /* what the share is rounded up by */
+    return cache < room - least ? cache : (room - least) / 4096 * 4096;
+}
+
+static uint64_t
+least_cache(const plan_input *in)
+{
+    const spw_layout *l = in->layout;
+    bool whole = l->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
+    return whole ? l->elems * l->parts * in->compute_bytes : in->largest_block_bytes;
+}
+
 static spw_status
 plan_device(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
-    uint64_t all_units = in->layout->elems * in->compute_bytes, budget = c->run.device_memory, fixed;
-    uint64_t floor_bytes = in->largest_block_bytes;
+    uint64_t all_units = in->layout->elems * in->layout->parts * in->compute_bytes, budget = c->run.device_memory;
+    bool whole = in->layout->parts > 1 && c->zero.stage < 3;
+    uint64_t floor_bytes = least_cache(in), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
     p->device_budget = budget;
@@ -409,22 +447,28 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
         fixed += record_bytes(in, spw__layout_trained(in->layout));
+    fixed += parts_room(in, floor_bytes);
     spw__plan_activations_device(p, in,
                                  budget == SPW_AUTO             ? UINT64_MAX
                                  : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
                                                                 : 0,
                                  ease);
-    fixed += p->activations_device;
+    fixed += p->activations_device - parts_room(in, floor_bytes);
     if (budget == SPW_AUTO) {
         p->cache_device =
-            c->zero.offload_param == SPW_TIER_DEVICE || all_units < 3 * floor_bytes ? all_units : 3 * floor_bytes;
+            whole || (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) || all_units < 3 * floor_bytes
+                ? all_units
+                : 3 * floor_bytes;
     } else if (budget > fixed) {
-        p->cache_device = budget - fixed < all_units ? (budget - fixed) / 4096 * 4096 : all_units;
+        p->cache_device = cache_within(in, budget - fixed);
+        p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
     }
-    p->device_bytes = fixed + p->cache_device;
-    if (p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+    p->parts_device = parts_room(in, p->cache_device);
+    p->device_bytes = fixed + p->cache_device + p->parts_device;
+    if (!whole && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
         p->cache_device = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
-        p->device_bytes = fixed + p->cache_device;
+        p->parts_device = parts_room(in, p->cache_device);
+        p->device_bytes = fixed + p->cache_device + p->parts_device;
         if (p->cache_device < floor_bytes)
             return SPW_RAISE(err, SPW_ENOFIT,
                              "zero_optimization.max_live_parameters is %llu, the largest block of this model has %llu",
@@ -436,8 +480,8 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
                          "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
                          "micro-batch, sequence or micro_batches_per_pass lowers it%s",
                          spw_format_bytes(have, sizeof have, budget),
-                         spw_format_bytes(need, sizeof need, fixed + floor_bytes),
-                         (unsigned long long)(fixed + floor_bytes),
+                         spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, floor_bytes)),
+                         (unsigned long long)(fixed + floor_bytes + parts_room(in, floor_bytes)),
                          p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
     return SPW_OK;
 }
@@ -497,7 +541,8 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
         spw_error_keep_first(err, &device);
         st = device.status;
         p->lack = SPW_LACK_DEVICE;
-        p->least_bytes = p->device_bytes - p->cache_device + in->largest_block_bytes;
+        p->least_bytes =
+            p->device_bytes - p->cache_device - p->parts_device + least_cache(in) + parts_room(in, least_cache(in));
     }
     p->tables_host += record_padding(in, SPW_TIER_HOST, false);
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->slots_host + p->activations_host +
@@ -530,7 +575,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"optimizer records", p->record_device, p->record_host, p->record_nvme},
                 {"gradients", p->grads_device, p->grad_host, 0},
                 {"staging slots", 0, p->slots_host, 0},
-                {"gathered units", p->cache_device, 0, 0},
+                {"gathered units", p->cache_device + p->parts_device, 0, 0},
                 {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},

@@ -9,6 +9,7 @@ typedef struct plan_input {
     const spw_config *config;
     spw_layout *layout; /* its chunks get their tiers */
     bool inference;
+    uint32_t local_ranks; /* of this host; 0 is 1 */
     uint32_t weight_bytes, grad_bytes, compute_bytes;
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
@@ -73,6 +74,34 @@ typedef struct rehearsal {
 /* Adds to *out. Errors  SPW_ENOMEM. */
 spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
 
+/*
+ * Gathered units on the device (gather.c). Which unit lies where, of which generation; a unit that is there may still be on its
+ * way. A new generation takes the place of the old one.
+ */
+typedef struct gather_unit {
+    bool there;
+    uint64_t offset, bytes, generation;
+    uint32_t pins;     /* blocks that use it now */
+    uint32_t next_use; /* position in the future; UINT32_MAX: none */
+} gather_unit;
+typedef struct gather_pool {
+    uint64_t bytes;
+    uint32_t unit_count;
+    gather_unit *units;
+} gather_pool;
+spw_status spw__gather_init(gather_pool *pool, uint32_t unit_count, uint64_t bytes, spw_error *err);
+void spw__gather_deinit(gather_pool *pool);
+/* The uses to come, nearest first. */
+void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t count);
+/*
+ * Gives the unit a place at a generation, by giving up units that are not pinned and whose next use comes at position
+ * nearer_than of the future or later (0: any). THERE: nothing to do; ASK: it is to be gathered to its offset now.
+ */
+typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_NO_ROOM } gather_answer;
+gather_answer
+spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
+void spw__gather_forget(gather_pool *pool); /* all of them */
+
 /* Measured rates from earlier runs of this machine (rate_cache.c). Values are all above 0. */
 typedef struct rate_cache rate_cache;
 enum { RATE_VALUES_MAX = 3, RATE_KEY_BYTES = 2048 };
@@ -133,6 +162,15 @@ typedef struct engine_extension {
 /* After an error the cache holds nothing that can be gone on with. */
 spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extension, spw_error *err);
 
+/* Weights are about to change without an update: what was gathered of them is forgotten. */
+spw_status spw__engine_forget(spw_engine *e, spw_error *err);
+/*
+ * What all ranks say of something that each did: SPW_OK if all of them do, else the first failure, named by its rank, on every
+ * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
+ */
+spw_status spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err);
+bool spw__engine_parted(const spw_engine *e); /* every rank has a part; else all that are there have everything */
+uint32_t spw__engine_rank(const spw_engine *e);
 spw_state_format spw__engine_format(const spw_engine *e);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);

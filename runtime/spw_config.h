@@ -56,9 +56,14 @@ typedef struct spw_config {
         double validation_split;
         uint64_t seed;
     } data;
-    uint64_t train_batch_size, micro_batch, accumulation; /* consistent after load */
+    uint64_t train_batch_size, micro_batch, accumulation; /* consistent after load; the first over all ranks */
     double gradient_clipping;
     bool bf16, fp16, bf16_check_overflow;
+    struct {
+        double fixed, min; /* fixed 0: dynamic */
+        uint64_t initial_power, window, hysteresis;
+        bool consecutive_hysteresis;
+    } loss_scale; /* with fp16 */
     struct {
         char type[32]; /* of spw_optimizer_find() */
         double lr, beta1, beta2, eps, weight_decay;
@@ -95,6 +100,7 @@ typedef struct spw_config {
     } aio;
     struct {
         uint64_t steps, seed;
+        uint32_t ranks; /* of the world; train_batch_size is over all of them */
         char device[32];
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;

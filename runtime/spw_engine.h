@@ -7,6 +7,7 @@
 #ifndef SPW_ENGINE_H
 #define SPW_ENGINE_H
 
+#include "spw_comm.h"
 #include "spw_config.h"
 #include "spw_nn.h"
 #include "spw_offload.h"
@@ -30,14 +31,23 @@ typedef struct spw_place {
  */
 typedef struct spw_layout {
     uint32_t unit_count, chunk_count, param_count;
+    uint32_t part, parts; /* units are cut into so many equal parts, of which the units and chunks here are one */
     spw_store_unit *units;
     spw_store_chunk *chunks;
-    spw_place *places;      /* (param_count) */
-    uint64_t elems, params; /* padded and real */
+    spw_place *places;      /* (param_count) in whole units */
+    uint64_t *bases;        /* (unit_count) where each unit begins when all lie in a row, uncut */
+    uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
-/* trainable: with gradients; without, frozen parameters are laid out like all others. */
-spw_status
-spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, spw_error *err);
+/*
+ * trainable: with gradients; without, frozen parameters are laid out like all others. parts 1: whole units. The last parts
+ * of a small unit may hold padding alone.
+ */
+spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, uint32_t part,
+                           uint32_t parts, spw_error *err);
+/* Elements of a unit over all parts, padded. */
+uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
+/* What one part of so many takes of a unit of elems elements: a multiple of 4096. */
+uint64_t spw_layout_part(uint64_t elems, uint32_t parts);
 void spw_layout_free(spw_layout *layout);
 
 /* ---------------------------------------------------------------- trace (pure) */
@@ -70,7 +80,10 @@ typedef struct spw_engine spw_engine;
 
 typedef struct spw_engine_options {
     const spw_config *config;
-    const spw_model *model;        /* borrowed; outlives the engine */
+    const spw_model *model; /* borrowed; outlives the engine */
+    spw_comm
+        *comm; /* borrowed: training is shared with its other ranks, which make the same calls in the same order; NULL:
+                       one rank */
     bool inference;                /* no gradients, no records */
     bool losses;                   /* inference: for spw_engine_eval(), not for logits alone */
     uint64_t sequences, positions; /* of one micro-batch; 0: from the configuration */
@@ -121,10 +134,23 @@ spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_err
 /* What spillway.start says: one of the two above. */
 spw_status spw_engine_start(spw_engine *engine, bool *loaded_out, spw_error *err);
 
+/* fp16's loss scale: where it stands, and how it goes on after a step. scale 1 and never updated without fp16. Pure. */
+typedef struct spw_loss_scaler {
+    double scale;
+    bool dynamic;
+    uint64_t hysteresis;          /* overflows left until it falls, at least 1 */
+    int64_t steps, last_overflow; /* so far, skipped ones too; -1: none */
+} spw_loss_scaler;
+void spw_loss_scale_init(spw_loss_scaler *scaler, const spw_config *config);
+void spw_loss_scale_update(spw_loss_scaler *scaler, const spw_config *config, bool overflow);
+/* Goes on from a checkpoint's. */
+const spw_loss_scaler *spw_engine_loss_scaler(const spw_engine *engine);
+void spw_engine_set_loss_scaler(spw_engine *engine, const spw_loss_scaler *scaler);
+
 typedef struct spw_step_result {
-    double loss, grad_norm, lr;
-    bool skipped; /* the gradient was not finite: no byte of state changed */
-    uint64_t tokens;
+    double loss, grad_norm, lr, loss_scale;
+    bool skipped;                    /* the gradient was not finite: no byte of state changed */
+    uint64_t tokens;                 /* of all ranks; bytes and times below are this rank's */
     double step_s;                   /* compute_s, stall_s[] and other_s add up to it */
     double compute_s;                /* the thread that computes, in forward and backward */
     double stall_s[SPW_STALL_COUNT]; /* and waiting, by what for; DATA is left to the caller */
@@ -134,18 +160,22 @@ typedef struct spw_step_result {
     spw_resource bound_by;
     double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;
+    uint64_t gather, reduce; /* received from other ranks */
 } spw_step_result;
 /*
  * spw_engine_step - one optimizer step over all micro-batches.
  *   tokens, targets  (micro_batches, B, T) int32, host memory; target -1: no loss there. The step's loss is the mean
- *                    over all others, so a mask changes no other token's weight in it
+ *                    over all others, so a mask changes no other token's weight in it. Between ranks each brings
+ *                    micro-batches of its own, as many as the others
  * Returns when forward and backward are done; updates run on into the next step.
  */
 spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double lr, spw_step_result *result, spw_error *err);
-/* Mean loss of micro-batches, forward only. */
+/* Mean loss of micro-batches, forward only; over all ranks' micro-batches. */
 spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,
                            double *loss_out, spw_error *err);
+/* values[i] = sum over all ranks, in their order; between steps. With one rank: nothing. */
+spw_status spw_engine_sum(spw_engine *engine, double *values, uint32_t count, spw_error *err);
 /* Logits (V) of the last of count tokens; count at most positions. */
 spw_status spw_engine_logits(spw_engine *engine, const int32_t *tokens, uint64_t count, float *logits, spw_error *err);
 /* Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out. */

@@ -39,6 +39,7 @@ typedef struct spw_plan {
     uint64_t least_bytes; /* host, device: the budget that would do */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
+    uint64_t parts_device; /* between ranks: this rank's parts of units on their way to be gathered */
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;
     uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */

@@ -112,7 +112,7 @@ test_refused(void **state)
         {"optimizer.params.betas=[0.9,1.0]", "optimizer.params.betas"},
         {"optimizer.params.eps=0", "optimizer.params.eps"},
         {"scheduler.type=\"OneCycle\"", "not supported yet: scheduler.type"},
-        {"fp16.enabled=true", "not supported yet: fp16.enabled"},
+        {"fp16.fp16_master_weights_and_grads=true", "not supported yet: fp16.fp16_master_weights_and_grads"},
         {"flops_profiler={\"enabled\": true}", "not supported yet: flops_profiler"},
         {"zero_optimization.zero_quantized_weights=true",
          "not supported yet: zero_optimization.zero_quantized_weights"},
@@ -175,7 +175,8 @@ test_refused(void **state)
         {"model={\"path\": 3}", "model.path: expected a folder with config.json, got integer 3"},
         {"model={}", "model.model_type is missing"},
         {"scheduler={\"type\":\"WarmupDecayLR\"}", "scheduler.params.total_num_steps is needed for WarmupDecayLR"},
-        {"spillway.grad_dtype=\"fp16\"", "spillway.grad_dtype: expected fp32 or bf16, got string \"fp16\""},
+        {"spillway.grad_dtype=\"fp16\"", "spillway.grad_dtype fp16 needs the loss scale of fp16.enabled"},
+        {"fp16.enabled=true", "exclude each other"},
         {"=3", "--set =3"},
         {"spillway..steps=3", "--set"},
     };

@@ -541,7 +541,7 @@ test_random_plans(void **state)
         static spw_store_chunk chunks[CHUNKS];
         uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
         uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages;
-        spw_layout l = {.units = units, .chunks = chunks};
+        spw_layout l = {.parts = 1, .units = units, .chunks = chunks};
         spw_error err = {0};
         static spw_act_place places[60];
         plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};

@@ -121,43 +121,61 @@ lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uin
     return SPW_OK;
 }
 
-spw_status
-spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
-                     spw_error *err)
+/* A writer that knows where everything goes, without its file; *header is the caller's to free. */
+static spw_status
+lay_out_writer(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
+               char **header, spw_error *err)
 {
     spw_st_writer *w = spw_mem_zalloc(sizeof *w);
-    char *header = NULL, need[32];
     uint64_t header_bytes = 0;
     spw_status st;
-    int rc;
-    *out = NULL;
+    *header = NULL;
+    *out = w;
     if (w == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path);
     w->fd = -1;
     w->tensor_count = tensor_count;
     snprintf(w->path, sizeof w->path, "%s", path);
-    snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%ld", path, (long)getpid());
     w->begin = spw_mem_calloc(tensor_count + 1, sizeof *w->begin);
     w->bytes = spw_mem_calloc(tensor_count + 1, sizeof *w->bytes);
     st = w->begin == NULL || w->bytes == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path) : SPW_OK;
     if (st == SPW_OK)
-        st = lay_out(w, tensors, &header, &header_bytes, err);
+        st = lay_out(w, tensors, header, &header_bytes, err);
+    w->data_at = 8 + header_bytes;
+    return st;
+}
+
+static spw_status
+reserve(spw_st_writer *w, spw_error *err)
+{
+    char need[32];
+    int rc;
+    do
+        rc = fallocate(w->fd, 0, 0, (off_t)(w->data_at + w->data_bytes));
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0 && errno == EOPNOTSUPP)
+        rc = ftruncate(w->fd, (off_t)(w->data_at + w->data_bytes));
+    return rc == 0 ? SPW_OK
+                   : SPW_RAISE_SYS(err, errno, "%s needs %s", w->tmp,
+                                   spw_format_bytes(need, sizeof need, w->data_at + w->data_bytes));
+}
+
+spw_status
+spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
+                     spw_error *err)
+{
+    spw_st_writer *w;
+    char *header;
+    spw_status st = lay_out_writer(&w, path, tensors, tensor_count, &header, err);
+    *out = NULL;
     if (st == SPW_OK) {
+        snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%ld", path, (long)getpid());
         w->fd = open(w->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         if (w->fd < 0)
             st = SPW_RAISE_SYS(err, errno, "open %s", w->tmp);
     }
-    w->data_at = 8 + header_bytes;
-    if (st == SPW_OK) {
-        do
-            rc = fallocate(w->fd, 0, 0, (off_t)(w->data_at + w->data_bytes));
-        while (rc != 0 && errno == EINTR);
-        if (rc != 0 && errno == EOPNOTSUPP)
-            rc = ftruncate(w->fd, (off_t)(w->data_at + w->data_bytes));
-        if (rc != 0)
-            st = SPW_RAISE_SYS(err, errno, "%s needs %s", w->tmp,
-                               spw_format_bytes(need, sizeof need, w->data_at + w->data_bytes));
-    }
+    if (st == SPW_OK)
+        st = reserve(w, err);
     if (st == SPW_OK)
         st = write_at(w->fd, w->tmp, header, w->data_at, 0, err);
     free(header);
@@ -169,12 +187,43 @@ spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_inf
 }
 
 spw_status
+spw_st_writer_join(spw_st_writer **out, const char *temporary, const spw_tensor_info *tensors, uint32_t tensor_count,
+                   spw_error *err)
+{
+    spw_st_writer *w;
+    char *header;
+    struct stat s;
+    spw_status st = lay_out_writer(&w, temporary, tensors, tensor_count, &header, err);
+    *out = NULL;
+    free(header);
+    if (st == SPW_OK) {
+        w->fd = open(temporary, O_RDWR | O_CLOEXEC);
+        if (w->fd < 0)
+            st = SPW_RAISE_SYS(err, errno, "open %s (a folder that all ranks see?)", temporary);
+        else if (fstat(w->fd, &s) != 0 || (uint64_t)s.st_size != w->data_at + w->data_bytes)
+            st = SPW_RAISE(err, SPW_ECORRUPT, "%s has %llu bytes, its tensors need %llu", temporary,
+                           (unsigned long long)s.st_size, (unsigned long long)(w->data_at + w->data_bytes));
+    }
+    if (st != SPW_OK)
+        spw_st_writer_destroy(w);
+    else
+        *out = w;
+    return st;
+}
+
+const char *
+spw_st_writer_temporary(const spw_st_writer *w)
+{
+    return w->tmp[0] != '\0' ? w->tmp : w->path;
+}
+
+spw_status
 spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
 {
     if (i >= w->tensor_count || offset > w->bytes[i] || bytes > w->bytes[i] - offset)
         return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %u", w->path,
                          (unsigned long long)offset, (unsigned long long)(offset + bytes), i);
-    return write_at(w->fd, w->tmp, data, bytes, w->data_at + w->begin[i] + offset, err);
+    return write_at(w->fd, spw_st_writer_temporary(w), data, bytes, w->data_at + w->begin[i] + offset, err);
 }
 
 spw_status
@@ -183,7 +232,9 @@ spw_st_writer_commit(spw_st_writer *w, spw_error *err)
     char folder[PATH_BYTES];
     char *slash;
     if (fsync(w->fd) != 0)
-        return SPW_RAISE_SYS(err, errno, "fsync %s", w->tmp);
+        return SPW_RAISE_SYS(err, errno, "fsync %s", spw_st_writer_temporary(w));
+    if (w->tmp[0] == '\0')
+        return SPW_OK; /* another's file */
     if (rename(w->tmp, w->path) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", w->tmp, w->path);
     w->tmp[0] = '\0';

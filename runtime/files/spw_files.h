@@ -25,6 +25,13 @@ typedef struct spw_tensor_info {
 typedef struct spw_st_writer spw_st_writer;
 spw_status spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_info *tensors,
                                 uint32_t tensor_count, spw_error *err);
+/*
+ * A second writer, of another process, for the file that one is creating: temporary is that one's, the tensors are the same.
+ * Its commit makes durable what it wrote and leaves the rest to the first; destroy removes nothing.
+ */
+spw_status spw_st_writer_join(spw_st_writer **out, const char *temporary, const spw_tensor_info *tensors,
+                              uint32_t tensor_count, spw_error *err);
+const char *spw_st_writer_temporary(const spw_st_writer *w);
 /* bytes at offset of tensor i, i as given to create. Errors: SPW_ENOSPC, SPW_EIO naming the file. */
 spw_status
 spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, uint64_t bytes, spw_error *err);

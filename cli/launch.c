@@ -1,0 +1,142 @@
+/*
+ * Local ranks without a launcher: spillway train -n N starts itself N times with the variables that torchrun sets, passes
+ * signals on, and ends with the first failure's exit code.
+ */
+#include "cli.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 1024, GRACE_S = 90 }; /* ranks find out by themselves what happened; only then are they killed */
+
+static pid_t children[RANKS_MAX];
+static uint32_t child_count;
+
+static void
+pass_on(int number)
+{
+    for (uint32_t i = 0; i < child_count; i++) {
+        if (children[i] > 0)
+            (void)kill(children[i], number);
+    }
+}
+
+/* A port that was free a moment ago; 0: there is none. */
+static uint32_t
+free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    uint32_t port = 0;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return 0;
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0)
+        port = ntohs(at.sin_port);
+    close(fd);
+    return port;
+}
+
+static void
+set_number(const char *name, uint32_t value)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%u", value);
+    (void)setenv(name, text, 1);
+}
+
+static void
+become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **argv)
+{
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent)
+        _exit(EXIT_FAILED);
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("WORLD_SIZE", count);
+    set_number("LOCAL_WORLD_SIZE", count);
+    set_number("MASTER_PORT", port);
+    (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+    execv("/proc/self/exe", argv);
+    fprintf(stderr, "spillway: cannot start rank %u: %s\n", rank, strerror(errno));
+    _exit(EXIT_FAILED);
+}
+
+/* Waits for all; the first that fails decides the exit code, and the others get time to say what they saw. */
+static int
+wait_for_all(void)
+{
+    uint32_t left = child_count;
+    uint64_t kill_at = UINT64_MAX;
+    int rc = EXIT_DONE;
+    while (left > 0) {
+        int status;
+        pid_t pid = waitpid(-1, &status, kill_at == UINT64_MAX ? 0 : WNOHANG);
+        if (pid == 0) {
+            if (spw_now_ns() >= kill_at) {
+                fprintf(stderr, "spillway: %u rank%s did not end by %s: killed\n", left, left > 1 ? "s" : "",
+                        left > 1 ? "themselves" : "itself");
+                pass_on(SIGKILL);
+                kill_at = UINT64_MAX;
+            } else {
+                spw_sleep_ns(20000000);
+            }
+            continue;
+        }
+        if (pid < 0) {
+            if (errno == EINTR)
+                continue;
+            break;
+        }
+        for (uint32_t i = 0; i < child_count; i++) {
+            if (children[i] != pid)
+                continue;
+            children[i] = 0;
+            left--;
+            if (WIFSIGNALED(status))
+                fprintf(stderr, "spillway: rank %u was ended by signal %d (%s)\n", i, WTERMSIG(status),
+                        strsignal(WTERMSIG(status)));
+            if (rc == EXIT_DONE && status != 0) {
+                rc = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
+                if (rc != EXIT_PAUSED)
+                    kill_at = spw_now_ns() + (uint64_t)GRACE_S * 1000000000;
+            }
+        }
+    }
+    return rc;
+}
+
+int
+cli_launch(uint32_t count, char **argv)
+{
+    struct sigaction action = {.sa_handler = pass_on};
+    uint32_t port = free_port();
+    pid_t self = getpid();
+    if (count == 0 || count > RANKS_MAX)
+        return cli_usage("train", "-n takes 1 to %d ranks", RANKS_MAX);
+    if (port == 0) {
+        fprintf(stderr, "spillway: no free port on 127.0.0.1: %s\n", strerror(errno));
+        return EXIT_FAILED;
+    }
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            become_rank(i, count, port, self, argv);
+        if (pid < 0) {
+            fprintf(stderr, "spillway: cannot start rank %u: %s\n", i, strerror(errno));
+            pass_on(SIGKILL);
+            (void)wait_for_all();
+            return EXIT_FAILED;
+        }
+        children[child_count++] = pid;
+    }
+    return wait_for_all();
+}

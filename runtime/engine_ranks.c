@@ -1,0 +1,554 @@
+/*
+ * Between ranks: units are gathered to the device and their gradients reduced, each by a thread that works off what the
+ * engine's thread asked for, in that order. All ranks ask for the same in the same order (gather.c), so the collectives of
+ * the two channels meet; what a rank waits for at home - its part of the weights, the memory of a gradient - is waited for
+ * in these threads, while the engine's thread goes on.
+ *
+ * A gather needs a generation whose update has been released, and stands in the queue behind all that the engine waits
+ * for before it releases the next one: so the queue always moves.
+ */
+#include "engine_internal.h"
+#include <stdio.h>
+#include <time.h>
+
+/* A part of a unit to be made whole in the pool. */
+typedef struct gather_job {
+    spw_store_use use;
+    uint64_t offset, ticket;
+} gather_job;
+
+/* A gradient to be summed over the ranks. */
+typedef struct reduce_job {
+    uint32_t unit_idx;
+    float *data;    /* lent until the job is done */
+    bool add, last; /* to what earlier passes summed up; there are no more of this step */
+} reduce_job;
+
+enum { PHASE_IDLE, PHASE_HOME, PHASE_OTHERS }; /* what a thread waits for: this rank, or all */
+
+struct spw_ranks {
+    spw_engine *e;
+    spw_comm *comm;
+    spw_channel *gathers, *reduces, *control, *saves;
+    uint32_t rank, world;
+    uint64_t part_unit; /* bytes of an element on the device */
+    char *pool_memory;
+    gather_pool pool;
+    uint64_t *tickets; /* (unit_count) the last that was asked for; the engine's thread alone */
+    pthread_t gather_thread, reduce_thread;
+    bool gather_started, reduce_started;
+
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    /* Under lock. */
+    gather_job *gather_queue; /* rings of queue_size */
+    reduce_job *reduce_queue;
+    uint64_t queue_size, gather_head, gather_tail, reduce_head, reduce_tail; /* head: done; tail: asked */
+    uint64_t *arrived;                                                       /* (unit_count) ticket */
+    int gather_phase, reduce_phase;
+    bool stop;
+    spw_error failure;
+    uint64_t gather_bytes, reduce_bytes;
+};
+
+/* ---------------------------------------------------------------- failure */
+
+/* The first failure of this rank is everybody's. */
+static void
+fail(spw_ranks *r, const spw_error *err)
+{
+    bool first;
+    pthread_mutex_lock(&r->lock);
+    first = r->failure.status == SPW_OK;
+    spw_error_keep_first(&r->failure, err);
+    pthread_cond_broadcast(&r->work);
+    pthread_cond_broadcast(&r->done);
+    pthread_mutex_unlock(&r->lock);
+    if (first)
+        spw_comm_abort(r->comm, err->message);
+}
+
+static spw_status
+failed(spw_ranks *r, spw_error *err)
+{
+    spw_status st;
+    pthread_mutex_lock(&r->lock);
+    st = r->failure.status;
+    if (st != SPW_OK && err != NULL)
+        *err = r->failure;
+    pthread_mutex_unlock(&r->lock);
+    return st;
+}
+
+spw_status
+spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err)
+{
+    spw_error unsaid = {0};
+    if (r != NULL)
+        fail(r, err != NULL ? err : (SPW_RAISE(&unsaid, st, "a rank could not go on"), &unsaid));
+    return st;
+}
+
+/* ---------------------------------------------------------------- the two threads */
+
+static void
+set_phase(spw_ranks *r, int *phase, int now)
+{
+    pthread_mutex_lock(&r->lock);
+    *phase = now;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static spw_status
+run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
+{
+    spw_engine *e = r->e;
+    const spw_store_unit *u = &e->layout.units[job->use.unit_idx];
+    uint64_t bytes = u->elems * r->part_unit, begin;
+    char *to = r->pool_memory + job->offset;
+    const void *part;
+    SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
+    memcpy(to + r->rank * bytes, part, bytes);
+    spw_store_release(e->store, job->use.unit_idx);
+    set_phase(r, &r->gather_phase, PHASE_OTHERS);
+    begin = spw_now_ns();
+    SPW_TRY(spw_all_gather(r->gathers, job->use.unit_idx, to, bytes, err));
+    spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
+    pthread_mutex_lock(&r->lock);
+    r->arrived[job->use.unit_idx] = job->ticket;
+    r->gather_bytes += (r->world - 1) * bytes;
+    pthread_mutex_unlock(&r->lock);
+    return SPW_OK;
+}
+
+static void *
+gather_main(void *arg)
+{
+    spw_ranks *r = arg;
+    (void)pthread_setname_np(pthread_self(), "spw-gather");
+    for (;;) {
+        gather_job job;
+        spw_error err = {0};
+        pthread_mutex_lock(&r->lock);
+        r->gather_phase = PHASE_IDLE;
+        while (r->gather_head == r->gather_tail && !r->stop && r->failure.status == SPW_OK)
+            pthread_cond_wait(&r->work, &r->lock);
+        if (r->gather_head == r->gather_tail || r->failure.status != SPW_OK) {
+            pthread_mutex_unlock(&r->lock);
+            return NULL;
+        }
+        job = r->gather_queue[r->gather_head % r->queue_size];
+        r->gather_phase = PHASE_HOME;
+        pthread_mutex_unlock(&r->lock);
+        if (run_gather(r, &job, &err) != SPW_OK)
+            fail(r, &err);
+        pthread_mutex_lock(&r->lock);
+        r->gather_head++;
+        pthread_cond_broadcast(&r->done);
+        pthread_mutex_unlock(&r->lock);
+    }
+}
+
+/* The sum lies in the buffer on every rank: it goes to the store like the gradient of one rank. */
+static void
+keep_whole(spw_ranks *r, const reduce_job *job)
+{
+    spw_engine *e = r->e;
+    uint64_t elems = e->layout.units[job->unit_idx].elems;
+    float *sum = job->data;
+    const float *before = spw_store_grad(e->store, job->unit_idx);
+    for (uint64_t i = 0; job->add && i < elems; i++)
+        sum[i] += before[i];
+    spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, job->unit_idx), e->config.run.grad_dtype, sum, SPW_F32, elems,
+                     job->last ? e->partials + e->unit_partial[job->unit_idx] : NULL);
+    spw_gpu_queue_sync(e->d2h);
+}
+
+static spw_status
+run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
+{
+    spw_engine *e = r->e;
+    uint32_t u = job->unit_idx;
+    uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), r->world), begin;
+    SPW_TRY(spw_store_grad_open(e->store, u, err));
+    set_phase(r, &r->reduce_phase, PHASE_OTHERS);
+    begin = spw_now_ns();
+    if (e->layout.parts > 1) {
+        spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
+                                .dtype = e->config.run.grad_dtype,
+                                .add = job->add,
+                                .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
+        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, SPW_F32, part, &sink, err));
+    } else {
+        SPW_TRY(spw_all_reduce(r->reduces, u, job->data, part, err));
+        keep_whole(r, job);
+    }
+    spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
+    pthread_mutex_lock(&r->lock);
+    r->reduce_bytes += (r->world - 1) * part * sizeof(float) * (e->layout.parts > 1 ? 1 : 2);
+    pthread_mutex_unlock(&r->lock);
+    if (job->last)
+        spw_store_grad_ready(e->store, u);
+    return SPW_OK;
+}
+
+static void *
+reduce_main(void *arg)
+{
+    spw_ranks *r = arg;
+    (void)pthread_setname_np(pthread_self(), "spw-reduce");
+    for (;;) {
+        reduce_job job;
+        spw_error err = {0};
+        pthread_mutex_lock(&r->lock);
+        r->reduce_phase = PHASE_IDLE;
+        while (r->reduce_head == r->reduce_tail && !r->stop && r->failure.status == SPW_OK)
+            pthread_cond_wait(&r->work, &r->lock);
+        if (r->reduce_head == r->reduce_tail || r->failure.status != SPW_OK) {
+            pthread_mutex_unlock(&r->lock);
+            return NULL;
+        }
+        job = r->reduce_queue[r->reduce_head % r->queue_size];
+        r->reduce_phase = PHASE_HOME;
+        pthread_mutex_unlock(&r->lock);
+        if (run_reduce(r, &job, &err) != SPW_OK)
+            fail(r, &err);
+        pthread_mutex_lock(&r->lock);
+        r->reduce_head++;
+        pthread_cond_broadcast(&r->done);
+        pthread_mutex_unlock(&r->lock);
+    }
+}
+
+/* ---------------------------------------------------------------- waiting for them, by cause */
+
+/* Lock held. One wait on `done` of a millisecond at most; its time goes to what the thread in question waits for. */
+static void
+wait_on(spw_ranks *r, const int *phase)
+{
+    spw_engine *e = r->e;
+    uint64_t begin = spw_now_ns(), until = begin + 1000000, spent, counted = 0;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
+    spw_store_stats before, after;
+    bool home = *phase == PHASE_HOME;
+    if (home)
+        spw_store_get_stats(e->store, &before);
+    (void)pthread_cond_clockwait(&r->done, &r->lock, CLOCK_MONOTONIC, &t);
+    spent = spw_now_ns() - begin;
+    if (home) {
+        spw_store_get_stats(e->store, &after);
+        for (int k = 0; k < SPW_STALL_COUNT; k++) {
+            uint64_t ns = after.stall_ns[k] - before.stall_ns[k];
+            ns = ns < spent - counted ? ns : spent - counted;
+            e->stall_ns[k] += ns;
+            counted += ns;
+        }
+    }
+    e->stall_ns[SPW_STALL_COLLECTIVE] += spent - counted;
+}
+
+static spw_status
+wait_arrived(spw_ranks *r, uint32_t unit_idx, spw_error *err)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->arrived[unit_idx] < r->tickets[unit_idx] && r->failure.status == SPW_OK)
+        wait_on(r, &r->gather_phase);
+    pthread_mutex_unlock(&r->lock);
+    return failed(r, err);
+}
+
+spw_status
+spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->reduce_head < r->reduce_tail && r->failure.status == SPW_OK)
+        wait_on(r, &r->reduce_phase);
+    pthread_mutex_unlock(&r->lock);
+    return failed(r, err);
+}
+
+spw_status
+spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->reduce_head < b->job && r->failure.status == SPW_OK)
+        wait_on(r, &r->reduce_phase);
+    pthread_mutex_unlock(&r->lock);
+    return failed(r, err);
+}
+
+/* ---------------------------------------------------------------- asking */
+
+/* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
+static void
+ask_gather(spw_ranks *r, spw_store_use use)
+{
+    pthread_mutex_lock(&r->lock);
+    SPW_ASSERT(r->gather_tail - r->gather_head < r->queue_size);
+    r->gather_queue[r->gather_tail++ % r->queue_size] =
+        (gather_job){use, r->pool.units[use.unit_idx].offset, ++r->tickets[use.unit_idx]};
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* False: there is no room before nearer_than. */
+static bool
+want(spw_ranks *r, spw_store_use use, uint64_t nearer_than)
+{
+    uint64_t bytes = spw_layout_whole(&r->e->layout, use.unit_idx) * r->part_unit;
+    gather_answer answer = spw__gather_ask(&r->pool, use.unit_idx, bytes, use.generation, nearer_than);
+    if (answer == GATHER_ASK)
+        ask_gather(r, use);
+    return answer != GATHER_NO_ROOM;
+}
+
+/* Those that are there first: they stay while the others are given their places. False: no room; nothing is pinned. */
+static bool
+pin_all(spw_ranks *r, const spw_store_use *uses, uint32_t count)
+{
+    bool fits = true;
+    for (int there = 1; there >= 0; there--) {
+        for (uint32_t k = 0; k < count && fits; k++) {
+            gather_unit *u = &r->pool.units[uses[k].unit_idx];
+            if (u->pins > 0 || (there && (!u->there || u->generation != uses[k].generation)))
+                continue;
+            fits = there || want(r, uses[k], 0);
+            u->pins = fits;
+        }
+    }
+    for (uint32_t k = 0; k < count && !fits; k++)
+        r->pool.units[uses[k].unit_idx].pins = 0;
+    return fits;
+}
+
+spw_status
+spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err)
+{
+    if (!pin_all(r, uses, count)) {
+        /* What is held lies where others would fit: with all of the block given up there is room for all of it. */
+        for (uint32_t k = 0; k < count; k++)
+            r->pool.units[uses[k].unit_idx].there = false;
+        if (!pin_all(r, uses, count))
+            return SPW_RAISE(err, SPW_ENOFIT, "the units of one block do not fit the %llu bytes for gathered units",
+                             (unsigned long long)r->pool.bytes);
+    }
+    for (uint32_t k = 0; k < count; k++) {
+        SPW_TRY(wait_arrived(r, uses[k].unit_idx, err));
+        weights[k] = r->pool_memory + r->pool.units[uses[k].unit_idx].offset;
+    }
+    return SPW_OK;
+}
+
+void
+spw__ranks_release(spw_ranks *r, uint32_t unit_idx)
+{
+    SPW_ASSERT(r->pool.units[unit_idx].pins > 0);
+    r->pool.units[unit_idx].pins--;
+}
+
+/* The store is told what is certain first: the parts of gathers that were asked for. Then what the trace says of the others. */
+static void
+tell_store(spw_ranks *r, const spw_store_use *future, uint32_t count, spw_store_use *out, uint32_t max)
+{
+    uint32_t n = 0, certain;
+    pthread_mutex_lock(&r->lock);
+    for (uint64_t i = r->gather_head; i < r->gather_tail && n < max; i++)
+        out[n++] = r->gather_queue[i % r->queue_size].use;
+    pthread_mutex_unlock(&r->lock);
+    certain = n;
+    for (uint32_t i = 0; i < count && n < max; i++) {
+        const gather_unit *u = &r->pool.units[future[i].unit_idx];
+        if (!u->there || u->generation != future[i].generation)
+            out[n++] = future[i];
+    }
+    spw_store_set_future(r->e->store, out, n, certain);
+}
+
+void
+spw__ranks_tell(spw_ranks *r, const spw_store_use *future, uint32_t count, uint32_t ahead)
+{
+    spw_engine *e = r->e;
+    spw__gather_tell(&r->pool, future, count);
+    for (uint32_t i = 0; i < ahead; i++) {
+        if (future[i].generation > e->generations[future[i].unit_idx] || !want(r, future[i], (uint64_t)i + 1))
+            break;
+    }
+    tell_store(r, future, count, e->future + e->future_max, e->future_max);
+}
+
+void
+spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool last)
+{
+    pthread_mutex_lock(&r->lock);
+    SPW_ASSERT(r->reduce_tail - r->reduce_head < r->queue_size);
+    r->reduce_queue[r->reduce_tail++ % r->queue_size] = (reduce_job){unit_idx, b->data, add, last};
+    b->job = r->reduce_tail;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
+spw_status
+spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
+{
+    uint64_t begin = spw_now_ns();
+    spw_status st = spw_sum(r->control, values, count, err);
+    r->e->stall_ns[SPW_STALL_COLLECTIVE] += spw_now_ns() - begin;
+    return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
+}
+
+/* ---------------------------------------------------------------- agreeing */
+
+/* What each rank says of something that all of them did. */
+typedef struct verdict {
+    int32_t status;
+    int64_t number;
+    char message[480];
+} verdict;
+
+spw_status
+spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
+{
+    verdict mine = {.status = (int32_t)st, .number = *number}, *all;
+    uint32_t bad = 0;
+    if (e->ranks == NULL) {
+        if (st != SPW_OK && err != NULL)
+            *err = *own;
+        return st;
+    }
+    snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
+    all = spw_mem_calloc(e->world, sizeof *all);
+    if (all == NULL)
+        return spw__ranks_fail(e->ranks, SPW_ENOMEM, NULL);
+    st = spw_exchange(e->ranks->saves, &mine, all, sizeof mine, err);
+    while (st == SPW_OK && bad < e->world && all[bad].status == (int32_t)SPW_OK)
+        bad++;
+    if (st == SPW_OK && bad < e->world)
+        st = SPW_RAISE(err, (spw_status)all[bad].status, "rank %u: %s", bad, all[bad].message);
+    *number = all[0].number;
+    spw_mem_free(all);
+    return st;
+}
+
+bool
+spw__engine_parted(const spw_engine *e)
+{
+    return e->layout.parts > 1;
+}
+
+uint32_t
+spw__engine_rank(const spw_engine *e)
+{
+    return e->rank;
+}
+
+/* ---------------------------------------------------------------- lifetime */
+
+spw_status
+spw__ranks_forget(spw_ranks *r, spw_error *err)
+{
+    pthread_mutex_lock(&r->lock);
+    while (r->gather_head < r->gather_tail && r->failure.status == SPW_OK)
+        pthread_cond_wait(&r->done, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+    SPW_TRY(failed(r, err));
+    spw__gather_forget(&r->pool);
+    return SPW_OK;
+}
+
+uint64_t
+spw__ranks_table_bytes(const spw_engine *e)
+{
+    uint64_t units = e->layout.unit_count;
+    return sizeof(spw_ranks) + units * (2 * sizeof(uint64_t) + sizeof(gather_unit)) +
+           (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job)) + e->future_max * sizeof(spw_store_use) +
+           2 * SPW_STACK_BYTES;
+}
+
+static spw_status
+open_ranks(spw_ranks *r, spw_error *err)
+{
+    spw_engine *e = r->e;
+    int rc;
+    r->queue_size = 4 * (uint64_t)e->layout.unit_count + 64;
+    r->gather_queue = spw_mem_calloc(r->queue_size, sizeof *r->gather_queue);
+    r->reduce_queue = spw_mem_calloc(r->queue_size, sizeof *r->reduce_queue);
+    r->tickets = spw_mem_calloc(e->layout.unit_count, sizeof *r->tickets);
+    r->arrived = spw_mem_calloc(e->layout.unit_count, sizeof *r->arrived);
+    if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived)
+        return SPW_RAISE(err, SPW_ENOMEM, "ranks");
+    SPW_TRY(spw__gather_init(&r->pool, e->layout.unit_count, e->layout.parts > 1 ? e->plan.cache_device : 0, err));
+    SPW_TRY(spw_channel_open(&r->gathers, r->comm, NULL, 0, "weights", err));
+    SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
+    SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
+    SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
+    if ((rc = pthread_create(&r->gather_thread, NULL, gather_main, r)) != 0)
+        return SPW_RAISE_SYS(err, rc, "start of the gather thread");
+    r->gather_started = true;
+    if ((rc = pthread_create(&r->reduce_thread, NULL, reduce_main, r)) != 0)
+        return SPW_RAISE_SYS(err, rc, "start of the reduce thread");
+    r->reduce_started = true;
+    return SPW_OK;
+}
+
+spw_status
+spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err)
+{
+    spw_ranks *r = spw_mem_zalloc(sizeof *r);
+    spw_status st;
+    *out = NULL;
+    if (r == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "ranks");
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->work, NULL);
+    pthread_cond_init(&r->done, NULL);
+    r->e = e;
+    r->comm = comm;
+    r->rank = spw_comm_get_info(comm)->rank;
+    r->world = spw_comm_get_info(comm)->world;
+    r->part_unit = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype);
+    r->pool_memory = pool_memory;
+    st = open_ranks(r, err);
+    if (st != SPW_OK)
+        spw__ranks_destroy(r);
+    else
+        *out = r;
+    return st;
+}
+
+/* What was asked for on all ranks comes to its end on all ranks; after a failure nothing does. */
+void
+spw__ranks_destroy(spw_ranks *r)
+{
+    if (r == NULL)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->stop = true;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+    if (r->gather_started)
+        pthread_join(r->gather_thread, NULL);
+    if (r->reduce_started)
+        pthread_join(r->reduce_thread, NULL);
+    spw_channel_close(r->gathers);
+    spw_channel_close(r->reduces);
+    spw_channel_close(r->control);
+    spw_channel_close(r->saves);
+    pthread_cond_destroy(&r->work);
+    pthread_cond_destroy(&r->done);
+    pthread_mutex_destroy(&r->lock);
+    spw__gather_deinit(&r->pool);
+    spw_mem_free(r->gather_queue);
+    spw_mem_free(r->reduce_queue);
+    spw_mem_free(r->tickets);
+    spw_mem_free(r->arrived);
+    spw_mem_free(r);
+}
+
+void
+spw__ranks_bytes(spw_ranks *r, uint64_t *gathered, uint64_t *reduced)
+{
+    pthread_mutex_lock(&r->lock);
+    *gathered = r->gather_bytes;
+    *reduced = r->reduce_bytes;
+    pthread_mutex_unlock(&r->lock);
+}

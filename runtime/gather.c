@@ -1,0 +1,100 @@
+/*
+ * Where gathered units lie on the device, and which of them must go: pure policy on plain data. All ranks of a world make
+ * the same calls with the same arguments and so come to the same answers: the order of the collectives follows from them.
+ * For that reason nothing here knows how far a gather has come, or what time it is.
+ */
+#include "runtime_internal.h"
+
+spw_status
+spw__gather_init(gather_pool *p, uint32_t unit_count, uint64_t bytes, spw_error *err)
+{
+    *p = (gather_pool){.bytes = bytes, .unit_count = unit_count};
+    p->units = spw_mem_calloc(unit_count, sizeof *p->units);
+    if (p->units == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "gathered units (%u)", unit_count);
+    for (uint32_t i = 0; i < unit_count; i++)
+        p->units[i].next_use = UINT32_MAX;
+    return SPW_OK;
+}
+
+void
+spw__gather_deinit(gather_pool *p)
+{
+    spw_mem_free(p->units);
+    *p = (gather_pool){.bytes = 0};
+}
+
+void
+spw__gather_tell(gather_pool *p, const spw_store_use *future, uint32_t count)
+{
+    for (uint32_t i = 0; i < p->unit_count; i++)
+        p->units[i].next_use = UINT32_MAX;
+    for (uint32_t i = count; i-- > 0;)
+        p->units[future[i].unit_idx].next_use = i;
+}
+
+/* The lowest place between the units that are there; false: there is no gap of that size. */
+static bool
+find_place(const gather_pool *p, uint64_t bytes, uint64_t *offset)
+{
+    uint64_t at = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (uint32_t i = 0; i < p->unit_count; i++) {
+            const gather_unit *o = &p->units[i];
+            if (o->there && at < o->offset + o->bytes && o->offset < at + bytes) {
+                at = o->offset + o->bytes;
+                moved = true;
+            }
+        }
+    }
+    *offset = at;
+    return at + bytes <= p->bytes;
+}
+
+/* Whose next use is farthest away, and farther than nearer_than; NULL: nobody may go. */
+static gather_unit *
+victim(gather_pool *p, uint64_t nearer_than)
+{
+    gather_unit *found = NULL;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        gather_unit *o = &p->units[i];
+        if (o->there && o->pins == 0 && (uint64_t)o->next_use + 1 > nearer_than &&
+            (found == NULL || o->next_use > found->next_use))
+            found = o;
+    }
+    return found;
+}
+
+gather_answer
+spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than)
+{
+    gather_unit *u = &p->units[unit_idx];
+    gather_unit *gone;
+    uint64_t offset;
+    if (u->there && u->generation == generation)
+        return GATHER_THERE;
+    SPW_ASSERT(u->pins == 0);
+    if (!u->there) {
+        while (!find_place(p, bytes, &offset)) {
+            gone = victim(p, nearer_than);
+            if (gone == NULL)
+                return GATHER_NO_ROOM;
+            gone->there = false;
+        }
+        u->offset = offset;
+        u->bytes = bytes;
+    }
+    u->there = true;
+    u->generation = generation;
+    return GATHER_ASK;
+}
+
+void
+spw__gather_forget(gather_pool *p)
+{
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        SPW_ASSERT(p->units[i].pins == 0);
+        p->units[i].there = false;
+    }
+}

@@ -1,0 +1,393 @@
+/*
+ * Training on several ranks: the processes of a world are forked here, and every one writes its losses and its part of the
+ * state to memory that all share. What must hold: the run of one rank up to rounding, for every number of ranks; the same
+ * bytes for every stage and placement at one number of ranks; the bytes that ZeRO's table says.
+ */
+#include "lib_tiny.h"
+#include "runtime_internal.h"
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { STEPS = 4, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 17, PARTS = 3 };
+
+/* What a run leaves behind, in shared memory. */
+typedef struct outcome {
+    double losses[STEPS], eval, norm;
+    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX]; /* of the last step */
+    uint64_t elems, whole[WORLD_MAX], held[WORLD_MAX];
+    spw_plan plan[WORLD_MAX];
+    float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
+    char message[WORLD_MAX][sizeof((spw_error *)0)->message];
+} outcome;
+
+/* One run: what its ranks do differently from the first run of all. */
+typedef struct world {
+    uint32_t ranks, steps, first_step;
+    const spw_config *config;
+    spw_family family;
+    const char *load, *save; /* checkpoint folders; NULL: none */
+    bool frozen;
+    outcome *out;
+} world;
+
+typedef struct visit {
+    spw_engine *e;
+    outcome *out;
+} visit;
+
+static spw_status
+take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    visit *v = ctx;
+    const spw_layout *l = spw_engine_layout(v->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    uint64_t base = l->bases[c->unit_idx] + c->first, end;
+    uint64_t next = c->unit_idx + 1 < l->unit_count ? l->bases[c->unit_idx + 1] : v->out->elems;
+    (void)grad;
+    (void)err;
+    for (int p = 0; p < (record != NULL ? PARTS : 1); p++) {
+        end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
+        for (uint64_t at = 0; at < end; at += 4096)
+            spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e), weights, record, c->elems,
+                          (spw_state_part)p, at, end - at < 4096 ? end - at : 4096, v->out->state[p] + base + at);
+    }
+    return SPW_OK;
+}
+
+/* Elements of the model in a row, padded as with one rank. */
+static uint64_t
+count_elems(const spw_model *m)
+{
+    spw_layout l;
+    uint64_t elems;
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 1, NULL), SPW_OK);
+    elems = l.elems;
+    spw_layout_free(&l);
+    return elems;
+}
+
+static spw_status
+run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_error *err)
+{
+    const spw_config *c = w->config;
+    uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
+    int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
+    int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
+    spw_step_result r = {0};
+    for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
+        tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
+        for (uint64_t i = 0; i < 5 * one; i++)
+            all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
+        for (uint64_t i = 0; i < each; i++) {
+            for (int k = 0; k < 2; k++)
+                memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
+        }
+        SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
+        if (rank == 0)
+            w->out->losses[s] = r.loss;
+    }
+    w->out->gather[rank] = r.gather;
+    w->out->reduce[rank] = r.reduce;
+    SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &w->out->eval, err));
+    w->out->norm = r.grad_norm;
+    for (int k = 0; k < 2; k++) {
+        free(all[k]);
+        free(own[k]);
+    }
+    return SPW_OK;
+}
+
+/* In the process of one rank; with one rank in this process. */
+static spw_status
+run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    spw_config c = *w->config;
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    visit v;
+    spw_checkpoint_state at = {.step = w->first_step + w->steps};
+    tiny_model_config(&mc, w->family);
+    c.run.ranks = w->ranks;
+    c.accumulation = MICRO / w->ranks;
+    c.train_batch_size = MICRO * c.micro_batch;
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    if (w->frozen)
+        assert_true(spw_model_freeze(model, "transformer.h.1.*") > 0);
+    w->out->elems = count_elems(model);
+    assert_true(w->out->elems <= ELEMS_MAX);
+    SPW_TRY(spw_engine_create(
+        &e, &(spw_engine_options){.config = &c, .model = model, .comm = comm, .process_bytes = TINY_PROCESS_BYTES},
+        err));
+    v = (visit){e, w->out};
+    w->out->plan[rank] = *spw_engine_plan(e);
+    w->out->held[rank] = spw_engine_layout(e)->elems;
+    SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, w->load, err) : spw_engine_init_params(e, c.run.seed, err));
+    SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
+    if (w->save != NULL)
+        SPW_TRY(spw_checkpoint_save(e, &c, w->save, &at, NULL, err));
+    SPW_TRY(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, take_chunk, &v, err));
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return SPW_OK;
+}
+
+static int
+rank_main(const world *w, uint32_t rank, uint32_t port)
+{
+    char text[32];
+    spw_error err = {0};
+    spw_comm *comm = NULL;
+    spw_status st;
+    snprintf(text, sizeof text, "%u", rank);
+    setenv("RANK", text, 1);
+    snprintf(text, sizeof text, "%u", w->ranks);
+    setenv("WORLD_SIZE", text, 1);
+    snprintf(text, sizeof text, "%u", port);
+    setenv("MASTER_PORT", text, 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    st = spw_comm_open(
+        &comm, &(spw_comm_options){.backend = SPW_COMM_TCP, .timeout_s = 20, .chaos_seed = w->config->run.chaos_seed},
+        &err);
+    if (st == SPW_OK)
+        st = run_rank(w, comm, rank, &err);
+    if (st == SPW_OK)
+        spw_comm_close(comm);
+    snprintf(w->out->message[rank], sizeof w->out->message[rank], "%s", st == SPW_OK ? "" : err.message);
+    return st == SPW_OK ? 0 : 1;
+}
+
+/* A port for every world: two worlds of one machine must not meet. */
+static uint32_t
+next_port(void)
+{
+    static uint32_t port;
+    if (port == 0)
+        port = 20000 + (uint32_t)getpid() % 20000;
+    return ++port;
+}
+
+static void
+run_world(const world *w)
+{
+    pid_t pids[WORLD_MAX];
+    uint32_t port = next_port();
+    bool failed = false;
+    if (w->ranks == 1) {
+        spw_error err = {0};
+        if (run_rank(w, NULL, 0, &err) != SPW_OK)
+            fail_msg("one rank: %s", err.message);
+        return;
+    }
+    fflush(NULL);
+    for (uint32_t i = 0; i < w->ranks; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            alarm(120);
+            _exit(rank_main(w, i, port));
+        }
+    }
+    for (uint32_t i = 0; i < w->ranks; i++) {
+        int status = 0;
+        (void)waitpid(pids[i], &status, 0);
+        failed = failed || status != 0;
+        if (status != 0)
+            print_error("rank %u of %u: status %d: %s\n", i, w->ranks, status, w->out->message[i]);
+    }
+    assert_false(failed);
+}
+
+static outcome *
+new_outcome(void)
+{
+    outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(o != MAP_FAILED);
+    return o;
+}
+
+static void
+free_outcome(outcome *o)
+{
+    munmap(o, sizeof *o);
+}
+
+/* Adam's eps is large: where a gradient is nothing but rounding, m / sqrt(v) would make it a step of full length. */
+static void
+ranks_config(spw_config *c, spw_state_format format)
+{
+    tiny_config(c, format);
+    c->optimizer.eps = 1e-3;
+    c->optimizer.lr = 1e-2;
+    c->run.chunk_elems = 4096;
+    c->run.optimizer_threads = 2;
+    c->run.compute_threads = 1;
+}
+
+static void
+use_dir(spw_config *c, const char *dir)
+{
+    c->zero.param_path.count = c->zero.optimizer_path.count = 1;
+    snprintf(c->zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    snprintf(c->zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+}
+
+static void
+assert_near(const outcome *a, const outcome *b, const char *what)
+{
+    double worst = 0, top = 0;
+    assert_int_equal(a->elems, b->elems);
+    for (int s = 0; s < STEPS; s++) {
+        if (fabs(a->losses[s] - b->losses[s]) > 1e-6 * fabs(a->losses[s]))
+            fail_msg("%s: loss of step %d is %.9g, one rank has %.9g", what, s + 1, b->losses[s], a->losses[s]);
+    }
+    for (uint64_t i = 0; i < a->elems; i++) {
+        double d = fabs((double)a->state[0][i] - (double)b->state[0][i]);
+        worst = d > worst ? d : worst;
+        top = fabs((double)a->state[0][i]) > top ? fabs((double)a->state[0][i]) : top;
+    }
+    if (!(worst <= 1e-6 * top))
+        fail_msg("%s: weights differ by %.3g, the largest is %.3g", what, worst, top);
+}
+
+static void
+assert_same(const outcome *a, const outcome *b, const char *what)
+{
+    if (memcmp(a->losses, b->losses, sizeof a->losses) != 0 || memcmp(&a->eval, &b->eval, sizeof a->eval) != 0 ||
+        memcmp(&a->norm, &b->norm, sizeof a->norm) != 0)
+        fail_msg("%s: other losses or another norm: %.17g and %.17g", what, a->losses[STEPS - 1], b->losses[STEPS - 1]);
+    for (int p = 0; p < PARTS; p++) {
+        if (memcmp(a->state[p], b->state[p], a->elems * sizeof(float)) != 0)
+            fail_msg("%s: other bytes in part %d of the state", what, p);
+    }
+}
+
+/* ---------------------------------------------------------------- stages and placements */
+
+typedef struct variant {
+    const char *name;
+    uint32_t stage;
+    spw_tier param, optimizer;
+    bool no_prefetch, tight;
+    uint64_t chaos;
+} variant;
+
+static const variant variants[] = {
+    {"stage 0", 0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, false, false, 0},
+    {"stage 1", 1, SPW_TIER_DEVICE, SPW_TIER_DEVICE, false, false, 0},
+    {"stage 1, records on nvme", 1, SPW_TIER_DEVICE, SPW_TIER_NVME, false, false, 0},
+    {"stage 2, records on host", 2, SPW_TIER_DEVICE, SPW_TIER_HOST, false, false, 0},
+    {"stage 2, records on nvme, chaos", 2, SPW_TIER_DEVICE, SPW_TIER_NVME, false, false, 5},
+    {"stage 3", 3, SPW_TIER_DEVICE, SPW_TIER_DEVICE, false, false, 0},
+    {"stage 3, host", 3, SPW_TIER_HOST, SPW_TIER_HOST, false, false, 0},
+    {"stage 3, host, tight", 3, SPW_TIER_HOST, SPW_TIER_HOST, false, true, 0},
+    {"stage 3, nvme", 3, SPW_TIER_NVME, SPW_TIER_NVME, false, false, 0},
+    {"stage 3, nvme, tight, no prefetch", 3, SPW_TIER_NVME, SPW_TIER_NVME, true, true, 0},
+    {"stage 3, nvme, tight, chaos", 3, SPW_TIER_NVME, SPW_TIER_NVME, false, true, 6},
+};
+
+/* Elements on the device that the largest block needs and little more. */
+static uint64_t
+tight_elems(spw_family family)
+{
+    spw_model_config mc;
+    spw_model *m = NULL;
+    spw_layout l;
+    uint64_t most = 0;
+    tiny_model_config(&mc, family);
+    assert_int_equal(spw_model_build(&m, &mc, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, WORLD_MAX, NULL), SPW_OK);
+    for (uint32_t u = 0; u < l.unit_count; u++)
+        most = spw_layout_whole(&l, u) > most ? spw_layout_whole(&l, u) : most;
+    spw_layout_free(&l);
+    spw_model_destroy(m);
+    return 3 * most;
+}
+
+static void
+compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, const uint32_t *worlds,
+            uint32_t count)
+{
+    outcome *one = new_outcome(), *first = new_outcome(), *other = new_outcome();
+    spw_config c;
+    char dir[256], what[120];
+    tiny_dir_make(dir);
+    ranks_config(&c, format);
+    c.gradient_clipping = clipping;
+    run_world(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = one});
+    assert_true(one->losses[STEPS - 1] < one->losses[0]);
+    for (uint32_t k = 0; k < count; k++) {
+        for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+            const variant *v = &variants[i];
+            outcome *out = i == 0 ? first : other;
+            ranks_config(&c, format);
+            use_dir(&c, dir);
+            c.gradient_clipping = clipping;
+            c.zero.stage = v->stage;
+            c.zero.offload_param = v->param;
+            c.zero.offload_optimizer = v->optimizer;
+            c.run.prefetch = !v->no_prefetch;
+            c.run.chaos_seed = v->chaos;
+            if (v->tight)
+                c.zero.max_live_parameters = tight_elems(family);
+            snprintf(what, sizeof what, "%u ranks, %s, %s", worlds[k], v->name, spw_state_name(format));
+            memset(out, 0, sizeof *out);
+            run_world(&(world){
+                .ranks = worlds[k], .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = out});
+            if (i == 0)
+                assert_near(one, out, what);
+            else
+                assert_same(first, out, what);
+        }
+    }
+    tiny_dir_remove(dir);
+    free_outcome(one);
+    free_outcome(first);
+    free_outcome(other);
+}
+
+/* Two to eight ranks, also more than a unit has chunks; tied weights. */
+static void
+test_worlds(void **state)
+{
+    const uint32_t worlds[] = {2, 3, 4, 8};
+    (void)state;
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, worlds, 4);
+}
+
+/* Updates that run during the backward pass, another family. */
+static void
+test_llama_no_clipping(void **state)
+{
+    const uint32_t worlds[] = {3};
+    (void)state;
+    compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, worlds, 1);
+}
+
+/* A block that is not trained is gathered and not reduced. */
+static void
+test_frozen(void **state)
+{
+    const uint32_t worlds[] = {4};
+    (void)state;
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, worlds, 1);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_worlds),
+        cmocka_unit_test(test_llama_no_clipping),
+        cmocka_unit_test(test_frozen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
