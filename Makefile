@@ -26,7 +26,7 @@ CPPFLAGS += -DSPW_HAVE_URING=1
 LIBS     += -luring
 endif
 CPPFLAGS += $(PKGFLAGS)
-LDLIBS   := $(LIBS) -lm -pthread
+LDLIBS   := $(LIBS) -lm -pthread -ldl
 
 MACHINE := $(shell uname -m)
 ifeq ($(MACHINE),x86_64)

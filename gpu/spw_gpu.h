@@ -1,8 +1,8 @@
 /*
  * spw_gpu.h - devices: memory under a limit, queues (streams), events, copies, and the tensor operations.
  *
- * Two devices implement it: cpu (always there, the reference; computes in fp32) and cuda (opened at run time). Work on
- * a queue happens in order; work on different queues is ordered by events only. Operations cannot fail by themselves:
+ * Two devices implement it: cpu (always there, the reference; computes in fp32) and cuda (a plugin opened at run time;
+ * computes in bf16 with fp32 sums, or in fp32). Work on a queue happens in order; work on different queues is ordered by events only. Operations cannot fail by themselves:
  * shapes are the caller's promise (SPW_ASSERT), a device error is sticky and shows at spw_gpu_check().
  *
  * Letters: M tokens (rows), K inputs, N outputs, C channels, V vocabulary, B sequences, T positions, Hq query heads,
@@ -31,6 +31,7 @@ typedef struct spw_gpu_options {
     uint32_t thread_count;        /* cpu: compute threads; 0: all allowed CPUs */
     const spw_topology *topology; /* cpu, lent to open: its nodes hold device memory in turn; NULL: as it comes */
     bool pin_threads;             /* cpu: seat the compute threads in the topology (spw_seat_workers) */
+    bool full_precision;          /* cuda: compute_dtype is fp32 instead of bf16; SPW_CUDA_COMPUTE=fp32 does the same */
 } spw_gpu_options;
 
 typedef struct spw_gpu_info {
@@ -42,7 +43,10 @@ typedef struct spw_gpu_info {
     uint32_t thread_count;
 } spw_gpu_info;
 
-/* Errors  SPW_EUNSUPPORTED for a device that is not built or not there (the message says which), SPW_ENOMEM. */
+/*
+ * Errors  SPW_EUNSUPPORTED for a device that is not built or not there; the message says what is missing: the plugin, the
+ * driver, a device, or a driver that is new enough. SPW_ENOMEM.
+ */
 spw_status spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err);
 void spw_gpu_close(spw_gpu *gpu); /* NULL is fine; all memory must have been freed */
 const spw_gpu_info *spw_gpu_get_info(const spw_gpu *gpu);
@@ -58,6 +62,14 @@ uint64_t spw_gpu_work_bytes(const spw_gpu *gpu);
 uint64_t spw_gpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K);
 uint64_t spw_gpu_bytes_live(const spw_gpu *gpu);
 uint64_t spw_gpu_bytes_peak(const spw_gpu *gpu);
+
+/*
+ * Host memory that copies go to and from, made known to the device once and in one piece: a queue then reads and writes it
+ * by itself. Without it copies work too, but the thread that submits them waits. Nothing on cpu.
+ * Errors  SPW_ENOMEM when the system refuses to lock so much.
+ */
+spw_status spw_gpu_pin_host(spw_gpu *gpu, void *base, uint64_t bytes, spw_error *err);
+void spw_gpu_unpin_host(spw_gpu *gpu, void *base); /* after the last copy; NULL is fine */
 
 /* ---------------------------------------------------------------- queues, events, copies */
 
@@ -95,6 +107,13 @@ void spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, 
 /* Device to device, on any queue, with conversion; sumsq (host memory) as above. */
 void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type,
                       uint64_t n, double *sumsq);
+
+/*
+ * A few bytes between any host memory and the device, on any queue, in order with its other work: token ids, losses, a
+ * row of logits. write: src is the caller's again on return. read: dst is filled on return, so the thread waits for the queue.
+ */
+void spw_gpu_write_bytes(spw_gpu_queue *queue, void *dst_device, const void *src_host, uint64_t bytes);
+void spw_gpu_read_bytes(spw_gpu_queue *queue, void *dst_host, const void *src_device, uint64_t bytes);
 
 /* ---------------------------------------------------------------- operations (compute queue) */
 
@@ -210,9 +229,12 @@ void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, floa
                                   const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
                                   uint64_t C, float grad_scale, unsigned flags);
 
-/* out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory. */
+/*
+ * out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory, and like
+ * the sums of copies it is there once the queue has passed the call: after spw_gpu_queue_sync() or an event.
+ */
 void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
-/* Number of fp32 elements that are infinite or NaN, to host memory. */
+/* Number of fp32 elements that are infinite or NaN, to host memory, likewise. */
 void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
 
 #ifdef __cplusplus

@@ -837,8 +837,14 @@ test_device(void **state)
     void *a = NULL, *b = NULL;
     spw_error err = {0};
     (void)state;
-    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err), SPW_EUNSUPPORTED);
-    assert_non_null(strstr(err.message, "not supported yet"));
+    setenv("SPW_CUDA_PLUGIN", "/nonexistent/plugin.so", 1);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda:1"}, &err), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "device cuda:1: SPW_CUDA_PLUGIN does not open"));
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "auto"}, &err), SPW_OK);
+    assert_string_equal(spw_gpu_get_info(gpu)->name, "cpu");
+    spw_gpu_close(gpu);
+    unsetenv("SPW_CUDA_PLUGIN");
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda:x"}, &err), SPW_EINVAL);
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "tpu"}, &err), SPW_EINVAL);
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .memory_bytes = 1 << 20}, &err), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &a, 700000, &err), SPW_OK);

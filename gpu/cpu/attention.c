@@ -108,8 +108,8 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
-                  const spw_attention_shape *shape)
+spw__cpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
+                   const spw_attention_shape *shape)
 {
     attention a = {.k = spw__cpu_kernels(queue),
                    .out = out,
@@ -140,8 +140,8 @@ put_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, const act *new_key, const act *new_value,
-                         const spw_attention_cache *cache, const spw_attention_shape *shape)
+spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, const act *new_key, const act *new_value,
+                          const spw_attention_cache *cache, const spw_attention_shape *shape)
 {
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
     put p = {cache->key, new_key, cache, shape->T, shape->kv_stride, shape->Hk * shape->D};
@@ -217,9 +217,9 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
-                           const float *lse, const act *query, const act *key, const act *value,
-                           const spw_attention_shape *shape)
+spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
+                            const float *lse, const act *query, const act *key, const act *value,
+                            const spw_attention_shape *shape)
 {
     attention a = {.k = spw__cpu_kernels(queue),
                    .dq = dquery,

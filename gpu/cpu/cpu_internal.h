@@ -5,7 +5,7 @@
 #ifndef SPW_GPU_CPU_INTERNAL_H
 #define SPW_GPU_CPU_INTERNAL_H
 
-#include "spw_gpu.h"
+#include "gpu_internal.h"
 
 typedef struct cpu_kernels {
     void (*add)(float *y, const float *a, const float *b, uint64_t n);
@@ -41,14 +41,15 @@ typedef struct cpu_kernels {
 
 extern const cpu_kernels spw__cpu_kernels_scalar, spw__cpu_kernels_avx2, spw__cpu_kernels_avx512;
 
-struct spw_gpu {
+typedef struct cpu_gpu {
+    spw_gpu base;
     spw_gpu_info info;
     char description[128];
     spw_pool *pool;
     const cpu_kernels *kernels;
     spw_id_set nodes;                /* that memory is taken from in turn */
     uint64_t bytes_live, bytes_peak; /* atomic */
-};
+} cpu_gpu;
 
 const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);
 /* Runs fn over [0, part_count) on the device's pool. */

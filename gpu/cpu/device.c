@@ -11,7 +11,7 @@ void openblas_set_num_threads(int count);
 /* ---------------------------------------------------------------- the device and its memory */
 
 static void
-describe(spw_gpu *gpu)
+describe(cpu_gpu *gpu)
 {
     char line[256], model[96] = "CPU";
     FILE *f = fopen("/proc/cpuinfo", "re");
@@ -25,21 +25,17 @@ describe(spw_gpu *gpu)
              spw_isa_name(spw_cpu_isa()));
 }
 
-spw_status
-spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
+static spw_status
+cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err)
 {
-    const char *name = options->name != NULL ? options->name : "auto";
     spw_isa isa = spw_cpu_isa();
     spw_status st;
-    spw_gpu *gpu;
+    cpu_gpu *gpu = spw_mem_zalloc(sizeof *gpu);
+    (void)device_idx;
     *out = NULL;
-    if (strncmp(name, "cuda", 4) == 0)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED, "not supported yet: device %s", name);
-    if (strcmp(name, "cpu") != 0 && strcmp(name, "auto") != 0)
-        return SPW_RAISE(err, SPW_EINVAL, "device %s is unknown: auto, cpu or cuda[:i]", name);
-    gpu = spw_mem_zalloc(sizeof *gpu);
     if (gpu == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device");
+    gpu->base.calls = &spw__cpu_calls;
     st = spw_pool_create(&gpu->pool, options->thread_count, "spw-compute", err);
     if (st == SPW_OK && options->topology != NULL && options->pin_threads)
         st = spw_pool_seat(gpu->pool, options->topology, err);
@@ -61,28 +57,27 @@ spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
                                .memory_bytes = options->memory_bytes > 0 ? options->memory_bytes : UINT64_MAX,
                                .thread_count = spw_pool_threads(gpu->pool)};
     describe(gpu);
-    *out = gpu;
+    *out = &gpu->base;
     return SPW_OK;
 }
 
 void
-spw_gpu_close(spw_gpu *gpu)
+spw__cpu_close(spw_gpu *device)
 {
-    if (gpu == NULL)
-        return;
+    cpu_gpu *gpu = (cpu_gpu *)device;
     SPW_ASSERT(gpu->bytes_live == 0);
     spw_pool_destroy(gpu->pool);
     spw_mem_free(gpu);
 }
 
 const spw_gpu_info *
-spw_gpu_get_info(const spw_gpu *gpu)
+spw__cpu_get_info(const spw_gpu *gpu)
 {
-    return &gpu->info;
+    return &((const cpu_gpu *)gpu)->info;
 }
 
 spw_status
-spw_gpu_check(spw_gpu *gpu, spw_error *err)
+spw__cpu_check(spw_gpu *gpu, spw_error *err)
 {
     (void)gpu;
     (void)err;
@@ -90,8 +85,9 @@ spw_gpu_check(spw_gpu *gpu, spw_error *err)
 }
 
 spw_status
-spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err)
+spw__cpu_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
 {
+    cpu_gpu *gpu = (cpu_gpu *)device;
     uint64_t need = spw_round_up(bytes, 4096), live = __atomic_load_n(&gpu->bytes_live, __ATOMIC_RELAXED);
     spw_region region, *header;
     *out = NULL;
@@ -111,26 +107,43 @@ spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err)
 }
 
 void
-spw_gpu_free(spw_gpu *gpu, void *p)
+spw__cpu_free(spw_gpu *gpu, void *p)
 {
     spw_region region;
     if (p == NULL)
         return;
     memcpy(&region, (char *)p - 4096, sizeof region);
-    __atomic_sub_fetch(&gpu->bytes_live, region.bytes - 4096, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&((cpu_gpu *)gpu)->bytes_live, region.bytes - 4096, __ATOMIC_RELAXED);
     spw_region_unmap(&region);
 }
 
-uint64_t
-spw_gpu_bytes_live(const spw_gpu *gpu)
+spw_status
+spw__cpu_pin_host(spw_gpu *gpu, void *base, uint64_t bytes, spw_error *err)
 {
-    return __atomic_load_n(&gpu->bytes_live, __ATOMIC_RELAXED);
+    (void)gpu;
+    (void)base;
+    (void)bytes;
+    (void)err;
+    return SPW_OK; /* copies here are a thread's loads and stores */
+}
+
+void
+spw__cpu_unpin_host(spw_gpu *gpu, void *base)
+{
+    (void)gpu;
+    (void)base;
 }
 
 uint64_t
-spw_gpu_bytes_peak(const spw_gpu *gpu)
+spw__cpu_bytes_live(const spw_gpu *gpu)
 {
-    return gpu->bytes_peak;
+    return __atomic_load_n(&((const cpu_gpu *)gpu)->bytes_live, __ATOMIC_RELAXED);
+}
+
+uint64_t
+spw__cpu_bytes_peak(const spw_gpu *gpu)
+{
+    return ((const cpu_gpu *)gpu)->bytes_peak;
 }
 
 /* ---------------------------------------------------------------- queues and events */
@@ -146,20 +159,22 @@ typedef struct command {
     double *sumsq;
     void (*fn)(void *arg);
     void *arg;
-    spw_gpu_event *event;
+    struct cpu_event *event;
     uint64_t mark;
 } command;
 
 enum { RING = 256 };
 
-struct spw_gpu_event {
+typedef struct cpu_event {
+    spw_gpu_event base;
     pthread_mutex_t lock;
     pthread_cond_t passed;
     uint64_t marked, reached;
-};
+} cpu_event;
 
-struct spw_gpu_queue {
-    spw_gpu *gpu;
+typedef struct cpu_queue {
+    spw_gpu_queue base;
+    cpu_gpu *gpu;
     spw_gpu_queue_kind kind;
     pthread_t thread;
     bool started;
@@ -169,12 +184,12 @@ struct spw_gpu_queue {
     command ring[RING];
     uint64_t head, tail; /* commands taken and finished; commands submitted */
     bool stop;
-};
+} cpu_queue;
 
 uint64_t
-spw_gpu_work_bytes(const spw_gpu *gpu)
+spw__cpu_work_bytes(const spw_gpu *gpu)
 {
-    return (gpu->info.thread_count + 2) * spw_touched_bytes(SPW_STACK_BYTES) + 2 * sizeof(spw_gpu_queue);
+    return (((const cpu_gpu *)gpu)->info.thread_count + 2) * spw_touched_bytes(SPW_STACK_BYTES) + 2 * sizeof(cpu_queue);
 }
 
 static void
@@ -194,7 +209,7 @@ copy_now(const command *c, const cpu_kernels *k)
 }
 
 static void
-reach(spw_gpu_event *event, uint64_t mark)
+reach(cpu_event *event, uint64_t mark)
 {
     pthread_mutex_lock(&event->lock);
     if (mark > event->reached)
@@ -204,7 +219,7 @@ reach(spw_gpu_event *event, uint64_t mark)
 }
 
 static void
-await(spw_gpu_event *event, uint64_t mark)
+await(cpu_event *event, uint64_t mark)
 {
     pthread_mutex_lock(&event->lock);
     while (event->reached < mark)
@@ -213,7 +228,7 @@ await(spw_gpu_event *event, uint64_t mark)
 }
 
 static void
-execute(spw_gpu_queue *q, const command *c)
+execute(cpu_queue *q, const command *c)
 {
     switch (c->kind) {
     case CMD_COPY: copy_now(c, q->gpu->kernels); return;
@@ -226,7 +241,7 @@ execute(spw_gpu_queue *q, const command *c)
 static void *
 queue_main(void *arg)
 {
-    spw_gpu_queue *q = arg;
+    cpu_queue *q = arg;
     (void)pthread_setname_np(pthread_self(), q->kind == SPW_QUEUE_H2D ? "spw-h2d" : "spw-d2h");
     pthread_mutex_lock(&q->lock);
     for (;;) {
@@ -247,13 +262,14 @@ queue_main(void *arg)
 }
 
 spw_status
-spw_gpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind, spw_error *err)
+spw__cpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind, spw_error *err)
 {
-    spw_gpu_queue *q = spw_mem_zalloc(sizeof *q);
+    cpu_queue *q = spw_mem_zalloc(sizeof *q);
     *out = NULL;
     if (q == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device queue");
-    q->gpu = gpu;
+    q->base.calls = gpu->calls;
+    q->gpu = (cpu_gpu *)gpu;
     q->kind = kind;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->filled, NULL);
@@ -261,20 +277,19 @@ spw_gpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind,
     if (kind != SPW_QUEUE_COMPUTE) {
         int rc = pthread_create(&q->thread, NULL, queue_main, q);
         if (rc != 0) {
-            spw_gpu_queue_destroy(q);
+            spw__cpu_queue_destroy(&q->base);
             return SPW_RAISE_SYS(err, rc, "start of a copy thread");
         }
         q->started = true;
     }
-    *out = q;
+    *out = &q->base;
     return SPW_OK;
 }
 
 void
-spw_gpu_queue_destroy(spw_gpu_queue *q)
+spw__cpu_queue_destroy(spw_gpu_queue *queue)
 {
-    if (q == NULL)
-        return;
+    cpu_queue *q = (cpu_queue *)queue;
     if (q->started) {
         pthread_mutex_lock(&q->lock);
         q->stop = true;
@@ -289,7 +304,7 @@ spw_gpu_queue_destroy(spw_gpu_queue *q)
 }
 
 static void
-enqueue(spw_gpu_queue *q, const command *c)
+enqueue(cpu_queue *q, const command *c)
 {
     if (q->kind == SPW_QUEUE_COMPUTE) {
         execute(q, c);
@@ -304,8 +319,9 @@ enqueue(spw_gpu_queue *q, const command *c)
 }
 
 void
-spw_gpu_queue_sync(spw_gpu_queue *q)
+spw__cpu_queue_sync(spw_gpu_queue *queue)
 {
+    cpu_queue *q = (cpu_queue *)queue;
     uint64_t until;
     pthread_mutex_lock(&q->lock);
     until = q->tail;
@@ -315,36 +331,36 @@ spw_gpu_queue_sync(spw_gpu_queue *q)
 }
 
 void
-spw_gpu_queue_notify(spw_gpu_queue *q, void (*fn)(void *arg), void *arg)
+spw__cpu_queue_notify(spw_gpu_queue *q, void (*fn)(void *arg), void *arg)
 {
-    enqueue(q, &(command){.kind = CMD_NOTIFY, .fn = fn, .arg = arg});
+    enqueue((cpu_queue *)q, &(command){.kind = CMD_NOTIFY, .fn = fn, .arg = arg});
 }
 
 spw_status
-spw_gpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err)
+spw__cpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err)
 {
-    spw_gpu_event *event = spw_mem_zalloc(sizeof *event);
-    (void)gpu;
-    *out = event;
+    cpu_event *event = spw_mem_zalloc(sizeof *event);
+    *out = NULL;
     if (event == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device event");
+    event->base.calls = gpu->calls;
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->passed, NULL);
+    *out = &event->base;
     return SPW_OK;
 }
 
 void
-spw_gpu_event_destroy(spw_gpu_event *event)
+spw__cpu_event_destroy(spw_gpu_event *base)
 {
-    if (event == NULL)
-        return;
+    cpu_event *event = (cpu_event *)base;
     pthread_cond_destroy(&event->passed);
     pthread_mutex_destroy(&event->lock);
     spw_mem_free(event);
 }
 
 static uint64_t
-last_mark(spw_gpu_event *event, bool new_mark)
+last_mark(cpu_event *event, bool new_mark)
 {
     uint64_t mark;
     pthread_mutex_lock(&event->lock);
@@ -354,60 +370,76 @@ last_mark(spw_gpu_event *event, bool new_mark)
 }
 
 void
-spw_gpu_event_record(spw_gpu_event *event, spw_gpu_queue *q)
+spw__cpu_event_record(spw_gpu_event *event, spw_gpu_queue *q)
 {
-    enqueue(q, &(command){.kind = CMD_RECORD, .event = event, .mark = last_mark(event, true)});
+    enqueue((cpu_queue *)q,
+            &(command){.kind = CMD_RECORD, .event = (cpu_event *)event, .mark = last_mark((cpu_event *)event, true)});
 }
 
 void
-spw_gpu_event_wait(spw_gpu_event *event, spw_gpu_queue *q)
+spw__cpu_event_wait(spw_gpu_event *event, spw_gpu_queue *q)
 {
-    enqueue(q, &(command){.kind = CMD_WAIT, .event = event, .mark = last_mark(event, false)});
+    enqueue((cpu_queue *)q,
+            &(command){.kind = CMD_WAIT, .event = (cpu_event *)event, .mark = last_mark((cpu_event *)event, false)});
 }
 
 void
-spw_gpu_event_sync(spw_gpu_event *event)
+spw__cpu_event_sync(spw_gpu_event *event)
 {
-    await(event, last_mark(event, false));
+    await((cpu_event *)event, last_mark((cpu_event *)event, false));
 }
 
 void
-spw_gpu_copy_h2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+spw__cpu_copy_h2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
 {
-    spw_gpu_copy_d2d(q, dst, dst_type, src, src_type, n, NULL);
+    spw__cpu_copy_d2d(q, dst, dst_type, src, src_type, n, NULL);
 }
 
 void
-spw_gpu_copy_d2h(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
-                 double *sumsq)
+spw__cpu_copy_d2h(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                  double *sumsq)
 {
-    spw_gpu_copy_d2d(q, dst, dst_type, src, src_type, n, sumsq);
+    spw__cpu_copy_d2d(q, dst, dst_type, src, src_type, n, sumsq);
 }
 
 void
-spw_gpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
-                 double *sumsq)
+spw__cpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                  double *sumsq)
 {
-    enqueue(q, &(command){.kind = CMD_COPY,
-                          .dst = dst,
-                          .src = src,
-                          .dst_type = dst_type,
-                          .src_type = src_type,
-                          .n = n,
-                          .sumsq = sumsq});
+    enqueue((cpu_queue *)q, &(command){.kind = CMD_COPY,
+                                       .dst = dst,
+                                       .src = src,
+                                       .dst_type = dst_type,
+                                       .src_type = src_type,
+                                       .n = n,
+                                       .sumsq = sumsq});
+}
+
+void
+spw__cpu_write_bytes(spw_gpu_queue *q, void *dst, const void *src, uint64_t bytes)
+{
+    spw__cpu_queue_sync(q);
+    memcpy(dst, src, bytes);
+}
+
+void
+spw__cpu_read_bytes(spw_gpu_queue *q, void *dst, const void *src, uint64_t bytes)
+{
+    spw__cpu_queue_sync(q);
+    memcpy(dst, src, bytes);
 }
 
 const cpu_kernels *
 spw__cpu_kernels(const spw_gpu_queue *q)
 {
-    return q->gpu->kernels;
+    return ((const cpu_queue *)q)->gpu->kernels;
 }
 
 void
 spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx)
 {
-    SPW_ASSERT(q->kind == SPW_QUEUE_COMPUTE);
-    spw_pool_run(q->gpu->pool, part_count, fn, ctx);
+    SPW_ASSERT(((cpu_queue *)q)->kind == SPW_QUEUE_COMPUTE);
+    spw_pool_run(((cpu_queue *)q)->gpu->pool, part_count, fn, ctx);
 }
 
 uint32_t
@@ -416,3 +448,10 @@ spw__cpu_parts(uint64_t n, uint64_t grain)
     uint64_t parts = (n + grain / 2) / grain;
     return parts < 1 ? 1 : parts > 4096 ? 4096 : (uint32_t)parts;
 }
+
+const spw_gpu_calls spw__cpu_calls = {.abi = SPW_GPU_ABI,
+                                      .open = cpu_open,
+#define X(name) .name = spw__cpu_##name,
+                                      SPW_GPU_CALLS(X)
+#undef X
+};

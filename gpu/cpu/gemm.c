@@ -45,7 +45,7 @@ slice_of(uint64_t M, uint64_t N, uint64_t K)
 
 /* OpenBLAS packs a block of one factor and a panel of the other; tiles of attention are products too. */
 uint64_t
-spw_gpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K)
+spw__cpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K)
 {
     const uint64_t P = 768, Q = 448, TILES = 128 << 10; /* its largest for x86-64: Haswell, Skylake X */
     uint64_t slice = slice_of(M, N, K), block = M >= N ? N : slice, panel = M >= N ? slice : M;

@@ -43,7 +43,7 @@ row_grain(uint64_t cols)
 }
 
 void
-spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes)
+spw__cpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes)
 {
     (void)q;
     memset(p, 0, bytes);
@@ -72,7 +72,7 @@ ELEMENT_PART(silu_backward_part, g->k->silu_mul_backward(at(g->out, i), at(g->ou
                                                          g->flags &SPW_OP_ACC_DX, g->flags &SPW_OP_ACC_DX2))
 
 void
-spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
+spw__cpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
 {
     run(q, &(args){.out = y, .a = a, .b = b, .n = n}, n, ELEMENT_GRAIN, add_part);
 }
@@ -92,32 +92,32 @@ add_scaled_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n)
+spw__cpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n)
 {
     run(q, &(args){.out = y, .a = a, .b = b, .eps = scale, .n = n}, n, ELEMENT_GRAIN, add_scaled_part);
 }
 
 void
-spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
+spw__cpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
 {
     run(q, &(args){.out = y, .a = x, .n = n}, n, ELEMENT_GRAIN, gelu_part);
 }
 
 void
-spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+spw__cpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
 {
     run(q, &(args){.out = dx, .a = dy, .b = x, .n = n, .flags = flags}, n, ELEMENT_GRAIN, gelu_backward_part);
 }
 
 void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
 {
     run(q, &(args){.out = y, .a = gate, .b = up, .n = n}, n, ELEMENT_GRAIN, silu_part);
 }
 
 void
-spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t n, unsigned flags)
+spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                           uint64_t n, unsigned flags)
 {
     run(q, &(args){.out = dgate, .out2 = dup, .a = dy, .b = gate, .c = up, .n = n, .flags = flags}, n, ELEMENT_GRAIN,
         silu_backward_part);
@@ -139,7 +139,7 @@ dropout_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+spw__cpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
 {
     run(q, &(args){.out = y, .a = x, .n = n, .eps = p, .key = key, .counter = counter_hi}, n, ELEMENT_GRAIN,
         dropout_part);
@@ -224,8 +224,8 @@ linear_by_row(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b
 }
 
 void
-spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
-               unsigned flags)
+spw__cpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
+                unsigned flags)
 {
     bool in_out = flags & SPW_OP_W_IN_OUT;
     if (flags & SPW_OP_BY_ROW) {
@@ -238,8 +238,8 @@ spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *
 }
 
 void
-spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
-                        uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+spw__cpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
+                         uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
     bool in_out = flags & SPW_OP_W_IN_OUT;
     if (db != NULL)
@@ -271,8 +271,8 @@ embedding_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
-                  bool add)
+spw__cpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
+                   bool add)
 {
     (void)V;
     run(q, &(args){.out = y, .a = table, .ids = ids, .rows = M, .cols = C, .flags = add}, M, row_grain(C),
@@ -291,8 +291,8 @@ embedding_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
-                           uint64_t C)
+spw__cpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
+                            uint64_t C)
 {
     (void)V;
     run(q, &(args){.fout = dtable, .a = dy, .ids = ids, .rows = M, .cols = C}, C, COL_GRAIN, embedding_backward_part);
@@ -316,15 +316,15 @@ norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
-                  uint64_t M, uint64_t C, float eps)
+spw__cpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
+                   uint64_t M, uint64_t C, float eps)
 {
     run(q, &(args){.out = y, .fout = mean, .fout2 = rstd, .a = x, .b = g, .c = b, .rows = M, .cols = C, .eps = eps}, M,
         row_grain(C), norm_part);
 }
 
 void
-spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
 {
     run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .rows = M, .cols = C, .eps = eps}, M, row_grain(C),
         norm_part);
@@ -371,8 +371,8 @@ norm_backward(spw_gpu_queue *q, args *g)
 }
 
 void
-spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
-                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
+                            const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
 {
     norm_backward(q, &(args){.out = dx,
                              .fout = dg,
@@ -388,8 +388,8 @@ spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, cons
 }
 
 void
-spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
-                         const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
+                          const float *rstd, uint64_t M, uint64_t C, unsigned flags)
 {
     norm_backward(
         q, &(args){.out = dx, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C, .flags = flags});
@@ -410,16 +410,16 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-             uint64_t D, int sign)
+spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
+              uint64_t D, int sign)
 {
     run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .stride = stride, .sign = sign}, M,
         row_grain(H * D), rope_part);
 }
 
 void
-spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                uint64_t H, uint64_t D)
+spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+                 uint64_t H, uint64_t D)
 {
     run(q, &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .stride = stride, .sign = 1}, M,
         row_grain(H * D), rope_part);
@@ -452,9 +452,9 @@ cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
-                             const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                             uint64_t C, float grad_scale, unsigned flags)
+spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
+                              const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
+                              uint64_t C, float grad_scale, unsigned flags)
 {
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
@@ -484,13 +484,13 @@ sumsq_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
+spw__cpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
 {
     run(q, &(args){.a = x, .n = n, .sums = out}, n, 4096, sumsq_part);
 }
 
 void
-spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
+spw__cpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
 {
     uint64_t count = 0;
     (void)q;

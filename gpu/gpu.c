@@ -1,0 +1,374 @@
+/*
+ * The functions of spw_gpu.h: opening a device by its name, and for the rest one step to the device that made the object.
+ */
+#include "gpu_internal.h"
+#include <stdlib.h>
+
+/* "cuda" or "cuda:7". */
+static bool
+parse_cuda(const char *name, uint32_t *device_idx)
+{
+    unsigned long idx = 0;
+    char *end = NULL;
+    if (strncmp(name, "cuda", 4) != 0)
+        return false;
+    if (name[4] == ':') {
+        if (name[5] < '0' || name[5] > '9')
+            return false;
+        idx = strtoul(name + 5, &end, 10);
+        if (*end != '\0' || idx > 1023)
+            return false;
+    } else if (name[4] != '\0') {
+        return false;
+    }
+    *device_idx = (uint32_t)idx;
+    return true;
+}
+
+static spw_status
+open_cuda(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err)
+{
+    const spw_gpu_calls *calls;
+    SPW_TRY(spw__gpu_cuda_calls(&calls, err));
+    return calls->open(out, options, device_idx, err);
+}
+
+spw_status
+spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
+{
+    const char *name = options->name != NULL ? options->name : "auto";
+    uint32_t device_idx = 0;
+    *out = NULL;
+    if (parse_cuda(name, &device_idx)) {
+        spw_status st = open_cuda(out, options, device_idx, err);
+        if (st != SPW_OK)
+            spw_error_wrap(err, "device %s", name);
+        return st;
+    }
+    if (strcmp(name, "auto") == 0) {
+        spw_error why = {SPW_OK, 0, ""};
+        if (open_cuda(out, options, 0, &why) == SPW_OK)
+            return SPW_OK;
+        spw_log(SPW_LOG_DEBUG, "device auto: cpu, because %s", why.message);
+    } else if (strcmp(name, "cpu") != 0) {
+        return SPW_RAISE(err, SPW_EINVAL, "device %s is unknown: auto, cpu or cuda[:i]", name);
+    }
+    return spw__cpu_calls.open(out, options, 0, err);
+}
+
+void
+spw_gpu_close(spw_gpu *gpu)
+{
+    if (gpu != NULL)
+        gpu->calls->close(gpu);
+}
+
+const spw_gpu_info *
+spw_gpu_get_info(const spw_gpu *gpu)
+{
+    return gpu->calls->get_info(gpu);
+}
+
+spw_status
+spw_gpu_check(spw_gpu *gpu, spw_error *err)
+{
+    return gpu->calls->check(gpu, err);
+}
+
+spw_status
+spw_gpu_alloc(spw_gpu *gpu, void **out, uint64_t bytes, spw_error *err)
+{
+    return gpu->calls->alloc(gpu, out, bytes, err);
+}
+
+void
+spw_gpu_free(spw_gpu *gpu, void *p)
+{
+    gpu->calls->free(gpu, p);
+}
+
+uint64_t
+spw_gpu_work_bytes(const spw_gpu *gpu)
+{
+    return gpu->calls->work_bytes(gpu);
+}
+
+uint64_t
+spw_gpu_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K)
+{
+    return gpu->calls->product_bytes(gpu, thread_idx, M, N, K);
+}
+
+uint64_t
+spw_gpu_bytes_live(const spw_gpu *gpu)
+{
+    return gpu->calls->bytes_live(gpu);
+}
+
+uint64_t
+spw_gpu_bytes_peak(const spw_gpu *gpu)
+{
+    return gpu->calls->bytes_peak(gpu);
+}
+
+spw_status
+spw_gpu_pin_host(spw_gpu *gpu, void *base, uint64_t bytes, spw_error *err)
+{
+    return gpu->calls->pin_host(gpu, base, bytes, err);
+}
+
+void
+spw_gpu_unpin_host(spw_gpu *gpu, void *base)
+{
+    gpu->calls->unpin_host(gpu, base);
+}
+
+spw_status
+spw_gpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind, spw_error *err)
+{
+    return gpu->calls->queue_create(out, gpu, kind, err);
+}
+
+void
+spw_gpu_queue_destroy(spw_gpu_queue *queue)
+{
+    if (queue != NULL)
+        queue->calls->queue_destroy(queue);
+}
+
+void
+spw_gpu_queue_sync(spw_gpu_queue *queue)
+{
+    queue->calls->queue_sync(queue);
+}
+
+void
+spw_gpu_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg)
+{
+    queue->calls->queue_notify(queue, fn, arg);
+}
+
+spw_status
+spw_gpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err)
+{
+    return gpu->calls->event_create(out, gpu, err);
+}
+
+void
+spw_gpu_event_destroy(spw_gpu_event *event)
+{
+    if (event != NULL)
+        event->calls->event_destroy(event);
+}
+
+void
+spw_gpu_event_record(spw_gpu_event *event, spw_gpu_queue *queue)
+{
+    event->calls->event_record(event, queue);
+}
+
+void
+spw_gpu_event_wait(spw_gpu_event *event, spw_gpu_queue *queue)
+{
+    event->calls->event_wait(event, queue);
+}
+
+void
+spw_gpu_event_sync(spw_gpu_event *event)
+{
+    event->calls->event_sync(event);
+}
+
+void
+spw_gpu_copy_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype dst_type, const void *src_host, spw_dtype src_type,
+                 uint64_t n)
+{
+    queue->calls->copy_h2d(queue, dst_device, dst_type, src_host, src_type, n);
+}
+
+void
+spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, const void *src_device, spw_dtype src_type,
+                 uint64_t n, double *sumsq)
+{
+    queue->calls->copy_d2h(queue, dst_host, dst_type, src_device, src_type, n, sumsq);
+}
+
+void
+spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                 double *sumsq)
+{
+    queue->calls->copy_d2d(queue, dst, dst_type, src, src_type, n, sumsq);
+}
+
+void
+spw_gpu_write_bytes(spw_gpu_queue *queue, void *dst_device, const void *src_host, uint64_t bytes)
+{
+    queue->calls->write_bytes(queue, dst_device, src_host, bytes);
+}
+
+void
+spw_gpu_read_bytes(spw_gpu_queue *queue, void *dst_host, const void *src_device, uint64_t bytes)
+{
+    queue->calls->read_bytes(queue, dst_host, src_device, bytes);
+}
+
+void
+spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes)
+{
+    q->calls->zero(q, p, bytes);
+}
+
+void
+spw_gpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
+{
+    q->calls->add(q, y, a, b, n);
+}
+
+void
+spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n)
+{
+    q->calls->add_scaled(q, y, a, b, scale, n);
+}
+
+void
+spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N, uint64_t K,
+               unsigned flags)
+{
+    q->calls->linear(q, y, x, w, b, M, N, K, flags);
+}
+
+void
+spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
+                        uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    q->calls->linear_backward(q, dx, dw, db, dy, x, w, M, N, K, flags);
+}
+
+void
+spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
+                  bool add)
+{
+    q->calls->embedding(q, y, ids, table, M, V, C, add);
+}
+
+void
+spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
+                           uint64_t C)
+{
+    q->calls->embedding_backward(q, dtable, dy, ids, M, V, C);
+}
+
+void
+spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
+                  uint64_t M, uint64_t C, float eps)
+{
+    q->calls->layernorm(q, y, mean, rstd, x, g, b, M, C, eps);
+}
+
+void
+spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
+                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    q->calls->layernorm_backward(q, dx, dg, db, dy, x, g, mean, rstd, M, C, flags);
+}
+
+void
+spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+{
+    q->calls->rmsnorm(q, y, rstd, x, g, M, C, eps);
+}
+
+void
+spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
+                         const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    q->calls->rmsnorm_backward(q, dx, dg, dy, x, g, rstd, M, C, flags);
+}
+
+void
+spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
+             uint64_t D, int sign)
+{
+    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, sign);
+}
+
+void
+spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+                uint64_t H, uint64_t D)
+{
+    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D);
+}
+
+void
+spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
+                  const spw_attention_shape *shape)
+{
+    q->calls->attention(q, out, lse, query, key, value, shape);
+}
+
+void
+spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
+                           const float *lse, const act *query, const act *key, const act *value,
+                           const spw_attention_shape *shape)
+{
+    q->calls->attention_backward(q, dquery, dkey, dvalue, dout, out, lse, query, key, value, shape);
+}
+
+void
+spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
+                         const spw_attention_cache *cache, const spw_attention_shape *shape)
+{
+    q->calls->attention_cached(q, out, query, new_key, new_value, cache, shape);
+}
+
+void
+spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n)
+{
+    q->calls->gelu(q, y, x, n);
+}
+
+void
+spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+{
+    q->calls->gelu_backward(q, dx, dy, x, n, flags);
+}
+
+void
+spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+{
+    q->calls->silu_mul(q, y, gate, up, n);
+}
+
+void
+spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                          uint64_t n, unsigned flags)
+{
+    q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, n, flags);
+}
+
+void
+spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+{
+    q->calls->dropout(q, y, x, n, p, key, counter_hi);
+}
+
+void
+spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
+                             const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
+                             uint64_t C, float grad_scale, unsigned flags)
+{
+    q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, logits, rows_per_chunk, M, V, C, grad_scale,
+                                   flags);
+}
+
+void
+spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n)
+{
+    q->calls->sumsq(q, out, x, n);
+}
+
+void
+spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
+{
+    q->calls->count_nonfinite(q, out, x, n);
+}

@@ -1,0 +1,62 @@
+/*
+ * Inside gpu: how several devices stand behind one header. Each fills a table with its own version of every function of
+ * spw_gpu.h, and every object begins with the table of the device that made it; gpu.c looks there. One list of the names
+ * makes the table, the devices' prototypes and their fillings, so that none can be forgotten.
+ */
+#ifndef SPW_GPU_INTERNAL_H
+#define SPW_GPU_INTERNAL_H
+
+#include "spw_gpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* clang-format off */
+#define SPW_GPU_CALLS(X) \
+    X(close) X(get_info) X(check) X(alloc) X(free) X(work_bytes) X(product_bytes) X(bytes_live) \
+    X(bytes_peak) X(pin_host) X(unpin_host) X(queue_create) X(queue_destroy) X(queue_sync) X(queue_notify) \
+    X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
+    X(copy_d2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(linear) X(linear_backward) \
+    X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
+    X(rope) X(rope_at) X(attention) X(attention_backward) X(attention_cached) X(gelu) X(gelu_backward) \
+    X(silu_mul) X(silu_mul_backward) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite)
+/* clang-format on */
+
+typedef struct spw_gpu_calls {
+    uint64_t abi; /* SPW_GPU_ABI of the headers it was built with */
+    spw_status (*open)(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err);
+#define X(name) __typeof__(spw_gpu_##name) *name;
+    SPW_GPU_CALLS(X)
+#undef X
+} spw_gpu_calls;
+
+/* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
+#define SPW_GPU_ABI (1ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+
+/* How the objects of every device begin. */
+struct spw_gpu {
+    const spw_gpu_calls *calls;
+};
+struct spw_gpu_queue {
+    const spw_gpu_calls *calls;
+};
+struct spw_gpu_event {
+    const spw_gpu_calls *calls;
+};
+
+extern const spw_gpu_calls spw__cpu_calls;
+#define X(name) __typeof__(spw_gpu_##name) spw__cpu_##name;
+SPW_GPU_CALLS(X)
+#undef X
+
+/* The table of the cuda plugin, opened at the first call and kept. Errors  SPW_EUNSUPPORTED, with where it was sought. */
+spw_status spw__gpu_cuda_calls(const spw_gpu_calls **out, spw_error *err);
+/* The one function that the plugin exports. */
+typedef const spw_gpu_calls *(*spw_gpu_plugin_fn)(void);
+#define SPW_GPU_PLUGIN_SYMBOL "spw_gpu_plugin"
+
+#ifdef __cplusplus
+}
+#endif
+#endif
