@@ -178,6 +178,8 @@ typedef struct cpu_queue {
     spw_gpu_queue_kind kind;
     pthread_t thread;
     bool started;
+    spw_pool *copiers;      /* a core alone does not fill the memory bus; NULL: the queue's thread copies by itself */
+    const command *copying; /* under way */
     pthread_mutex_t lock;
     pthread_cond_t filled, drained;
     /* Under lock. */
@@ -186,26 +188,57 @@ typedef struct cpu_queue {
     bool stop;
 } cpu_queue;
 
+/* Elements of a copy that one thread does at a time; whole blocks of sums. */
+enum { PIECE = 1 << 17, BLOCK = 4096, COPY_THREADS = 4 };
+
+/* Of a copy queue, its own included. */
+static uint32_t
+copy_threads(uint32_t compute_threads)
+{
+    return compute_threads < COPY_THREADS ? compute_threads : COPY_THREADS;
+}
+
 uint64_t
 spw__cpu_work_bytes(const spw_gpu *gpu)
 {
-    return (((const cpu_gpu *)gpu)->info.thread_count + 2) * spw_touched_bytes(SPW_STACK_BYTES) + 2 * sizeof(cpu_queue);
+    uint32_t threads = ((const cpu_gpu *)gpu)->info.thread_count, queues = 2 * copy_threads(threads);
+    return (threads + queues) * spw_touched_bytes(SPW_STACK_BYTES) + 2 * sizeof(cpu_queue);
 }
 
 static void
-copy_now(const command *c, const cpu_kernels *k)
+copy_block(const command *c, const cpu_kernels *k, uint64_t first, uint64_t n)
 {
-    spw_convert(c->dst, c->dst_type, c->src, c->src_type, c->n);
-    for (uint64_t first = 0; c->sumsq != NULL && first < c->n; first += 4096) {
-        uint64_t n = c->n - first < 4096 ? c->n - first : 4096;
-        if (c->dst_type == SPW_F32) {
-            c->sumsq[first / 4096] = k->sumsq((const float *)c->dst + first, n);
-        } else {
-            float wide[4096];
-            spw_convert(wide, SPW_F32, (const uint16_t *)c->dst + first, c->dst_type, n);
-            c->sumsq[first / 4096] = k->sumsq(wide, n);
-        }
+    char *dst = (char *)c->dst + first * spw_dtype_bytes(c->dst_type);
+    spw_convert(dst, c->dst_type, (const char *)c->src + first * spw_dtype_bytes(c->src_type), c->src_type, n);
+    if (c->sumsq == NULL)
+        return;
+    if (c->dst_type == SPW_F32) {
+        c->sumsq[first / BLOCK] = k->sumsq((const float *)(const void *)dst, n);
+    } else {
+        float wide[BLOCK];
+        spw_convert(wide, SPW_F32, dst, c->dst_type, n);
+        c->sumsq[first / BLOCK] = k->sumsq(wide, n);
     }
+}
+
+/* Sums are taken while a block is in the core's cache: no byte comes from memory twice. */
+static void
+copy_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const cpu_queue *q = ctx;
+    const command *c = q->copying;
+    uint64_t first = (uint64_t)part_idx * PIECE, end = c->n - first < PIECE ? c->n : first + PIECE;
+    uint64_t step = c->sumsq != NULL ? BLOCK : PIECE;
+    (void)worker_idx;
+    for (; first < end; first += step)
+        copy_block(c, q->gpu->kernels, first, end - first < step ? end - first : step);
+}
+
+static void
+copy_now(cpu_queue *q, const command *c)
+{
+    q->copying = c;
+    spw_pool_run(q->copiers, (uint32_t)((c->n + PIECE - 1) / PIECE), copy_piece, q);
 }
 
 static void
@@ -231,7 +264,7 @@ static void
 execute(cpu_queue *q, const command *c)
 {
     switch (c->kind) {
-    case CMD_COPY: copy_now(c, q->gpu->kernels); return;
+    case CMD_COPY: copy_now(q, c); return;
     case CMD_NOTIFY: c->fn(c->arg); return;
     case CMD_RECORD: reach(c->event, c->mark); return;
     case CMD_WAIT: await(c->event, c->mark); return;
@@ -275,7 +308,14 @@ spw__cpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind
     pthread_cond_init(&q->filled, NULL);
     pthread_cond_init(&q->drained, NULL);
     if (kind != SPW_QUEUE_COMPUTE) {
-        int rc = pthread_create(&q->thread, NULL, queue_main, q);
+        uint32_t threads = copy_threads(q->gpu->info.thread_count);
+        spw_status st = threads > 1 ? spw_pool_create(&q->copiers, threads, "spw-copy", err) : SPW_OK;
+        int rc;
+        if (st != SPW_OK) {
+            spw__cpu_queue_destroy(&q->base);
+            return st;
+        }
+        rc = pthread_create(&q->thread, NULL, queue_main, q);
         if (rc != 0) {
             spw__cpu_queue_destroy(&q->base);
             return SPW_RAISE_SYS(err, rc, "start of a copy thread");
@@ -297,6 +337,7 @@ spw__cpu_queue_destroy(spw_gpu_queue *queue)
         pthread_mutex_unlock(&q->lock);
         pthread_join(q->thread, NULL);
     }
+    spw_pool_destroy(q->copiers);
     pthread_cond_destroy(&q->filled);
     pthread_cond_destroy(&q->drained);
     pthread_mutex_destroy(&q->lock);
