@@ -8,6 +8,9 @@ MODULES := runtime/base aio cpu_adam gpu gpu/cpu offload runtime runtime/comm ru
 
 PKGS     := openblas numa jansson libxxhash libpcre2-8 libutf8proc
 HAVE     := $(shell for p in $(PKGS) liburing cmocka; do pkg-config --exists $$p 2>/dev/null && echo $$p; done)
+MPI_PKG  := $(firstword $(shell for p in ompi-c mpich mpi-c; do pkg-config --exists $$p 2>/dev/null && echo $$p; done))
+MPICC    := $(shell command -v mpicc 2>/dev/null)
+MPI      ?= $(if $(MPI_PKG)$(MPICC),1,0)
 MISSING  := $(filter-out $(HAVE),$(PKGS))
 URING    ?= $(if $(filter liburing,$(HAVE)),1,0)
 
@@ -26,7 +29,7 @@ CPPFLAGS += -DSPW_HAVE_URING=1
 LIBS     += -luring
 endif
 CPPFLAGS += $(PKGFLAGS)
-LDLIBS   := $(LIBS) -lm -pthread -ldl
+LDLIBS   := $(LIBS) -lm -ldl -pthread
 
 MACHINE := $(shell uname -m)
 ifeq ($(MACHINE),x86_64)
@@ -34,7 +37,8 @@ AVX2_FLAGS   := -mavx2 -mfma -mf16c
 AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512
 endif
 
-LIB_SRC  := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
+MPI_SRC  := runtime/comm/mpi.c
+LIB_SRC  := $(filter-out $(MPI_SRC),$(foreach m,$(MODULES),$(wildcard $(m)/*.c)))
 LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cli/*.c))
 TEST_SRC := $(wildcard tests/test_*.c)
@@ -49,9 +53,23 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
 	@ln -sf $(BUILD)/spillway spillway
-	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so .
+	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(PLUGIN) .
 
-objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN)
+# A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
+ifeq ($(MPI),1)
+PLUGIN      := $(BUILD)/spillway-mpi.so
+ifneq ($(MPI_PKG),)
+MPI_COMPILE := $(CC) $(shell pkg-config --cflags $(MPI_PKG) 2>/dev/null)
+MPI_LIBS    := $(shell pkg-config --libs $(MPI_PKG) 2>/dev/null)
+else
+MPI_COMPILE := OMPI_CC=$(CC) MPICH_CC=$(CC) mpicc
+endif
+$(BUILD)/spillway-mpi.so: $(MPI_SRC)
+	@mkdir -p $(@D) && echo "  CC $<" && $(MPI_COMPILE) $(CPPFLAGS) $(CFLAGS) -MMD -MP -MF $(@:.so=.d) -shared $< -o $@ $(MPI_LIBS) -pthread
+-include $(BUILD)/spillway-mpi.d
+endif
+
+objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(PLUGIN)
 
 # Packages that are missing are installed with apt when that is possible; otherwise the command is printed.
 deps:
@@ -86,7 +104,7 @@ $(BUILD)/%.o: %.c
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
 
-tests: $(TEST_BIN)
+tests: $(TEST_BIN) $(PLUGIN)
 
 # What a newcomer runs: everything built with assertions on, every test, one closing line.
 test: deps
@@ -153,10 +171,11 @@ install: all
 	@mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/spillway
 	@cp -L spillway $(DESTDIR)$(PREFIX)/bin/spillway
 	@cp libspillway.a libspillway.so $(DESTDIR)$(PREFIX)/lib/
+	@[ -z "$(PLUGIN)" ] || { mkdir -p $(DESTDIR)$(PREFIX)/lib/spillway && cp $(PLUGIN) $(DESTDIR)$(PREFIX)/lib/spillway/; }
 	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
 
 clean:
-	@rm -rf build spillway libspillway.a libspillway.so demo-out demo-llama-out
+	@rm -rf build spillway libspillway.a libspillway.so spillway-mpi.so demo-out demo-llama-out
 
 help:
 	@echo "make          build ./spillway, libspillway.a and libspillway.so"
@@ -173,4 +192,4 @@ help:
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
-	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1"
+	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1"

@@ -311,16 +311,7 @@ k_rope_row(float *restrict x, const float *restrict cos_sin, uint64_t half, floa
 static double
 k_sumsq(const float *x, uint64_t n)
 {
-    double lane[LANES] = {0}, sum = 0;
-    uint64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++)
-            lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (int j = 0; i < n; i++, j++)
-        lane[j] += (double)x[i] * (double)x[i];
-    for (int j = 0; j < LANES; j++)
-        sum += lane[j];
-    return sum;
+    return spw_sumsq(x, n);
 }
 
 const cpu_kernels KERNELS = {k_add,

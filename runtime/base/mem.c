@@ -123,16 +123,26 @@ count_region(uint64_t bytes)
 
 /* Maps more than is asked for and gives the ends back, because only whole aligned 2 MiB can become one page. */
 static void *
-map_aligned(uint64_t bytes, uint64_t align)
+map_aligned(uint64_t bytes, uint64_t align, int fd)
 {
-    char *p = mmap(NULL, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
-    if (p == MAP_FAILED || align == 0)
+    int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    char *p, *at;
+    if (align == 0)
+        return mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
+    p = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
         return p;
     at = p + (align - (uintptr_t)p % align) % align;
     if (at > p)
         (void)munmap(p, (size_t)(at - p));
     if (at + bytes < p + bytes + align)
         (void)munmap(at + bytes, (size_t)(p + align - at));
+    if (mmap(at, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        int errnum = errno;
+        (void)munmap(at, bytes);
+        errno = errnum;
+        return MAP_FAILED;
+    }
     return at;
 }
 
@@ -148,33 +158,29 @@ take_turns(void *p, uint64_t bytes, const spw_id_set *nodes)
         (void)mbind(p, bytes, MPOL_INTERLEAVE, mask, SPW_IDS_MAX + 1, 0);
 }
 
-spw_status
-spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err)
-{
-    return spw_region_map_over(region, bytes, flags, NULL, err);
-}
-
-spw_status
-spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err)
+static spw_status
+map_region(spw_region *region, int fd, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), map_bytes;
+    bool huge;
     char text[32];
     void *p;
     memset(region, 0, sizeof *region);
     if (bytes == 0)
         return SPW_OK;
     map_bytes = spw_round_up(bytes, page);
+    huge = map_bytes >= HUGE_BYTES && (fd >= 0 || (flags & SPW_REGION_LAZY) == 0);
     if (bytes > UINT64_MAX / 2 || fault_now(&alloc_fault))
         return SPW_RAISE(err, SPW_ENOMEM, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    p = map_aligned(map_bytes, map_bytes >= HUGE_BYTES && (flags & SPW_REGION_LAZY) == 0 ? HUGE_BYTES : 0);
+    p = map_aligned(map_bytes, huge ? HUGE_BYTES : 0, fd);
     if (p == MAP_FAILED)
         return SPW_RAISE_SYS(err, errno, "mapping %s of memory", spw_format_bytes(text, sizeof text, bytes));
-    if (map_bytes >= HUGE_BYTES && (flags & SPW_REGION_LAZY) == 0)
+    if (huge)
         (void)madvise(p, map_bytes,
                       MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
     if (nodes != NULL && spw_id_set_count(nodes) > 1)
         take_turns(p, map_bytes, nodes); /* before the first touch, which settles where a page is */
-    if ((flags & SPW_REGION_LAZY) == 0) {
+    if (fd < 0 && (flags & SPW_REGION_LAZY) == 0) {
         for (uint64_t at = 0; at < map_bytes; at += page)
             ((volatile char *)p)[at] = 0;
     }
@@ -184,6 +190,29 @@ spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const sp
     region->locked = (flags & SPW_REGION_LOCK) != 0 && mlock(p, map_bytes) == 0;
     atomic_fetch_add(&live_allocs, 1);
     count_region(region->counted_bytes);
+    return SPW_OK;
+}
+
+spw_status
+spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err)
+{
+    return map_region(region, -1, bytes, flags, NULL, err);
+}
+
+spw_status
+spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err)
+{
+    return map_region(region, -1, bytes, flags, nodes, err);
+}
+
+spw_status
+spw_region_map_fd(spw_region *region, int fd, uint64_t bytes, unsigned flags, spw_error *err)
+{
+    SPW_TRY(map_region(region, fd, bytes, flags, NULL, err));
+#ifdef MADV_POPULATE_WRITE
+    if (bytes > 0)
+        (void)madvise(region->base, region->map_bytes, MADV_POPULATE_WRITE); /* a hint: saves a fault per page later */
+#endif
     return SPW_OK;
 }
 

@@ -160,6 +160,11 @@ spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, sp
  */
 spw_status
 spw_region_map_over(spw_region *region, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err);
+/*
+ * The same of the bytes of fd, a memory file that is at least so long, seen by everybody who maps it. They are there
+ * already, or touching them could end the process: allocate them first (fallocate).
+ */
+spw_status spw_region_map_fd(spw_region *region, int fd, uint64_t bytes, unsigned flags, spw_error *err);
 void spw_region_unmap(spw_region *region); /* accepts a zeroed region */
 /*
  * What touching so many bytes of a fresh mapping makes resident: whole pages, or whole huge pages where the kernel hands
@@ -257,6 +262,26 @@ uint16_t spw_f32_to_f16(float f);
  * nearest even. Arrays do not overlap. Any thread.
  */
 void spw_convert(void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n);
+
+/*
+ * Sum of squares in fp64, in 16 lanes that are added in turn at the end: an order that depends on n alone. Here, so
+ * that files built for one instruction set make it with theirs; each product is exact, so the bits are the same.
+ */
+static inline double
+spw_sumsq(const float *x, uint64_t n)
+{
+    enum { LANE_COUNT = 16 };
+    double lane[LANE_COUNT] = {0}, sum = 0;
+    uint64_t i = 0;
+    for (; i + LANE_COUNT <= n; i += LANE_COUNT)
+        for (int j = 0; j < LANE_COUNT; j++)
+            lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (int j = 0; i < n; i++, j++)
+        lane[j] += (double)x[i] * (double)x[i];
+    for (int j = 0; j < LANE_COUNT; j++)
+        sum += lane[j];
+    return sum;
+}
 
 /* ---------------------------------------------------------------- checksums */
 

@@ -1,0 +1,29 @@
+/* Inside the sockets: the transport that tcp.c makes and tcp_link.c connects on. */
+#ifndef SPW_COMM_TCP_H
+#define SPW_COMM_TCP_H
+
+#include "comm_internal.h"
+#include <sys/socket.h>
+
+typedef struct spw__tcp {
+    spw__transport base; /* first */
+    int listen_fd;
+    uint64_t cookie;                    /* what a connection must show */
+    struct sockaddr_storage *addresses; /* (world) where each rank listens; one's own is not used */
+    int *star; /* (world) while the world is made: rank 0's to all, theirs to rank 0; else -1 */
+} spw__tcp;
+
+int spw__tcp_left_ms(uint64_t deadline_ns); /* at most a second at a time; 0: over */
+void spw__tcp_prepare(int fd);
+/* 0 or an errno. The socket does not block; these do, until the deadline. */
+int spw__tcp_send_all(int fd, const void *data, uint64_t bytes, uint64_t deadline_ns);
+int spw__tcp_recv_all(int fd, void *data, uint64_t bytes, uint64_t deadline_ns);
+int spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns); /* -1 with errno */
+socklen_t spw__tcp_address_len(const struct sockaddr_storage *a);
+
+spw_status spw__tcp_link_open(spw__transport *t, spw__link **out, uint32_t id, const uint32_t *peers,
+                              uint32_t peer_count, uint64_t deadline_ns, spw_error *err);
+int64_t spw__tcp_progress(spw__link *link, int wait_ms);
+void spw__tcp_link_close(spw__link *link);
+
+#endif

@@ -1,0 +1,472 @@
+/*
+ * Sockets: how processes find each other. Rank 0 listens at MASTER_ADDR:MASTER_PORT; the others connect, say who they
+ * are and where they listen, and get the list of all and a number that only this job knows. Whoever connects without
+ * it is turned away. What is gathered while the world is made passes through rank 0.
+ */
+#include "comm_tcp.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { HELLO_MAGIC = 0x53505721 };
+
+/* What a process says first to rank 0. */
+typedef struct hello {
+    uint32_t magic, rank, world, port;
+} hello;
+
+typedef struct verdict {
+    uint32_t magic, status;
+    uint64_t cookie;
+    char text[400];
+} verdict;
+
+int
+spw__tcp_left_ms(uint64_t deadline_ns)
+{
+    uint64_t now = spw_now_ns();
+    return now >= deadline_ns
+               ? 0
+               : (int)((deadline_ns - now) / 1000000 + 1 < 1000 ? (deadline_ns - now) / 1000000 + 1 : 1000);
+}
+
+void
+spw__tcp_prepare(int fd)
+{
+    int one = 1;
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+}
+
+/* All bytes or an errno; ECONNRESET when the other side has ended. */
+int
+spw__tcp_send_all(int fd, const void *data, uint64_t bytes, uint64_t deadline_ns)
+{
+    for (const char *at = data; bytes > 0;) {
+        ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
+        if (n > 0) {
+            at += n;
+            bytes -= (uint64_t)n;
+        } else if (errno == EAGAIN) {
+            if (spw__tcp_left_ms(deadline_ns) == 0)
+                return ETIMEDOUT;
+            (void)poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, spw__tcp_left_ms(deadline_ns));
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+int
+spw__tcp_recv_all(int fd, void *data, uint64_t bytes, uint64_t deadline_ns)
+{
+    for (char *at = data; bytes > 0;) {
+        ssize_t n = recv(fd, at, bytes, 0);
+        if (n > 0) {
+            at += n;
+            bytes -= (uint64_t)n;
+        } else if (n == 0) {
+            return ECONNRESET;
+        } else if (errno == EAGAIN) {
+            if (spw__tcp_left_ms(deadline_ns) == 0)
+                return ETIMEDOUT;
+            (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, spw__tcp_left_ms(deadline_ns));
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+/* ---------------------------------------------------------------- addresses */
+
+static uint32_t
+port_of(const struct sockaddr_storage *a)
+{
+    return a->ss_family == AF_INET6 ? ntohs(((const struct sockaddr_in6 *)a)->sin6_port)
+                                    : ntohs(((const struct sockaddr_in *)a)->sin_port);
+}
+
+static void
+set_port(struct sockaddr_storage *a, uint32_t port)
+{
+    if (a->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)a)->sin6_port = htons((uint16_t)port);
+    else
+        ((struct sockaddr_in *)a)->sin_port = htons((uint16_t)port);
+}
+
+socklen_t
+spw__tcp_address_len(const struct sockaddr_storage *a)
+{
+    return a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+}
+
+static spw_status
+resolve(const spw__launch *launch, struct addrinfo **out, spw_error *err)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    int rc = getaddrinfo(launch->host, launch->port, &hints, out);
+    if (rc != 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "MASTER_ADDR %s, MASTER_PORT %s: %s", launch->host, launch->port,
+                         gai_strerror(rc));
+    return SPW_OK;
+}
+
+static int
+listen_at(struct sockaddr_storage *a)
+{
+    int one = 1, errnum, fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t len = sizeof *a;
+    if (fd < 0)
+        return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(fd, (struct sockaddr *)a, spw__tcp_address_len(a)) == 0 && listen(fd, 4096) == 0 &&
+        getsockname(fd, (struct sockaddr *)a, &len) == 0) {
+        spw__tcp_prepare(fd);
+        return fd;
+    }
+    errnum = errno;
+    close(fd);
+    errno = errnum;
+    return -1;
+}
+
+/* ---------------------------------------------------------------- rank 0 */
+
+typedef struct guest { /* a connection that has not said all of its hello */
+    int fd;
+    uint32_t got;
+    hello says;
+    struct sockaddr_storage from;
+} guest;
+
+static spw_status
+listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
+{
+    struct addrinfo *list;
+    SPW_TRY(resolve(launch, &list, err));
+    for (struct addrinfo *a = list; a != NULL && t->listen_fd < 0; a = a->ai_next) {
+        struct sockaddr_storage at = {0};
+        memcpy(&at, a->ai_addr, a->ai_addrlen);
+        t->listen_fd = listen_at(&at);
+        if (t->listen_fd < 0 && errno == EADDRNOTAVAIL) { /* a name for this machine that is not its own: behind NAT */
+            struct sockaddr_storage any = {.ss_family = at.ss_family};
+            set_port(&any, port_of(&at));
+            t->listen_fd = listen_at(&any);
+        }
+    }
+    freeaddrinfo(list);
+    if (t->listen_fd < 0)
+        return SPW_RAISE_SYS(err, errno, "rank 0 listens at %s:%s", launch->host, launch->port);
+    return SPW_OK;
+}
+
+static void
+list_missing(const spw__tcp *t, char *out, size_t out_bytes)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (uint32_t r = 1; r < t->base.world && at + 16 < out_bytes; r++) {
+        if (t->star[r] < 0)
+            at += (size_t)snprintf(out + at, out_bytes - at, "%s%u", at > 0 ? ", " : "", r);
+    }
+    if (at + 16 >= out_bytes)
+        snprintf(out + at, out_bytes - at, ", ...");
+}
+
+/* Looks at a complete hello: SPW_OK for a rank of ours and for strangers, who are turned away. */
+static spw_status
+admit(spw__tcp *t, guest *g, uint32_t *come, spw_error *err)
+{
+    const hello *h = &g->says;
+    if (h->magic != HELLO_MAGIC || h->rank == 0) {
+        close(g->fd);
+        if (h->magic == HELLO_MAGIC)
+            return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank 0");
+        return SPW_OK;
+    }
+    if (h->world != t->base.world || h->rank >= t->base.world || t->star[h->rank] >= 0) {
+        close(g->fd);
+        if (h->world != t->base.world || h->rank >= t->base.world)
+            return SPW_RAISE(err, SPW_ECONFIG, "rank %u says that there are %u ranks, rank 0 that there are %u",
+                             h->rank, h->world, t->base.world);
+        return SPW_RAISE(err, SPW_ECONFIG, "two processes say that they are rank %u", h->rank);
+    }
+    t->star[h->rank] = g->fd;
+    t->addresses[h->rank] = g->from;
+    set_port(&t->addresses[h->rank], h->port);
+    ++*come;
+    return SPW_OK;
+}
+
+static void
+accept_guest(const spw__tcp *t, guest *guests, uint32_t *count, uint32_t most)
+{
+    socklen_t len = sizeof guests->from;
+    guest *g = &guests[*count];
+    if (*count == most) { /* strangers that never say anything make room */
+        close(guests[0].fd);
+        memmove(guests, guests + 1, (most - 1) * sizeof *guests);
+        g = &guests[--*count];
+    }
+    *g = (guest){.fd = accept4(t->listen_fd, (struct sockaddr *)&g->from, &len, SOCK_CLOEXEC)};
+    if (g->fd < 0)
+        return;
+    len = sizeof g->from;
+    (void)getpeername(g->fd, (struct sockaddr *)&g->from, &len);
+    spw__tcp_prepare(g->fd);
+    ++*count;
+}
+
+static spw_status
+receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    uint32_t most = t->base.world + 16, count = 0, come = 1;
+    guest *guests = spw_mem_calloc(most, sizeof *guests);
+    struct pollfd *polls = spw_mem_calloc(most + 1, sizeof *polls);
+    spw_status st = SPW_OK;
+    if (guests == NULL || polls == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", t->base.world);
+    while (st == SPW_OK && come < t->base.world) {
+        int left = spw__tcp_left_ms(deadline_ns);
+        if (left == 0) {
+            char missing[200];
+            list_missing(t, missing, sizeof missing);
+            st = SPW_RAISE(err, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s: %s", t->base.world,
+                           timeout_s, missing);
+            break;
+        }
+        polls[0] = (struct pollfd){.fd = t->listen_fd, .events = POLLIN};
+        for (uint32_t i = 0; i < count; i++)
+            polls[1 + i] = (struct pollfd){.fd = guests[i].fd, .events = POLLIN};
+        if (poll(polls, count + 1, left) <= 0)
+            continue;
+        for (uint32_t i = count; st == SPW_OK && i-- > 0;) {
+            guest *g = &guests[i];
+            ssize_t n =
+                polls[1 + i].revents != 0 ? recv(g->fd, (char *)&g->says + g->got, sizeof g->says - g->got, 0) : -1;
+            if (n < 0 && (polls[1 + i].revents == 0 || errno == EAGAIN || errno == EINTR))
+                continue;
+            g->got += n > 0 ? (uint32_t)n : 0;
+            if (n > 0 && g->got < sizeof g->says)
+                continue;
+            if (n > 0)
+                st = admit(t, g, &come, err);
+            else
+                close(g->fd);
+            *g = guests[--count];
+        }
+        if (st == SPW_OK && polls[0].revents != 0)
+            accept_guest(t, guests, &count, most);
+    }
+    while (guests != NULL && count > 0)
+        close(guests[--count].fd);
+    spw_mem_free(guests);
+    spw_mem_free(polls);
+    return st;
+}
+
+static spw_status
+open_as_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    uint64_t table_bytes = t->base.world * sizeof *t->addresses, grace_ns = 1000000000u;
+    verdict v = {.magic = HELLO_MAGIC};
+    spw_status st = listen_as_master(t, launch, err);
+    if (st != SPW_OK)
+        return st;
+    if (getrandom(&t->cookie, sizeof t->cookie, 0) != sizeof t->cookie)
+        t->cookie = spw_now_ns() * 0x9e3779b97f4a7c15u;
+    st = receive_ranks(t, deadline_ns, timeout_s, err);
+    v.cookie = t->cookie;
+    v.status = st;
+    snprintf(v.text, sizeof v.text, "%.399s", err != NULL && st != SPW_OK ? err->message : "");
+    for (uint32_t r = 1; r < t->base.world; r++) {
+        int rc = t->star[r] < 0 ? 0 : spw__tcp_send_all(t->star[r], &v, sizeof v, spw_now_ns() + grace_ns);
+        if (rc == 0 && st == SPW_OK)
+            rc = spw__tcp_send_all(t->star[r], t->addresses, table_bytes, deadline_ns + grace_ns);
+        if (rc != 0 && st == SPW_OK)
+            return SPW_RAISE_SYS(err, rc, "rank 0 to rank %u", r);
+    }
+    return st;
+}
+
+/* ---------------------------------------------------------------- the others */
+
+int
+spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
+{
+    int errnum = 0, fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t len = sizeof errnum;
+    if (fd < 0)
+        return -1;
+    spw__tcp_prepare(fd);
+    if (connect(fd, (const struct sockaddr *)to, spw__tcp_address_len(to)) != 0) {
+        errnum = errno;
+        if (errnum == EINPROGRESS) {
+            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            int ready;
+            do
+                ready = poll(&p, 1, spw__tcp_left_ms(deadline_ns));
+            while (ready == 0 && spw__tcp_left_ms(deadline_ns) > 0);
+            errnum = ready > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &errnum, &len) == 0 ? errnum : ETIMEDOUT;
+        }
+    }
+    if (errnum != 0) {
+        close(fd);
+        errno = errnum;
+        return -1;
+    }
+    return fd;
+}
+
+static spw_status
+reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    int last = 0;
+    do { /* it may start later than this rank, and so may its name */
+        struct addrinfo *list;
+        spw_status st = resolve(launch, &list, err);
+        if (st != SPW_OK && spw__tcp_left_ms(deadline_ns) == 0)
+            return st;
+        for (struct addrinfo *a = st == SPW_OK ? list : NULL; a != NULL && t->star[0] < 0; a = a->ai_next) {
+            memset(&t->addresses[0], 0, sizeof t->addresses[0]);
+            memcpy(&t->addresses[0], a->ai_addr, a->ai_addrlen);
+            t->star[0] = spw__tcp_connect(&t->addresses[0], deadline_ns);
+            last = errno;
+        }
+        if (st == SPW_OK)
+            freeaddrinfo(list);
+        if (t->star[0] < 0)
+            spw_sleep_ns(20000000);
+    } while (t->star[0] < 0 && spw__tcp_left_ms(deadline_ns) > 0);
+    if (t->star[0] < 0)
+        return SPW_RAISE(err, SPW_ETIMEDOUT, "rank 0 did not come in %.1f s: nobody listens at %s:%s (%s)", timeout_s,
+                         launch->host, launch->port, strerror(last));
+    return SPW_OK;
+}
+
+static spw_status
+open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    struct sockaddr_storage own = {0}, master;
+    socklen_t len = sizeof own;
+    uint64_t grace_ns = 2000000000u; /* rank 0 says who is missing, a little after the time is over */
+    hello h = {.magic = HELLO_MAGIC, .rank = t->base.rank, .world = t->base.world};
+    verdict v;
+    int rc;
+    SPW_TRY(reach_master(t, launch, deadline_ns, timeout_s, err));
+    (void)getsockname(t->star[0], (struct sockaddr *)&own, &len);
+    set_port(&own, 0);
+    t->listen_fd = listen_at(&own); /* on the interface that leads to rank 0 */
+    if (t->listen_fd < 0)
+        return SPW_RAISE_SYS(err, errno, "listening for other ranks");
+    h.port = port_of(&own);
+    rc = spw__tcp_send_all(t->star[0], &h, sizeof h, deadline_ns);
+    if (rc == 0)
+        rc = spw__tcp_recv_all(t->star[0], &v, sizeof v, deadline_ns + grace_ns);
+    if (rc == 0 && v.magic != HELLO_MAGIC)
+        return SPW_RAISE(err, SPW_ECONFIG, "what listens at %s:%s is not rank 0", launch->host, launch->port);
+    if (rc == 0 && v.status != SPW_OK)
+        return SPW_RAISE(err, v.status < SPW_STATUS_COUNT ? (spw_status)v.status : SPW_ESYS, "%.*s",
+                         (int)sizeof v.text - 1, v.text);
+    if (rc == 0) {
+        t->cookie = v.cookie;
+        master = t->addresses[0]; /* as seen from here */
+        rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses, deadline_ns + grace_ns);
+        t->addresses[0] = master;
+    }
+    if (rc != 0)
+        return SPW_RAISE_SYS(err, rc, "rank 0 at %s:%s does not answer", launch->host, launch->port);
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- the transport */
+
+static spw_status
+gather(spw__transport *base, const void *mine, void *all, uint32_t bytes, uint64_t deadline_ns, spw_error *err)
+{
+    spw__tcp *t = (spw__tcp *)base;
+    char *to = all;
+    uint32_t world = base->world;
+    int rc = 0;
+    if (base->rank > 0) {
+        rc = spw__tcp_send_all(t->star[0], mine, bytes, deadline_ns);
+        if (rc == 0)
+            rc = spw__tcp_recv_all(t->star[0], all, (uint64_t)bytes * world, deadline_ns);
+        return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "rank 0 has ended, or others did not come");
+    }
+    memcpy(to, mine, bytes);
+    for (uint32_t r = 1; r < world; r++) {
+        rc = spw__tcp_recv_all(t->star[r], to + (uint64_t)r * bytes, bytes, deadline_ns);
+        if (rc != 0)
+            return SPW_RAISE(err, rc == ETIMEDOUT ? SPW_ETIMEDOUT : SPW_EIO, "rank %u has ended, or did not come: %s",
+                             r, strerror(rc));
+    }
+    for (uint32_t r = 1; r < world; r++) {
+        rc = spw__tcp_send_all(t->star[r], all, (uint64_t)bytes * world, deadline_ns);
+        if (rc != 0)
+            return SPW_RAISE_SYS(err, rc, "rank %u", r);
+    }
+    return SPW_OK;
+}
+
+static void
+tcp_close(spw__transport *base, bool failed)
+{
+    spw__tcp *t = (spw__tcp *)base;
+    (void)failed;
+    for (uint32_t r = 0; t->star != NULL && r < base->world; r++) {
+        if (t->star[r] >= 0)
+            close(t->star[r]);
+    }
+    if (t->listen_fd >= 0)
+        close(t->listen_fd);
+    spw_mem_free(t->star);
+    spw_mem_free(t->addresses);
+    spw_mem_free(t);
+}
+
+spw_status
+spw__tcp_open(spw__transport **out, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    spw__tcp *t = spw_mem_zalloc(sizeof *t);
+    spw_status st;
+    *out = NULL;
+    if (t == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "sockets of ranks");
+    t->base = (spw__transport){.name = "tcp",
+                               .rank = launch->rank,
+                               .world = launch->world,
+                               .gather = gather,
+                               .link_open = spw__tcp_link_open,
+                               .progress = spw__tcp_progress,
+                               .link_close = spw__tcp_link_close,
+                               .close = tcp_close};
+    snprintf(t->base.about, sizeof t->base.about, "rank 0 at %.80s:%s", launch->host, launch->port);
+    t->listen_fd = -1;
+    t->addresses = spw_mem_calloc(launch->world, sizeof *t->addresses);
+    t->star = spw_mem_calloc(launch->world, sizeof *t->star);
+    for (uint32_t r = 0; t->star != NULL && r < launch->world; r++)
+        t->star[r] = -1;
+    if (t->addresses == NULL || t->star == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "sockets of %u ranks", launch->world);
+    else if (launch->rank == 0)
+        st = open_as_master(t, launch, deadline_ns, timeout_s, err);
+    else
+        st = open_as_guest(t, launch, deadline_ns, timeout_s, err);
+    if (st != SPW_OK) {
+        tcp_close(&t->base, true);
+        return st;
+    }
+    *out = &t->base;
+    return SPW_OK;
+}
