@@ -5,6 +5,7 @@
  */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include <arpa/inet.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -82,6 +84,7 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
     int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
     spw_step_result r = {0};
+    double eval;
     for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
         tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
         for (uint64_t i = 0; i < 5 * one; i++)
@@ -96,8 +99,11 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
     }
     w->out->gather[rank] = r.gather;
     w->out->reduce[rank] = r.reduce;
-    SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &w->out->eval, err));
-    w->out->norm = r.grad_norm;
+    SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
+    if (rank == 0) {
+        w->out->eval = eval;
+        w->out->norm = r.grad_norm;
+    }
     for (int k = 0; k < 2; k++) {
         free(all[k]);
         free(own[k]);
@@ -121,7 +127,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     c.train_batch_size = MICRO * c.micro_batch;
     SPW_TRY(spw_model_build(&model, &mc, err));
     if (w->frozen)
-        assert_true(spw_model_freeze(model, "transformer.h.1.*") > 0);
+        assert_true(spw_model_freeze(model, "h.1.*") > 0);
     w->out->elems = count_elems(model);
     assert_true(w->out->elems <= ELEMS_MAX);
     SPW_TRY(spw_engine_create(
@@ -165,14 +171,22 @@ rank_main(const world *w, uint32_t rank, uint32_t port)
     return st == SPW_OK ? 0 : 1;
 }
 
-/* A port for every world: two worlds of one machine must not meet. */
+/* A port of its own for every world, below those that the system hands out, and free. */
 static uint32_t
 next_port(void)
 {
     static uint32_t port;
-    if (port == 0)
-        port = 20000 + (uint32_t)getpid() % 20000;
-    return ++port;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (;;) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0), rc;
+        assert_true(fd >= 0);
+        port = port == 0 ? 10000 + (uint32_t)getpid() % 10000 : port + 1;
+        at.sin_port = htons((uint16_t)port);
+        rc = bind(fd, (struct sockaddr *)&at, sizeof at);
+        close(fd);
+        if (rc == 0)
+            return port;
+    }
 }
 
 static void
@@ -261,9 +275,13 @@ assert_near(const outcome *a, const outcome *b, const char *what)
 static void
 assert_same(const outcome *a, const outcome *b, const char *what)
 {
-    if (memcmp(a->losses, b->losses, sizeof a->losses) != 0 || memcmp(&a->eval, &b->eval, sizeof a->eval) != 0 ||
-        memcmp(&a->norm, &b->norm, sizeof a->norm) != 0)
-        fail_msg("%s: other losses or another norm: %.17g and %.17g", what, a->losses[STEPS - 1], b->losses[STEPS - 1]);
+    for (int s = 0; s < STEPS; s++) {
+        if (memcmp(&a->losses[s], &b->losses[s], sizeof a->losses[s]) != 0)
+            fail_msg("%s: loss of step %d is %.17g, expected %.17g", what, s + 1, b->losses[s], a->losses[s]);
+    }
+    if (memcmp(&a->norm, &b->norm, sizeof a->norm) != 0 || memcmp(&a->eval, &b->eval, sizeof a->eval) != 0)
+        fail_msg("%s: norm %.17g and evaluation %.17g, expected %.17g and %.17g", what, b->norm, b->eval, a->norm,
+                 a->eval);
     for (int p = 0; p < PARTS; p++) {
         if (memcmp(a->state[p], b->state[p], a->elems * sizeof(float)) != 0)
             fail_msg("%s: other bytes in part %d of the state", what, p);
