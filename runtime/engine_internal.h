@@ -87,7 +87,8 @@ struct spw_engine {
     uint64_t compute_ns, stall_ns[SPW_STALL_COUNT];
     spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
-    bool counting;           /* false: something else than steps has moved bytes since */
+    uint64_t counted_gather, counted_reduce;
+    bool counting; /* false: something else than steps has moved bytes since */
 };
 
 /* One use of a block: its units, and where their weights and gradients are. */
@@ -165,6 +166,6 @@ spw_status spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_erro
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
 spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
-void spw__ranks_bytes(spw_ranks *r, uint64_t *gathered, uint64_t *reduced); /* received so far */
+void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced); /* received so far */
 
 #endif

@@ -48,7 +48,6 @@ struct spw_ranks {
     int gather_phase, reduce_phase;
     bool stop;
     spw_error failure;
-    uint64_t gather_bytes, reduce_bytes;
 };
 
 /* ---------------------------------------------------------------- failure */
@@ -116,7 +115,6 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
-    r->gather_bytes += (r->world - 1) * bytes;
     pthread_mutex_unlock(&r->lock);
     return SPW_OK;
 }
@@ -184,9 +182,6 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
         keep_whole(r, job);
     }
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
-    pthread_mutex_lock(&r->lock);
-    r->reduce_bytes += (r->world - 1) * part * sizeof(float) * (e->layout.parts > 1 ? 1 : 2);
-    pthread_mutex_unlock(&r->lock);
     if (job->last)
         spw_store_grad_ready(e->store, u);
     return SPW_OK;
@@ -544,11 +539,21 @@ spw__ranks_destroy(spw_ranks *r)
     spw_mem_free(r);
 }
 
-void
-spw__ranks_bytes(spw_ranks *r, uint64_t *gathered, uint64_t *reduced)
+/* What the channel says that came from others. */
+static uint64_t
+received(const spw_channel *c)
 {
-    pthread_mutex_lock(&r->lock);
-    *gathered = r->gather_bytes;
-    *reduced = r->reduce_bytes;
-    pthread_mutex_unlock(&r->lock);
+    spw_comm_stats s;
+    uint64_t bytes = 0;
+    spw_channel_get_stats(c, &s);
+    for (int op = 0; op < SPW_COLL_COUNT; op++)
+        bytes += s.op[op].local_bytes + s.op[op].remote_bytes;
+    return bytes;
+}
+
+void
+spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced)
+{
+    *gathered = received(r->gathers);
+    *reduced = received(r->reduces);
 }

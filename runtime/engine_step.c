@@ -86,7 +86,6 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 /* What the counters said when a step began. */
 typedef struct step_start {
     uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
-    uint64_t gathered, reduced;
     spw_store_stats store;
     spw_act_stats kept;
 } step_start;
@@ -100,12 +99,13 @@ begin_account(spw_engine *e, step_start *s)
                       .grad_h2d_bytes = e->grad_h2d_bytes};
     spw_store_get_stats(e->store, &s->store);
     spw_act_get_stats(e->act, &s->kept);
-    if (e->ranks != NULL)
-        spw__ranks_bytes(e->ranks, &s->gathered, &s->reduced);
     e->compute_ns = 0;
     memset(e->stall_ns, 0, sizeof e->stall_ns);
-    if (!e->counting)
+    if (!e->counting) {
         e->counted = s->store;
+        if (e->ranks != NULL)
+            spw__ranks_bytes(e->ranks, &e->counted_gather, &e->counted_reduce);
+    }
 }
 
 static void
@@ -132,9 +132,12 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes + kept_now.h2d_bytes -
              s->kept.h2d_bytes;
     if (e->ranks != NULL) {
-        spw__ranks_bytes(e->ranks, &r->gather, &r->reduce);
-        r->gather -= s->gathered;
-        r->reduce -= s->reduced;
+        uint64_t gather, reduce;
+        spw__ranks_bytes(e->ranks, &gather, &reduce);
+        r->gather = gather - e->counted_gather;
+        r->reduce = reduce - e->counted_reduce;
+        e->counted_gather = gather;
+        e->counted_reduce = reduce;
     }
     e->counted = now;
     e->counting = true;

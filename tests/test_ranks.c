@@ -4,7 +4,7 @@
  * bytes for every stage and placement at one number of ranks; the bytes that ZeRO's table says.
  */
 #include "lib_tiny.h"
-#include "runtime_internal.h"
+#include "engine_internal.h"
 #include <arpa/inet.h>
 #include <math.h>
 #include <setjmp.h>
@@ -18,13 +18,13 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { STEPS = 4, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 17, PARTS = 3 };
+enum { STEPS = 4, STEPS_MAX = 16, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 20, PARTS = 3 };
 
 /* What a run leaves behind, in shared memory. */
 typedef struct outcome {
-    double losses[STEPS], eval, norm;
-    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX]; /* of the last step */
-    uint64_t elems, whole[WORLD_MAX], held[WORLD_MAX];
+    double losses[STEPS_MAX], eval, norm;
+    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX]; /* of the steps and an evaluation */
+    uint64_t elems, padded, held[WORLD_MAX];       /* of one rank; with whole parts for every rank; that a rank holds */
     spw_plan plan[WORLD_MAX];
     float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
     char message[WORLD_MAX][sizeof((spw_error *)0)->message];
@@ -97,13 +97,13 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
         if (rank == 0)
             w->out->losses[s] = r.loss;
     }
-    w->out->gather[rank] = r.gather;
-    w->out->reduce[rank] = r.reduce;
     SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
     if (rank == 0) {
         w->out->eval = eval;
         w->out->norm = r.grad_norm;
     }
+    if (e->ranks != NULL) /* everything that was asked for has been used by now */
+        spw__ranks_bytes(e->ranks, &w->out->gather[rank], &w->out->reduce[rank]);
     for (int k = 0; k < 2; k++) {
         free(all[k]);
         free(own[k]);
@@ -120,8 +120,11 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     spw_model *model = NULL;
     spw_engine *e = NULL;
     visit v;
-    spw_checkpoint_state at = {.step = w->first_step + w->steps};
-    tiny_model_config(&mc, w->family);
+    spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
+    char found[SPW_PATH_BYTES] = "";
+    tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
+    if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
+        mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;
     c.train_batch_size = MICRO * c.micro_batch;
@@ -131,12 +134,18 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     w->out->elems = count_elems(model);
     assert_true(w->out->elems <= ELEMS_MAX);
     SPW_TRY(spw_engine_create(
-        &e, &(spw_engine_options){.config = &c, .model = model, .comm = comm, .process_bytes = TINY_PROCESS_BYTES},
+        &e,
+        &(spw_engine_options){
+            .config = &c, .model = model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
         err));
     v = (visit){e, w->out};
     w->out->plan[rank] = *spw_engine_plan(e);
     w->out->held[rank] = spw_engine_layout(e)->elems;
-    SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, w->load, err) : spw_engine_init_params(e, c.run.seed, err));
+    for (uint32_t u = 0; rank == 0 && u < e->layout.unit_count; u++)
+        w->out->padded += spw__grad_elems(e, u);
+    if (w->load != NULL)
+        SPW_TRY(spw_checkpoint_find(w->load, found, err));
+    SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
     SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
     if (w->save != NULL)
         SPW_TRY(spw_checkpoint_save(e, &c, w->save, &at, NULL, err));
@@ -259,7 +268,7 @@ assert_near(const outcome *a, const outcome *b, const char *what)
 {
     double worst = 0, top = 0;
     assert_int_equal(a->elems, b->elems);
-    for (int s = 0; s < STEPS; s++) {
+    for (int s = 0; s < STEPS_MAX; s++) { /* those that were not run are 0 */
         if (fabs(a->losses[s] - b->losses[s]) > 1e-6 * fabs(a->losses[s]))
             fail_msg("%s: loss of step %d is %.9g, one rank has %.9g", what, s + 1, b->losses[s], a->losses[s]);
     }
@@ -273,9 +282,16 @@ assert_near(const outcome *a, const outcome *b, const char *what)
 }
 
 static void
+assert_near_share(double got, double want, uint32_t stage, uint32_t ranks, const char *what)
+{
+    if (fabs(got - want) > 0.01 * want)
+        fail_msg("stage %u, %u ranks: %s %.0f bytes, the table says %.0f", stage, ranks, what, got, want);
+}
+
+static void
 assert_same(const outcome *a, const outcome *b, const char *what)
 {
-    for (int s = 0; s < STEPS; s++) {
+    for (int s = 0; s < STEPS_MAX; s++) {
         if (memcmp(&a->losses[s], &b->losses[s], sizeof a->losses[s]) != 0)
             fail_msg("%s: loss of step %d is %.17g, expected %.17g", what, s + 1, b->losses[s], a->losses[s]);
     }
@@ -399,13 +415,156 @@ test_frozen(void **state)
     compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, worlds, 1);
 }
 
+/* ---------------------------------------------------------------- from one number of ranks to another */
+
+typedef struct leg {
+    uint32_t ranks, stage, steps;
+    spw_tier param, optimizer;
+    spw_state_format format;
+} leg;
+
+/* Checkpoints load with any number of ranks, stage, placement and exact format; a leg with as many ranks as before is exact. */
+static void
+test_elastic(void **state)
+{
+    const leg legs[] = {{4, 3, 5, SPW_TIER_NVME, SPW_TIER_NVME, SPW_STATE_FP32},
+                        {3, 2, 5, SPW_TIER_DEVICE, SPW_TIER_NVME, SPW_STATE_FP32},
+                        {1, 3, 2, SPW_TIER_HOST, SPW_TIER_HOST, SPW_STATE_FP32},
+                        {8, 0, 2, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_STATE_FP32},
+                        {2, 1, 1, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_STATE_FP32}};
+    outcome *one = new_outcome(), *out = new_outcome();
+    spw_config c;
+    char dir[256], save[300];
+    uint32_t at = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(save, sizeof save, "%s/out", dir);
+    ranks_config(&c, SPW_STATE_FP32);
+    run_world(&(world){.ranks = 1, .steps = 15, .config = &c, .family = SPW_FAMILY_GPT2, .out = one});
+    for (size_t i = 0; i < sizeof legs / sizeof legs[0]; i++) {
+        const leg *l = &legs[i];
+        ranks_config(&c, l->format);
+        use_dir(&c, dir);
+        c.zero.stage = l->stage;
+        c.zero.offload_param = l->param;
+        c.zero.offload_optimizer = l->optimizer;
+        run_world(&(world){.ranks = l->ranks,
+                           .steps = l->steps,
+                           .first_step = at,
+                           .config = &c,
+                           .family = SPW_FAMILY_GPT2,
+                           .load = at > 0 ? save : NULL,
+                           .save = save,
+                           .out = out});
+        at += l->steps;
+    }
+    assert_int_equal(at, 15);
+    assert_near(one, out, "4, 3, 1, 8 and 2 ranks in turn");
+    tiny_dir_remove(dir);
+    free_outcome(one);
+    free_outcome(out);
+}
+
+/* Saved and loaded at one number of ranks: as if nothing had been; the files are those of one rank's folder. */
+static void
+test_resume_exact(void **state)
+{
+    const leg legs[] = {{3, 3, 2, SPW_TIER_NVME, SPW_TIER_NVME, SPW_STATE_SPLIT},
+                        {3, 2, 2, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_STATE_MIXED}};
+    outcome *whole = new_outcome(), *out = new_outcome();
+    spw_config c;
+    char dir[256], save[300];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(save, sizeof save, "%s/out", dir);
+    ranks_config(&c, SPW_STATE_SPLIT);
+    run_world(&(world){.ranks = 3, .steps = 4, .config = &c, .family = SPW_FAMILY_LLAMA, .out = whole});
+    for (uint32_t i = 0; i < 2; i++) {
+        ranks_config(&c, legs[i].format);
+        use_dir(&c, dir);
+        c.zero.stage = legs[i].stage;
+        c.zero.offload_param = legs[i].param;
+        c.zero.offload_optimizer = legs[i].optimizer;
+        run_world(&(world){.ranks = 3,
+                           .steps = 2,
+                           .first_step = 2 * i,
+                           .config = &c,
+                           .family = SPW_FAMILY_LLAMA,
+                           .load = i > 0 ? save : NULL,
+                           .save = save,
+                           .out = out});
+    }
+    assert_same(whole, out, "3 ranks, saved after 2 of 4 steps, split then mixed");
+    tiny_dir_remove(dir);
+    free_outcome(whole);
+    free_outcome(out);
+}
+
+/* ---------------------------------------------------------------- bytes */
+
+/* A model large enough that padding of parts is little. */
+static void
+measure(uint32_t ranks, uint32_t stage, bool tight, outcome *out)
+{
+    spw_config c;
+    ranks_config(&c, SPW_STATE_SPLIT);
+    c.zero.stage = stage;
+    c.zero.offload_param = stage == 3 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
+    c.zero.offload_optimizer = stage > 0 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
+    c.run.grad_dtype = SPW_BF16;
+    c.data.seq_length = 4;
+    c.micro_batch = 1;
+    if (tight)
+        c.zero.max_live_parameters = 3 * 20 * 4096;
+    run_world(&(world){.ranks = ranks, .steps = STEPS, .config = &c, .family = SPW_FAMILY_QWEN2, .out = out});
+}
+
+/*
+ * Received per rank and step: gradients once around, weights once after an update; in stage 3 once for each pass that does
+ * not find them there. Source  Rajbhandari et al. 2020, ZeRO, section 7.
+ */
+static void
+test_bytes(void **state)
+{
+    const uint32_t worlds[] = {2, 4, 8};
+    outcome *out = new_outcome();
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        uint32_t n = worlds[k];
+        for (uint32_t stage = 0; stage <= 3; stage++) {
+            double share, gathered = stage == 0 ? 0 : 1;
+            memset(out, 0, sizeof *out);
+            measure(n, stage, stage == 3, out);
+            share = 4.0 * (double)out->padded * (n - 1) / n; /* of a number per parameter, on the cpu device fp32 */
+            assert_true((double)out->padded < 1.5 * (double)out->elems);
+            for (uint32_t r = 0; r < n; r++) {
+                const spw_plan *p = &out->plan[r];
+                double passes = (double)out->gather[r] / share, bytes, want;
+                assert_near_share((double)out->reduce[r], STEPS * (stage == 0 ? 2 : 1) * share, stage, n, "reduced");
+                if (stage < 3) /* once before the first step, then after each update */
+                    assert_near_share((double)out->gather[r], (STEPS + 1) * gathered * share, stage, n, "gathered");
+                else if (passes > 2.01 * STEPS + 1 || passes < 1.5 * STEPS) /* what a pass leaves there is used again */
+                    fail_msg("stage 3, %u ranks: weights gathered %.2f times in %d steps and an evaluation", n, passes,
+                             STEPS);
+                bytes = (double)(p->weight_host + p->weight_device + p->record_host + p->record_device + p->grad_host);
+                want = (double)out->held[r] * 14; /* split: 12, and 2 of gradient */
+                if (stage == 1 || stage == 2) {
+                    bytes += (double)p->cache_device;
+                    want += 4 * (double)out->held[r] * n; /* every weight, fp32 on the cpu device */
+                }
+                assert_near_share(bytes, want, stage, n, "held");
+            }
+        }
+    }
+    free_outcome(out);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),
-        cmocka_unit_test(test_llama_no_clipping),
-        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_worlds),  cmocka_unit_test(test_llama_no_clipping), cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_elastic), cmocka_unit_test(test_resume_exact),      cmocka_unit_test(test_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
