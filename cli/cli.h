@@ -23,6 +23,7 @@ int cli_tokenize(int argc, char **argv);
 
 /* Prints "spillway: message" and returns the exit code for its status. With several ranks it says which one speaks. */
 int cli_fail(const spw_error *err);
+int cli_exit_code(const spw_error *err);
 void cli_set_rank(uint32_t rank);
 /* Starts this program count times as the ranks of one world, with these arguments; its exit code. */
 int cli_launch(uint32_t count, char **argv);

@@ -226,14 +226,20 @@ cli_set_rank(uint32_t rank)
 }
 
 int
-cli_fail(const spw_error *err)
+cli_exit_code(const spw_error *err)
 {
-    fprintf(stderr, "%s%s\n", speaker, err->message);
     switch (err->status) {
     case SPW_ENOFIT: return EXIT_NO_FIT;
     case SPW_ECONFIG: return EXIT_USAGE;
     default: return EXIT_FAILED;
     }
+}
+
+int
+cli_fail(const spw_error *err)
+{
+    fprintf(stderr, "%s%s\n", speaker, err->message);
+    return cli_exit_code(err);
 }
 
 int

@@ -26,6 +26,7 @@ on_signal(int number)
 typedef struct run {
     spw_config config;
     spw_comm *comm;
+    spw_channel *talk; /* NULL: one rank */
     uint32_t rank, world;
     spw_data *data;
     spw_model *model;
@@ -501,7 +502,8 @@ train_loop(run *r, spw_error *err)
 static void
 print_difference(void *ctx, const char *text)
 {
-    (void)ctx;
+    if (((const run *)ctx)->rank > 0)
+        return;
     fprintf(stderr, "  %s\n", text);
 }
 
@@ -518,7 +520,8 @@ static spw_status
 compare(const run *r, const char *checkpoint, spw_error *err)
 {
     uint32_t count;
-    SPW_TRY(spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, NULL, &count, err));
+    SPW_TRY(spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, (void *)(uintptr_t)r, &count,
+                                   err));
     if (count == 0)
         return SPW_OK;
     if (!r->resume_anyway)
@@ -526,16 +529,17 @@ compare(const run *r, const char *checkpoint, spw_error *err)
                          "%s: %u difference%s (above) would change what is computed; set them as they were, or go on "
                          "with --resume-anyway",
                          checkpoint, count, count > 1 ? "s" : "");
-    fprintf(stderr, "spillway: going on from %s with %u difference%s (above)\n", checkpoint, count,
-            count > 1 ? "s" : "");
+    if (r->rank == 0)
+        fprintf(stderr, "spillway: going on from %s with %u difference%s (above)\n", checkpoint, count,
+                count > 1 ? "s" : "");
     return SPW_OK;
 }
 
+/* What a rank does by itself, up to the model; found is the checkpoint, "" without one. */
 static spw_status
-prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
+prepare(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
     const spw_config *c = &r->config;
-    char found[SPW_PATH_BYTES];
     uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
     if (resume != NULL) {
         static spw_config saved;
@@ -551,24 +555,50 @@ prepare(run *r, const char *resume, spw_plan *plan, spw_error *err)
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     if (r->tokens == NULL || r->targets == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
-    SPW_TRY(spw_model_from_config(&r->model, c, err));
-    SPW_TRY(spw_engine_create(
+    return spw_model_from_config(&r->model, c, err);
+}
+
+static spw_status
+create(run *r, bool plan_only, spw_plan *plan, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    return spw_engine_create(
         &r->engine,
         &(spw_engine_options){.config = c,
                               .model = r->model,
                               .comm = r->comm,
+                              .plan_only = plan_only,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
-                              .resumes = resume != NULL || c->model_path[0] != '\0',
+                              .resumes = r->resumed || c->model_path[0] != '\0',
                               .plan_out = plan},
-        err));
+        err);
+}
+
+/* Whether it fits, before ranks wait for each other in what takes the memory. One rank finds out there. */
+static spw_status
+check_fit(run *r, spw_plan *plan, spw_error *err)
+{
+    if (r->world == 1)
+        return SPW_OK;
+    SPW_TRY(create(r, true, plan, err));
+    spw_engine_destroy(r->engine);
+    r->engine = NULL;
+    return SPW_OK;
+}
+
+/* Takes everything and fills it, with the other ranks. */
+static spw_status
+begin(run *r, const char *found, spw_plan *plan, spw_error *err)
+{
+    SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;
-    if (r->at.step < c->run.steps && budget_spent(r)) /* before the first byte is written */
+    if (r->at.step < r->config.run.steps && budget_spent(r)) /* before the first byte is written */
         return SPW_OK;
-    SPW_TRY(resume != NULL ? spw_checkpoint_load(r->engine, found, err)
-                           : spw_engine_start(r->engine, &r->from_folder, err));
+    SPW_TRY(r->resumed ? spw_checkpoint_load(r->engine, found, err)
+                       : spw_engine_start(r->engine, &r->from_folder, err));
     r->first_update = spw_engine_updates(r->engine);
     return SPW_OK;
 }
@@ -588,7 +618,39 @@ join(run *r, const char **overrides, uint32_t *override_count, spw_error *err)
     snprintf(ranks, sizeof ranks, "spillway.ranks=%u", r->world);
     if (*override_count < OVERRIDES_MAX)
         overrides[(*override_count)++] = ranks;
-    return SPW_OK;
+    return spw_channel_open(&r->talk, r->comm, NULL, 0, "start", err);
+}
+
+/*
+ * After a phase that all ranks went through: whether any of them failed. Of those that did the first one speaks, since a
+ * mistake in the configuration is one mistake. Returns the exit code of what it says, or of what it leaves to another.
+ */
+static int
+all_well(run *r, spw_status st, const spw_error *own)
+{
+    int32_t mine = (int32_t)st, *all = NULL;
+    uint32_t first = r->rank;
+    spw_error err = {0};
+    int rc = EXIT_DONE;
+    if (r->talk != NULL && (all = spw_mem_calloc(r->world, sizeof *all)) != NULL) {
+        if (spw_exchange(r->talk, &mine, all, sizeof mine, &err) != SPW_OK)
+            return cli_fail(st != SPW_OK ? own : &err);
+        for (first = 0; first + 1 < r->world && all[first] == SPW_OK;)
+            first++;
+        rc = all[first] == SPW_OK ? EXIT_DONE : EXIT_FAILED;
+        spw_mem_free(all);
+    }
+    if (st == SPW_OK)
+        return rc;
+    return first == r->rank ? cli_fail(own) : cli_exit_code(own);
+}
+
+/* A failure that the others have to hear of: they are waiting for this rank, or soon will. */
+static int
+fail(run *r, const spw_error *err)
+{
+    spw_comm_abort(r->comm, err->message);
+    return cli_fail(err);
 }
 
 static void
@@ -598,6 +660,7 @@ release(run *r)
     if (finish_save(r, &err) != SPW_OK) /* training has failed, which has been said, and the save with it */
         fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
     spw_engine_destroy(r->engine);
+    spw_channel_close(r->talk);
     spw_comm_close(r->comm);
     spw_model_destroy(r->model);
     spw_data_close(r->data);
@@ -614,6 +677,8 @@ cli_train(int argc, char **argv)
     static run r; /* large: the configuration holds its paths */
     static spw_plan plan;
     const char *path = NULL, *resume = NULL, *overrides[OVERRIDES_MAX];
+    char found[SPW_PATH_BYTES] = "";
+    spw_status st;
     uint32_t override_count = 0;
     uint64_t ranks = 0;
     spw_error err = {0};
@@ -661,30 +726,31 @@ cli_train(int argc, char **argv)
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);
-    if (spw_config_load(&r.config, path, overrides, override_count, &err) != SPW_OK) {
-        cli_fail(&err);
-        return EXIT_USAGE;
+    st = spw_config_load(&r.config, path, overrides, override_count, &err);
+    if ((rc = all_well(&r, st, &err)) != EXIT_DONE) {
+        release(&r);
+        return st == SPW_OK ? rc : EXIT_USAGE;
     }
     if (r.rank > 0) {
         r.quiet = true;
         r.trace_path = NULL;
     }
-    if (prepare(&r, resume, &plan, &err) != SPW_OK) {
-        if (r.comm != NULL)
-            spw_comm_abort(r.comm, err.message);
-        if (err.status == SPW_ENOFIT && r.model != NULL && r.rank == 0)
+    st = prepare(&r, resume, found, &err);
+    if ((rc = all_well(&r, st, &err)) == EXIT_DONE) {
+        st = check_fit(&r, &plan, &err);
+        rc = all_well(&r, st, &err);
+        if (rc == EXIT_DONE && (st = begin(&r, found, &plan, &err)) != SPW_OK)
+            rc = fail(&r, &err);
+        if (st == SPW_ENOFIT && r.rank == 0)
             cli_show_no_fit(&r.config, r.model, &plan);
-        rc = cli_fail(&err);
-    } else {
+    }
+    if (rc == EXIT_DONE) {
         if (!r.quiet)
             describe(&r);
         log_start(&r);
-        if (train_loop(&r, &err) != SPW_OK) {
-            if (r.comm != NULL)
-                spw_comm_abort(r.comm, err.message);
-            rc = cli_fail(&err);
-        }
-        if (rc == EXIT_DONE && r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
+        if (train_loop(&r, &err) != SPW_OK)
+            rc = fail(&r, &err);
+        else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)
             rc = EXIT_PAUSED;
         if (r.trace_path != NULL && spw_timeline_write(r.trace_path, &err) != SPW_OK)
             rc = cli_fail(&err);

@@ -47,10 +47,16 @@ typedef struct match {
     const spw_config *saved, *now;
 } match;
 
-/* Two state formats that hold the same numbers and turn into each other without loss. */
+/*
+ * Two state formats that hold the same numbers and turn into each other without loss. And with another number of ranks the
+ * same batch is shared out in another way.
+ */
 static bool
 excused(const match *m, const char *key)
 {
+    if (m->saved->run.ranks != m->now->run.ranks && m->saved->train_batch_size == m->now->train_batch_size &&
+        (strcmp(key, "train_micro_batch_size_per_gpu") == 0 || strcmp(key, "gradient_accumulation_steps") == 0))
+        return true;
     return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&
            spw_state_exact(m->now->run.state_format);
 }

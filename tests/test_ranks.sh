@@ -1,0 +1,102 @@
+#!/bin/bash
+# The program on several ranks: as with one, from one number of ranks to another, and what is said when one of them dies. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-ranks-XXXXXX")
+cleanup() { chmod -R u+w "$dir"; rm -rf "$dir"; }
+trap cleanup EXIT
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+train() { timeout -s KILL 120 "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/out" 2>"$dir/err"; }
+says() { grep -qF -- "$1" "$dir/err" || { echo "# not said: $1"; return 1; }; }
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 1500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/tiny.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 16, "seed": 1},
+  "train_batch_size": 12, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "eps": 1e-4}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 6, "seed": 3, "device": "cpu", "chunk_elems": 4096, "eval_interval": 3, "run_log": "$dir/log"} }
+JSON
+# Losses of a run log against those of one rank: equal to 1e-5, the evaluations too.
+near() {
+    paste -d' ' <(sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.e+-]*\),.*/\1 \2/p' "$dir/log1") <(sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.e+-]*\),.*/\1 \2/p' "$dir/log") |
+        awk '{ d = $2 - $4; if (d < 0) d = -d; if ($1 != $3 || d > 1e-5 * $2) { print "# step " $1 ": " $2 ", here step " $3 ": " $4; bad = 1 } } END { exit bad || NR != 6 }' &&
+        paste -d' ' <(sed -n 's/.*"eval_loss":\([0-9.e+-]*\).*/\1/p' "$dir/log1") <(sed -n 's/.*"eval_loss":\([0-9.e+-]*\).*/\1/p' "$dir/log") |
+        awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5 * $1) bad = 1 } END { exit bad || NR != 2 }'
+}
+nothing_left() { [ -z "$(ls "$dir/swap")" ]; }
+
+check "one rank" train
+cp "$dir/log" "$dir/log1"
+for ranks in 2 3 4; do
+    check "$ranks ranks" train -n $ranks
+    check "have the losses of one" near
+done
+check "stage 2 with records on nvme, 3 ranks" train -n 3 --set zero_optimization.stage=2 --set zero_optimization.offload_param.device=none
+check "has the losses of one" near
+check "swap files are gone" nothing_left
+
+# A batch is a batch however many share it.
+check "3 steps on 4 ranks" train -n 4 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=3
+check "one more on 3" train -n 3 --set spillway.checkpoint_dir="$dir/c" --set spillway.steps=4 --resume "$dir/c"
+check "two more on one" train --set spillway.checkpoint_dir="$dir/c" --resume "$dir/c"
+check "have the losses of one" near
+check "the checkpoint is whole" sh -c "$spw inspect $dir/c --digest >$dir/out 2>$dir/err"
+check "background saves on 4 ranks" train -n 4 --set spillway.checkpoint_dir="$dir/d" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2
+check "keep the last two" test "$(ls "$dir/d" | xargs)" = "step-5 step-6"
+
+# Mistakes are said once.
+train -n 3 --set spillway.nix=1
+check "a wrong key ends with 2" test $? -eq 2
+check "and one line" test "$(wc -l <"$dir/err")" -eq 1
+train -n 3 --set train_batch_size=10
+check "a batch that cannot be shared ends with 2" test $? -eq 2
+check "and says why" says "times 3 ranks"
+train -n 2 --set spillway.host_memory=4MiB
+check "what does not fit ends with 3" test $? -eq 3
+check "and the table once" test "$(grep -c '^  plan ' "$dir/err")" -eq 1
+train --set spillway.ranks=4
+check "ranks without a launcher" test $? -eq 2
+check "with the way to start them" says "spillway train -n 4"
+
+# One of them dies, or fails: all end, and say what happened.
+rm -f "$dir/log"
+train -n 3 --set spillway.steps=100000 &
+main=$!
+for i in $(seq 200); do
+    sleep 0.05
+    grep -q '"step":5,' "$dir/log" 2>/dev/null && break
+done
+victim=$(pgrep -f "$dir/tiny.json" | while read -r p; do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx RANK=1 && echo "$p"; done | head -n 1)
+check "ranks are there to be killed" test -n "$victim"
+begin=$(date +%s)
+kill -9 "$victim"
+wait $main
+check "after a kill the run fails" test $? -ne 0
+check "soon" test $(($(date +%s) - begin)) -le 10
+check "the launcher names the signal" says "rank 1 was ended by signal 9"
+check "rank 0 says who is missing" sh -c "grep -E 'spillway: rank 0: .*rank 1' '$dir/err' | grep -qE 'ended|gone|died'"
+check "rank 2 too" sh -c "grep -E 'spillway: rank 2: .*rank 1' '$dir/err' | grep -qE 'ended|gone|died'"
+check "the next run clears what it left" train -n 2 --set spillway.steps=1
+check "in the swap folder" nothing_left
+
+rm -f "$dir/log"
+train -n 3 --set spillway.steps=100000 &
+main=$!
+for i in $(seq 200); do
+    sleep 0.05
+    grep -q '"step":5,' "$dir/log" 2>/dev/null && break
+done
+kill -INT $(pgrep -f -o "$dir/tiny.json")
+wait $main
+check "an interrupt ends all ranks after the same step" test $? -eq 0
+check "and leaves nothing" nothing_left
+echo "1..$n"
