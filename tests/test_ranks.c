@@ -23,8 +23,9 @@ enum { STEPS = 4, STEPS_MAX = 16, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 20
 /* What a run leaves behind, in shared memory. */
 typedef struct outcome {
     double losses[STEPS_MAX], eval, norm;
-    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX]; /* of the steps and an evaluation */
-    uint64_t elems, padded, held[WORLD_MAX];       /* of one rank; with whole parts for every rank; that a rank holds */
+    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX];           /* of the steps and an evaluation */
+    double step_s, compute_s, collective_s, parts_s, busy_s; /* of the last steps of rank 0 */
+    uint64_t elems, padded, held[WORLD_MAX]; /* of one rank; with whole parts for every rank; that a rank holds */
     spw_plan plan[WORLD_MAX];
     float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
     char message[WORLD_MAX][sizeof((spw_error *)0)->message];
@@ -37,6 +38,7 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
+    double link; /* bytes/s of every operation at most; 0: as it is */
     outcome *out;
 } world;
 
@@ -76,6 +78,18 @@ count_elems(const spw_model *m)
     return elems;
 }
 
+static void
+add_times(outcome *o, const spw_step_result *r)
+{
+    o->step_s += r->step_s;
+    o->compute_s += r->compute_s;
+    o->collective_s += r->stall_s[SPW_STALL_COLLECTIVE];
+    o->parts_s += r->compute_s + r->other_s;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        o->parts_s += r->stall_s[k];
+    o->busy_s += (double)(r->gather + r->reduce);
+}
+
 static spw_status
 run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_error *err)
 {
@@ -96,6 +110,8 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
         SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
         if (rank == 0)
             w->out->losses[s] = r.loss;
+        if (rank == 0 && s > w->first_step)
+            add_times(w->out, &r);
     }
     SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
     if (rank == 0) {
@@ -169,9 +185,12 @@ rank_main(const world *w, uint32_t rank, uint32_t port)
     snprintf(text, sizeof text, "%u", port);
     setenv("MASTER_PORT", text, 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    st = spw_comm_open(
-        &comm, &(spw_comm_options){.backend = SPW_COMM_TCP, .timeout_s = 20, .chaos_seed = w->config->run.chaos_seed},
-        &err);
+    st = spw_comm_open(&comm,
+                       &(spw_comm_options){.backend = SPW_COMM_TCP,
+                                           .timeout_s = 20,
+                                           .link_bytes_per_s = w->link,
+                                           .chaos_seed = w->config->run.chaos_seed},
+                       &err);
     if (st == SPW_OK)
         st = run_rank(w, comm, rank, &err);
     if (st == SPW_OK)
@@ -559,12 +578,48 @@ test_bytes(void **state)
     free_outcome(out);
 }
 
+/* ---------------------------------------------------------------- overlap */
+
+/*
+ * On a slow link, made so slow that it takes about as long as computing does: both go on at once, what is waited for is
+ * said to be the collectives, and the parts of a step are the step.
+ */
+static void
+test_overlap(void **state)
+{
+    outcome *out = new_outcome();
+    double link = 0, alone = 0, share = 1;
+    (void)state;
+    for (int run = 0; run < 5 && share > 0.9; run++) { /* the link's speed from the run before */
+        spw_config c;
+        ranks_config(&c, SPW_STATE_SPLIT);
+        c.data.seq_length = 40;
+        c.micro_batch = 4;
+        c.zero.max_live_parameters = 3 * 20 * 4096;
+        memset(out, 0, sizeof *out);
+        run_world(
+            &(world){.ranks = 2, .steps = STEPS, .config = &c, .family = SPW_FAMILY_QWEN2, .link = link, .out = out});
+        if (link > 0) {
+            alone = out->busy_s / link;
+            share = out->step_s / (out->compute_s + alone);
+            print_message("step %.3f s, computing %.3f, link %.3f, waiting for collectives %.3f: %.2f of the sum\n",
+                          out->step_s, out->compute_s, alone, out->collective_s, share);
+            assert_true(out->collective_s > 0);
+        }
+        assert_true(fabs(out->parts_s - out->step_s) < 0.02 * out->step_s);
+        link = out->busy_s / out->compute_s;
+    }
+    assert_true(share <= 0.9);
+    free_outcome(out);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_worlds),  cmocka_unit_test(test_llama_no_clipping), cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_elastic), cmocka_unit_test(test_resume_exact),      cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
