@@ -13,6 +13,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "packed_avx512.h"
 
+enum { SCALES_AHEAD = 128 };                             /* groups */
 enum { BATCH = 8, SIGN = 0x00800080, ONE = 0x00010001 }; /* in two words */
 typedef struct batch {
     _Alignas(64) float m[BATCH][GROUP], v[BATCH][GROUP], d[BATCH][GROUP]; /* d: what m is divided by */
@@ -67,10 +68,12 @@ tops_of(const __m512 m[2], const __m512 v[2])
 ALWAYS_INLINE void
 load_scales(const spw__packed *p, batch *b)
 {
-    const uint64_t group = b->from / GROUP;
+    const uint64_t group = b->from / GROUP, ahead = group + SCALES_AHEAD;
     __mmask8 mine = (__mmask8)((1u << b->count) - 1);
     __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale + group), v = _mm_maskz_loadu_epi16(mine, p->v_scale + group);
     __m512 both = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_set_m128i(v, m)), 16));
+    prefetch_at(p->m_scale, ahead * sizeof *p->m_scale);
+    prefetch_at(p->v_scale, ahead * sizeof *p->v_scale);
     _mm512_store_ps(b->scales, both);
     _mm512_store_ps(b->half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
 }

@@ -153,9 +153,15 @@ load_grad(const void *grad, spw_dtype dtype, uint64_t i)
 
 /* Past the end of an array a prefetch does nothing; hence the arithmetic on the address and not on the pointer. */
 ALWAYS_INLINE void
+prefetch_at(const void *p, uint64_t byte)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + byte), _MM_HINT_T0);
+}
+
+ALWAYS_INLINE void
 prefetch(const void *p)
 {
-    _mm_prefetch((const char *)((uintptr_t)p + PREFETCH_AHEAD_BYTES), _MM_HINT_T0);
+    prefetch_at(p, PREFETCH_AHEAD_BYTES);
 }
 
 ALWAYS_INLINE void
