@@ -88,7 +88,7 @@ typedef struct spw__packed {
 } spw__packed;
 /* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */
 typedef uint64_t (*spw__packed_fn)(const spw__packed *packed, uint64_t first, uint64_t end);
-extern const spw__packed_fn spw__packed_avx512; /* NULL when not built */
+extern const spw__packed_fn spw__packed_bf16_avx512, spw__packed_int8_avx512; /* NULL when not built */
 
 /* Elements [first, elems) of a slice as a slice of their own. */
 spw_adam_slice spw__adam_slice_rest(const spw_adam_slice *slice, uint64_t first);

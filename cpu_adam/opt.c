@@ -368,7 +368,9 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
 {
     spw__moment_code code = spw__state_layouts[c->format].code;
     bool packed = code != SPW__MOMENT_F32 && !coef->nearest && coef->optimizer == &spw_opt_adam;
-    return packed && isa == SPW_ISA_AVX512 ? spw__packed_avx512 : NULL;
+    if (!packed || isa != SPW_ISA_AVX512)
+        return NULL;
+    return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
 }
 
 /* Adam's fused kernels, range by range. */

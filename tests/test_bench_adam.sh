@@ -19,6 +19,23 @@ for key in mparams_s gb_s ceiling_gb_s ratio_to_ceiling optimizer format threads
 done
 "$bin" bench adam --format int4 >"$dir/out" 2>&1; [ $? -eq 2 ] && grep -q 'int4' "$dir/out"; ok $? "an unknown format is refused"
 "$bin" bench adam --isa mmx >"$dir/out" 2>&1; [ $? -eq 2 ]; ok $? "an unknown instruction set is refused"
+"$bin" bench adam --check-factor 0 >"$dir/out" 2>&1; [ $? -eq 2 ]; ok $? "a factor of nothing is refused"
+if "$bin" bench adam --smoke --format fp32 | grep -q 'isa avx'; then
+    timeout 120 "$bin" bench adam --smoke --threads 1 --check-factor 0.001 >"$dir/out" 2>&1 && [ "$(grep -c '^# ok ' "$dir/out")" -ge 3 ]
+    ok $? "the check passes where limits are low"
+    timeout 120 "$bin" bench adam --smoke --threads 1 --format fp32 --format split-int8 --isa avx2 --check-factor 1000 >"$dir/out" 2>"$dir/err"
+    [ $? -eq 1 ] && grep -q '1 row(s) below' "$dir/err"
+    ok $? "it fails where a limit is out of reach; a row without a limit does not count"
+    [ "$(grep -c '^# again Adam fp32, 1 thread(s): .*; measured again$' "$dir/out")" -eq 2 ] && grep -q '^# BELOW Adam fp32, 1 thread(s): ' "$dir/out"
+    ok $? "it names the row, measured three times"
+    timeout 120 "$bin" bench adam --smoke --threads 1 --format split-int8 --json --check-factor 1000 >"$dir/out" 2>"$dir/err"
+    [ $? -eq 1 ] || ! grep -q avx512 "$dir/out"
+    ok $? "8-bit moments have a limit where they have a kernel"
+    ! grep -v '^{.*}$' "$dir/out" >&2
+    ok $? "with --json, only JSON on standard output"
+else
+    n=$((n + 1)); echo "ok $n - the check # skip no AVX2, no limits"
+fi
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - from Python # skip the interpreter is not built for sanitizers" ;;
 *)

@@ -82,9 +82,14 @@ prepared(const spw_optimizer *o, const spw_opt_hp *hp)
 static void
 fill(chunk *c, spw_state_format f, const spw_optimizer *o, spw_dtype grad_dtype, uint64_t n, bool special)
 {
+    bool tiny[ELEMS / SPW_STATE_GROUP]; /* all of this group is too small for a scale */
     memset(c, 0x5a, sizeof *c);
     for (uint64_t i = 0; i < n; i++) {
-        float g = random_float(special);
+        const uint64_t group = i / SPW_STATE_GROUP;
+        float g;
+        if (i % SPW_STATE_GROUP == 0)
+            tiny[group] = special && random_below(8) == 0;
+        g = tiny[group] ? random_float(false) * 0x1p-100f : random_float(special);
         if (grad_dtype == SPW_F32)
             ((float *)(void *)c->grad)[i] = g;
         else
@@ -95,7 +100,7 @@ fill(chunk *c, spw_state_format f, const spw_optimizer *o, spw_dtype grad_dtype,
     for (int part = 0; part <= (int)o->moment_count; part++) {
         float x[ELEMS];
         for (uint64_t i = 0; i < n; i++) {
-            x[i] = random_float(special);
+            x[i] = tiny[i / SPW_STATE_GROUP] ? random_float(false) * 0x1p-100f : random_float(special);
             if (part > 0 && o->moment_unsigned[part - 1])
                 x[i] = fabsf(x[i]);
         }

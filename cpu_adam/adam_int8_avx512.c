@@ -1,0 +1,272 @@
+/*
+ * Adam on split-int8 and split24-int8 with AVX-512: packed_avx512.h's masters, moments of 8 bits in groups of 32 that share
+ * a scale. The scale needs the whole group, and its division is the slower the fewer are done at once, so eight groups go
+ * through two passes with their new moments in L1 between them:
+ *   first   decodes the moments, makes the new ones, takes square roots and the largest magnitudes
+ *   scales  the sixteen new scales of the eight groups, sixteen lanes at a time
+ *   second  divides, makes the new weights, encodes the moments
+ * The first pass of a batch runs before the second of the batch before: nothing waits for the scales. One loop for both
+ * was 15 % slower, and 16 groups at a time leave memory idle for too long.
+ */
+#include "cpu_adam_internal.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "packed_avx512.h"
+
+enum { SCALES_AHEAD = 128 };                             /* groups */
+enum { BATCH = 8, SIGN = 0x00800080, ONE = 0x00010001 }; /* in two words */
+typedef struct batch {
+    _Alignas(64) float m[BATCH][GROUP], v[BATCH][GROUP], d[BATCH][GROUP]; /* d: what m is divided by */
+    _Alignas(64) uint32_t tops[BATCH][16];     /* largest magnitudes as bits: eight lanes of m, eight of v */
+    _Alignas(64) float factors[2 * BATCH];     /* one over the new scale, of m and of v; 0 where all codes are */
+    _Alignas(64) float scales[2 * BATCH];      /* the old ones */
+    _Alignas(64) float half_scales[2 * BATCH]; /* half of them */
+    /* The sign bit of m's codes, the least code of v, in two words; 0 where all codes are. */
+    _Alignas(64) uint32_t bits[2 * BATCH];
+    uint64_t from;  /* the first element */
+    uint32_t count; /* groups */
+} batch;
+
+/* ---------------------------------------------------------------- the first pass */
+
+/* f of a code lies in the upper half of its bits; x = (f - 1) s. From 2 on, f's bits are 2's or the code's. */
+ALWAYS_INLINE void
+load_signed(const constants *k, const int8_t *code, float scale, float half_scale, __m512 x[2])
+{
+    __m512 s = _mm512_set1_ps(scale), half = _mm512_set1_ps(half_scale);
+    /* 2 | (code & its bits) */
+    __m512i bits =
+        _mm512_ternarylogic_epi32(k->two, _mm512_slli_epi16(load_bytes(code), SPW__CODE_SHIFT - 16), k->code, 0xf8);
+    for (int j = 0; j < 2; j++) {
+        __m512i f = _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits);
+        /* s with the sign that f has not: s | (~f & sign) */
+        __m512i minus = _mm512_ternarylogic_epi32(_mm512_castps_si512(s), f, k->f_sign, 0xf2);
+        x[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(f), half, _mm512_castsi512_ps(minus));
+    }
+}
+
+ALWAYS_INLINE void
+load_unsigned(const constants *k, const uint8_t *code, float scale, __m512 x[2])
+{
+    __m512 s = _mm512_set1_ps(scale);
+    __m512i bits = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)code));
+    bits = _mm512_add_epi16(_mm512_slli_epi16(bits, SPW__CODE_SHIFT - 16), k->one);
+    for (int j = 0; j < 2; j++)
+        x[j] =
+            _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, k->spread[j], bits)), s, s);
+}
+
+/* The largest magnitudes of eighths of both moments, as bits. v is not negative; a NaN of m shows in the new weight. */
+ALWAYS_INLINE __m512i
+tops_of(const __m512 m[2], const __m512 v[2])
+{
+    __m512i a = _mm512_castps_si512(_mm512_range_ps(m[0], m[1], 0xb)); /* the larger magnitude */
+    __m512i b = _mm512_max_epu32(_mm512_castps_si512(v[0]), _mm512_castps_si512(v[1]));
+    return _mm512_max_epu32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
+}
+
+ALWAYS_INLINE void
+load_scales(const spw__packed *p, batch *b)
+{
+    const uint64_t group = b->from / GROUP, ahead = group + SCALES_AHEAD;
+    __mmask8 mine = (__mmask8)((1u << b->count) - 1);
+    __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale + group), v = _mm_maskz_loadu_epi16(mine, p->v_scale + group);
+    __m512 both = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_set_m128i(v, m)), 16));
+    prefetch_at(p->m_scale, ahead * sizeof *p->m_scale);
+    prefetch_at(p->v_scale, ahead * sizeof *p->v_scale);
+    _mm512_store_ps(b->scales, both);
+    _mm512_store_ps(b->half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
+}
+
+ALWAYS_INLINE void
+first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t low_bytes, spw_dtype grad_dtype,
+           bool has_l2)
+{
+    const spw__packed local = *p; /* stores may alias the original */
+    load_scales(p, b);
+    for (uint32_t n = 0, count = b->count; n < count; n++) {
+        const uint64_t at = b->from + n * GROUP;
+        __m512 w[2], m[2], v[2];
+        prefetch_grad(&local, grad_dtype, at);
+        prefetch((const int8_t *)local.m + at);
+        prefetch((const uint8_t *)local.v + at);
+        load_signed(k, (const int8_t *)local.m + at, b->scales[n], b->half_scales[n], m);
+        load_unsigned(k, (const uint8_t *)local.v + at, b->scales[BATCH + n], v);
+        if (has_l2)
+            load_master(k, &local, low_bytes, at, w);
+        else
+            w[0] = w[1] = _mm512_setzero_ps();
+        for (int j = 0; j < 2; j++) {
+            __m512 g = scaled_grad(c, &local, grad_dtype, at + (uint64_t)j * LANES, w[j], has_l2);
+            __m512 d = new_moments(c, g, &m[j], &v[j]);
+            _mm512_store_ps(b->m[n] + j * LANES, m[j]);
+            _mm512_store_ps(b->v[n] + j * LANES, v[j]);
+            _mm512_store_ps(b->d[n] + j * LANES, d);
+        }
+        _mm512_store_si512(b->tops[n], tops_of(m, v));
+    }
+}
+
+/* ---------------------------------------------------------------- scales */
+
+#define MERGE(type, a, b) _mm512_max_epu32(_mm512_unpacklo_##type(a, b), _mm512_unpackhi_##type(a, b))
+
+/* Four groups' tops as lanes of quarters: four of m, the same four, four of v, the same. */
+ALWAYS_INLINE __m512i
+four_tops(const uint32_t tops[4][16])
+{
+    __m512i a = _mm512_load_si512(tops[0]), b = _mm512_load_si512(tops[1]);
+    __m512i c = _mm512_load_si512(tops[2]), d = _mm512_load_si512(tops[3]);
+    return MERGE(epi64, MERGE(epi32, a, b), MERGE(epi32, c, d));
+}
+
+#define STEPS(n) (int)((n)*SPW__HASH_STEP)
+
+/* group_scale() of ordinary numbers. A group with others gets a NaN where the second pass finds it. */
+ALWAYS_INLINE void
+make_scales(const spw__packed *p, batch *b)
+{
+    const __m512i steps =
+        _mm512_setr_epi32(STEPS(0), STEPS(1), STEPS(2), STEPS(3), STEPS(4), STEPS(5), STEPS(6), STEPS(7), STEPS(0),
+                          STEPS(1), STEPS(2), STEPS(3), STEPS(4), STEPS(5), STEPS(6), STEPS(7));
+    const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
+    const __m512i bits =
+        _mm512_setr_epi32(SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, SIGN, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE);
+    const __m512 up = _mm512_mask_mov_ps(_mm512_set1_ps(SPW__SIGNED_UP), 0xff00, _mm512_set1_ps(SPW__UNSIGNED_UP));
+    const uint64_t group = b->from / GROUP;
+    const uint32_t counter = (uint32_t)(p->first / GROUP + group) * SPW__HASH_STEP + p->coef->key;
+    const __mmask8 mine = (__mmask8)((1u << b->count) - 1);
+    __m512i random = _mm512_srlv_epi32(rounding_hash(_mm512_add_epi32(_mm512_set1_epi32((int)counter), steps)), shift);
+    __m512i low = four_tops(b->tops), high = four_tops(b->tops + 4), tops, sum, scales;
+    __m256i halves;
+    __mmask16 some, large;
+    tops = _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xdd));
+    tops = _mm512_shuffle_i64x2(tops, tops, 0xd8); /* from m v m v to m m v v */
+    some = _mm512_cmpge_epu32_mask(tops, _mm512_set1_epi32((int)SPW__SCALE_LEAST));
+    large = _mm512_cmpge_epu32_mask(tops, _mm512_set1_epi32(0x7f000000));
+    sum = _mm512_add_epi32(_mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(tops), up)),
+                           _mm512_and_si512(random, _mm512_set1_epi32(0xffff)));
+    scales = _mm512_maskz_srli_epi32(some, sum, 16);
+    halves = _mm512_cvtepi32_epi16(scales);
+    _mm_mask_storeu_epi16(p->m_scale + group, mine, _mm256_castsi256_si128(halves));
+    _mm_mask_storeu_epi16(p->v_scale + group, mine, _mm256_extracti128_si256(halves, 1));
+    _mm512_store_si512(b->bits, _mm512_maskz_mov_epi32(some, bits));
+    _mm512_store_ps(b->factors, _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f),
+                                                    _mm512_castsi512_ps(_mm512_slli_epi32(scales, 16))));
+    if (__builtin_expect(large != 0, 0))
+        for (uint32_t n = 0; n < BATCH; n++)
+            if (((large | large >> BATCH) >> n & 1) != 0)
+                b->d[n][0] = spw_bits_f32(SPW__SPLIT_NAN);
+}
+
+/* ---------------------------------------------------------------- the second pass */
+
+ALWAYS_INLINE void
+encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n, const __m512 new_m[2])
+{
+    const uint64_t at = b->from + n * GROUP;
+    __m512 m_factor = _mm512_set1_ps(b->factors[n]), v_factor = _mm512_set1_ps(b->factors[BATCH + n]), m[2], v[2];
+    __m512i m_high, v_high, code;
+    for (int j = 0; j < 2; j++) {
+        /* one with the sign of x: one | (x & sign) */
+        __m512i one = _mm512_ternarylogic_epi32(k->f_one, _mm512_castps_si512(new_m[j]), k->f_sign, 0xf8);
+        m[j] = _mm512_fmadd_ps(new_m[j], m_factor, _mm512_castsi512_ps(one));
+        v[j] = _mm512_fmadd_ps(_mm512_load_ps(b->v[n] + j * LANES), v_factor, _mm512_castsi512_ps(k->f_one));
+    }
+    m_high = both_high(k, m[0], m[1]);
+    v_high = both_high(k, v[0], v[1]);
+    /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
+    code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
+    code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), _mm512_set1_epi32((int)b->bits[n]), 0xd8);
+    store_bytes((int8_t *)p->m + at, code);
+    code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
+    store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, _mm512_set1_epi32((int)b->bits[BATCH + n])));
+}
+
+/* The group that the kernel cannot do, with the scales that it had. */
+static __attribute__((noinline)) uint64_t
+do_general(const spw__packed *p, const batch *b, uint32_t n)
+{
+    const uint64_t at = b->from + n * GROUP;
+    p->m_scale[at / GROUP] = (uint16_t)(spw_f32_bits(b->scales[n]) >> 16);
+    p->v_scale[at / GROUP] = (uint16_t)(spw_f32_bits(b->scales[BATCH + n]) >> 16);
+    return p->general(p->ctx, at);
+}
+
+ALWAYS_INLINE uint64_t
+second_pass(const constants *k, const coefs *c, const spw__packed *p, const batch *b, uint32_t low_bytes)
+{
+    const spw__packed local = *p;
+    uint64_t nonfinite_count = 0;
+    for (uint32_t n = 0, count = b->count; n < count; n++) {
+        const uint64_t at = b->from + n * GROUP;
+        __m512 w[2], m[2];
+        __m512i hi, lo;
+        prefetch_master(&local, low_bytes, at);
+        load_master(k, &local, low_bytes, at, w);
+        for (int j = 0; j < 2; j++) {
+            m[j] = _mm512_load_ps(b->m[n] + j * LANES);
+            w[j] = new_master(c, w[j], m[j], _mm512_load_ps(b->d[n] + j * LANES));
+        }
+        split_masters(k, w, &hi, &lo);
+        /* A bad gradient makes a bad m, a bad m or NaN in v a bad w; make_scales() saw to what is large. */
+        if (__builtin_expect(unusual(k, hi) != 0, 0)) {
+            nonfinite_count += do_general(p, b, n);
+            continue;
+        }
+        store_master(&local, low_bytes, at, hi, lo);
+        encode(k, &local, b, n, m);
+    }
+    return nonfinite_count;
+}
+
+/* ---------------------------------------------------------------- a step */
+
+ALWAYS_INLINE uint64_t
+step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype, bool has_l2)
+{
+    const coefs c = load_coefs(p->coef);
+    const constants k = load_constants();
+    batch batches[2], *b = &batches[0], *before = &batches[1];
+    uint64_t nonfinite_count = 0;
+    for (int j = 0; j < 2; j++) { /* lanes of groups that a batch lacks are computed with and not used */
+        memset(batches[j].tops, 0, sizeof batches[j].tops);
+        batches[j].count = 0;
+    }
+    for (uint64_t at = first; at < end; at += BATCH * GROUP) {
+        batch *done = before;
+        b->from = at;
+        b->count = end - at < BATCH * GROUP ? (uint32_t)((end - at) / GROUP) : BATCH;
+        first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2);
+        nonfinite_count += second_pass(&k, &c, p, before, low_bytes);
+        make_scales(p, b);
+        before = b;
+        b = done;
+    }
+    return nonfinite_count + second_pass(&k, &c, p, before, low_bytes);
+}
+
+static uint64_t
+step_avx512(const spw__packed *p, uint64_t first, uint64_t end)
+{
+#define CASE(format, low_bytes, dtype)                                                                                 \
+    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
+        return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, dtype, true)                                \
+                                     : step_body(p, first, end, low_bytes, dtype, false)
+#define CASES(format, low_bytes)                                                                                       \
+    CASE(format, low_bytes, SPW_F32);                                                                                  \
+    CASE(format, low_bytes, SPW_BF16);                                                                                 \
+    CASE(format, low_bytes, SPW_F16)
+    switch (SPW_DTYPE_COUNT * (int)p->format + (int)p->grad_dtype) {
+        CASES(SPW_STATE_SPLIT_INT8, 2);
+        CASES(SPW_STATE_SPLIT24_INT8, 1);
+    default: SPW_ASSERT(false); return 0;
+    }
+#undef CASE
+#undef CASES
+}
+
+const spw__packed_fn spw__packed_int8_avx512 = step_avx512;
+#else
+const spw__packed_fn spw__packed_int8_avx512 = NULL;
+#endif

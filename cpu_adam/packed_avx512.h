@@ -1,0 +1,257 @@
+/*
+ * packed_avx512.h - what Adam's kernels for packed state share with AVX-512: split masters with 16 or 8 low bits, gradients,
+ * and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so a group is
+ * loaded and stored in whole cache lines.
+ *
+ * The kernels do the operations of opt_block.h in the same order. Whatever is not an ordinary number (NaN, infinities,
+ * magnitudes of 2^127 and above) goes back to opt_block.h, group by group, before a byte is stored: the bits stay the same,
+ * and the common case pays one test.
+ *
+ * Included by adam_bf16_avx512.c and adam_int8_avx512.c.
+ */
+#ifndef SPW_PACKED_AVX512_H
+#define SPW_PACKED_AVX512_H
+
+#include "cpu_adam_internal.h"
+#include <immintrin.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+enum { LANES = 16, GROUP = SPW__GROUP, PREFETCH_AHEAD_BYTES = 2048 };
+
+/* Lane numbers of 16-bit permutes: n is the lane of the result. */
+#define EVERY_LANE(f)                                                                                                  \
+    {                                                                                                                  \
+        f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16),   \
+            f(17), f(18), f(19), f(20), f(21), f(22), f(23), f(24), f(25), f(26), f(27), f(28), f(29), f(30), f(31)    \
+    }
+#define LOW_HALVES(n)   (2 * (n))
+#define HIGH_HALVES(n)  (2 * (n) + 1)
+#define SPREAD(n)       ((n) / 2)
+#define SPREAD_UPPER(n) (16 + (n) / 2)
+#define JOIN(n)         ((n) % 2 ? (n) / 2 : 32 + (n) / 2) /* odd: from hi; even: from lo */
+#define JOIN_UPPER(n)   (16 + JOIN(n))
+#define ALL(x)                                                                                                         \
+    {                                                                                                                  \
+        x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x                 \
+    }
+#define ALL_32(x)                                                                                                      \
+    {                                                                                                                  \
+        x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x                                                                 \
+    }
+typedef struct constants {
+    __m512i low_halves, high_halves, spread[2], join[2];
+    __m512i magnitude, too_large, minus_one, code, one, two, minus_zero;
+    __m512i f_sign, f_one, lo_sign_32;
+} constants;
+static const struct {
+    _Alignas(64) uint16_t low_halves[32], high_halves[32], spread[2][32], join[2][32];
+    _Alignas(64) uint16_t magnitude[32], too_large[32], minus_one[32], code[32], one[32], two[32];
+    _Alignas(64) uint16_t minus_zero[32];
+    _Alignas(64) uint32_t f_sign[16], f_one[16], lo_sign_32[16];
+} in_memory = {
+    .low_halves = EVERY_LANE(LOW_HALVES),
+    .high_halves = EVERY_LANE(HIGH_HALVES),
+    .spread = {EVERY_LANE(SPREAD), EVERY_LANE(SPREAD_UPPER)},
+    .join = {EVERY_LANE(JOIN), EVERY_LANE(JOIN_UPPER)},
+    .magnitude = ALL(0x7fff),
+    .too_large = ALL(0x7f00),
+    .minus_one = ALL(0xffff),
+    .code = ALL(0x83f8),
+    .one = ALL(0x3f80), /* upper halves of 1.0f and 2.0f */
+    .two = ALL(0x4000),
+    .minus_zero = ALL((SPW__CODE_ZERO >> 16) - 4), /* less half a place of the code, so that it is rounded */
+    .f_sign = ALL_32(0x80000000u),
+    .f_one = ALL_32(0x3f800000u),
+    .lo_sign_32 = ALL_32(0x8000u),
+};
+
+/* Those that are used stay in registers. Made from general registers, as compilers like to, each would cost two instructions. */
+ALWAYS_INLINE constants
+load_constants(void)
+{
+    const void *from = &in_memory;
+    const char *p;
+    constants c;
+    __asm__("" : "+r"(from)); /* loads, not values */
+    p = from;
+#define LOAD(field) c.field = _mm512_load_si512(p + ((const char *)&in_memory.field - (const char *)&in_memory))
+    LOAD(low_halves);
+    LOAD(high_halves);
+    LOAD(spread[0]);
+    LOAD(spread[1]);
+    LOAD(join[0]);
+    LOAD(join[1]);
+    LOAD(magnitude);
+    LOAD(too_large);
+    LOAD(minus_one);
+    LOAD(code);
+    LOAD(one);
+    LOAD(two);
+    LOAD(minus_zero);
+    LOAD(f_sign);
+    LOAD(f_one);
+    LOAD(lo_sign_32);
+#undef LOAD
+    return c;
+}
+
+/* Coefficients in every lane. */
+typedef struct coefs {
+    __m512 grad_scale, one_minus_beta1, beta2, one_minus_beta2, eps, l2, decay, minus_step, inv_bc2_sqrt;
+} coefs;
+
+ALWAYS_INLINE coefs
+load_coefs(const spw_opt_coef *from)
+{
+    return (coefs){.grad_scale = _mm512_set1_ps(from->grad_scale),
+                   .one_minus_beta1 = _mm512_set1_ps(from->c[0]),
+                   .beta2 = _mm512_set1_ps(from->c[1]),
+                   .one_minus_beta2 = _mm512_set1_ps(from->c[2]),
+                   .eps = _mm512_set1_ps(from->c[3]),
+                   .l2 = _mm512_set1_ps(from->c[4]),
+                   .decay = _mm512_set1_ps(from->c[5]),
+                   .minus_step = _mm512_set1_ps(-from->c[6]),
+                   .inv_bc2_sqrt = _mm512_set1_ps(from->c[7])};
+}
+
+ALWAYS_INLINE __m512i
+both_low(const constants *k, __m512 a, __m512 b)
+{
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(a), k->low_halves, _mm512_castps_si512(b));
+}
+
+ALWAYS_INLINE __m512i
+both_high(const constants *k, __m512 a, __m512 b)
+{
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(a), k->high_halves, _mm512_castps_si512(b));
+}
+
+ALWAYS_INLINE __m512i
+load_bytes(const void *p)
+{
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* The lower bytes of words. */
+ALWAYS_INLINE void
+store_bytes(void *p, __m512i x)
+{
+    _mm512_mask_cvtepi16_storeu_epi8(p, (__mmask32)-1, x);
+}
+
+ALWAYS_INLINE __m512
+load_grad(const void *grad, spw_dtype dtype, uint64_t i)
+{
+    const uint16_t *half = (const uint16_t *)grad + i;
+    if (dtype == SPW_F32)
+        return _mm512_loadu_ps((const float *)grad + i);
+    if (dtype == SPW_F16)
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)half));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)half)), 16));
+}
+
+/* Past the end of an array a prefetch does nothing; hence the arithmetic on the address and not on the pointer. */
+ALWAYS_INLINE void
+prefetch_at(const void *p, uint64_t byte)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + byte), _MM_HINT_T0);
+}
+
+ALWAYS_INLINE void
+prefetch(const void *p)
+{
+    prefetch_at(p, PREFETCH_AHEAD_BYTES);
+}
+
+ALWAYS_INLINE void
+prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
+{
+    const uint64_t grad_bytes = dtype == SPW_F32 ? 4 : 2;
+    for (uint64_t byte = 0; byte < GROUP * grad_bytes; byte += 64)
+        prefetch((const char *)p->grad + at * grad_bytes + byte);
+}
+
+/* ---------------------------------------------------------------- masters */
+
+ALWAYS_INLINE void
+prefetch_master(const spw__packed *p, uint32_t low_bytes, uint64_t at)
+{
+    prefetch(p->hi + at);
+    prefetch((const char *)p->lo + at * low_bytes);
+}
+
+ALWAYS_INLINE void
+load_master(const constants *k, const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512 w[2])
+{
+    __m512i hi = _mm512_loadu_si512(p->hi + i);
+    __m512i lo = low_bytes == 2 ? _mm512_loadu_si512((const int16_t *)p->lo + i)
+                                : _mm512_slli_epi16(load_bytes((const int8_t *)p->lo + i), 8);
+    hi = _mm512_sub_epi16(hi, _mm512_srli_epi16(lo, 15)); /* lo is signed */
+    for (int j = 0; j < 2; j++)
+        w[j] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(hi, k->join[j], lo));
+}
+
+/* hi: of masters plus 0x8000, so that it is rounded; lo: of masters. */
+ALWAYS_INLINE void
+store_master(const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512i hi, __m512i lo)
+{
+    _mm512_storeu_si512(p->hi + i, hi);
+    if (low_bytes == 2)
+        _mm512_storeu_si512((int16_t *)p->lo + i, lo);
+    else
+        store_bytes((int8_t *)p->lo + i, _mm512_srli_epi16(_mm512_adds_epi16(lo, _mm512_set1_epi16(128)), 8));
+}
+
+/* New masters: hi (rounded) and lo. */
+ALWAYS_INLINE void
+split_masters(const constants *k, const __m512 w[2], __m512i *hi, __m512i *lo)
+{
+    __m512 rounded[2];
+    for (int j = 0; j < 2; j++)
+        rounded[j] = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(w[j]), k->lo_sign_32));
+    *hi = both_high(k, rounded[0], rounded[1]);
+    *lo = both_low(k, w[0], w[1]);
+}
+
+/* Which numbers are not below 2^127 in magnitude, or NaN; the halves are the upper ones. */
+ALWAYS_INLINE __mmask32
+unusual(const constants *k, __m512i halves)
+{
+    return _mm512_cmpge_epu16_mask(_mm512_and_si512(halves, k->magnitude), k->too_large);
+}
+
+/* ---------------------------------------------------------------- moments */
+
+/* spw__rounding_hash: 16 hashes are the 32 elements' 16 bits, in order. */
+ALWAYS_INLINE __m512i
+rounding_hash(__m512i counter)
+{
+    __m512i h = _mm512_xor_si512(counter, _mm512_srli_epi32(counter, 16));
+    h = _mm512_mullo_epi32(h, _mm512_set1_epi32((int)SPW__HASH_MULTIPLIER));
+    return _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
+}
+
+/* Adam's new moments and what m is divided by; g: gradients. */
+ALWAYS_INLINE __m512
+new_moments(const coefs *c, __m512 g, __m512 *m, __m512 *v)
+{
+    *m = _mm512_fmadd_ps(c->one_minus_beta1, _mm512_sub_ps(g, *m), *m);
+    *v = _mm512_fmadd_ps(c->beta2, *v, _mm512_mul_ps(_mm512_mul_ps(c->one_minus_beta2, g), g));
+    return _mm512_fmadd_ps(_mm512_sqrt_ps(*v), c->inv_bc2_sqrt, c->eps);
+}
+
+ALWAYS_INLINE __m512
+new_master(const coefs *c, __m512 w, __m512 m, __m512 divisor)
+{
+    return _mm512_fmadd_ps(c->minus_step, _mm512_div_ps(m, divisor), _mm512_mul_ps(w, c->decay));
+}
+
+ALWAYS_INLINE __m512
+scaled_grad(const coefs *c, const spw__packed *p, spw_dtype dtype, uint64_t i, __m512 w, bool has_l2)
+{
+    __m512 g = _mm512_mul_ps(load_grad(p->grad, dtype, i), c->grad_scale);
+    return has_l2 ? _mm512_fmadd_ps(c->l2, w, g) : g;
+}
+
+#endif
