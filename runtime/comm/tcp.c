@@ -447,7 +447,8 @@ spw__tcp_open(spw__transport **out, const spw__launch *launch, uint64_t deadline
                                .rank = launch->rank,
                                .world = launch->world,
                                .gather = gather,
-                               .link_open = spw__tcp_link_open,
+                               .link_create = spw__tcp_link_create,
+                               .link_join = spw__tcp_link_join,
                                .progress = spw__tcp_progress,
                                .link_close = spw__tcp_link_close,
                                .close = tcp_close};
