@@ -57,6 +57,9 @@ all: deps
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
+ifeq ($(MPI_PKG)$(MPICC),)
+$(error no MPI: to add it: apt install libopenmpi-dev openmpi-bin)
+endif
 PLUGIN      := $(BUILD)/spillway-mpi.so
 ifneq ($(MPI_PKG),)
 MPI_COMPILE := $(CC) $(shell pkg-config --cflags $(MPI_PKG) 2>/dev/null)

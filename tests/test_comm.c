@@ -768,6 +768,30 @@ body_failure(const plan *p)
     CHECK(spw_now_ns() - begin < 3000000000u, "closing took %.1f s", (double)(spw_now_ns() - begin) * 1e-9);
 }
 
+/* Somebody else cuts the network while ranks work; nothing but the timeout can notice. */
+static void
+body_cut(const plan *p)
+{
+    spw_comm *comm = NULL;
+    spw_channel *ch = NULL;
+    spw_error e = {0};
+    bench t;
+    uint64_t begin = spw_now_ns();
+    OK(spw_comm_open(&comm, &p->options, err));
+    OK(spw_channel_open(&ch, comm, NULL, 0, "cut", err));
+    bench_open(&t, comm, ch, 10000);
+    if (t.rank == 0)
+        fprintf(stderr, "ready\n");
+    while (spw_all_gather(ch, 1, t.a, 10000, &e) == SPW_OK)
+        CHECK(spw_now_ns() - begin < 60000000000u, "nothing was cut");
+    CHECK(e.status == SPW_ETIMEDOUT || e.status == SPW_EIO, "%s", e.message);
+    begin = spw_now_ns();
+    bench_close(&t);
+    spw_channel_close(ch);
+    spw_comm_close(comm);
+    CHECK(spw_now_ns() - begin < 4000000000u, "closing took %.1f s", (double)(spw_now_ns() - begin) * 1e-9);
+}
+
 static void
 fail_as(int variant)
 {
@@ -897,7 +921,9 @@ main_as_rank(void)
                                 .variant = variants[i]});
     body_counters(&(plan){.options = {.timeout_s = 60}});
     body_threads(&(plan){.options = {.timeout_s = 60, .chaos_seed = 9}});
-    if (getenv("SPW_TEST_FAILURE") != NULL)
+    if (getenv("SPW_TEST_CUT") != NULL)
+        body_cut(&(plan){.options = {.timeout_s = 1}});
+    else if (getenv("SPW_TEST_FAILURE") != NULL)
         body_failure(&(plan){.options = {.timeout_s = 1}, .variant = atoi(getenv("SPW_TEST_FAILURE"))});
     if (strcmp(getenv("RANK"), "0") == 0)
         printf("ok 1 - a rank's checks\n");
