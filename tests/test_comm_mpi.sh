@@ -25,10 +25,11 @@ for mix in 'x:four ranks on one host' '$((OMPI_COMM_WORLD_RANK/2)):two hosts' '$
     launch "${mix%%:*}" A=1 && grep -q '^ok 1' "$log"
     tell $? "${mix#*:}"
 done
-# A world that failed does not finalize, and mpirun ends with an error of its own: what ranks say is what counts.
+# A world that failed does not finalize, and mpirun ends with an error of its own: what ranks say is what counts. The
+# one that is late is ended by mpirun before it can say anything.
 for failure in 1:skipped 3:unit 5:abort 6:late; do
     launch '$((OMPI_COMM_WORLD_RANK/3))' SPW_TEST_FAILURE="${failure%%:*}" SPW_TEST_SHOW=1
-    [ "$(grep -c '^# rank' "$log")" -eq 4 ] && ! grep -q 'test_comm.c:' "$log"
+    [ "$(grep -c '^# rank' "$log")" -ge "$([ "$failure" = 6:late ] && echo 3 || echo 4)" ] && ! grep -q 'test_comm.c:' "$log"
     tell $? "every rank learns of a failure: ${failure#*:}"
 done
 launch x SPW_MPI_PLUGIN=/nowhere/spillway-mpi.so
