@@ -7,7 +7,8 @@ bin=${SPW_BUILD:-build/checked}/tests/test_comm
 command -v mpirun >/dev/null 2>&1 || { echo "ok 1 - MPI # SKIP no mpirun; to add it: apt install openmpi-bin libopenmpi-dev"; exit 0; }
 [ -f "$(dirname "$bin")/../spillway-mpi.so" ] || { echo "ok 1 - MPI # SKIP built without MPI"; exit 0; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export LSAN_OPTIONS=suppressions=$PWD/tests/lsan_mpi.txt:print_suppressions=0
+export LSAN_OPTIONS=suppressions=$PWD/tests/lsan_mpi.txt:print_suppressions=0:leak_check_at_exit=0 SPW_TEST_LEAKS=1
+export ASAN_OPTIONS=${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0 # whole stacks: libraries are built without frame pointers
 export TSAN_OPTIONS=${TSAN_OPTIONS:-}:ignore_noninstrumented_modules=1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

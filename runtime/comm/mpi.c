@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50 };
+enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50, LINGER_NS = 999999999 };
 
 typedef struct mpi_transport {
     spw__transport base; /* first */
@@ -228,7 +228,9 @@ end_at_exit(void)
 {
     int ended = 0;
     (void)MPI_Finalized(&ended);
-    if (!ended && !world_failed)
+    if (!ended && world_failed)
+        nap(LINGER_NS); /* the launcher kills all ranks when the first one ends like this: let them speak */
+    else if (!ended)
         (void)MPI_Finalize();
 }
 
