@@ -48,7 +48,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo demo-llama test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: all deps objects demo demo-llama test check bench bench-adam bench-aio bench-comm bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -57,6 +57,9 @@ all: deps
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
+ifeq ($(MPI_PKG)$(MPICC),)
+$(error no MPI: to add it: apt install libopenmpi-dev openmpi-bin)
+endif
 PLUGIN      := $(BUILD)/spillway-mpi.so
 ifneq ($(MPI_PKG),)
 MPI_COMPILE := $(CC) $(shell pkg-config --cflags $(MPI_PKG) 2>/dev/null)
@@ -67,6 +70,9 @@ endif
 $(BUILD)/spillway-mpi.so: $(MPI_SRC)
 	@mkdir -p $(@D) && echo "  CC $<" && $(MPI_COMPILE) $(CPPFLAGS) $(CFLAGS) -MMD -MP -MF $(@:.so=.d) -shared $< -o $@ $(MPI_LIBS) -pthread
 -include $(BUILD)/spillway-mpi.d
+# The benchmark calls MPI's own collectives too.
+$(BUILD)/tests/bench_comm: tests/bench_comm.c $(BUILD)/libspillway.a $(PLUGIN)
+	@mkdir -p $(@D) && $(MPI_COMPILE) -DSPW_BENCH_MPI $(CPPFLAGS) $(CFLAGS) -o $@ tests/bench_comm.c $(BUILD)/libspillway.a $(MPI_LIBS) $(LDLIBS)
 endif
 
 objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(PLUGIN)
@@ -145,6 +151,13 @@ bench-adam: all
 	if python3 -c 'import torch' 2>/dev/null; then python3 examples/pytorch_adam.py || rc=1; else echo "no PyTorch here"; fi; \
 	exit $$rc
 
+# Ranks of this host beside a plain copy and, with an MPI launcher, beside MPI's own.
+bench-comm: all
+	@$(MAKE) --no-print-directory build/release/tests/bench_comm
+	@build/release/tests/bench_comm $(or $(MIB),256) $(or $(ROUNDS),9)
+	@[ -z "$(PLUGIN)" ] || ! command -v mpirun >/dev/null || for n in 2 4; do OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+		mpirun -n $$n --oversubscribe build/release/tests/bench_comm $(or $(MIB),256) $(or $(ROUNDS),9); done
+
 # Training steps by placement: bound over measured, waits by cause; about four minutes.
 bench-step: all
 	@sh tests/bench_step.sh $(or $(ROUNDS),3) $(DIR)
@@ -190,6 +203,7 @@ help:
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
+	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
 	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1"

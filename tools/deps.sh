@@ -13,6 +13,10 @@ if [ -z "$missing" ]; then
 else
     missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev libcmocka-dev liburing-dev"
 fi
+# MPI is asked for once, with the rest or alone; a machine that will not have it builds without.
+if [ "${MPI:-}" != 0 ] && ! pkg-config --exists ompi-c 2>/dev/null && ! command -v mpicc >/dev/null 2>&1; then
+    missing="$missing libopenmpi-dev openmpi-bin"
+fi
 [ -z "$missing" ] && exit 0
 if command -v apt-get >/dev/null 2>&1; then
     sudo=""
@@ -29,5 +33,13 @@ These packages are missing:$missing
   Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel pcre2-devel utf8proc-devel liburing-devel libcmocka-devel
   Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash pcre2 libutf8proc liburing cmocka
 MSG
-[ "$missing" = " liburing-dev" ] && { echo "no liburing: aio uses threads; to add it: apt install liburing-dev"; exit 0; }
-exit 1
+needed=""
+for p in $missing; do
+    case $p in
+    liburing-dev) echo "no liburing: aio uses threads; to add it: apt install liburing-dev" ;;
+    openmpi-bin) ;;
+    libopenmpi-dev) echo "no MPI: ranks talk over sockets; to add it: apt install libopenmpi-dev openmpi-bin" ;;
+    *) needed="$needed $p" ;;
+    esac
+done
+[ -z "$needed" ]

@@ -14,11 +14,13 @@ typedef struct hello {
     char text[200];
 } hello;
 
+_Static_assert(sizeof(hello) <= VERDICT_BYTES, "room of a verdict");
+
 /* How the ranks that open together reach each other: over the parent, or the transport before there is any channel. */
 typedef struct opener {
     spw_comm *comm;
     spw_channel *parent; /* NULL: the world */
-    uint32_t size, rank;
+    uint32_t size;
     uint64_t deadline_ns;
     hello mine, *all; /* (size) */
 } opener;
@@ -62,7 +64,6 @@ spw__agree(spw_channel *ch, spw_status st, spw_error *err)
 {
     hello mine = {0}, *all = (hello *)(void *)ch->verdicts;
     spw_error none = {0};
-    _Static_assert(sizeof(hello) <= VERDICT_BYTES, "room of a verdict");
     tell(&mine, ch->comm, st, err != NULL ? err : &none);
     SPW_TRY(spw_exchange(ch, &mine, all, sizeof mine, err));
     return trouble_of(all, ch->size, err);
@@ -136,9 +137,10 @@ find_members(spw_channel *ch, const opener *o, spw_error *err)
         m++;
     }
     ch->piece_bytes = piece_bytes(&comm->options, ch->size);
-    if (ch->far_count > 0)
-        return spw_region_map(&ch->staging, ch->far_count * 2 * ch->piece_bytes, 0, err);
-    return SPW_OK;
+    if (ch->far_count == 0)
+        return SPW_OK;
+    SPW_TRY(spw_region_map(&ch->staging, ch->far_count * 2 * ch->piece_bytes, 0, err));
+    return comm->transport->link_create(comm->transport, &ch->link, ch->link_id, ch->far, ch->far_count, err);
 }
 
 static spw_status
@@ -150,10 +152,7 @@ join(spw_channel *ch, const opener *o, spw_error *err)
                                     o->all[ch->first_near].fd, block_bytes(ch->near_count), err));
     ch->block = ch->segment.region.base;
     ch->desks = (spw__desk *)(ch->block + 1);
-    if (ch->far_count > 0)
-        return comm->transport->link_open(comm->transport, &ch->link, ch->link_id, ch->far, ch->far_count,
-                                          o->deadline_ns, err);
-    return SPW_OK;
+    return ch->link != NULL ? comm->transport->link_join(ch->link, o->deadline_ns, err) : SPW_OK;
 }
 
 static void
@@ -162,7 +161,7 @@ take_position(spw_channel *ch)
     spw_comm *comm = ch->comm;
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; i < BOARD_ENTRIES && ch->position == NULL; i++) {
-        spw__position *p = &comm->seats[comm->info.local_rank].board[i];
+        spw__position *p = &comm->board[i];
         if (atomic_load(&p->link_id) != 0)
             continue;
         snprintf(p->name, sizeof p->name, "%s", ch->name);
@@ -174,47 +173,47 @@ take_position(spw_channel *ch)
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* The second exchange: is everybody ready to be joined? After the third: is everybody joined? */
+static spw_status
+compare(opener *o, spw_status st, const spw_error *why, spw_error *err)
+{
+    tell(&o->mine, o->comm, st, why);
+    SPW_TRY(exchange(o, err));
+    return trouble_of(o->all, o->size, err);
+}
+
 static spw_status
 open_with(spw_channel **out, opener *o, uint32_t color, const char *name, spw_error *err)
 {
     spw_comm *comm = o->comm;
     spw_channel *ch = spw_mem_zalloc(sizeof *ch);
-    spw_status st = SPW_OK, agreed;
-    spw_error why = {0};
+    spw_status st = ch != NULL ? SPW_OK : SPW_ENOMEM, agreed;
+    spw_error why = {.message = "channel handle"};
+    uint32_t link_id = 0;
     *out = NULL;
-    o->all = spw_mem_calloc(o->size, sizeof *o->all);
-    if (ch == NULL || o->all == NULL) { /* cannot even listen: the others hear of it by the timeout */
-        spw_mem_free(ch);
-        spw_mem_free(o->all);
-        return SPW_RAISE(err, SPW_ENOMEM, "channel %s", name);
-    }
-    ch->comm = comm;
-    ch->name = name;
     o->mine = (hello){.color = color, .next_id = comm->link_next_id};
     agreed = exchange(o, err);
+    for (uint32_t i = 0; agreed == SPW_OK && i < o->size; i++)
+        link_id = o->all[i].next_id > link_id ? o->all[i].next_id : link_id;
     if (agreed != SPW_OK)
         goto done;
-    for (uint32_t i = 0; i < o->size; i++)
-        ch->link_id = o->all[i].next_id > ch->link_id ? o->all[i].next_id : ch->link_id;
-    comm->link_next_id = ch->link_id + 1;
-    st = find_members(ch, o, &why);
-    if (st == SPW_OK && ch->desk_idx[ch->rank] == 0)
-        st = spw__segment_create(&ch->segment, block_bytes(ch->near_count), ch->near_count > 1, &why);
-    o->mine.fd = ch->segment.fd;
-    tell(&o->mine, comm, st, &why);
-    agreed = exchange(o, err);
-    if (agreed == SPW_OK)
-        agreed = trouble_of(o->all, o->size, err);
+    comm->link_next_id = link_id + 1;
+    if (ch != NULL) {
+        ch->comm = comm;
+        ch->name = name;
+        ch->link_id = link_id;
+        st = find_members(ch, o, &why);
+        if (st == SPW_OK && ch->desk_idx[ch->rank] == 0)
+            st = spw__segment_create(&ch->segment, block_bytes(ch->near_count), ch->near_count > 1, &why);
+        o->mine.fd = ch->segment.fd;
+    }
+    agreed = compare(o, st, &why, err);
     if (agreed != SPW_OK)
         goto done;
     st = join(ch, o, &why);
-    tell(&o->mine, comm, st, &why);
-    agreed = exchange(o, err);
-    if (agreed == SPW_OK)
-        agreed = trouble_of(o->all, o->size, err);
+    agreed = compare(o, st, &why, err);
     spw__segment_hide(&ch->segment);
 done:
-    spw_mem_free(o->all);
     if (agreed != SPW_OK) {
         spw_error_wrap(err, "opening channel %s", name);
         spw_channel_close(ch);
@@ -228,8 +227,14 @@ done:
 spw_status
 spw__channel_open_world(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
 {
-    opener o = {.comm = comm, .size = comm->info.world, .rank = comm->info.rank, .deadline_ns = deadline_ns};
-    return open_with(&comm->world, &o, 0, "world", err);
+    opener o = {.comm = comm, .size = comm->info.world, .deadline_ns = deadline_ns};
+    spw_status st;
+    o.all = spw_mem_calloc(o.size, sizeof *o.all);
+    if (o.all == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", o.size);
+    st = open_with(&comm->world, &o, 0, "world", err);
+    spw_mem_free(o.all);
+    return st;
 }
 
 spw_status
@@ -238,7 +243,7 @@ spw_channel_open(spw_channel **out, spw_comm *comm, spw_channel *parent, uint32_
 {
     opener o = {.comm = comm, .parent = parent != NULL ? parent : comm->world};
     o.size = o.parent->size;
-    o.rank = o.parent->rank;
+    o.all = (hello *)(void *)o.parent->verdicts; /* there already: a rank without memory can still say so */
     o.deadline_ns = spw_now_ns() + (uint64_t)(comm->options.timeout_s * 1e9);
     return open_with(out, &o, color, name, err);
 }

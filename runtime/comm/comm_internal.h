@@ -80,7 +80,7 @@ typedef struct spw__call {
     uint32_t unused;
 } spw__call;
 
-/* Where a rank is on one channel. Written by the channel's thread, read by any watcher of the host. */
+/* Where a rank is on one channel. Written by the channel's thread, read by the watcher. */
 typedef struct spw__position {
     _Atomic uint32_t link_id; /* 0: unused entry */
     _Atomic uint32_t op, unit;
@@ -89,13 +89,20 @@ typedef struct spw__position {
     char name[NAME_BYTES]; /* written before link_id */
 } spw__position;
 
+/* The same as others are told it. */
+typedef struct spw__place {
+    uint32_t link_id, op, unit, in_call;
+    uint64_t number, bytes, waited_ns;
+    char name[NAME_BYTES];
+} spw__place;
+
 enum { SEAT_OPEN, SEAT_FAILED, SEAT_LEFT };
 /* What one rank of a host shows the others. */
 typedef struct spw__seat {
     _Atomic uint32_t state;
     uint32_t cause_status, cause_channel; /* these before state becomes SEAT_FAILED */
     char cause[CAUSE_BYTES];
-    spw__position board[BOARD_ENTRIES];
+    spw__place board[BOARD_ENTRIES]; /* as it was then */
 } spw__seat;
 
 /* ---------------------------------------------------------------- the world */
@@ -129,6 +136,7 @@ struct spw_comm {
     /* Owned by the thread of open, alloc and close. */
     uint64_t alloc_next_id;
     uint32_t link_next_id;
+    spw__position board[BOARD_ENTRIES]; /* entries are given out under lock, then belong to a channel */
     /* Under lock. */
     pthread_mutex_t lock;
     pthread_cond_t settled_cond;

@@ -21,8 +21,9 @@ int spw__tcp_recv_all(int fd, void *data, uint64_t bytes, uint64_t deadline_ns);
 int spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns); /* -1 with errno */
 socklen_t spw__tcp_address_len(const struct sockaddr_storage *a);
 
-spw_status spw__tcp_link_open(spw__transport *t, spw__link **out, uint32_t id, const uint32_t *peers,
-                              uint32_t peer_count, uint64_t deadline_ns, spw_error *err);
+spw_status spw__tcp_link_create(spw__transport *t, spw__link **out, uint32_t id, const uint32_t *peers,
+                                uint32_t peer_count, spw_error *err);
+spw_status spw__tcp_link_join(spw__link *link, uint64_t deadline_ns, spw_error *err);
 int64_t spw__tcp_progress(spw__link *link, int wait_ms);
 void spw__tcp_link_close(spw__link *link);
 

@@ -3,7 +3,7 @@
  * made, and links, ordered byte streams to ranks on other hosts. Of base it takes types alone, because the MPI plugin
  * is loaded into programs whose functions it cannot see.
  *
- * Threads   gather, link_open and close: one thread. A link belongs to one thread at a time; links do not wait for each
+ * Threads   gather, link_create, link_join and close: one thread. A link belongs to one thread at a time; links do not wait for each
  *           other.
  */
 #ifndef SPW_COMM_TRANSPORT_H
@@ -37,9 +37,11 @@ struct spw__transport {
     /* all (world, bytes) gets every process's `mine`. */
     spw_status (*gather)(spw__transport *t, const void *mine, void *all, uint32_t bytes, uint64_t deadline_ns,
                          spw_error *err);
-    /* Collective over this rank and the peers (kept by reference), who give the same id; no two links of a pair share one. */
-    spw_status (*link_open)(spw__transport *t, spw__link **out, uint32_t id, const uint32_t *peers, uint32_t peer_count,
-                            uint64_t deadline_ns, spw_error *err);
+    /* Memory of a link, for this rank alone. peers is kept by reference; no two links of a pair of ranks share an id. */
+    spw_status (*link_create)(spw__transport *t, spw__link **out, uint32_t id, const uint32_t *peers,
+                              uint32_t peer_count, spw_error *err);
+    /* Connects it. Collective over this rank and the peers. */
+    spw_status (*link_join)(spw__link *link, uint64_t deadline_ns, spw_error *err);
     /*
      * Moves what can be moved now, else waits up to wait_ms for something. Bytes that moved, or -1 when the connection
      * to a peer has ended: told once per peer, whose flows are then left as they were and not touched again.
@@ -50,8 +52,10 @@ struct spw__transport {
     void (*close)(spw__transport *t, bool failed);
 };
 
-/* The one symbol of the MPI plugin. */
+/* The one symbol of the MPI plugin. version is the caller's SPW_VERSION and SPW__TRANSPORT_SIZES: no other fits. */
 #define SPW__MPI_PLUGIN_SYMBOL "spw__mpi_open"
-typedef spw_status (*spw__mpi_open_fn)(spw__transport **out, uint64_t deadline_ns, spw_error *err);
+typedef spw_status (*spw__mpi_open_fn)(spw__transport **out, const char *version, uint64_t sizes, uint64_t deadline_ns,
+                                       spw_error *err);
+#define SPW__TRANSPORT_SIZES (sizeof(spw__transport) << 32 | sizeof(spw__link) << 16 | sizeof(spw_error))
 
 #endif

@@ -8,7 +8,7 @@
 /* One rank's part of an allocation, as others must know it. */
 typedef struct offer {
     int32_t fd;
-    uint32_t status;
+    uint32_t unused;
     uint64_t bytes;
 } offer;
 
@@ -51,9 +51,10 @@ spw_comm_alloc(spw_comm *comm, void **out, uint64_t bytes, spw_error *err)
     spw__alloc *slot = free_slot(comm), made = {.id = ++comm->alloc_next_id};
     uint32_t world = comm->info.world;
     uint64_t map_bytes = bytes > 0 ? bytes : 1; /* an address of its own even of nothing */
-    offer mine = {.bytes = bytes}, *offers = spw_mem_calloc(world, sizeof *offers);
+    offer mine = {.bytes = bytes}, *offers;
     spw_status st = SPW_OK, agreed;
     *out = NULL;
+    offers = spw_mem_calloc(world, sizeof *offers);
     made.peers = spw_mem_calloc(comm->info.local_world, sizeof *made.peers);
     if (slot == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "%u allocations that ranks share are live already", SPW_COMM_ALLOCS_MAX);

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50 };
+enum { NAP_NS_MAX = 200000, POLLS_BEFORE_NAP = 50, LINGER_NS = 999999999 };
 
 typedef struct mpi_transport {
     spw__transport base; /* first */
@@ -31,7 +31,8 @@ static bool world_failed;
 static bool one_at_a_time;
 static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
 
-spw_status spw__mpi_open(spw__transport **out, uint64_t deadline_ns, spw_error *err);
+spw_status
+spw__mpi_open(spw__transport **out, const char *version, uint64_t sizes, uint64_t deadline_ns, spw_error *err);
 
 static void
 enter(void)
@@ -113,12 +114,11 @@ link_close(spw__link *base)
 }
 
 static spw_status
-link_open(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *peers, uint32_t peer_count,
-          uint64_t deadline_ns, spw_error *err)
+link_create(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *peers, uint32_t peer_count,
+            spw_error *err)
 {
     mpi_link *l = calloc(1, sizeof *l);
     int *most = NULL, found = 0;
-    (void)deadline_ns; /* nothing is exchanged */
     *out = NULL;
     if (l == NULL)
         return complain(err, SPW_ENOMEM, MPI_SUCCESS, "memory of a link");
@@ -141,6 +141,15 @@ link_open(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *pe
     for (uint32_t i = 0; i < peer_count; i++)
         l->sends[i] = l->recvs[i] = MPI_REQUEST_NULL;
     *out = &l->base;
+    return SPW_OK;
+}
+
+static spw_status
+link_join(spw__link *link, uint64_t deadline_ns, spw_error *err)
+{
+    (void)link; /* nothing is exchanged: the tag is enough */
+    (void)deadline_ns;
+    (void)err;
     return SPW_OK;
 }
 
@@ -219,18 +228,22 @@ end_at_exit(void)
 {
     int ended = 0;
     (void)MPI_Finalized(&ended);
-    if (!ended && !world_failed)
+    if (!ended && world_failed)
+        nap(LINGER_NS); /* the launcher kills all ranks when the first one ends like this: let them speak */
+    else if (!ended)
         (void)MPI_Finalize();
 }
 
 spw_status
-spw__mpi_open(spw__transport **out, uint64_t deadline_ns, spw_error *err)
+spw__mpi_open(spw__transport **out, const char *version, uint64_t sizes, uint64_t deadline_ns, spw_error *err)
 {
     mpi_transport *t;
     int running = 0, ended = 0, level = MPI_THREAD_SINGLE, rank = 0, world = 1, n = 0, rc;
-    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    (void)deadline_ns;
+    char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    (void)deadline_ns; /* MPI_Init knows no deadline; the launcher ends all when one rank ends */
     *out = NULL;
+    if (strcmp(version, SPW_VERSION) != 0 || sizes != SPW__TRANSPORT_SIZES)
+        return complain(err, SPW_EUNSUPPORTED, MPI_SUCCESS, "the plugin is of another build, " SPW_VERSION);
     (void)MPI_Finalized(&ended);
     (void)MPI_Initialized(&running);
     if (ended || world_failed)
@@ -255,7 +268,7 @@ spw__mpi_open(spw__transport **out, uint64_t deadline_ns, spw_error *err)
         (void)MPI_Comm_set_errhandler(t->comm, MPI_ERRORS_RETURN);
         (void)MPI_Comm_rank(t->comm, &rank);
         (void)MPI_Comm_size(t->comm, &world);
-        (void)MPI_Get_library_version(version, &n);
+        (void)MPI_Get_library_version(library, &n);
     }
     leave();
     if (rc != MPI_SUCCESS) {
@@ -266,12 +279,13 @@ spw__mpi_open(spw__transport **out, uint64_t deadline_ns, spw_error *err)
                                .rank = (uint32_t)rank,
                                .world = (uint32_t)world,
                                .gather = gather,
-                               .link_open = link_open,
+                               .link_create = link_create,
+                               .link_join = link_join,
                                .progress = progress,
                                .link_close = link_close,
                                .close = close_transport};
-    version[strcspn(version, ",\n")] = '\0';
-    snprintf(t->base.about, sizeof t->base.about, "%.80s, %s", version,
+    library[strcspn(library, ",\n")] = '\0';
+    snprintf(t->base.about, sizeof t->base.about, "%.80s, %s", library,
              one_at_a_time ? "one thread at a time" : "any thread");
     *out = &t->base;
     return SPW_OK;

@@ -76,5 +76,5 @@ spw__mpi_load(spw__transport **out, uint64_t deadline_ns, spw_error *err)
     if (symbol == NULL)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "MPI is not there: %s", dlerror());
     memcpy(&open_mpi, &symbol, sizeof open_mpi);
-    return open_mpi(out, deadline_ns, err);
+    return open_mpi(out, SPW_VERSION, SPW__TRANSPORT_SIZES, deadline_ns, err);
 }

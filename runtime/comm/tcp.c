@@ -354,15 +354,15 @@ reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doubl
     return SPW_OK;
 }
 
+/* Connects, says who this is and hears the verdict: 0 or the errno of the connection, a status of rank 0's in v. */
 static spw_status
-open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+knock(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, verdict *v, int *rc,
+      spw_error *err)
 {
-    struct sockaddr_storage own = {0}, master;
+    struct sockaddr_storage own = {0};
     socklen_t len = sizeof own;
     uint64_t grace_ns = 2000000000u; /* rank 0 says who is missing, a little after the time is over */
     hello h = {.magic = HELLO_MAGIC, .rank = t->base.rank, .world = t->base.world};
-    verdict v;
-    int rc;
     SPW_TRY(reach_master(t, launch, deadline_ns, timeout_s, err));
     (void)getsockname(t->star[0], (struct sockaddr *)&own, &len);
     set_port(&own, 0);
@@ -370,18 +370,37 @@ open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
     if (t->listen_fd < 0)
         return SPW_RAISE_SYS(err, errno, "listening for other ranks");
     h.port = port_of(&own);
-    rc = spw__tcp_send_all(t->star[0], &h, sizeof h, deadline_ns);
-    if (rc == 0)
-        rc = spw__tcp_recv_all(t->star[0], &v, sizeof v, deadline_ns + grace_ns);
-    if (rc == 0 && v.magic != HELLO_MAGIC)
+    *rc = spw__tcp_send_all(t->star[0], &h, sizeof h, deadline_ns);
+    if (*rc == 0)
+        *rc = spw__tcp_recv_all(t->star[0], v, sizeof *v, deadline_ns + grace_ns);
+    if (*rc == 0 && v->magic != HELLO_MAGIC)
         return SPW_RAISE(err, SPW_ECONFIG, "what listens at %s:%s is not rank 0", launch->host, launch->port);
+    return SPW_OK;
+}
+
+static spw_status
+open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
+{
+    struct sockaddr_storage master;
+    verdict v = {0};
+    int rc = 0;
+    SPW_TRY(knock(t, launch, deadline_ns, timeout_s, &v, &rc, err));
+    while ((rc == ECONNRESET || rc == EPIPE) && spw__tcp_left_ms(deadline_ns) > 0) {
+        /* whoever listened has gone: rank 0 of a world before this one, that was about to close */
+        close(t->star[0]);
+        close(t->listen_fd);
+        t->star[0] = t->listen_fd = -1;
+        spw_sleep_ns(20000000);
+        SPW_TRY(knock(t, launch, deadline_ns, timeout_s, &v, &rc, err));
+    }
     if (rc == 0 && v.status != SPW_OK)
         return SPW_RAISE(err, v.status < SPW_STATUS_COUNT ? (spw_status)v.status : SPW_ESYS, "%.*s",
                          (int)sizeof v.text - 1, v.text);
     if (rc == 0) {
         t->cookie = v.cookie;
         master = t->addresses[0]; /* as seen from here */
-        rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses, deadline_ns + grace_ns);
+        rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses,
+                               deadline_ns + 2000000000u);
         t->addresses[0] = master;
     }
     if (rc != 0)
@@ -447,7 +466,8 @@ spw__tcp_open(spw__transport **out, const spw__launch *launch, uint64_t deadline
                                .rank = launch->rank,
                                .world = launch->world,
                                .gather = gather,
-                               .link_open = spw__tcp_link_open,
+                               .link_create = spw__tcp_link_create,
+                               .link_join = spw__tcp_link_join,
                                .progress = spw__tcp_progress,
                                .link_close = spw__tcp_link_close,
                                .close = tcp_close};

@@ -85,12 +85,10 @@ accept_higher(spw__tcp *t, spw__link *link, uint64_t deadline_ns, spw_error *err
 }
 
 spw_status
-spw__tcp_link_open(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *peers, uint32_t peer_count,
-                   uint64_t deadline_ns, spw_error *err)
+spw__tcp_link_create(spw__transport *base, spw__link **out, uint32_t id, const uint32_t *peers, uint32_t peer_count,
+                     spw_error *err)
 {
-    spw__tcp *t = (spw__tcp *)base;
     tcp_link *l = spw_mem_zalloc(sizeof *l);
-    spw_status st;
     *out = NULL;
     if (l == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "connections to %u ranks", peer_count);
@@ -101,18 +99,20 @@ spw__tcp_link_open(spw__transport *base, spw__link **out, uint32_t id, const uin
     l->polls = spw_mem_calloc(peer_count, sizeof *l->polls);
     for (uint32_t i = 0; l->base.fds != NULL && i < peer_count; i++)
         l->base.fds[i] = -1;
-    if (l->base.send == NULL || l->base.recv == NULL || l->base.fds == NULL || l->polls == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "connections to %u ranks", peer_count);
-    else
-        st = connect_lower(t, &l->base, deadline_ns, err);
-    if (st == SPW_OK)
-        st = accept_higher(t, &l->base, deadline_ns, err);
-    if (st != SPW_OK) {
+    if (l->base.send == NULL || l->base.recv == NULL || l->base.fds == NULL || l->polls == NULL) {
         spw__tcp_link_close(&l->base);
-        return st;
+        return SPW_RAISE(err, SPW_ENOMEM, "connections to %u ranks", peer_count);
     }
     *out = &l->base;
     return SPW_OK;
+}
+
+spw_status
+spw__tcp_link_join(spw__link *link, uint64_t deadline_ns, spw_error *err)
+{
+    spw__tcp *t = (spw__tcp *)link->transport;
+    SPW_TRY(connect_lower(t, link, deadline_ns, err));
+    return accept_higher(t, link, deadline_ns, err);
 }
 
 void

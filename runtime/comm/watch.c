@@ -14,24 +14,17 @@
 
 enum { RECORD_FAILED = 1, RECORD_LEAVING = 2, SETTLE_MS = 1000, FAREWELL_MS = 2000 };
 
-/* A position, as it travels. */
-typedef struct place {
-    uint32_t link_id, op, unit, in_call;
-    uint64_t number, bytes, waited_ns;
-    char name[NAME_BYTES];
-} place;
-
 /* What one rank sends to those on other hosts. */
 typedef struct record {
     uint32_t kind, cause_status, cause_channel, unused;
     char cause[CAUSE_BYTES];
-    place board[BOARD_ENTRIES];
+    spw__place board[BOARD_ENTRIES];
 } record;
 
 typedef struct witness { /* what is known of one rank */
     bool ended, left, told;
     int pidfd; /* -1: not of this host, or its end was seen */
-    place board[BOARD_ENTRIES];
+    spw__place board[BOARD_ENTRIES];
 } witness;
 
 struct spw__watch {
@@ -107,19 +100,19 @@ spw__failure(spw_comm *comm, spw_error *err)
 /* ---------------------------------------------------------------- where everybody is */
 
 static void
-read_board(place *out, const spw__position *board)
+read_board(spw__place *out, const spw__position *board)
 {
     uint64_t now = spw_now_ns();
     for (uint32_t i = 0; i < BOARD_ENTRIES; i++) {
         const spw__position *p = &board[i];
         uint64_t since = atomic_load(&p->since_ns);
-        out[i] = (place){.link_id = atomic_load_explicit(&p->link_id, memory_order_acquire),
-                         .op = atomic_load(&p->op),
-                         .unit = atomic_load(&p->unit),
-                         .in_call = atomic_load(&p->in_call),
-                         .number = atomic_load(&p->number),
-                         .bytes = atomic_load(&p->bytes),
-                         .waited_ns = now > since ? now - since : 0};
+        out[i] = (spw__place){.link_id = atomic_load_explicit(&p->link_id, memory_order_acquire),
+                              .op = atomic_load(&p->op),
+                              .unit = atomic_load(&p->unit),
+                              .in_call = atomic_load(&p->in_call),
+                              .number = atomic_load(&p->number),
+                              .bytes = atomic_load(&p->bytes),
+                              .waited_ns = now > since ? now - since : 0};
         if (out[i].link_id != 0)
             memcpy(out[i].name, p->name, NAME_BYTES);
         out[i].name[NAME_BYTES - 1] = '\0';
@@ -127,12 +120,12 @@ read_board(place *out, const spw__position *board)
 }
 
 /* The entry that explains most: of the channel in question, else one inside a call. */
-static const place *
-telling_place(const place *board, uint32_t channel)
+static const spw__place *
+telling_place(const spw__place *board, uint32_t channel)
 {
-    const place *best = NULL;
+    const spw__place *best = NULL;
     for (uint32_t i = 0; i < BOARD_ENTRIES; i++) {
-        const place *p = &board[i];
+        const spw__place *p = &board[i];
         if (p->link_id == 0 || (p->number == 0 && p->link_id != channel))
             continue;
         if (p->link_id == channel)
@@ -147,7 +140,7 @@ static void
 describe(char *out, size_t out_bytes, const spw__watch *w, uint32_t rank, uint64_t *waited_ns)
 {
     const witness *x = &w->witnesses[rank];
-    const place *p = telling_place(x->board, w->comm->cause_channel);
+    const spw__place *p = telling_place(x->board, w->comm->cause_channel);
     char what[120];
     *waited_ns = 0;
     if (x->ended) {
@@ -275,7 +268,7 @@ look_at_host(spw__watch *w)
             continue;
         x->left = state == SEAT_LEFT;
         if (state == SEAT_FAILED) {
-            read_board(x->board, comm->seats[i].board);
+            memcpy(x->board, comm->seats[i].board, sizeof x->board);
             x->told = true;
             adopt(w, comm->seats[i].cause_status, comm->seats[i].cause_channel, comm->seats[i].cause);
         }
@@ -338,7 +331,8 @@ announce(spw__watch *w)
     snprintf(w->mine.cause, CAUSE_BYTES, "%.*s", CAUSE_BYTES - 1, comm->cause.message);
     memcpy(seat->cause, w->mine.cause, CAUSE_BYTES);
     pthread_mutex_unlock(&comm->lock);
-    read_board(w->mine.board, seat->board);
+    read_board(w->mine.board, comm->board);
+    memcpy(seat->board, w->mine.board, sizeof seat->board);
     memcpy(x->board, w->mine.board, sizeof x->board);
     x->told = true;
     atomic_store_explicit(&seat->state, SEAT_FAILED, memory_order_release);
@@ -498,9 +492,10 @@ spw__watch_start(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
         if (x->ended)
             st = SPW_RAISE(err, SPW_EIO, "rank %u has ended (pid %d)", r, (int)comm->peers[r].pid);
     }
-    if (st == SPW_OK && comm->transport != NULL && w->far_count > 0)
-        st =
-            comm->transport->link_open(comm->transport, &w->link, LINK_CONTROL, w->far, w->far_count, deadline_ns, err);
+    if (st == SPW_OK && w->far_count > 0)
+        st = comm->transport->link_create(comm->transport, &w->link, LINK_CONTROL, w->far, w->far_count, err);
+    if (st == SPW_OK && w->link != NULL)
+        st = comm->transport->link_join(w->link, deadline_ns, err);
     for (uint32_t i = 0; st == SPW_OK && i < w->far_count; i++)
         w->link->recv[i] = (spw__flow){.at = (char *)&w->received[i], .left = sizeof(record)};
     if (st == SPW_OK) {

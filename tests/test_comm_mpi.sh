@@ -1,0 +1,38 @@
+#!/bin/bash
+# The checks of test_comm.c with an MPI launcher and its library: ranks on one host, on two, each on its own, so that data
+# really goes through MPI; then failures. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+bin=${SPW_BUILD:-build/checked}/tests/test_comm
+command -v mpirun >/dev/null 2>&1 || { echo "ok 1 - MPI # SKIP no mpirun; to add it: apt install openmpi-bin libopenmpi-dev"; exit 0; }
+[ -f "$(dirname "$bin")/../spillway-mpi.so" ] || { echo "ok 1 - MPI # SKIP built without MPI"; exit 0; }
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export LSAN_OPTIONS=suppressions=$PWD/tests/lsan_mpi.txt:print_suppressions=0:leak_check_at_exit=0 SPW_TEST_LEAKS=1
+export ASAN_OPTIONS=${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0 # whole stacks: libraries are built without frame pointers
+export TSAN_OPTIONS=${TSAN_OPTIONS:-}:ignore_noninstrumented_modules=1
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+n=0
+launch() { # host-expression, then what else to set
+    host=$1
+    shift
+    timeout -s KILL 200 env "$@" mpirun -n 4 --oversubscribe sh -c "SPW_HOST=$host exec '$bin' rank" >"$log" 2>&1 </dev/null
+}
+tell() { # good, name
+    n=$((n + 1))
+    if [ "$1" -eq 0 ]; then echo "ok $n - $2"; else echo "not ok $n - $2"; head -n 40 "$log" | sed 's/^/# /'; fi
+}
+for mix in 'x:four ranks on one host' '$((OMPI_COMM_WORLD_RANK/2)):two hosts' '$OMPI_COMM_WORLD_RANK:each on its own host'; do
+    launch "${mix%%:*}" A=1 && grep -q '^ok 1' "$log"
+    tell $? "${mix#*:}"
+done
+# A world that failed does not finalize, and mpirun ends with an error of its own: what ranks say is what counts. The
+# one that is late is ended by mpirun before it can say anything.
+for failure in 1:skipped 3:unit 5:abort 6:late; do
+    launch '$((OMPI_COMM_WORLD_RANK/3))' SPW_TEST_FAILURE="${failure%%:*}" SPW_TEST_SHOW=1
+    [ "$(grep -c '^# rank' "$log")" -ge "$([ "$failure" = 6:late ] && echo 3 || echo 4)" ] && ! grep -q 'test_comm.c:' "$log"
+    tell $? "every rank learns of a failure: ${failure#*:}"
+done
+launch x SPW_MPI_PLUGIN=/nowhere/spillway-mpi.so
+grep -q 'MPI is not there: SPW_MPI_PLUGIN: /nowhere' "$log"
+tell $? "without the plugin ranks say what is missing"

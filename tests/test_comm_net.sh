@@ -1,0 +1,41 @@
+#!/bin/bash
+# The checks of test_comm.c over a network between two hosts: two network namespaces joined by a pair of interfaces, two
+# ranks in each. Then one host's interface goes down in the middle. Needs iproute2 and the right to make namespaces.
+set -u
+cd "$(dirname "$0")/.."
+bin=${SPW_BUILD:-build/checked}/tests/test_comm
+command -v ip >/dev/null 2>&1 || { echo "no iproute2: no network namespaces"; exit 77; }
+a=spwa$$ b=spwb$$
+log=$(mktemp -d)
+trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$log"' EXIT
+if ! { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$log/why"; then
+    echo "no network namespaces here: $(head -n 1 "$log/why")"
+    exit 77
+fi
+ip -n $a addr add 10.77.0.1/24 dev v$a && ip -n $b addr add 10.77.0.2/24 dev v$b
+ip -n $a link set v$a up && ip -n $b link set v$b up && ip -n $a link set lo up && ip -n $b link set lo up
+world() { # runs four ranks, two in each; what else to set
+    pids=
+    for r in 0 1 2 3; do
+        ns=$a
+        [ $r -ge 2 ] && ns=$b
+        timeout -s KILL 200 ip netns exec $ns env "$@" RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29511 SPW_HOST=$ns \
+            "$bin" rank >"$log/$r" 2>&1 </dev/null &
+        pids="$pids $!"
+    done
+}
+n=0
+tell() {
+    n=$((n + 1))
+    if [ "$1" -eq 0 ]; then echo "ok $n - $2"; else echo "not ok $n - $2"; head -n 10 "$log"/[0-3] | sed 's/^/# /'; fi
+}
+bad=0
+world A=1
+for p in $pids; do wait "$p" || bad=1; done
+tell $bad "two ranks on each of two networked hosts"
+bad=0
+world SPW_TEST_FAILURE=6 SPW_TEST_CUT=1
+for i in $(seq 600); do [ -f "$log/0" ] && grep -q ready "$log"/0 && break; sleep 0.1; done
+ip -n $b link set v$b down
+for p in $pids; do wait "$p" || bad=1; done
+tell $bad "a network that goes away ends in an error on every rank"
