@@ -24,6 +24,7 @@ typedef struct reduce_job {
     bool add, last; /* to what earlier passes summed up; there are no more of this step */
 } reduce_job;
 
+enum { FILES_S = 24 * 3600 };                  /* one rank reads or sums all of a checkpoint while the others wait */
 enum { PHASE_IDLE, PHASE_HOME, PHASE_OTHERS }; /* what a thread waits for: this rank, or all */
 
 struct spw_ranks {
@@ -162,6 +163,25 @@ keep_whole(spw_ranks *r, const reduce_job *job)
     spw_gpu_queue_sync(e->d2h);
 }
 
+/*
+ * To the type in which ranks exchange gradients: where parts are scattered they lie together at the front of the buffer;
+ * a sum that stays whole is exchanged in fp32, of the same rounded numbers.
+ */
+static void
+round_grad(const spw_engine *e, float *data, uint64_t elems)
+{
+    enum { BLOCK = 4096 };
+    uint16_t narrow[BLOCK];
+    spw_dtype type = e->config.comm_dtype;
+    for (uint64_t i = 0; i < elems && type != SPW_F32; i += BLOCK) { /* parts are whole blocks */
+        spw_convert(narrow, type, data + i, SPW_F32, BLOCK);
+        if (e->layout.parts > 1)
+            memcpy((uint16_t *)(void *)data + i, narrow, sizeof narrow);
+        else
+            spw_convert(data + i, SPW_F32, narrow, type, BLOCK);
+    }
+}
+
 static spw_status
 run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
 {
@@ -171,12 +191,13 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     SPW_TRY(spw_store_grad_open(e->store, u, err));
     set_phase(r, &r->reduce_phase, PHASE_OTHERS);
     begin = spw_now_ns();
+    round_grad(e, job->data, part * r->world);
     if (e->layout.parts > 1) {
         spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
                                 .dtype = e->config.run.grad_dtype,
                                 .add = job->add,
                                 .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
-        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, SPW_F32, part, &sink, err));
+        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, e->config.comm_dtype, part, &sink, err));
     } else {
         SPW_TRY(spw_all_reduce(r->reduces, u, job->data, part, err));
         keep_whole(r, job);
@@ -476,6 +497,12 @@ open_ranks(spw_ranks *r, spw_error *err)
     SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
     SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
     SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
+    if (e->config.run.comm_timeout > 0) {
+        spw_channel_set_timeout(r->gathers, e->config.run.comm_timeout);
+        spw_channel_set_timeout(r->reduces, e->config.run.comm_timeout);
+        spw_channel_set_timeout(r->control, e->config.run.comm_timeout);
+    }
+    spw_channel_set_timeout(r->saves, FILES_S);
     if ((rc = pthread_create(&r->gather_thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
     r->gather_started = true;
