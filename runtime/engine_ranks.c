@@ -64,8 +64,10 @@ fail(spw_ranks *r, const spw_error *err)
     pthread_cond_broadcast(&r->work);
     pthread_cond_broadcast(&r->done);
     pthread_mutex_unlock(&r->lock);
-    if (first)
-        spw_comm_abort(r->comm, err->message);
+    if (!first)
+        return;
+    spw_store_fail(r->e->store, err);
+    spw_comm_abort(r->comm, err->message);
 }
 
 static spw_status
@@ -263,34 +265,59 @@ wait_on(spw_ranks *r, const int *phase)
     e->stall_ns[SPW_STALL_COLLECTIVE] += spent - counted;
 }
 
+/* A thread that waits at home does not see that another rank has failed. */
+static spw_status
+look_around(spw_ranks *r, spw_error *err)
+{
+    spw_error others = {0};
+    if (spw_comm_check(r->comm, &others) != SPW_OK)
+        fail(r, &others);
+    return failed(r, err);
+}
+
 static spw_status
 wait_arrived(spw_ranks *r, uint32_t unit_idx, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->arrived[unit_idx] < r->tickets[unit_idx] && r->failure.status == SPW_OK)
+    while (r->arrived[unit_idx] < r->tickets[unit_idx] && st == SPW_OK) {
         wait_on(r, &r->gather_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 spw_status
 spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < r->reduce_tail && r->failure.status == SPW_OK)
+    while (r->reduce_head < r->reduce_tail && st == SPW_OK) {
         wait_on(r, &r->reduce_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 spw_status
 spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < b->job && r->failure.status == SPW_OK)
+    while (r->reduce_head < b->job && st == SPW_OK) {
         wait_on(r, &r->reduce_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 /* ---------------------------------------------------------------- asking */

@@ -366,8 +366,8 @@ tight_elems(spw_family family)
 }
 
 static void
-compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, const uint32_t *worlds,
-            uint32_t count)
+compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, uint64_t pass,
+            const uint32_t *worlds, uint32_t count)
 {
     outcome *one = new_outcome(), *first = new_outcome(), *other = new_outcome();
     spw_config c;
@@ -384,6 +384,7 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
             ranks_config(&c, format);
             use_dir(&c, dir);
             c.gradient_clipping = clipping;
+            c.run.micro_batches_per_pass = pass;
             c.zero.stage = v->stage;
             c.zero.offload_param = v->param;
             c.zero.offload_optimizer = v->optimizer;
@@ -413,7 +414,7 @@ test_worlds(void **state)
 {
     const uint32_t worlds[] = {2, 3, 4, 8};
     (void)state;
-    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, worlds, 4);
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, 0, worlds, 4);
 }
 
 /* Updates that run during the backward pass, another family. */
@@ -422,7 +423,16 @@ test_llama_no_clipping(void **state)
 {
     const uint32_t worlds[] = {3};
     (void)state;
-    compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, worlds, 1);
+    compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, 0, worlds, 1);
+}
+
+/* Several passes over the weights in a step: gradients are reduced and added up pass by pass. */
+static void
+test_passes(void **state)
+{
+    const uint32_t worlds[] = {2};
+    (void)state;
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, 5, worlds, 1);
 }
 
 /* A block that is not trained is gathered and not reduced. */
@@ -431,7 +441,7 @@ test_frozen(void **state)
 {
     const uint32_t worlds[] = {4};
     (void)state;
-    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, worlds, 1);
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, 0, worlds, 1);
 }
 
 /* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */
@@ -645,10 +655,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),  cmocka_unit_test(test_llama_no_clipping),
-        cmocka_unit_test(test_frozen),  cmocka_unit_test(test_comm_dtype),
-        cmocka_unit_test(test_elastic), cmocka_unit_test(test_resume_exact),
-        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_llama_no_clipping),
+        cmocka_unit_test(test_passes),       cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_comm_dtype),   cmocka_unit_test(test_elastic),
+        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
