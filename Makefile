@@ -34,6 +34,23 @@ AVX2_FLAGS   := -mavx2 -mfma -mf16c
 AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512
 endif
 
+# The cuda device is a plugin that nothing links: built where nvcc is (CUDA=0 skips it), for CUDA_ARCHS, with PTX of the first
+# for what comes after them. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU.
+CXX        ?= g++
+NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA       ?= $(if $(NVCC),1,0)
+CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_ARCHS ?= 80 86 89 90 100 120
+CUDA_SRC   := $(wildcard gpu/cuda/*.cu)
+CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Werror,-Wno-format-truncation \
+              $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
+EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions -ffp-contract=off -Wall -Wextra -Werror -Wno-unused-function \
+              -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g,$(CFLAGS_$(VARIANT)))
+PLUGIN     := $(if $(filter 1,$(CUDA)),$(BUILD)/spillway-cuda.so)
+EMULATED   := $(if $(shell command -v $(CXX) 2>/dev/null),$(BUILD)/emulated/spillway-cuda.so)
+
 LIB_SRC  := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
 LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
 CLI_OBJ  := $(patsubst %.c,$(BUILD)/%.o,$(wildcard cli/*.c))
@@ -51,7 +68,7 @@ all: deps
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so .
 
-objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN)
+objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(PLUGIN)
 
 # Packages that are missing are installed with apt when that is possible; otherwise the command is printed.
 deps:
@@ -84,9 +101,26 @@ $(BUILD)/%_avx512.o: %_avx512.c
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
+$(BUILD)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) -D_GNU_SOURCE -Iruntime/base -Igpu $(CUDA_FLAGS) $(CUDA_GEN) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+# Its own copy of what it needs of the base, and no name but one: it lives beside the program's.
+$(BUILD)/spillway-cuda.so: $(CUDA_SRC:%=$(BUILD)/%.o) $(BUILD)/libspillway.a
+	@$(CC) -shared -static-libgcc $(CFLAGS_$(VARIANT)) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed -L$(CUDA_HOME)/lib64 -lcudart_static $(LDLIBS) -lrt
+
+$(BUILD)/emulated/%.o: %.cu
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu $(EMU_FLAGS) -MMD -MP -x c++ -c $< -o $@
+
+$(BUILD)/emulated/%.o: %.cpp
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu $(EMU_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
+
+-include $(CUDA_SRC:%=$(BUILD)/%.d) $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.d) $(BUILD)/emulated/tests/emulate/emulate.d
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
 
-tests: $(TEST_BIN)
+tests: $(TEST_BIN) $(EMULATED)
 
 # What a newcomer runs: everything built with assertions on, every test, one closing line.
 test: deps
