@@ -1,7 +1,7 @@
 /*
  * The cuda device without a GPU: its plugin compiled for the CPU (tests/emulate), opened as the real one is, and every operation
  * beside the cpu device, in fp32 and in bf16. The threads of a block run in three orders, which must not change a bit: a barrier
- * that is missing shows there.
+ * that is missing shows there (emulate.cpp).
  */
 #include "lib_parity.h"
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static const char *const orders[] = {"", "reverse", "3", NULL};
+static const char *const orders[] = {"", "ahead", "behind", NULL};
 static parity device;
 
 static void

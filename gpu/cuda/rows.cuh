@@ -66,14 +66,13 @@ embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const 
         }
         if (hit)
             rows[before + (unsigned)__popc(bits & ((1u << lane) - 1))] = (int)mine;
-        __syncthreads();
+        __syncthreads(); /* found is read too; rows are, before the next round's first barrier */
 #pragma unroll 4
         for (unsigned k = 0; k < count; k++) {
             const T *from = dy + (uint64_t)rows[k] * C;
             sum0 += c0 < C ? widen(from[c0]) : 0.0f;
             sum1 += c1 < C ? widen(from[c1]) : 0.0f;
         }
-        __syncthreads(); /* rows and found are read */
     }
     if (c0 < C)
         dtable[(uint64_t)id * C + c0] = sum0;

@@ -1,7 +1,10 @@
 /*
  * The fibers behind tests/emulate/cuda_runtime.h: one block at a time on the calling thread, its threads resumed in turn
- * until each has come to the barrier it waits for. SPW_EMULATE_ORDER=reverse or a number resumes them in another order,
- * which must not change a bit of any result. Device memory and shared memory begin as NaN. Test code: it may abort.
+ * until each has come to the barrier it waits for. SPW_EMULATE_ORDER says in which order, and no order may change a bit of any
+ * result: by default all threads advance together and asynchronous copies arrive as late as they may; "ahead" and "behind" let
+ * the first or the last warp run as far as it can before the others, copies arriving at once, so that a barrier that is
+ * missing lets it overwrite what the others still read; a number shuffles the threads. Device memory and dynamic shared memory
+ * begin as NaN. Test code: it may abort.
  */
 #include "cuda_runtime.h"
 #include <stdio.h>
@@ -54,6 +57,7 @@ struct machine {
     std::vector<fiber> fibers;
     std::vector<warp> warps;
     std::vector<unsigned> order;
+    bool greedy; /* a warp goes on as long as it can, and copies arrive at once */
     std::vector<unsigned char> shared;
     unsigned arrived, generation, alive;
     fiber *current;
@@ -201,6 +205,22 @@ wait_for(const unsigned *counter, unsigned at)
     to_scheduler(f, false);
 }
 
+/* Resumes those of order[from, to) that can go on. */
+bool
+run_threads(unsigned from, unsigned to)
+{
+    bool moved = false;
+    for (unsigned k = from; k < to; k++) {
+        fiber *f = &m.fibers[m.order[k]];
+        if (f->done || (f->waits_for != NULL && *f->waits_for == f->waits_at))
+            continue;
+        f->waits_for = NULL;
+        resume(f);
+        moved = true;
+    }
+    return moved;
+}
+
 void
 run_block(unsigned threads, dim3 block)
 {
@@ -213,14 +233,12 @@ run_block(unsigned threads, dim3 block)
     }
     while (m.alive > 0) {
         bool moved = false;
-        for (unsigned i : m.order) {
-            fiber *f = &m.fibers[i];
-            if (f->done || (f->waits_for != NULL && *f->waits_for == f->waits_at))
-                continue;
-            f->waits_for = NULL;
-            resume(f);
-            moved = true;
-        }
+        for (unsigned at = 0; at < threads; at += 32)
+            while (run_threads(at, at + 32)) {
+                moved = true;
+                if (!m.greedy)
+                    break;
+            }
         if (!moved)
             stop("its threads wait for each other: a barrier that not all of them reach");
     }
@@ -232,7 +250,8 @@ put_in_order(unsigned threads)
     const char *given = getenv("SPW_EMULATE_ORDER");
     m.order.resize(threads);
     for (unsigned i = 0; i < threads; i++)
-        m.order[i] = given != NULL && strcmp(given, "reverse") == 0 ? threads - 1 - i : i;
+        m.order[i] = given != NULL && strcmp(given, "behind") == 0 ? threads - 1 - i : i;
+    m.greedy = given != NULL && (strcmp(given, "ahead") == 0 || strcmp(given, "behind") == 0);
     if (given != NULL && given[0] >= '0' && given[0] <= '9') {
         uint64_t seed = strtoull(given, NULL, 10) * 2 + 1;
         for (unsigned i = threads - 1; i > 0; i--) {
@@ -311,7 +330,12 @@ copy_later(void *dst, const void *src, size_t bytes)
 {
     if ((uintptr_t)dst % 16 != 0 || (bytes > 0 && (uintptr_t)src % 16 != 0))
         stop("an asynchronous copy is not aligned");
-    m.current->groups.back().push_back({dst, src, bytes, bytes == 0});
+    if (!m.greedy)
+        m.current->groups.back().push_back({dst, src, bytes, bytes == 0});
+    else if (bytes == 0)
+        memset(dst, 0, 16);
+    else
+        memcpy(dst, src, bytes);
 }
 
 void
