@@ -61,7 +61,8 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo demo-llama test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
+GPU_KIT := build/gpu-kit
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test check bench bench-adam bench-aio bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -173,6 +174,19 @@ bench-sweep: all
 bench-formats: all
 	@sh tests/bench_formats.sh $(or $(STEPS),1000)
 
+# A folder with all that a GPU machine needs (it may have no compiler and no network); tests and benchmarks run from it.
+gpu-kit:
+	@$(MAKE) --no-print-directory -j$(NPROC) objects build/release/tests/test_cuda build/release/tests/test_gpu_ops build/release/tests/bench_gpu VARIANT=release
+	@if [ -f build/release/spillway-cuda.so ]; then sh tests/gpu_kit.sh build/release $(GPU_KIT); else echo "no nvcc: no cuda device to test"; fi
+
+# 77 says that there is no GPU here: no failure of the build.
+gpu-test: gpu-kit
+	@sh $(GPU_KIT)/run.sh test; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+	@sh $(GPU_KIT)/run.sh sanitize; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+
+gpu-bench: gpu-kit
+	@sh $(GPU_KIT)/run.sh bench; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+
 fuzz: deps
 	@sh tests/fuzz.sh
 
@@ -180,13 +194,13 @@ lint:
 	@sh tools/lint.sh
 
 format:
-	@clang-format -i $$(git ls-files '*.c' '*.h')
+	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 PREFIX ?= /usr/local
 install: all
 	@mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/spillway
 	@cp -L spillway $(DESTDIR)$(PREFIX)/bin/spillway
-	@cp libspillway.a libspillway.so $(DESTDIR)$(PREFIX)/lib/
+	@cp libspillway.a libspillway.so $(PLUGIN) $(DESTDIR)$(PREFIX)/lib/
 	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
 
 clean:
@@ -205,6 +219,8 @@ help:
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
+	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
+	@echo "make gpu-bench  products, attention and copies on the GPU, from the same kit"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
-	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1"
+	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  CUDA=0|1  CUDA_ARCHS=\"80 86 89 90 100 120\""

@@ -371,8 +371,8 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_norms(const parity *p)
 {
-    static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},     {3, 200},
-                                        {150, 45}, {70, 264}, {6, 1030}, {100, 8192}, {4100, 768}};
+    static const uint64_t sizes[][2] = {{1, 1},   {1, 8},    {5, 3},    {7, 33},     {3, 200},
+                                        {70, 45}, {70, 264}, {6, 1030}, {100, 8192}, {4100, 768}};
     for (size_t i = 0; i < (p->large ? 10 : 8); i++)
         for (unsigned f = 0; f < 4; f++) {
             uint64_t M = sizes[i][0], C = sizes[i][1];
@@ -455,7 +455,7 @@ void
 parity_loss(const parity *p)
 {
     static const uint64_t sizes[][4] = {{1, 2, 1, 1},      {5, 61, 16, 2},  {9, 17, 33, 4},
-                                        {40, 104, 24, 40}, {2, 5000, 8, 2}, {600, 50257, 768, 256}};
+                                        {40, 104, 24, 40}, {2, 1500, 8, 2}, {600, 50257, 768, 256}};
     for (size_t i = 0; i < (p->large ? 6 : 5); i++)
         for (unsigned f = 0; f < 4; f++) {
             const uint64_t *d = sizes[i];
@@ -648,9 +648,9 @@ parity_attention_bits(const parity *p)
 void
 parity_copies(const parity *p)
 {
-    static const uint64_t lengths[] = {1, 7, 4096, 4097, 70001, 3000017, 40000003};
+    static const uint64_t lengths[] = {1, 7, 4096, 4097, 70001, 2100017, 40000003};
     for (size_t i = 0; i < (p->large ? 7 : 6); i++)
-        for (int pair = 0; pair < 9; pair++) {
+        for (int pair = 0; pair < (i < 5 ? 9 : 2); pair++) { /* the long ones: fp32 to fp32 and to bf16 */
             spw_dtype a = (spw_dtype)(pair / 3), b = (spw_dtype)(pair % 3);
             uint64_t n = lengths[i], sums = (n + 4095) / 4096;
             spw_region x, y, want;
@@ -659,8 +659,6 @@ parity_copies(const parity *p)
             spw_gpu *cpu = NULL;
             spw_gpu_queue *in = NULL, *out = NULL, *plain = NULL;
             spw_error err = {0};
-            if (n > 100000 && pair != 1 && pair != 3 && pair != 0)
-                continue;
             assert_int_equal(spw_region_map(&x, n * 4, 0, &err), SPW_OK);
             assert_int_equal(spw_region_map(&y, n * 4, 0, &err), SPW_OK);
             assert_int_equal(spw_region_map(&want, n * 4, 0, &err), SPW_OK);
@@ -743,7 +741,7 @@ count_up(void *arg)
 void
 parity_queues(const parity *p)
 {
-    enum { N = 100000, ROUNDS = 300 };
+    enum { N = 20000, ROUNDS = 150 };
     float *x = need(N * 4), *back = need(N * 4);
     void *a = NULL, *b = NULL;
     spw_gpu_queue *in = NULL, *q = NULL, *out = NULL;

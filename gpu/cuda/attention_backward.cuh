@@ -40,8 +40,7 @@ dq_shared_bytes()
 
 template <int DP, int MT, int BN>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS)
-attention_dq_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
@@ -169,14 +168,14 @@ dkv_shared_bytes()
 /* Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. */
 template <int DP, int MT, int BN, bool DK, bool DV>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS)
-attention_dkv_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
     bf16 *k_tile = (bf16 *)shared, *v_tile = k_tile + BM * ld, *q_tile = v_tile + BM * ld, *do_tile = q_tile + BN * ld;
-    uint64_t k0 = (uint64_t)blockIdx.x * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
+    uint64_t k0 = (uint64_t)blockIdx.x * BM,
+             out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;

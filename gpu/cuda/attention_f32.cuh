@@ -43,8 +43,7 @@ reads(uint64_t at, uint64_t u, uint64_t window)
 }
 
 SPW_KERNEL void
-__launch_bounds__(F32_THREADS)
-attention_f32_forward_kernel(attention_args<float> g)
+__launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
@@ -136,8 +135,7 @@ backward_scores_f32(float *s, float *ds, const float *q, const float *dout, cons
 }
 
 SPW_KERNEL void
-__launch_bounds__(F32_THREADS)
-attention_f32_dq_kernel(attention_args<float> g)
+__launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
@@ -181,8 +179,7 @@ attention_f32_dq_kernel(attention_args<float> g)
 }
 
 SPW_KERNEL void
-__launch_bounds__(F32_THREADS)
-attention_f32_dkv_kernel(attention_args<float> g)
+__launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;

@@ -23,8 +23,7 @@ forward_shared_bytes()
 
 template <int DP, int MT, int BN>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS)
-attention_forward_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf16> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
@@ -160,7 +159,8 @@ attention_forward_kernel(attention_args<bf16> g)
             inverse = 1.0f / total;
             if (row >= rows)
                 continue;
-            bf16 *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
+            bf16 *out =
+                g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
 #pragma unroll
             for (int d = 0; d < DP / 8; d++)
                 store_pair(out, 8 * d + lane % 4 * 2, g.D, g.wide, o[m][d][2 * r] * inverse,

@@ -227,7 +227,8 @@ static plan *
 find_plan(struct cuda_blas *b, const plan_key *key, bool f32)
 {
     uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
-    uint32_t at = (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23) % PLANS;
+    uint32_t at =
+        (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23) % PLANS;
     if (b->plan_count > PLANS * 3 / 4) { /* too many shapes: choose again, the same */
         for (int i = 0; i < PLANS; i++)
             forget(b, &b->plans[i]);

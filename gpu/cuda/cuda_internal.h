@@ -31,12 +31,12 @@ typedef struct cuda_gpu {
 } cuda_gpu;
 
 enum {
-    SLOTS = 32,              /* of the pinned ring of a queue */
-    SLOT_BYTES = 64 << 10,   /* each */
-    PIECE_BYTES = 8 << 20,   /* of a converting copy in staging memory on the device */
+    SLOTS = 32,            /* of the pinned ring of a queue */
+    SLOT_BYTES = 64 << 10, /* each */
+    PIECE_BYTES = 8 << 20, /* of a converting copy in staging memory on the device */
     NOTES = 256,           /* notifications under way */
-    BLAS_BYTES = 32 << 20,   /* cuBLASLt's workspace on a compute queue */
-    SUM_ELEMS = 4096,        /* one sum of squares each */
+    BLAS_BYTES = 32 << 20, /* cuBLASLt's workspace on a compute queue */
+    SUM_ELEMS = 4096,      /* one sum of squares each */
 };
 
 /* What a slot of the ring brings to pageable host memory once it has arrived. */
@@ -141,18 +141,19 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
     emulate::launch(grid, block, shared_bytes, [=] { kernel(args...); });
 #else
     if (shared_bytes > (48 << 10) &&
-        !spw__cuda_ok(q->gpu,
-                      cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared_bytes),
-                      name))
+        !spw__cuda_ok(
+            q->gpu,
+            cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
+            name))
         return;
     kernel<<<grid, block, shared_bytes, q->stream>>>(args...);
     (void)spw__cuda_ok(q->gpu, cudaGetLastError(), name);
 #endif
 }
 /* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
-#define UNWRAP(...)                             __VA_ARGS__
-#define LAUNCH(q, grid, block, shared, kernel, ...) spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
+#define UNWRAP(...) __VA_ARGS__
+#define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
+    spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
 
 static inline unsigned
 spw__cuda_blocks(uint64_t n, uint64_t per_block)

@@ -89,7 +89,7 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
     gpu->info.compute_dtype =
         options->full_precision || (compute != NULL && strcmp(compute, "fp32") == 0) ? SPW_F32 : SPW_BF16;
     gpu->info.host_addressable = false;
-    gpu->info.memory_bytes = options->memory_bytes > 0          ? options->memory_bytes
+    gpu->info.memory_bytes = options->memory_bytes > 0        ? options->memory_bytes
                              : free_bytes > RESERVE_BYTES * 2 ? free_bytes - RESERVE_BYTES
                                                               : free_bytes / 2;
     gpu->info.thread_count = 1;
@@ -257,11 +257,9 @@ spw__cuda_unpin_host(spw_gpu *device, void *base)
 
 /* ---------------------------------------------------------------- the table */
 
-const spw_gpu_calls spw__cuda_calls = {
-    SPW_GPU_ABI,
-    cuda_open,
+const spw_gpu_calls spw__cuda_calls = {SPW_GPU_ABI, cuda_open,
 #define X(name) spw__cuda_##name,
-    SPW_GPU_CALLS(X)
+                                       SPW_GPU_CALLS(X)
 #undef X
 };
 

@@ -14,8 +14,8 @@ enum { GEMM_TILE = 64, GEMM_DEPTH = 16, GEMM_THREADS = 256 };
 template <class T, class O>
 __global__ void
 __launch_bounds__(GEMM_THREADS)
-gemm_kernel(O *C, const T *A, const T *B, const T *bias, uint64_t M, uint64_t N, uint64_t K, uint64_t a_row,
-            uint64_t a_col, uint64_t b_row, uint64_t b_col, bool add)
+    gemm_kernel(O *C, const T *A, const T *B, const T *bias, uint64_t M, uint64_t N, uint64_t K, uint64_t a_row,
+                uint64_t a_col, uint64_t b_row, uint64_t b_col, bool add)
 {
     __shared__ float a[GEMM_DEPTH][GEMM_TILE + 4], b[GEMM_DEPTH][GEMM_TILE + 4];
     uint64_t m0 = (uint64_t)blockIdx.x * GEMM_TILE, n0 = (uint64_t)blockIdx.y * GEMM_TILE;

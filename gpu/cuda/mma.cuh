@@ -27,7 +27,8 @@ mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
             unsigned ra, rb;
             memcpy(&ra, slots + (row % 8 * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (row / 8 + k / 8 * 2) * 4, 4);
             memcpy(&rb, slots + (col * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
-            sum += spw_bf16_to_f32((uint16_t)(k % 2 ? ra >> 16 : ra)) * spw_bf16_to_f32((uint16_t)(k % 2 ? rb >> 16 : rb));
+            sum +=
+                spw_bf16_to_f32((uint16_t)(k % 2 ? ra >> 16 : ra)) * spw_bf16_to_f32((uint16_t)(k % 2 ? rb >> 16 : rb));
         }
         c[i] += sum;
     }

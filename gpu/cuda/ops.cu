@@ -132,8 +132,8 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
 }
 
 static void
-rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M, uint64_t T_,
-     uint64_t H, uint64_t D, int sign)
+rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+     uint64_t T_, uint64_t H, uint64_t D, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint64_t n = M * H * (D / 2);

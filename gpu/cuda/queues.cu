@@ -367,10 +367,10 @@ spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
         }
         if (sumsq != NULL)
             sum_and_deliver(q, sumsq + first / SUM_ELEMS, scratch + PIECE_BYTES, from, dst_type, m);
-        if (!spw__cuda_ok(q->gpu,
-                          cudaMemcpyAsync((char *)dst + first * dst_bytes, from, m * dst_bytes, cudaMemcpyDefault,
-                                          q->stream),
-                          "copy"))
+        if (!spw__cuda_ok(
+                q->gpu,
+                cudaMemcpyAsync((char *)dst + first * dst_bytes, from, m * dst_bytes, cudaMemcpyDefault, q->stream),
+                "copy"))
             return;
     }
 }

@@ -18,11 +18,11 @@
 #define __global__
 #define __device__
 #define __host__
-#define __forceinline__      inline __attribute__((always_inline))
-#define __shared__           static thread_local
+#define __forceinline__ inline __attribute__((always_inline))
+#define __shared__      static thread_local
 #define __launch_bounds__(...)
-#define __restrict__         __restrict
-#define __align__(n)         __attribute__((aligned(n)))
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
 
 struct uint3 {
     unsigned x, y, z;
@@ -33,13 +33,16 @@ struct dim3 {
     {
     }
 };
-struct __align__(16) float4 {
+struct __align__(16) float4
+{
     float x, y, z, w;
 };
-struct __align__(16) uint4 {
+struct __align__(16) uint4
+{
     unsigned x, y, z, w;
 };
-struct __align__(8) uint2 {
+struct __align__(8) uint2
+{
     unsigned x, y;
 };
 
