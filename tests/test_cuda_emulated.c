@@ -1,7 +1,7 @@
 /*
  * The cuda device without a GPU: its plugin compiled for the CPU (tests/emulate), opened as the real one is, and every operation
  * beside the cpu device, in fp32 and in bf16. The threads of a block run in three orders, which must not change a bit: a barrier
- * that is missing shows there (emulate.cpp).
+ * that is missing shows there (emulate.cpp). In fp32 streams work as late as they may besides, so that a missing wait shows.
  */
 #include "lib_parity.h"
 #include <setjmp.h>
@@ -155,6 +155,7 @@ main(void)
             return 1;
         }
         device.orders = orders;
+        setenv("SPW_EMULATE_STREAMS", f32 ? "late" : "", 1);
         failed += cmocka_run_group_tests_name(f32 ? "emulated fp32" : "emulated bf16", tests, NULL, NULL);
         spw_gpu_close(device.gpu);
     }

@@ -136,9 +136,8 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
                  typename cuda_same<P>::type... args)
 {
 #ifdef SPW_EMULATED
-    (void)q;
     (void)name;
-    emulate::launch(grid, block, shared_bytes, [=] { kernel(args...); });
+    emulate::launch(q->stream, grid, block, shared_bytes, [=] { kernel(args...); });
 #else
     if (shared_bytes > (48 << 10) &&
         !spw__cuda_ok(

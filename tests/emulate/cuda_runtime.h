@@ -1,8 +1,9 @@
 /*
  * Stands in for CUDA's header of this name in tests: the kernels and the host code of gpu/cuda compile as C++ against it and
  * run on the CPU, where there is no GPU. The threads of a block are fibers that yield at barriers and at what a warp does
- * together (shuffles, matrix products); streams do their work at once. emulate.cpp has the fibers. What is emulated is the
- * logic, not the time: races between threads show only as far as the order of fibers, SPW_EMULATE_ORDER, brings them out.
+ * together (shuffles, matrix products). Streams do their work at once or, with SPW_EMULATE_STREAMS=late, not before somebody
+ * waits for it. emulate.cpp has both. What is emulated is the logic, not the time: races between threads show only as far as
+ * the order of fibers, SPW_EMULATE_ORDER, brings them out.
  */
 #ifndef SPW_EMULATE_CUDA_RUNTIME_H
 #define SPW_EMULATE_CUDA_RUNTIME_H
@@ -48,6 +49,7 @@ struct __align__(8) uint2
 
 /* ---------------------------------------------------------------- the running thread */
 
+struct emulated_stream;
 namespace emulate
 {
 struct here {
@@ -56,7 +58,8 @@ struct here {
     unsigned char *dynamic_shared;
 };
 extern thread_local here now; /* of the fiber that runs */
-void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
+/* Puts a grid into a stream. */
+void launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body);
 void sync_block();
 /* Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. */
 enum { SLOT_BYTES = 64 };
@@ -188,6 +191,17 @@ struct cudaDeviceProp {
 
 cudaError_t cudaMalloc(void **p, size_t bytes);
 cudaError_t cudaFree(void *p);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
 inline cudaError_t
 cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
@@ -198,24 +212,6 @@ inline cudaError_t
 cudaFreeHost(void *p)
 {
     free(p);
-    return cudaSuccess;
-}
-inline cudaError_t
-cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
-{
-    memmove(dst, src, bytes);
-    return cudaSuccess;
-}
-inline cudaError_t
-cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t)
-{
-    memset(p, value, bytes);
-    return cudaSuccess;
-}
-inline cudaError_t
-cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t fn, void *arg)
-{
-    fn(arg);
     return cudaSuccess;
 }
 inline cudaError_t
@@ -267,29 +263,11 @@ EMULATE_NOTHING(cudaSetDevice, int)
 EMULATE_NOTHING(cudaGetLastError)
 EMULATE_NOTHING(cudaHostRegister, void *, size_t, unsigned)
 EMULATE_NOTHING(cudaHostUnregister, void *)
-EMULATE_NOTHING(cudaStreamDestroy, cudaStream_t)
-EMULATE_NOTHING(cudaStreamSynchronize, cudaStream_t)
-EMULATE_NOTHING(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
-EMULATE_NOTHING(cudaEventDestroy, cudaEvent_t)
-EMULATE_NOTHING(cudaEventRecord, cudaEvent_t, cudaStream_t)
-EMULATE_NOTHING(cudaEventSynchronize, cudaEvent_t)
 EMULATE_NOTHING(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 inline cudaError_t
 cudaDeviceGetStreamPriorityRange(int *low, int *high)
 {
     *low = *high = 0;
-    return cudaSuccess;
-}
-inline cudaError_t
-cudaStreamCreateWithPriority(cudaStream_t *s, unsigned, int)
-{
-    *s = NULL;
-    return cudaSuccess;
-}
-inline cudaError_t
-cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
-{
-    *e = NULL;
     return cudaSuccess;
 }
 

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <algorithm>
+#include <deque>
+#include <mutex>
 #include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -262,8 +264,8 @@ put_in_order(unsigned threads)
 }
 } // namespace
 
-void
-launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body)
+static void
+run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body)
 {
     unsigned threads = block.x * block.y * block.z;
     if (threads == 0 || threads > THREADS_MAX || threads % 32 != 0)
@@ -360,6 +362,137 @@ copy_wait(unsigned groups_left)
 }
 } // namespace emulate
 
+/* ---------------------------------------------------------------- streams */
+
+/*
+ * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
+ * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Streams are never
+ * freed, as events may point at them.
+ */
+struct emulated_stream {
+    std::deque<std::function<void()>> work;
+    uint64_t done, submitted;
+};
+struct emulated_event {
+    emulated_stream *stream; /* NULL: never recorded */
+    uint64_t mark;
+};
+
+static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
+static std::vector<emulated_stream *> streams;
+
+static void
+run_until(emulated_stream *s, uint64_t mark)
+{
+    while (s != NULL && s->done < mark) {
+        std::function<void()> next = std::move(s->work.front());
+        s->work.pop_front();
+        s->done++;
+        next();
+    }
+}
+
+static cudaError_t
+submit(emulated_stream *s, std::function<void()> work)
+{
+    const char *given = getenv("SPW_EMULATE_STREAMS");
+    std::lock_guard<std::recursive_mutex> hold(device);
+    s->work.push_back(std::move(work));
+    s->submitted++;
+    if (given == NULL || strcmp(given, "late") != 0)
+        run_until(s, s->submitted);
+    return cudaSuccess;
+}
+
+void
+emulate::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
+{
+    submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+}
+
+cudaError_t
+cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
+{
+    return submit(stream, [=] { memmove(dst, src, bytes); });
+}
+
+cudaError_t
+cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
+{
+    return submit(stream, [=] { memset(p, value, bytes); });
+}
+
+cudaError_t
+cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
+{
+    return submit(stream, [=] { fn(arg); });
+}
+
+cudaError_t
+cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *stream = new emulated_stream();
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaStreamSynchronize(cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    run_until(stream, stream->submitted);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaStreamDestroy(cudaStream_t stream)
+{
+    return cudaStreamSynchronize(stream);
+}
+
+cudaError_t
+cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    emulated_stream *other = event->stream;
+    uint64_t mark = event->mark;
+    return submit(stream, [=] { run_until(other, mark); });
+}
+
+cudaError_t
+cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+{
+    *event = new emulated_event();
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    event->stream = stream;
+    event->mark = stream->submitted;
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventSynchronize(cudaEvent_t event)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    run_until(event->stream, event->mark);
+    return cudaSuccess;
+}
+
+/* ---------------------------------------------------------------- memory */
+
 cudaError_t
 cudaMalloc(void **p, size_t bytes)
 {
@@ -373,6 +506,9 @@ cudaMalloc(void **p, size_t bytes)
 cudaError_t
 cudaFree(void *p)
 {
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (emulated_stream *s : streams) /* as the real one, which waits for the device */
+        run_until(s, s->submitted);
     free(p);
     return cudaSuccess;
 }
