@@ -40,7 +40,10 @@ CXX        ?= g++
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA       ?= $(if $(NVCC),1,0)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_ARCHS ?= 80 86 89 90 100 120
+CUDA_ARCHS ?= $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1 and no nvcc: install the CUDA 13 toolkit, or say NVCC=/path/to/nvcc)
+endif
 CUDA_SRC   := $(wildcard gpu/cuda/*.cu)
 CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
@@ -68,6 +71,7 @@ all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so .
+	@$(if $(PLUGIN),,echo "no nvcc: no cuda device; to add it: install the CUDA 13 toolkit")
 
 objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(PLUGIN)
 

@@ -25,7 +25,7 @@ for family in gpt2 llama; do
 JSON
     n=$((n + 1))
     if "$build/spillway" train "$dir/$family.json" >"$dir/out" 2>&1 &&
-        SPW_CUDA_PLUGIN=$PWD/$build/emulated/spillway-cuda.so SPW_CUDA_COMPUTE=fp32 "$build/spillway" train "$dir/$family.json" \
+        SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so") SPW_CUDA_COMPUTE=fp32 "$build/spillway" train "$dir/$family.json" \
             --set spillway.device=cuda --set spillway.run_log="$dir/$family.cuda" >"$dir/out" 2>&1 &&
         paste <(losses "$dir/$family.cpu") <(losses "$dir/$family.cuda") |
         awk '{ d = $1 - $2; rows++; if (!(d < 1e-4 && d > -1e-4)) { print "# step " rows ": " $1 " on cpu, " $2 " on cuda"; bad = 1 } }

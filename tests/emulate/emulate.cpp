@@ -379,7 +379,7 @@ struct emulated_event {
 };
 
 static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
-static std::vector<emulated_stream *> streams;
+static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
 
 static void
 run_until(emulated_stream *s, uint64_t mark)
