@@ -4,6 +4,7 @@
 set -u
 cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway
+export LSAN_OPTIONS="suppressions=$PWD/tests/lsan_mpi.txt:print_suppressions=0" ASAN_OPTIONS="${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0" # leaks inside MPI, found by whole stacks
 export OPENBLAS_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-net-XXXXXX")
 a=spwta$$ b=spwtb$$
@@ -66,7 +67,7 @@ else
 fi
 if command -v mpirun >/dev/null 2>&1 && [ -f "${SPW_BUILD:-build/release}/spillway-mpi.so" ]; then
     run="$spw train $dir/tiny.json --quiet"
-    timeout -s KILL 100 mpirun --oversubscribe -n 2 -x SPW_HOST=first $run : -n 1 -x SPW_HOST=second $run >"$dir/rank-mpi" 2>&1
+    timeout -s KILL 100 mpirun --oversubscribe -n 2 -x LSAN_OPTIONS -x ASAN_OPTIONS -x SPW_HOST=first $run : -n 1 -x LSAN_OPTIONS -x ASAN_OPTIONS -x SPW_HOST=second $run >"$dir/rank-mpi" 2>&1
     tell $? "three ranks on two hosts under MPI"
     near
     tell $? "have the losses of one rank"
