@@ -34,9 +34,10 @@ records='--set zero_optimization.offload_param.device=cpu'
 host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
 for round in $(seq "$rounds"); do
-    for tokens in many few; do
+    for tokens in many few unclipped; do
         more=
-        [ $tokens = few ] && more=$few
+        [ $tokens = many ] || more=$few
+        [ $tokens = unclipped ] && more="$more --set gradient_clipping=0"
         one host-$tokens $host $more
         one records-$tokens $records $more
         one all-$tokens $more
@@ -45,9 +46,10 @@ for round in $(seq "$rounds"); do
 done
 echo "# bench step  10.8 M parameters, split, cpu device; medians of $((rounds * 6)) steps, interleaved"
 echo "#  tokens  on nvme       step s  of host's    eta  bound by    computing  waiting for: nvme read  write    h2d  optimizer    d2h  other"
-for tokens in many few; do
+for tokens in many few unclipped; do
     n=2048
-    [ $tokens = few ] && n=16
+    [ $tokens = many ] || n=16
+    [ $tokens = unclipped ] && echo "#  without clipping, where updates need not wait for the norm of the whole gradient:"
     base=$(column host-$tokens 2)
     for place in host records all half; do
         f=$place-$tokens
