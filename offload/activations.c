@@ -55,7 +55,7 @@ struct spw_act {
     spw_gpu_queue *d2h, *h2d;
     spw_gpu_event *made; /* the compute that wrote the sources */
     pthread_t driver;
-    bool driver_started;
+    bool driver_started, host_pinned, staging_pinned;
     spw_aio *aio; /* used by the driver alone */
 
     pthread_mutex_t lock;
@@ -437,6 +437,8 @@ take_memory(spw_act *a, spw_error *err)
         SPW_TRY(spw_gpu_alloc(cfg->gpu, &a->device_memory, need.device_bytes, err));
     SPW_TRY(spw_region_map(&a->staging, cfg->staging_count * need.nvme_bytes, flags, err));
     SPW_TRY(spw_region_map(&a->host, need.host_bytes - cfg->staging_count * need.nvme_bytes, flags, err));
+    a->staging_pinned = spw__pin_host(cfg->gpu, &a->staging);
+    a->host_pinned = spw__pin_host(cfg->gpu, &a->host);
     path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof *path_bytes);
     if (path_bytes == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "activation checkpoints");
@@ -561,6 +563,10 @@ spw_act_destroy(spw_act *a)
         spw_gpu_event_destroy(a->buffers[i].used);
     spw_gpu_event_destroy(a->made);
     spw_gpu_free(a->cfg.gpu, a->device_memory);
+    if (a->host_pinned)
+        spw_gpu_unpin_host(a->cfg.gpu, a->host.base);
+    if (a->staging_pinned)
+        spw_gpu_unpin_host(a->cfg.gpu, a->staging.base);
     spw_region_unmap(&a->host);
     spw_region_unmap(&a->staging);
     pthread_cond_destroy(&a->main_cond);

@@ -290,6 +290,25 @@ start_copy(spw_store *s, unit *u, chunk *c)
     spw_gpu_queue_notify(s->h2d, copy_done, c);
 }
 
+/*
+ * A unit was released when the work that reads it had been submitted, and that may still be under way when another unit comes
+ * to lie there. Its own last readers too: once h2d is behind them, so is everything that it copies later, wherever the unit
+ * lies next. On a device that computes in the caller's thread nothing is ever pending.
+ */
+static void
+follow_readers(spw_store *s, const unit *u)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *o = &s->units[i];
+        bool meets =
+            o->used_offset < u->device_offset + u->device_bytes && u->device_offset < o->used_offset + o->device_bytes;
+        if (o->used_pending && (o == u || meets)) {
+            spw_gpu_event_wait(o->used, s->h2d);
+            o->used_pending = false;
+        }
+    }
+}
+
 enum { COPIES_INFLIGHT_MAX = 8 };
 
 /* Starts what can be started for a unit that is being filled. False: out of slots, nothing later may take one. */
@@ -304,6 +323,8 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
         }
         if (c->generation != u->device_generation || (c->w != W_CLEAN && c->w != W_DIRTY && c->w != W_WRITING))
             break;
+        if (u->fill_next == 0)
+            follow_readers(s, u);
         start_copy(s, u, c);
         u->fill_next++;
     }

@@ -62,6 +62,10 @@ typedef struct unit {
     bool abort_fill, by_demand;
     bool wanted;                  /* the caller of acquire waits for it, and for others with it */
     uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
+    /* Of a device that works by itself: the compute that read it last, where it lay then, whether that may be under way. */
+    spw_gpu_event *used;
+    uint64_t used_offset;
+    bool used_pending;
 } unit;
 
 /*
@@ -84,7 +88,7 @@ struct spw_store {
     uint32_t compute_bytes;
     char *weight_slots, *record_slots, *grads;
     spw_swap **swaps;
-    bool any_nvme;
+    bool any_nvme, pinned;
     pthread_t mover, *workers;
     uint32_t worker_started;
     bool mover_started;
@@ -138,6 +142,8 @@ void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes 
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
 void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */
+/* Makes all of it known to the device, once. False, with a line in the log if it was refused: nothing to unpin. */
+bool spw__pin_host(spw_gpu *gpu, const spw_region *region);
 /* Tests: now and then sleeps up to 0.3 ms; *calls counts. Any thread. */
 void spw__chaos_delay(uint64_t seed, uint64_t *calls, uint64_t salt);
 

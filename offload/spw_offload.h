@@ -150,7 +150,8 @@ void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t 
 enum { SPW_ACQUIRE_MAX = 64 };
 spw_status
 spw_store_acquire(spw_store *store, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err);
-void spw_store_release(spw_store *store, uint32_t unit_idx);
+/* reader: the queue whose work so far reads the weights; NULL: whoever read them has finished. */
+void spw_store_release(spw_store *store, uint32_t unit_idx, spw_gpu_queue *reader);
 
 /*
  * Host buffer (unit elems, grad_dtype) for the unit's reduced gradient: the caller's from spw_store_grad_open to

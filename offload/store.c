@@ -75,6 +75,18 @@ hold_grad(spw_store *s, chunk *c, bool held)
         s->loans[i].held = held ? s->loans[i].held + 1 : s->loans[i].held - 1;
 }
 
+bool
+spw__pin_host(spw_gpu *gpu, const spw_region *region)
+{
+    spw_error err = {0};
+    if (region->bytes == 0)
+        return false;
+    if (spw_gpu_pin_host(gpu, region->base, region->bytes, &err) == SPW_OK)
+        return true;
+    spw_log(SPW_LOG_WARN, "copies to and from the device make the threads that start them wait: %s", err.message);
+    return false;
+}
+
 void
 spw__chaos_delay(uint64_t seed, uint64_t *calls, uint64_t salt)
 {
@@ -497,6 +509,7 @@ carve_memory(spw_store *s, spw_error *err)
         st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
     if (st != SPW_OK)
         goto out;
+    s->pinned = spw__pin_host(cfg->gpu, &s->host);
     if (cfg->pin_memory && !s->host.locked && s->host.bytes > 0)
         spw_log(SPW_LOG_WARN, "the host arena (%llu bytes) is not page-locked: RLIMIT_MEMLOCK is too small (ulimit -l)",
                 (unsigned long long)s->host.bytes);
@@ -575,7 +588,8 @@ check_config(const spw_store_config *cfg, spw_error *err)
     if (!spw_gpu_get_info(cfg->gpu)->host_addressable) {
         for (uint32_t i = 0; i < cfg->chunk_count; i++) {
             if (cfg->chunks[i].weight_tier == SPW_TIER_DEVICE || cfg->chunks[i].record_tier == SPW_TIER_DEVICE)
-                return SPW_RAISE(err, SPW_EUNSUPPORTED, "not supported yet: state on device %s",
+                return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                                 "state on device %s, whose memory the host cannot address: updates run on the host",
                                  spw_gpu_get_info(cfg->gpu)->name);
         }
     }
@@ -641,6 +655,8 @@ build(spw_store *s, spw_error *err)
     s->record_slot_free_count = cfg->record_slot_count;
     SPW_TRY(carve_memory(s, err));
     SPW_TRY(spw_gpu_queue_create(&s->h2d, cfg->gpu, SPW_QUEUE_H2D, err));
+    for (uint32_t i = 0; i < s->unit_count && !spw_gpu_get_info(cfg->gpu)->host_addressable; i++)
+        SPW_TRY(spw_gpu_event_create(&s->units[i].used, cfg->gpu, err));
     SPW_TRY(start_workers(s, workers, err));
     {
         int rc = pthread_create(&s->mover, NULL, spw__store_mover_main, s);
@@ -694,10 +710,14 @@ spw_store_destroy(spw_store *s)
         pthread_join(s->mover, NULL);
     }
     spw_gpu_queue_destroy(s->h2d);
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        spw_gpu_event_destroy(s->units[i].used);
     for (uint32_t i = 0; s->swaps != NULL && i < s->cfg.path_count; i++)
         spw_swap_close(s->swaps[i]);
     spw_aio_destroy(s->aio);
     spw_gpu_free(s->cfg.gpu, s->device_memory);
+    if (s->pinned)
+        spw_gpu_unpin_host(s->cfg.gpu, s->host.base);
     spw_region_unmap(&s->host);
     pthread_cond_destroy(&s->main_cond);
     pthread_cond_destroy(&s->work_cond);
@@ -852,11 +872,17 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
 }
 
 void
-spw_store_release(spw_store *s, uint32_t unit_idx)
+spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
 {
+    unit *u = &s->units[unit_idx];
     pthread_mutex_lock(&s->lock);
-    SPW_ASSERT(s->units[unit_idx].pins > 0);
-    s->units[unit_idx].pins--;
+    SPW_ASSERT(u->pins > 0);
+    if (u->used != NULL && reader != NULL) {
+        spw_gpu_event_record(u->used, reader);
+        u->used_offset = u->device_offset;
+        u->used_pending = true;
+    }
+    u->pins--;
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }

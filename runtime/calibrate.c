@@ -69,8 +69,11 @@ measure_path(const calibration *c, const char *dir, double rates[3], spw_error *
 static spw_status
 open_gpu(const calibration *c, spw_gpu **gpu, spw_error *err)
 {
-    return spw_gpu_open(
-        gpu, &(spw_gpu_options){.name = c->config->run.device, .thread_count = c->config->run.compute_threads}, err);
+    return spw_gpu_open(gpu,
+                        &(spw_gpu_options){.name = c->config->run.device,
+                                           .thread_count = c->config->run.compute_threads,
+                                           .full_precision = !c->config->bf16 && !c->config->fp16},
+                        err);
 }
 
 /* A product of the size of a micro-batch with a matrix of the model's. */
@@ -80,8 +83,8 @@ measure_compute(const calibration *c, const char *unused, double rates[1], spw_e
     uint64_t M = c->config->micro_batch * c->config->data.seq_length, K = c->config->model.width, N;
     spw_gpu *gpu = NULL;
     spw_gpu_queue *q = NULL;
-    float *x = NULL, *w = NULL, *y = NULL;
-    uint64_t begin, count = 0;
+    void *x = NULL, *w = NULL, *y = NULL;
+    uint64_t begin, count = 0, bytes = 0;
     spw_status st;
     (void)unused;
     K = K == 0 || K > GEMM_MAX ? GEMM_MAX : K;
@@ -91,14 +94,16 @@ measure_compute(const calibration *c, const char *unused, double rates[1], spw_e
     if (st == SPW_OK)
         st = spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, (void **)&x, M * K * 4, err);
+        bytes = spw_dtype_bytes(spw_gpu_get_info(gpu)->compute_dtype);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, (void **)&w, N * K * 4, err);
+        st = spw_gpu_alloc(gpu, &x, M * K * bytes, err);
     if (st == SPW_OK)
-        st = spw_gpu_alloc(gpu, (void **)&y, M * N * 4, err);
+        st = spw_gpu_alloc(gpu, &w, N * K * bytes, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(gpu, &y, M * N * bytes, err);
     if (st == SPW_OK) {
-        spw_gpu_zero(q, x, M * K * 4);
-        spw_gpu_zero(q, w, N * K * 4);
+        spw_gpu_zero(q, x, M * K * bytes);
+        spw_gpu_zero(q, w, N * K * bytes);
         spw_gpu_linear(q, y, x, w, NULL, M, N, K, 0); /* warm */
         spw_gpu_queue_sync(q);
         for (begin = spw_now_ns(); spw_now_ns() - begin < LOOP_NS; count++) {
@@ -299,7 +304,11 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
 {
     calibration c = {.config = config, .plan = plan, .mode = mode, .report = report, .now_s = (int64_t)time(NULL)};
     char what[RATE_KEY_BYTES - 400];
+    char device[64];
     double copies[2];
+    /* What auto took, and in which precision: rates of one are not those of another. */
+    snprintf(device, sizeof device, "%.32s%s%s", config->run.device, plan->device_apart ? " apart" : "",
+             plan->device_apart && !config->bf16 && !config->fp16 ? " fp32" : "");
     memset(out, 0, sizeof *out);
     memset(report, 0, sizeof *report);
     describe_machine(&c);
@@ -320,7 +329,7 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
         out->nvme_write[i] = rates[1];
         out->nvme_mixed[i] = rates[2];
     }
-    snprintf(what, sizeof what, "copies|%s|%s|%s", config->run.device,
+    snprintf(what, sizeof what, "copies|%s|%s|%s", device,
              spw_dtype_name(spw_state_weight_dtype(config->run.state_format)), spw_dtype_name(config->run.grad_dtype));
     get_rates(&c, what, measure_copies, NULL, copies, 2);
     out->h2d = copies[0];
@@ -330,11 +339,11 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
              spw_state_name(config->run.state_format), spw_dtype_name(config->run.grad_dtype),
              (unsigned long long)config->run.chunk_elems, c.threads);
     get_rates(&c, what, measure_optimizer, NULL, &out->optimizer, 1);
-    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", config->run.device, config->run.compute_threads,
+    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", device, config->run.compute_threads,
              (unsigned long long)(config->micro_batch * config->data.seq_length),
              (unsigned long long)config->model.width);
     get_rates(&c, what, measure_compute, NULL, &out->flops, 1);
-    if (strncmp(config->run.device, "cuda", 4) != 0) /* the only other device that is built */
+    if (!plan->device_apart)
         out->shared_cores = spw_cpu_allowed_count();
     spw__rate_cache_close(c.cache);
 }

@@ -32,12 +32,62 @@ check_frozen(const spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
+/* What a device whose memory the host cannot address has to leave to others: state, which the host updates, and ranks. */
+static spw_status
+check_device(const spw_engine *e, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    const char *name = spw_gpu_get_info(e->gpu)->name;
+    bool weights = c->zero.offload_param == SPW_TIER_DEVICE,
+         records = c->zero.offload_optimizer == SPW_TIER_DEVICE && !e->inference;
+    if (e->host_addressable)
+        return SPW_OK;
+    if (e->world > 1)
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "%u ranks on device %s: collectives cannot reach its memory yet; spillway.device cpu trains on "
+            "several ranks",
+            e->world, name);
+    if (weights || records)
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "device %s cannot hold %s: the optimizer runs on the host, which cannot address its memory; set "
+            "zero_optimization.offload_param.device and offload_optimizer.device to cpu (or nvme)",
+            name,
+            weights && records ? "weights and optimizer state"
+            : weights          ? "weights"
+                               : "optimizer state");
+    return SPW_OK;
+}
+
 /* ---------------------------------------------------------------- taking memory */
+
+/* Positions of a micro-batch's rows, and the rotary table: made in host memory, which is given back. */
+static spw_status
+fill_tables(spw_engine *e, spw_error *err)
+{
+    const spw_model_config *m = &e->model->config;
+    uint64_t table_bytes = m->rope_theta > 0 ? spw__table_positions(e) * m->head_dim * sizeof(float) : 0;
+    uint64_t places_bytes = e->rows * sizeof *e->places;
+    void *host = spw_mem_zalloc(table_bytes > places_bytes ? table_bytes : places_bytes);
+    int32_t *places = host;
+    if (host == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "tables of positions");
+    for (uint64_t i = 0; i < e->rows; i++)
+        places[i] = (int32_t)(i % e->T);
+    spw_gpu_write_bytes(e->compute, e->places, places, places_bytes);
+    if (table_bytes > 0) {
+        spw_rope_table(m, spw__table_positions(e), host);
+        spw_gpu_write_bytes(e->compute, e->cos_sin, host, table_bytes);
+    }
+    spw_mem_free(host);
+    return SPW_OK;
+}
 
 static spw_status
 take_memory(spw_engine *e, spw_error *err)
 {
-    uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * sizeof(float), 4096);
+    uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * e->compute_bytes, 4096);
     uint64_t bytes = flow_bytes + e->plan.arena_device + e->plan.batch_device, shared = e->plan.grads_device;
     spw_carve carve, grads;
     SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes + (e->comm == NULL ? shared : 0), err));
@@ -61,14 +111,10 @@ take_memory(spw_engine *e, spw_error *err)
     e->cos_sin = spw_carve_take(&carve, spw__table_positions(e) * e->model->config.head_dim * 4);
     e->slots = spw_carve_take(&carve, e->cache_slots * 4);
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
-    e->cache = spw_carve_take(&carve, spw__cache_elems(e) * sizeof(float));
+    e->cache = spw_carve_take(&carve, spw__cache_elems(e) * e->compute_bytes);
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->cache == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
-    for (uint64_t i = 0; i < e->rows; i++)
-        e->places[i] = (int32_t)(i % e->T);
-    if (e->model->config.rope_theta > 0)
-        spw_rope_table(&e->model->config, spw__table_positions(e), e->cos_sin);
-    return SPW_OK;
+    return fill_tables(e, err);
 }
 
 static spw_status
@@ -76,7 +122,7 @@ make_act(spw_engine *e, spw_error *err)
 {
     const spw_config *c = &e->config;
     spw_act_config a = {.gpu = e->gpu,
-                        .dtype = SPW_F32,
+                        .dtype = e->compute_dtype,
                         .elems = e->rows * e->model->config.width,
                         .slot_count = e->kept_slots,
                         .micro_count = e->group_max,
@@ -143,7 +189,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
                            .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
                            .topology = &topology,
-                           .pin_threads = c->run.pin_threads};
+                           .pin_threads = c->run.pin_threads,
+                           .full_precision = !c->bf16 && !c->fp16};
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
@@ -174,9 +221,16 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         spw_layout_make(&e->layout, e->model, chunk, !o->inference, parted ? e->rank : 0, parted ? e->world : 1, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw_gpu_open(&e->gpu, &gpu, err));
+    e->compute_dtype = spw_gpu_get_info(e->gpu)->compute_dtype;
+    e->compute_bytes = spw_dtype_bytes(e->compute_dtype);
+    e->host_addressable = spw_gpu_get_info(e->gpu)->host_addressable;
+    SPW_TRY(check_device(e, err));
+    if (!e->host_addressable)
+        e->rates.shared_cores = 0;
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
     SPW_TRY(spw_gpu_queue_create(&e->d2h, e->gpu, SPW_QUEUE_D2H, err));
-    SPW_TRY(spw_tape_create(&e->tape, e->compute, err));
+    SPW_TRY(spw_gpu_event_create(&e->passed, e->gpu, err));
+    SPW_TRY(spw_tape_create(&e->tape, e->compute, e->compute_dtype, err));
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         partial_count += e->layout.units[u].elems / 4096;
     e->future_max = 4 * e->layout.unit_count + 64;
@@ -191,8 +245,10 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
-    if (!e->flow_lent || !e->activation_places || !e->notes || !e->buffers || !e->partials || !e->unit_partial ||
-        !e->chain || !e->first_use || !e->last_use || !e->generations || !e->future)
+    e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
+    if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) || !e->activation_places || !e->notes ||
+        !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
+        !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
@@ -259,6 +315,8 @@ spw_engine_destroy(spw_engine *e)
 {
     if (e == NULL)
         return;
+    if (e->compute != NULL)
+        spw_gpu_queue_sync(e->compute); /* it may read the store's memory */
     spw__ranks_destroy(e->ranks);
     spw_gpu_queue_destroy(e->d2h); /* its notifies call the store */
     spw_store_destroy(e->store);
@@ -266,6 +324,7 @@ spw_engine_destroy(spw_engine *e)
     spw_tape_destroy(e->tape);
     for (uint32_t i = 0; i < e->buffer_count; i++)
         spw_gpu_event_destroy(e->buffers[i].sent);
+    spw_gpu_event_destroy(e->passed);
     spw_gpu_queue_destroy(e->compute);
     if (e->comm != NULL)
         spw_comm_free(e->comm, e->shared);
@@ -280,6 +339,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->activation_places);
     spw_mem_free(e->flow_lent);
     spw_mem_free(e->partials);
+    spw_mem_free(e->losses_host);
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);

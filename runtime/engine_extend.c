@@ -4,6 +4,14 @@
  */
 #include "engine_internal.h"
 
+/* n logits to host memory, there on return. */
+static void
+take_logits(const spw_engine *e, float *out, const spw_value *y, uint64_t n)
+{
+    spw_gpu_copy_d2h(e->compute, out, SPW_F32, y->data, e->compute_dtype, n, NULL);
+    spw_gpu_queue_sync(e->compute);
+}
+
 spw_status
 spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *logits, spw_error *err)
 {
@@ -13,7 +21,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     if (count == 0 || count > e->T)
         return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
                          (unsigned long long)e->T);
-    memcpy(e->tokens, tokens, count * sizeof *tokens);
+    spw_gpu_write_bytes(e->compute, e->tokens, tokens, count * sizeof *tokens);
     spw_trace_begin(&e->traces[MODE_EVAL]);
     spw__tell_future(e, MODE_EVAL);
     for (uint32_t c = 0; c < e->chain_count; c++) {
@@ -23,18 +31,19 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
         SPW_TRY(spw__acquire_block(e, MODE_EVAL, &run, err));
         spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
         if (c > 0)
-            x = spw_tape_input(e->tape, spw__flow(e, c, 0) + (head ? (count - 1) * width * sizeof(float) : 0),
+            x = spw_tape_input(e->tape, spw__flow(e, c, 0) + (head ? (count - 1) * width * e->compute_bytes : 0),
                                head ? 1 : count, width, false);
         y = spw__call_forward(e, &run, &batch, x, false, head);
         if (spw_tape_check(e->tape, err) == SPW_OK && head)
-            memcpy(logits, y->data, e->model->config.vocab * sizeof(float));
+            take_logits(e, logits, y, e->model->config.vocab);
         else if (y != NULL)
-            spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0), SPW_F32, y->data, SPW_F32, count * width, NULL);
+            spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0), e->compute_dtype, y->data, e->compute_dtype,
+                             count * width, NULL);
         spw__release_block(e, &run);
         SPW_TRY(spw_tape_check(e->tape, err));
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
-    return SPW_OK;
+    return spw_gpu_check(e->gpu, err);
 }
 
 /* Copies the rows whose logits are wanted side by side, to the turn after the last block's input. */
@@ -44,8 +53,8 @@ gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
     uint64_t width = e->model->config.width;
     char *from = spw__flow(e, c, 0), *to = spw__flow(e, c + 1, 0);
     for (uint32_t i = 0; i < count; i++)
-        spw_gpu_copy_d2d(e->compute, to + i * width * sizeof(float), SPW_F32, from + rows[i] * width * sizeof(float),
-                         SPW_F32, width, NULL);
+        spw_gpu_copy_d2d(e->compute, to + i * width * e->compute_bytes, e->compute_dtype,
+                         from + rows[i] * width * e->compute_bytes, e->compute_dtype, width, NULL);
     return to;
 }
 
@@ -54,13 +63,14 @@ static spw_status
 extend_part(spw_engine *e, const block_run *run, uint32_t c, const engine_part *p, spw_error *err)
 {
     uint64_t width = e->model->config.width, n = p->sequences * p->positions;
-    uint64_t row_bytes = width * sizeof(float), layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
+    uint64_t row_bytes = width * e->compute_bytes, part_bytes = spw__cache_part_elems(e) * e->compute_bytes,
+             layer = c > 0 ? c - 1 : 0; /* the first block has no attention */
     spw_batch batch = {.sequences = p->sequences,
                        .positions = p->positions,
                        .tokens = e->tokens + p->row,
                        .places = e->places + p->row};
-    spw_attention_cache cache = {.key = e->cache + layer * 2 * spw__cache_part_elems(e),
-                                 .value = e->cache + (layer * 2 + 1) * spw__cache_part_elems(e),
+    spw_attention_cache cache = {.key = e->cache + layer * 2 * part_bytes,
+                                 .value = e->cache + (layer * 2 + 1) * part_bytes,
                                  .capacity = e->cache_positions,
                                  .slots = e->slots + p->sequence,
                                  .starts = e->starts + p->sequence};
@@ -71,8 +81,8 @@ extend_part(spw_engine *e, const block_run *run, uint32_t c, const engine_part *
         x = spw_tape_input(e->tape, spw__flow(e, c, 0) + p->row * row_bytes, n, width, false);
     y = spw__call_forward(e, run, &batch, x, false, false);
     SPW_TRY(spw_tape_check(e->tape, err));
-    spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0) + p->row * row_bytes, SPW_F32, y->data, SPW_F32, n * width,
-                     NULL);
+    spw_gpu_copy_d2d(e->compute, spw__flow(e, c + 1, 0) + p->row * row_bytes, e->compute_dtype, y->data,
+                     e->compute_dtype, n * width, NULL);
     return SPW_OK;
 }
 
@@ -86,10 +96,10 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
         rows += x->parts[i].sequences * x->parts[i].positions;
     SPW_ASSERT(rows <= e->rows);
     e->counting = false;
-    memcpy(e->tokens, x->tokens, rows * sizeof *e->tokens);
-    memcpy(e->places, x->places, rows * sizeof *e->places);
-    memcpy(e->slots, x->slots, e->cache_slots * sizeof *e->slots);
-    memcpy(e->starts, x->starts, e->cache_slots * sizeof *e->starts);
+    spw_gpu_write_bytes(e->compute, e->tokens, x->tokens, rows * sizeof *e->tokens);
+    spw_gpu_write_bytes(e->compute, e->places, x->places, rows * sizeof *e->places);
+    spw_gpu_write_bytes(e->compute, e->slots, x->slots, e->cache_slots * sizeof *e->slots);
+    spw_gpu_write_bytes(e->compute, e->starts, x->starts, e->cache_slots * sizeof *e->starts);
     spw_trace_begin(&e->traces[MODE_EVAL]);
     spw__tell_future(e, MODE_EVAL);
     for (uint32_t c = 0; c <= last; c++) {
@@ -109,11 +119,12 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
                                   false, true);
             st = spw_tape_check(e->tape, err);
             if (st == SPW_OK)
-                memcpy(x->logits, y->data, x->logit_count * e->model->config.vocab * sizeof(float));
+                take_logits(e, x->logits, y, x->logit_count * e->model->config.vocab);
         }
         spw__release_block(e, &run);
         SPW_TRY(st);
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
-    return spw_store_check(e->store, err);
+    SPW_TRY(spw_store_check(e->store, err));
+    return spw_gpu_check(e->gpu, err);
 }

@@ -35,6 +35,10 @@ struct spw_engine {
     bool inference;
     spw_gpu *gpu;
     spw_gpu_queue *compute, *d2h;
+    spw_gpu_event *passed;   /* where one of the two is, for the other */
+    spw_dtype compute_dtype; /* of activations, gathered weights, keys and values */
+    uint32_t compute_bytes;
+    bool host_addressable; /* device memory can be read in place, and the thread itself computes */
     spw_store *store;
     spw_comm *comm;   /* NULL: one rank */
     spw_ranks *ranks; /* NULL: one rank */
@@ -53,7 +57,7 @@ struct spw_engine {
     uint64_t arena_bytes;
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
-    float *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
+    char *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from c = 1 to the last but one.
      * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
@@ -68,7 +72,8 @@ struct spw_engine {
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
-    double *partials;       /* sums of squares, one per 4096 elements of the element space */
+    double *partials;       /* sums of squares, one per 4096 elements of the element space; once d2h has passed them */
+    float *losses_host;     /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */
     uint32_t *chain, chain_count;
     int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
@@ -111,6 +116,7 @@ uint64_t spw__cache_width(const spw_engine *e);
 uint64_t spw__cache_part_elems(const spw_engine *e);
 uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
+uint64_t spw__losses_bytes(const spw_engine *e); /* of all micro-batches of a step */
 
 /* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
 

@@ -206,6 +206,8 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
+    if (!e->host_addressable)
+        own += spw__losses_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
                spw_comm_table_bytes(NULL, e->world, e->local_world, SPW_RANKS_CHANNELS);
@@ -242,6 +244,12 @@ spw__cache_elems(const spw_engine *e)
     return (e->model->block_count - 2) * 2 * spw__cache_part_elems(e);
 }
 
+uint64_t
+spw__losses_bytes(const spw_engine *e)
+{
+    return e->micro_max * e->rows * sizeof *e->losses;
+}
+
 /* How many positions the table of rotary positions has. */
 uint64_t
 spw__table_positions(const spw_engine *e)
@@ -261,9 +269,10 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
                      .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
                      .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
                      .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
-                     .compute_bytes = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype),
+                     .compute_bytes = e->compute_bytes,
                      .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
-                     .device_in_host = spw_gpu_get_info(e->gpu)->host_addressable,
+                     .device_in_host = e->host_addressable,
+                     .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes,
                      .process_bytes =
                          o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
                      .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
@@ -275,7 +284,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
                      .tokens = e->config.accumulation * e->rows,
                      .flops = step_flops(e)};
     uint32_t *uses, *walk;
-    uint64_t width_bytes = e->rows * e->model->config.width * sizeof(float);
+    uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         uint64_t bytes = spw__block_elems(e, b) * in.compute_bytes;
@@ -300,7 +309,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
-    in.batch_device += spw__cache_elems(e) * sizeof(float) + e->cache_slots * 8;
+    in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);

@@ -111,7 +111,7 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     const void *part;
     SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
     memcpy(to + r->rank * bytes, part, bytes);
-    spw_store_release(e->store, job->use.unit_idx);
+    spw_store_release(e->store, job->use.unit_idx, NULL);
     set_phase(r, &r->gather_phase, PHASE_OTHERS);
     begin = spw_now_ns();
     SPW_TRY(spw_all_gather(r->gathers, job->use.unit_idx, to, bytes, err));

@@ -11,12 +11,17 @@
 static double
 sum_losses(const spw_engine *e, uint32_t micro_batches)
 {
+    const float *losses = e->losses;
     double total = 0;
     uint64_t n = micro_batches * e->rows;
+    if (!e->host_addressable) {
+        spw_gpu_read_bytes(e->compute, e->losses_host, e->losses, n * sizeof *losses);
+        losses = e->losses_host;
+    }
     for (uint64_t first = 0; first < n; first += 4096) {
         double part = 0;
         for (uint64_t i = first; i < n && i < first + 4096; i++)
-            part += (double)e->losses[i];
+            part += (double)losses[i];
         total += part;
     }
     return total;
@@ -78,8 +83,8 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         count = (uint64_t)all;
     }
     e->target_count = count > 0 ? count : 1;
-    memcpy(e->tokens, tokens, n * sizeof *tokens);
-    memcpy(e->targets, targets, n * sizeof *targets);
+    spw_gpu_write_bytes(e->compute, e->tokens, tokens, n * sizeof *tokens);
+    spw_gpu_write_bytes(e->compute, e->targets, targets, n * sizeof *targets);
     return SPW_OK;
 }
 
@@ -152,7 +157,13 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
 {
     const spw_config *c = &e->config;
     double scale = 1.0 / e->scaler.scale;
+    if (!e->host_addressable) { /* what has been submitted: the device computes, the gradients do not wait for the link */
+        uint64_t begin = spw_now_ns();
+        spw_gpu_queue_sync(e->compute);
+        e->compute_ns += spw_now_ns() - begin;
+    }
     SPW_TRY(spw__wait_grads(e, err));
+    SPW_TRY(spw_gpu_check(e->gpu, err));
     SPW_TRY(sum_step(e, micro_batches, &r->loss, &r->grad_norm, err));
     r->loss_scale = e->scaler.scale;
     r->grad_norm *= scale;
@@ -236,6 +247,7 @@ run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     }
     spw_trace_end(&e->traces[MODE_EVAL]);
     *loss_out = sum_losses(e, micro_batches);
+    SPW_TRY(spw_gpu_check(e->gpu, err));
     if (e->ranks != NULL)
         SPW_TRY(spw__ranks_sum(e->ranks, loss_out, 1, err));
     *loss_out /= (double)e->target_count;

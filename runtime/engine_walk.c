@@ -89,8 +89,9 @@ spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, s
         uint32_t j = 0;
         while (run->units[j] != at->unit_idx)
             j++;
-        params[k] = spw_tape_param(e->tape, run->weights[j] == NULL ? NULL : (const float *)run->weights[j] + at->first,
-                                   run->grads[j] == NULL ? NULL : run->grads[j] + at->first, p->rows, p->cols);
+        params[k] = spw_tape_param(
+            e->tape, run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
+            run->grads[j] == NULL ? NULL : run->grads[j] + at->first, p->rows, p->cols);
     }
     return b->forward(&call, x);
 }
@@ -98,7 +99,8 @@ spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, s
 char *
 spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
 {
-    return e->flow + ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * sizeof(float);
+    return e->flow +
+           ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * e->compute_bytes;
 }
 
 /* x[c] is a checkpoint; the last block's input goes straight into its backward pass. */
@@ -178,7 +180,7 @@ spw__release_block(spw_engine *e, const block_run *run)
         if (e->layout.parts > 1)
             spw__ranks_release(e->ranks, run->units[k]);
         else
-            spw_store_release(e->store, run->units[k]);
+            spw_store_release(e->store, run->units[k], e->compute);
     }
 }
 
@@ -194,7 +196,11 @@ waited_ns(const spw_engine *e)
     return sum;
 }
 
-/* Counts what began at begin, without the waiting since waited. */
+/*
+ * Counts what began at begin, without the waiting since waited. Of a device that works by itself that is what submitting took;
+ * the device's own time shows where the thread waits for it: at the end of a step (decide) as computing too, and before that
+ * as whatever the thread waits for then.
+ */
 static void
 end_compute(spw_engine *e, const char *name, uint32_t block_idx, uint64_t begin, uint64_t waited)
 {
@@ -230,7 +236,8 @@ pass_on(spw_engine *e, const spw_value *y, uint32_t c, uint32_t micro, bool keep
     bool in_flow = out == spw__flow(e, c, micro);
     if (keep && in_flow)
         SPW_TRY(settle_flow(e, c, micro, err));
-    spw_gpu_copy_d2d(e->compute, out, SPW_F32, y->data, SPW_F32, e->rows * e->model->config.width, NULL);
+    spw_gpu_copy_d2d(e->compute, out, e->compute_dtype, y->data, e->compute_dtype, e->rows * e->model->config.width,
+                     NULL);
     if (!keep || !kept(e, c))
         return SPW_OK;
     if (in_flow)
@@ -321,10 +328,12 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
         return SPW_OK;
     }
     begin = spw_now_ns();
-    spw_gpu_event_sync(best->sent);
+    spw_gpu_event_wait(best->sent, e->compute);
+    if (later_group) { /* the earlier group's sum may still be on its way out of another buffer */
+        spw_gpu_event_record(e->passed, e->d2h);
+        spw_gpu_event_wait(e->passed, e->compute);
+    }
     e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
-    if (later_group)
-        wait_d2h(e); /* the earlier group's sum may still be on its way out of another buffer */
     if (later_group) {
         spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
                          elems);
@@ -354,6 +363,8 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
         return SPW_OK;
     }
     SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
+    spw_gpu_event_record(e->passed, e->compute);
+    spw_gpu_event_wait(e->passed, e->d2h);
     spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
                      final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
     e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);

@@ -428,15 +428,15 @@ least_cache(const plan_input *in)
 }
 
 static spw_status
-plan_device(spw_plan *p, const plan_input *in, spw_error *err)
+plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
 {
     const spw_config *c = in->config;
-    uint64_t all_units = in->layout->elems * in->layout->parts * in->compute_bytes, budget = c->run.device_memory;
+    uint64_t all_units = in->layout->elems * in->layout->parts * in->compute_bytes;
     bool whole = in->layout->parts > 1 && c->zero.stage < 3;
     uint64_t floor_bytes = least_cache(in), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
-    p->device_budget = budget;
+    p->device_budget = c->run.device_memory;
     p->grads_device = in->grads_device;
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
@@ -486,6 +486,17 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
+/* device_memory auto: as much as is useful, or else what the device has. */
+static spw_status
+plan_device(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    uint64_t budget = in->config->run.device_memory;
+    spw_status st = plan_device_within(p, in, budget, err);
+    if (st != SPW_OK || budget != SPW_AUTO || in->device_room == 0 || p->device_bytes <= in->device_room)
+        return st;
+    return plan_device_within(p, in, in->device_room, err);
+}
+
 /* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
@@ -526,6 +537,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
     p->flops = in->flops;
+    p->device_apart = !in->device_in_host;
     collect_paths(p, in->config);
     (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);

@@ -28,6 +28,7 @@ typedef struct plan_input {
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
     uint64_t room_bytes;   /* what the process may still take; 0: unknown */
     bool device_in_host;   /* the device's memory comes out of it too */
+    uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;

@@ -43,6 +43,7 @@ typedef struct spw_plan {
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;
     uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */
+    bool device_apart;                           /* the device has memory, and computes, of its own: not the host's */
     uint32_t weight_slots, record_slots, path_count;
     /* Checkpoints of activations by tier, and the buffers that those off the device pass through (spw_offload.h). */
     uint32_t activation_count[SPW_TIER_COUNT], activation_working, activation_staging;

@@ -35,7 +35,8 @@ typedef struct spw_batch {
 } spw_batch;
 
 typedef struct spw_tape spw_tape;
-spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_error *err);
+/* act_dtype: the compute type of queue's device. */
+spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_dtype act_dtype, spw_error *err);
 void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);

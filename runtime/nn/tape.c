@@ -38,6 +38,8 @@ enum { OPS_MAX = 256, VALUES_MAX = 512 };
 
 struct spw_tape {
     spw_gpu_queue *queue;
+    spw_dtype act_dtype;
+    uint32_t act_bytes;
     char *arena;
     uint64_t arena_bytes, used;
     bool record, dry, by_row, cache_taken;
@@ -51,16 +53,16 @@ struct spw_tape {
     spw_value values[VALUES_MAX];
 };
 
-enum { ACT_BYTES = 4 }; /* fp32 activations: the cpu device */
-
 spw_status
-spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_error *err)
+spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_dtype act_dtype, spw_error *err)
 {
     spw_tape *t = spw_mem_zalloc(sizeof *t);
     *out = t;
     if (t == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tape");
     t->queue = queue;
+    t->act_dtype = act_dtype;
+    t->act_bytes = spw_dtype_bytes(act_dtype);
     return SPW_OK;
 }
 
@@ -144,7 +146,7 @@ new_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
         return fail(t);
     v = &t->values[t->value_count++];
     *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record};
-    if (data == NULL && (v->data = take(t, rows * cols * ACT_BYTES)) == NULL)
+    if (data == NULL && (v->data = take(t, rows * cols * t->act_bytes)) == NULL)
         return NULL;
     return v;
 }
@@ -312,9 +314,9 @@ spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_
 }
 
 static act *
-at_col(act *p, uint64_t col)
+at_col(const spw_tape *t, act *p, uint64_t col)
 {
-    return (char *)p + col * ACT_BYTES;
+    return (char *)p + col * t->act_bytes;
 }
 
 spw_value *
@@ -340,11 +342,11 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
     if (!t->dry && t->cache != NULL)
-        spw_gpu_attention_cached(t->queue, y->data, at_col(q->data, q_col), at_col(k->data, k_col),
-                                 at_col(v->data, v_col), t->cache, &o->shape);
+        spw_gpu_attention_cached(t->queue, y->data, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
+                                 at_col(t, v->data, v_col), t->cache, &o->shape);
     else if (!t->dry)
-        spw_gpu_attention(t->queue, y->data, lse, at_col(q->data, q_col), at_col(k->data, k_col),
-                          at_col(v->data, v_col), &o->shape);
+        spw_gpu_attention(t->queue, y->data, lse, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
+                          at_col(t, v->data, v_col), &o->shape);
     o->in[0] = q;
     o->in[1] = k;
     o->in[2] = v;
@@ -447,7 +449,7 @@ grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
     if (v == NULL || !v->needs_grad)
         return NULL;
     if (v->grad == NULL)
-        v->grad = take(t, v->rows * v->cols * ACT_BYTES);
+        v->grad = take(t, v->rows * v->cols * t->act_bytes);
     if (v->grad_set)
         *flags |= flag;
     v->grad_set = true;
@@ -466,7 +468,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     if (rows_per_chunk > M)
         rows_per_chunk = M;
     y = new_value(t, 1, 1, NULL);
-    logits = take(t, rows_per_chunk * w->rows * ACT_BYTES);
+    logits = take(t, rows_per_chunk * w->rows * t->act_bytes);
     dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
     if (y == NULL || logits == NULL || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
         return fail(t);
@@ -495,7 +497,7 @@ pass_through(spw_tape *t, spw_value *to, const spw_value *from)
     if (acc)
         spw_gpu_add(t->queue, dx, dx, from->grad, from->rows * from->cols);
     else
-        spw_gpu_copy_d2d(t->queue, dx, SPW_F32, from->grad, SPW_F32, from->rows * from->cols, NULL);
+        spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, from->grad, t->act_dtype, from->rows * from->cols, NULL);
 }
 
 /* An operation whose output lies in its input's memory: both gradients are one buffer. */
@@ -558,9 +560,10 @@ backward_op(spw_tape *t, op *o)
             d[i] = grad_of(t, o->in[i], 1, &ignored);
         }
         if (!t->dry)
-            spw_gpu_attention_backward(q, at_col(d[0], o->col[0]), at_col(d[1], o->col[1]), at_col(d[2], o->col[2]),
-                                       y->grad, y->data, o->saved[0], at_col(o->in[0]->data, o->col[0]),
-                                       at_col(o->in[1]->data, o->col[1]), at_col(o->in[2]->data, o->col[2]), &o->shape);
+            spw_gpu_attention_backward(q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]),
+                                       at_col(t, d[2], o->col[2]), y->grad, y->data, o->saved[0],
+                                       at_col(t, o->in[0]->data, o->col[0]), at_col(t, o->in[1]->data, o->col[1]),
+                                       at_col(t, o->in[2]->data, o->col[2]), &o->shape);
         return;
     }
     case T_GELU:
@@ -589,7 +592,7 @@ backward_op(spw_tape *t, op *o)
     case T_DROPOUT:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (dx != NULL && (flags & SPW_OP_ACC_DX)) {
-            act *part = take(t, y->rows * y->cols * ACT_BYTES);
+            act *part = take(t, y->rows * y->cols * t->act_bytes);
             if (!t->dry && part != NULL) {
                 spw_gpu_dropout(q, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
                 spw_gpu_add(q, dx, dx, part, y->rows * y->cols);
