@@ -37,6 +37,26 @@ AVX2_FLAGS   := -mavx2 -mfma -mf16c
 AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512
 endif
 
+# The cuda device is a plugin that nothing links: built where nvcc is (CUDA=0 skips it), for CUDA_ARCHS, with PTX of the first
+# for what comes after them. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU.
+CXX        ?= g++
+NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA       ?= $(if $(NVCC),1,0)
+CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_ARCHS ?= $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1 and no nvcc: install the CUDA 13 toolkit, or say NVCC=/path/to/nvcc)
+endif
+CUDA_SRC   := $(wildcard gpu/cuda/*.cu)
+CUDA_GEN   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Werror,-Wno-format-truncation \
+              $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
+EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions -ffp-contract=off -Wall -Wextra -Werror -Wno-unused-function \
+              -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g,$(CFLAGS_$(VARIANT)))
+CUDA_PLUGIN := $(if $(filter 1,$(CUDA)),$(BUILD)/spillway-cuda.so)
+EMULATED   := $(if $(shell command -v $(CXX) 2>/dev/null),$(BUILD)/emulated/spillway-cuda.so)
+
 MPI_SRC  := runtime/comm/mpi.c
 LIB_SRC  := $(filter-out $(MPI_SRC),$(foreach m,$(MODULES),$(wildcard $(m)/*.c)))
 LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
@@ -48,19 +68,21 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 
 .DEFAULT_GOAL := all
 .SECONDARY:
-.PHONY: all deps objects demo demo-llama test check bench bench-adam bench-aio bench-comm bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
+GPU_KIT := build/gpu-kit
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test check bench bench-adam bench-aio bench-comm bench-formats bench-step bench-sweep asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
 	@ln -sf $(BUILD)/spillway spillway
-	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(PLUGIN) .
+	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(MPI_PLUGIN) .
+	@$(if $(CUDA_PLUGIN),,echo "no nvcc: no cuda device; to add it: install the CUDA 13 toolkit")
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
 ifeq ($(MPI_PKG)$(MPICC),)
 $(error no MPI: to add it: apt install libopenmpi-dev openmpi-bin)
 endif
-PLUGIN      := $(BUILD)/spillway-mpi.so
+MPI_PLUGIN  := $(BUILD)/spillway-mpi.so
 ifneq ($(MPI_PKG),)
 MPI_COMPILE := $(CC) $(shell pkg-config --cflags $(MPI_PKG) 2>/dev/null)
 MPI_LIBS    := $(shell pkg-config --libs $(MPI_PKG) 2>/dev/null)
@@ -71,11 +93,11 @@ $(BUILD)/spillway-mpi.so: $(MPI_SRC)
 	@mkdir -p $(@D) && echo "  CC $<" && $(MPI_COMPILE) $(CPPFLAGS) $(CFLAGS) -MMD -MP -MF $(@:.so=.d) -shared $< -o $@ $(MPI_LIBS) -pthread
 -include $(BUILD)/spillway-mpi.d
 # The benchmark calls MPI's own collectives too.
-$(BUILD)/tests/bench_comm: tests/bench_comm.c $(BUILD)/libspillway.a $(PLUGIN)
+$(BUILD)/tests/bench_comm: tests/bench_comm.c $(BUILD)/libspillway.a $(MPI_PLUGIN)
 	@mkdir -p $(@D) && $(MPI_COMPILE) -DSPW_BENCH_MPI $(CPPFLAGS) $(CFLAGS) -o $@ tests/bench_comm.c $(BUILD)/libspillway.a $(MPI_LIBS) $(LDLIBS)
 endif
 
-objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(PLUGIN)
+objects: $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(BUILD)/spillway $(EX_BIN) $(MPI_PLUGIN) $(CUDA_PLUGIN)
 
 # Packages that are missing are installed with apt when that is possible; otherwise the command is printed.
 deps:
@@ -108,9 +130,26 @@ $(BUILD)/%_avx512.o: %_avx512.c
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
+$(BUILD)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) -D_GNU_SOURCE -Iruntime/base -Igpu $(CUDA_FLAGS) $(CUDA_GEN) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+# Its own copy of what it needs of the base, and no name but one: it lives beside the program's.
+$(BUILD)/spillway-cuda.so: $(CUDA_SRC:%=$(BUILD)/%.o) $(BUILD)/libspillway.a
+	@$(CC) -shared -static-libgcc $(CFLAGS_$(VARIANT)) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed -L$(CUDA_HOME)/lib64 -lcudart_static $(LDLIBS) -lrt
+
+$(BUILD)/emulated/%.o: %.cu
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu $(EMU_FLAGS) -MMD -MP -x c++ -c $< -o $@
+
+$(BUILD)/emulated/%.o: %.cpp
+	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu $(EMU_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
+
+-include $(CUDA_SRC:%=$(BUILD)/%.d) $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.d) $(BUILD)/emulated/tests/emulate/emulate.d
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
 
-tests: $(TEST_BIN) $(PLUGIN)
+tests: $(TEST_BIN) $(MPI_PLUGIN) $(EMULATED)
 
 # What a newcomer runs: everything built with assertions on, every test, one closing line.
 test: deps
@@ -155,7 +194,7 @@ bench-adam: all
 bench-comm: all
 	@$(MAKE) --no-print-directory build/release/tests/bench_comm
 	@build/release/tests/bench_comm $(or $(MIB),256) $(or $(ROUNDS),9)
-	@[ -z "$(PLUGIN)" ] || ! command -v mpirun >/dev/null || for n in 2 4; do OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+	@[ -z "$(MPI_PLUGIN)" ] || ! command -v mpirun >/dev/null || for n in 2 4; do OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 		mpirun -n $$n --oversubscribe build/release/tests/bench_comm $(or $(MIB),256) $(or $(ROUNDS),9); done
 
 # Training steps by placement: bound over measured, waits by cause; about four minutes.
@@ -170,6 +209,19 @@ bench-sweep: all
 bench-formats: all
 	@sh tests/bench_formats.sh $(or $(STEPS),1000)
 
+# A folder with all that a GPU machine needs (it may have no compiler and no network); tests and benchmarks run from it.
+gpu-kit:
+	@$(MAKE) --no-print-directory -j$(NPROC) objects build/release/tests/test_cuda build/release/tests/test_gpu_ops build/release/tests/bench_gpu VARIANT=release
+	@if [ -f build/release/spillway-cuda.so ]; then sh tests/gpu_kit.sh build/release $(GPU_KIT); else echo "no nvcc: no cuda device to test"; fi
+
+# 77 says that there is no GPU here: no failure of the build.
+gpu-test: gpu-kit
+	@sh $(GPU_KIT)/run.sh test; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+	@sh $(GPU_KIT)/run.sh sanitize; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+
+gpu-bench: gpu-kit
+	@sh $(GPU_KIT)/run.sh bench; rc=$$?; [ $$rc -eq 77 ] || exit $$rc
+
 fuzz: deps
 	@sh tests/fuzz.sh
 
@@ -177,14 +229,14 @@ lint:
 	@sh tools/lint.sh
 
 format:
-	@clang-format -i $$(git ls-files '*.c' '*.h')
+	@clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 PREFIX ?= /usr/local
 install: all
 	@mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/spillway
 	@cp -L spillway $(DESTDIR)$(PREFIX)/bin/spillway
-	@cp libspillway.a libspillway.so $(DESTDIR)$(PREFIX)/lib/
-	@[ -z "$(PLUGIN)" ] || { mkdir -p $(DESTDIR)$(PREFIX)/lib/spillway && cp $(PLUGIN) $(DESTDIR)$(PREFIX)/lib/spillway/; }
+	@cp libspillway.a libspillway.so $(CUDA_PLUGIN) $(DESTDIR)$(PREFIX)/lib/
+	@[ -z "$(MPI_PLUGIN)" ] || { mkdir -p $(DESTDIR)$(PREFIX)/lib/spillway && cp $(MPI_PLUGIN) $(DESTDIR)$(PREFIX)/lib/spillway/; }
 	@cp $$(git ls-files '*/spw_*.h' 'runtime/spillway.h') $(DESTDIR)$(PREFIX)/include/spillway/
 
 clean:
@@ -204,6 +256,8 @@ help:
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
+	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
+	@echo "make gpu-bench  products, attention and copies on the GPU, from the same kit"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
-	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1"
+	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1  CUDA=0|1  CUDA_ARCHS=\"80 86 89 90 100 120\""

@@ -1,7 +1,6 @@
 /* spillway doctor: what this machine offers, each line OK or missing with the fix. */
 #include "cli.h"
 #include <dirent.h>
-#include <dlfcn.h>
 #include <math.h>
 #include <numa.h>
 #include <stdio.h>
@@ -141,12 +140,13 @@ check_memory(void)
 static void
 check_gpu(void)
 {
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    row("gpu", false, "%s",
-        driver != NULL ? "an NVIDIA driver is here; not supported yet: device cuda"
-                       : "no NVIDIA driver (libcuda.so.1); training runs on the cpu device");
-    if (driver != NULL)
-        dlclose(driver);
+    spw_gpu *gpu = NULL;
+    spw_error err = {0};
+    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err) == SPW_OK)
+        row("gpu", true, "%s", spw_gpu_get_info(gpu)->description);
+    else
+        row("gpu", false, "%s; training runs on the cpu device", err.message);
+    spw_gpu_close(gpu);
 }
 
 int

@@ -618,7 +618,9 @@ join(run *r, const char **overrides, uint32_t *override_count, spw_error *err)
     snprintf(ranks, sizeof ranks, "spillway.ranks=%u", r->world);
     if (*override_count < OVERRIDES_MAX)
         overrides[(*override_count)++] = ranks;
-    return spw_channel_open(&r->talk, r->comm, NULL, 0, "start", err);
+    SPW_TRY(spw_channel_open(&r->talk, r->comm, NULL, 0, "start", err));
+    spw_channel_set_timeout(r->talk, 24 * 3600); /* tokenizing may take a rank hours */
+    return SPW_OK;
 }
 
 /*

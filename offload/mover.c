@@ -359,8 +359,9 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         unit *victim = NULL;
         for (uint32_t i = 0; i < s->unit_count; i++) {
             unit *o = &s->units[i];
-            bool idle = (o->d == D_READY && o->pins == 0) ||
-                        (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use == UINT32_MAX);
+            bool idle =
+                (o->d == D_READY && o->pins == 0) || /* or it was begun for a use that is not fetched any more */
+                (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use >= s->fetch_count);
             if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 (victim == NULL || (victim->wanted && !o->wanted) ||
                  (victim->wanted == o->wanted && o->next_use > victim->next_use)))

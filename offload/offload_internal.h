@@ -105,7 +105,7 @@ struct spw_store {
     loan *loans; /* record slot number record_slot_count + i */
     uint32_t loan_count;
     spw_store_use *future;
-    uint32_t fetch_count, future_capacity; /* of the future: what may be fetched; what it holds at most */
+    uint32_t future_count, fetch_count, future_capacity; /* of it: what may be fetched; what it holds at most */
     spw_store_use demand;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;

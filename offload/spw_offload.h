@@ -207,6 +207,8 @@ typedef struct spw_store_stats {
 void spw_store_get_stats(spw_store *store, spw_store_stats *out);
 /* "io_uring (...)" or "none". */
 const char *spw_store_aio_reason(const spw_store *store);
+/* From now on every call fails with this, unless one has failed before: whoever waits in the store goes on. Any thread. */
+void spw_store_fail(spw_store *store, const spw_error *reason);
 /* The first failure, or SPW_OK. */
 spw_status spw_store_check(spw_store *store, spw_error *err);
 

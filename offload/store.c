@@ -720,6 +720,36 @@ spw_store_destroy(spw_store *s)
 
 /* ---------------------------------------------------------------- uses */
 
+/* Lock held. */
+static void
+note_next_uses(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
+    for (uint32_t i = 0; i < s->future_count; i++) {
+        unit *u = &s->units[s->future[i].unit_idx];
+        if (u->next_use == UINT32_MAX)
+            u->next_use = i;
+        else if (u->next_use2 == UINT32_MAX)
+            u->next_use2 = i;
+    }
+}
+
+/* Lock held. A use that has come is not to come any more: nothing is fetched for it once it was released. */
+static void
+take_from_future(spw_store *s, spw_store_use use)
+{
+    for (uint32_t i = 0; i < s->fetch_count; i++) {
+        if (s->future[i].unit_idx != use.unit_idx || s->future[i].generation != use.generation)
+            continue;
+        memmove(s->future + i, s->future + i + 1, (s->future_count - i - 1) * sizeof *s->future);
+        s->future_count--;
+        s->fetch_count--;
+        note_next_uses(s);
+        return;
+    }
+}
+
 void
 spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count)
 {
@@ -727,16 +757,9 @@ spw_store_set_future(spw_store *s, const spw_store_use *uses, uint32_t use_count
     if (use_count > s->future_capacity)
         use_count = s->future_capacity;
     memcpy(s->future, uses, use_count * sizeof *uses);
+    s->future_count = use_count;
     s->fetch_count = fetch_count < use_count ? fetch_count : use_count;
-    for (uint32_t i = 0; i < s->unit_count; i++)
-        s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
-    for (uint32_t i = 0; i < use_count; i++) {
-        unit *u = &s->units[uses[i].unit_idx];
-        if (u->next_use == UINT32_MAX)
-            u->next_use = i;
-        else if (u->next_use2 == UINT32_MAX)
-            u->next_use2 = i;
-    }
+    note_next_uses(s);
     spw__store_reserve(s);
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
@@ -825,6 +848,7 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
             continue;
         u->pins++;
         u->by_demand = false;
+        take_from_future(s, uses[k]);
         weights[k] = s->device_cache + u->device_offset;
     }
     pthread_mutex_unlock(&s->lock);
@@ -1165,6 +1189,15 @@ const char *
 spw_store_aio_reason(const spw_store *s)
 {
     return s->aio == NULL ? "none" : spw_aio_reason(s->aio);
+}
+
+void
+spw_store_fail(spw_store *s, const spw_error *reason)
+{
+    pthread_mutex_lock(&s->lock);
+    spw__store_poison(s, reason);
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
 }
 
 spw_status

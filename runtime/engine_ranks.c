@@ -24,6 +24,7 @@ typedef struct reduce_job {
     bool add, last; /* to what earlier passes summed up; there are no more of this step */
 } reduce_job;
 
+enum { FILES_S = 24 * 3600 };                  /* one rank reads or sums all of a checkpoint while the others wait */
 enum { PHASE_IDLE, PHASE_HOME, PHASE_OTHERS }; /* what a thread waits for: this rank, or all */
 
 struct spw_ranks {
@@ -63,8 +64,10 @@ fail(spw_ranks *r, const spw_error *err)
     pthread_cond_broadcast(&r->work);
     pthread_cond_broadcast(&r->done);
     pthread_mutex_unlock(&r->lock);
-    if (first)
-        spw_comm_abort(r->comm, err->message);
+    if (!first)
+        return;
+    spw_store_fail(r->e->store, err);
+    spw_comm_abort(r->comm, err->message);
 }
 
 static spw_status
@@ -162,6 +165,25 @@ keep_whole(spw_ranks *r, const reduce_job *job)
     spw_gpu_queue_sync(e->d2h);
 }
 
+/*
+ * To the type in which ranks exchange gradients: where parts are scattered they lie together at the front of the buffer;
+ * a sum that stays whole is exchanged in fp32, of the same rounded numbers.
+ */
+static void
+round_grad(const spw_engine *e, float *data, uint64_t elems)
+{
+    enum { BLOCK = 4096 };
+    uint16_t narrow[BLOCK];
+    spw_dtype type = e->config.comm_dtype;
+    for (uint64_t i = 0; i < elems && type != SPW_F32; i += BLOCK) { /* parts are whole blocks */
+        spw_convert(narrow, type, data + i, SPW_F32, BLOCK);
+        if (e->layout.parts > 1)
+            memcpy((uint16_t *)(void *)data + i, narrow, sizeof narrow);
+        else
+            spw_convert(data + i, SPW_F32, narrow, type, BLOCK);
+    }
+}
+
 static spw_status
 run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
 {
@@ -171,12 +193,13 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     SPW_TRY(spw_store_grad_open(e->store, u, err));
     set_phase(r, &r->reduce_phase, PHASE_OTHERS);
     begin = spw_now_ns();
+    round_grad(e, job->data, part * r->world);
     if (e->layout.parts > 1) {
         spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
                                 .dtype = e->config.run.grad_dtype,
                                 .add = job->add,
                                 .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
-        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, SPW_F32, part, &sink, err));
+        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, e->config.comm_dtype, part, &sink, err));
     } else {
         SPW_TRY(spw_all_reduce(r->reduces, u, job->data, part, err));
         keep_whole(r, job);
@@ -242,34 +265,59 @@ wait_on(spw_ranks *r, const int *phase)
     e->stall_ns[SPW_STALL_COLLECTIVE] += spent - counted;
 }
 
+/* A thread that waits at home does not see that another rank has failed. */
+static spw_status
+look_around(spw_ranks *r, spw_error *err)
+{
+    spw_error others = {0};
+    if (spw_comm_check(r->comm, &others) != SPW_OK)
+        fail(r, &others);
+    return failed(r, err);
+}
+
 static spw_status
 wait_arrived(spw_ranks *r, uint32_t unit_idx, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->arrived[unit_idx] < r->tickets[unit_idx] && r->failure.status == SPW_OK)
+    while (r->arrived[unit_idx] < r->tickets[unit_idx] && st == SPW_OK) {
         wait_on(r, &r->gather_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 spw_status
 spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < r->reduce_tail && r->failure.status == SPW_OK)
+    while (r->reduce_head < r->reduce_tail && st == SPW_OK) {
         wait_on(r, &r->reduce_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 spw_status
 spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 {
+    spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < b->job && r->failure.status == SPW_OK)
+    while (r->reduce_head < b->job && st == SPW_OK) {
         wait_on(r, &r->reduce_phase);
+        pthread_mutex_unlock(&r->lock);
+        st = look_around(r, err);
+        pthread_mutex_lock(&r->lock);
+    }
     pthread_mutex_unlock(&r->lock);
-    return failed(r, err);
+    return st;
 }
 
 /* ---------------------------------------------------------------- asking */
@@ -519,6 +567,12 @@ open_ranks(spw_ranks *r, spw_error *err)
     SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
     SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
     SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
+    if (e->config.run.comm_timeout > 0) {
+        spw_channel_set_timeout(r->gathers, e->config.run.comm_timeout);
+        spw_channel_set_timeout(r->reduces, e->config.run.comm_timeout);
+        spw_channel_set_timeout(r->control, e->config.run.comm_timeout);
+    }
+    spw_channel_set_timeout(r->saves, FILES_S);
     if ((rc = pthread_create(&r->gather_thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
     r->gather_started = true;

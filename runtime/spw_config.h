@@ -58,6 +58,7 @@ typedef struct spw_config {
     } data;
     uint64_t train_batch_size, micro_batch, accumulation; /* consistent after load; the first over all ranks */
     double gradient_clipping;
+    spw_dtype comm_dtype; /* of gradients between ranks */
     bool bf16, fp16, bf16_check_overflow;
     struct {
         double fixed, min; /* fixed 0: dynamic */
@@ -100,7 +101,8 @@ typedef struct spw_config {
     } aio;
     struct {
         uint64_t steps, seed;
-        uint32_t ranks; /* of the world; train_batch_size is over all of them */
+        double comm_timeout; /* seconds */
+        uint32_t ranks;      /* of the world; train_batch_size is over all of them */
         char device[32];
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;

@@ -274,8 +274,8 @@ tight_elems(spw_family family)
 }
 
 static void
-compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, const uint32_t *worlds,
-            uint32_t count)
+compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, uint64_t pass,
+            const uint32_t *worlds, uint32_t count)
 {
     outcome *one = new_outcome(), *first = new_outcome(), *other = new_outcome();
     spw_config c;
@@ -292,6 +292,7 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
             ranks_config(&c, format);
             ranks_use_dir(&c, dir);
             c.gradient_clipping = clipping;
+            c.run.micro_batches_per_pass = pass;
             c.zero.stage = v->stage;
             c.zero.offload_param = v->param;
             c.zero.offload_optimizer = v->optimizer;
@@ -321,7 +322,7 @@ test_worlds(void **state)
 {
     const uint32_t worlds[] = {2, 3, 4, 8};
     (void)state;
-    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, worlds, 4);
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, 0, worlds, 4);
 }
 
 /* Updates that run during the backward pass, another family. */
@@ -330,7 +331,16 @@ test_llama_no_clipping(void **state)
 {
     const uint32_t worlds[] = {3};
     (void)state;
-    compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, worlds, 1);
+    compare_all(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, false, 0, worlds, 1);
+}
+
+/* Several passes over the weights in a step: gradients are reduced and added up pass by pass. */
+static void
+test_passes(void **state)
+{
+    const uint32_t worlds[] = {2};
+    (void)state;
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, 5, worlds, 1);
 }
 
 /* A block that is not trained is gathered and not reduced. */
@@ -339,7 +349,35 @@ test_frozen(void **state)
 {
     const uint32_t worlds[] = {4};
     (void)state;
-    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, worlds, 1);
+    compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, 0, worlds, 1);
+}
+
+/* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */
+static void
+test_comm_dtype(void **state)
+{
+    outcome *exact = new_outcome(), *first = new_outcome(), *other = new_outcome();
+    (void)state;
+    for (uint32_t stage = 0; stage <= 4; stage++) {
+        outcome *out = stage == 0 ? exact : stage == 1 ? first : other;
+        spw_config c;
+        ranks_config(&c, SPW_STATE_FP32);
+        c.zero.stage = stage - (stage > 0); /* 0, then 0 to 3 */
+        c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_DEVICE;
+        c.comm_dtype = stage == 0 ? SPW_F32 : SPW_BF16;
+        memset(out, 0, sizeof *out);
+        run_world(&(world){.ranks = 3, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .out = out});
+        if (stage > 1)
+            assert_same(first, out, "gradients in bf16 between ranks");
+    }
+    assert_true(memcmp(exact->state, first->state, sizeof exact->state) != 0);
+    for (int s = 0; s < STEPS; s++)
+        assert_true(fabs(exact->losses[s] - first->losses[s]) < 1e-3 * exact->losses[s]);
+    assert_true(first->reduce[0] == exact->reduce[0]);     /* whole sums stay in fp32 */
+    assert_true(other->reduce[0] * 4 == exact->reduce[0]); /* half of the bytes, and half of the way */
+    free_outcome(exact);
+    free_outcome(first);
+    free_outcome(other);
 }
 
 /* ---------------------------------------------------------------- from one number of ranks to another */
@@ -525,8 +563,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),  cmocka_unit_test(test_llama_no_clipping), cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_elastic), cmocka_unit_test(test_resume_exact),      cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_llama_no_clipping),
+        cmocka_unit_test(test_passes),       cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_comm_dtype),   cmocka_unit_test(test_elastic),
+        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

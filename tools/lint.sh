@@ -22,7 +22,7 @@ module_of() {
     */*) echo "${1%%/*}" ;;
     esac
 }
-for f in $(git ls-files -co --exclude-standard '*.c' '*.h'); do
+for f in $(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp'); do
     m=$(module_of "$f")
     ok=" $(allowed "$m") "
     for inc in $(sed -n 's/^#include "spw_\([a-z_]*\)\.h".*/\1/p' "$f"); do
@@ -39,7 +39,7 @@ for f in $(git ls-files -co --exclude-standard '*.c' '*.h'); do
     esac
 done
 if command -v clang-format >/dev/null 2>&1; then
-    git ls-files -co --exclude-standard '*.c' '*.h' | grep -v '^tests/vectors/' | xargs clang-format --dry-run -Werror >/tmp/lint.$$ 2>&1 ||
+    git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | grep -v '^tests/vectors/' | xargs clang-format --dry-run -Werror >/tmp/lint.$$ 2>&1 ||
         { grep -o '^[^:]*:[0-9]*' /tmp/lint.$$ | sort -u | head -n 20; say "not formatted: make format"; }
     rm -f /tmp/lint.$$
 else

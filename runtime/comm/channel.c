@@ -86,11 +86,11 @@ piece_bytes(const spw_comm_options *options, uint32_t size)
 }
 
 uint64_t
-spw__channel_bytes(const spw_comm_options *options, uint32_t world)
+spw__channel_bytes(const spw_comm_options *options, uint32_t world, uint32_t far_count)
 {
     if (world < 2)
         return sizeof(spw_channel) + block_bytes(1) + 2 * SPW_EXCHANGE_MAX;
-    return sizeof(spw_channel) + block_bytes(world) + (world - 1) * 2 * piece_bytes(options, world) +
+    return sizeof(spw_channel) + block_bytes(world) + far_count * 2 * piece_bytes(options, world) +
            (uint64_t)world * (SPW_EXCHANGE_MAX + VERDICT_BYTES + sizeof(hello) + 2 * sizeof(spw__call) + 256);
 }
 
@@ -201,6 +201,7 @@ open_with(spw_channel **out, opener *o, uint32_t color, const char *name, spw_er
     if (ch != NULL) {
         ch->comm = comm;
         ch->name = name;
+        ch->timeout_s = comm->options.timeout_s;
         ch->link_id = link_id;
         st = find_members(ch, o, &why);
         if (st == SPW_OK && ch->desk_idx[ch->rank] == 0)
@@ -246,6 +247,12 @@ spw_channel_open(spw_channel **out, spw_comm *comm, spw_channel *parent, uint32_
     o.all = (hello *)(void *)o.parent->verdicts; /* there already: a rank without memory can still say so */
     o.deadline_ns = spw_now_ns() + (uint64_t)(comm->options.timeout_s * 1e9);
     return open_with(out, &o, color, name, err);
+}
+
+void
+spw_channel_set_timeout(spw_channel *ch, double timeout_s)
+{
+    ch->timeout_s = timeout_s;
 }
 
 void

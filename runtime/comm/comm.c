@@ -27,13 +27,14 @@ with_defaults(const spw_comm_options *options)
 }
 
 uint64_t
-spw_comm_table_bytes(const spw_comm_options *options, uint32_t world, uint32_t channel_count)
+spw_comm_table_bytes(const spw_comm_options *options, uint32_t world, uint32_t local_world, uint32_t channel_count)
 {
     spw_comm_options o = with_defaults(options);
     uint64_t bytes = sizeof(spw_comm) + world * (sizeof(spw__peer) + sizeof(spw__seat) + 256);
     if (world > 1)
         bytes += spw__watch_bytes(world) + SPW_COMM_ALLOCS_MAX * world * sizeof(spw__segment);
-    return bytes + (channel_count + 1) * spw__channel_bytes(&o, world); /* one is the world's own */
+    return bytes +
+           (channel_count + 1) * spw__channel_bytes(&o, world, world - local_world); /* one is the world's own */
 }
 
 /* ---------------------------------------------------------------- who is where */

@@ -211,6 +211,7 @@ struct spw_channel {
     uint64_t number; /* of calls */
     uint32_t gate_target;
     uint64_t begin_ns, came_ns, moved_ns;
+    double timeout_s;
     /* Atomic: statistics, one writer. */
     struct {
         _Atomic uint64_t calls, local_bytes, remote_bytes, busy_ns, wait_ns;
@@ -219,7 +220,7 @@ struct spw_channel {
 
 /* channel.c: the world's own channel, made with the transport's gather (NULL: one rank). */
 spw_status spw__channel_open_world(spw_comm *comm, uint64_t deadline_ns, spw_error *err);
-uint64_t spw__channel_bytes(const spw_comm_options *options, uint32_t world);
+uint64_t spw__channel_bytes(const spw_comm_options *options, uint32_t world, uint32_t far_count);
 /*
  * Every rank tells the others how it went: SPW_OK when all went well, else the first rank's trouble on all of them.
  * Collective over the channel.

@@ -24,14 +24,14 @@ timed_out(spw_channel *ch, spw_error *err)
 {
     spw_comm *comm = ch->comm;
     spw__fail(comm, SPW_ETIMEDOUT, ch->link_id, "rank %u waited %.1f s for others on channel %s", comm->info.rank,
-              comm->options.timeout_s, ch->name);
+              ch->timeout_s, ch->name);
     return spw__failure(comm, err);
 }
 
 static bool
 late(const spw_channel *ch, uint64_t since_ns)
 {
-    return (double)(spw_now_ns() - since_ns) * 1e-9 > ch->comm->options.timeout_s;
+    return (double)(spw_now_ns() - since_ns) * 1e-9 > ch->timeout_s;
 }
 
 static spw_status

@@ -61,8 +61,12 @@ const spw_comm_info *spw_comm_get_info(const spw_comm *comm);
 void spw_comm_abort(spw_comm *comm, const char *reason);
 /* The first failure, or SPW_OK. Any thread. */
 spw_status spw_comm_check(spw_comm *comm, spw_error *err);
-/* Host memory that a world of this size takes, besides spw_comm_alloc: tables, staging of channel_count channels. Pure. */
-uint64_t spw_comm_table_bytes(const spw_comm_options *options, uint32_t world, uint32_t channel_count);
+/*
+ * Host memory that a world of this size takes on a host with local_world of its ranks, besides spw_comm_alloc: tables, and
+ * the staging of channel_count channels where there are other hosts. options NULL: the defaults. Pure.
+ */
+uint64_t
+spw_comm_table_bytes(const spw_comm_options *options, uint32_t world, uint32_t local_world, uint32_t channel_count);
 
 /*
  * spw_comm_alloc - memory that collectives may read where it lies: resident, at least 4096-byte aligned, zeroed.
@@ -82,6 +86,11 @@ void spw_comm_free(spw_comm *comm, void *p); /* not collective: others keep what
 spw_status spw_channel_open(spw_channel **out, spw_comm *comm, spw_channel *parent, uint32_t color, const char *name,
                             spw_error *err);
 void spw_channel_close(spw_channel *channel); /* NULL is fine */
+/*
+ * How long a call on it may wait for others from now on; before, what the world was opened with. For work that takes ranks
+ * differently long, such as reading files: one that ends is noticed all the same.
+ */
+void spw_channel_set_timeout(spw_channel *channel, double timeout_s);
 uint32_t spw_channel_rank(const spw_channel *channel);
 uint32_t spw_channel_size(const spw_channel *channel);
 

@@ -1,0 +1,147 @@
+/*
+ * Attention of spw_gpu.h on cuda: shapes become the kernels' arguments, the compute type chooses between tensor cores and
+ * fp32. Scores never leave a block.
+ */
+#include "attention_f32.cuh"
+#include "attention_backward.cuh"
+#include "attention_internal.h"
+#include "rows.cuh"
+
+/* What forward and backward share. A window that holds everything is none. */
+template <class E>
+static attention_args<E>
+args_of(const spw_attention_shape *s, const void *q, const void *key, const void *value)
+{
+    attention_args<E> args;
+    memset(&args, 0, sizeof args);
+    args.q = (const E *)q;
+    args.key = (const E *)key;
+    args.value = (const E *)value;
+    args.T = s->T;
+    args.q_stride = s->q_stride;
+    args.kv_stride = s->kv_stride;
+    args.window = s->window;
+    args.Hq = (int)s->Hq;
+    args.Hk = (int)s->Hk;
+    args.D = (int)s->D;
+    args.group = (int)(s->Hq / s->Hk);
+    args.scale = s->scale;
+    args.wide = s->D % 8 == 0 && s->q_stride % 8 == 0 && s->kv_stride % 8 == 0 && spw__cuda_aligned(q, key, value);
+    return args;
+}
+
+static bool
+head_fits(cuda_queue *q, const spw_attention_shape *s)
+{
+    SPW_ASSERT(s->D <= HEAD_MAX);
+    return s->D <= HEAD_MAX ||
+           spw__cuda_ok(q->gpu, cudaErrorInvalidValue, "attention with heads of more than 256 elements");
+}
+
+static void
+forward(cuda_queue *q, void *out, float *lse, const void *query, const void *key, const void *value,
+        const spw_attention_cache *cache, const spw_attention_shape *s)
+{
+    if (spw__cuda_is_f32(q)) {
+        attention_args<float> args = args_of<float>(s, query, key, value);
+        args.out = (float *)out;
+        args.lse = lse;
+        if (cache != NULL) {
+            args.capacity = cache->capacity;
+            args.slots = cache->slots;
+            args.starts = cache->starts;
+        }
+        LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
+               f32_shared_bytes(3, args.D), (attention_f32_forward_kernel), args);
+    } else {
+        attention_args<bf16> args = args_of<bf16>(s, query, key, value);
+        args.out = (bf16 *)out;
+        args.lse = lse;
+        args.wide = args.wide && spw__cuda_aligned(out);
+        if (cache != NULL) {
+            args.capacity = cache->capacity;
+            args.slots = cache->slots;
+            args.starts = cache->starts;
+        }
+        spw__cuda_attention_forward_bf16(q, args, s->B);
+    }
+}
+
+void
+spw__cuda_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
+                    const spw_attention_shape *shape)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    spw_attention_shape s = *shape;
+    if (s.window >= s.T)
+        s.window = 0;
+    if (s.B > 0 && s.T > 0 && head_fits(q, &s))
+        forward(q, out, lse, query, key, value, NULL, &s);
+}
+
+void
+spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, const act *new_key, const act *new_value,
+                           const spw_attention_cache *cache, const spw_attention_shape *shape)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    spw_attention_shape s = *shape;
+    uint64_t width = s.Hk * s.D;
+    if (s.B == 0 || s.T == 0 || !head_fits(q, &s))
+        return;
+    if (spw__cuda_is_f32(q))
+        LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<float>), (float *)cache->key, (float *)cache->value,
+               (const float *)new_key, (const float *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
+               s.kv_stride, width);
+    else
+        LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<bf16>), (bf16 *)cache->key, (bf16 *)cache->value,
+               (const bf16 *)new_key, (const bf16 *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
+               s.kv_stride, width);
+    s.kv_stride = width;
+    forward(q, out, NULL, query, cache->key, cache->value, cache, &s);
+}
+
+template <class E>
+static attention_args<E>
+backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act *dv, const act *dout, const act *out,
+              const float *lse, const act *query, const act *key, const act *value, float *delta)
+{
+    attention_args<E> args = args_of<E>(s, query, key, value);
+    args.dout = (const E *)dout;
+    args.dq = (E *)dq;
+    args.dk = (E *)dk;
+    args.dv = (E *)dv;
+    args.lse = (float *)lse; /* read only */
+    args.delta = delta;
+    args.wide = args.wide && spw__cuda_aligned(dout, dq, dk, dv);
+    LAUNCH(q, spw__cuda_blocks(s->B * s->T * s->Hq, 4), 128, 0, (attention_delta_kernel<E>), delta, (const E *)dout,
+           (const E *)out, s->B * s->T, s->T, s->Hq, s->D);
+    return args;
+}
+
+void
+spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
+                             const float *lse, const act *query, const act *key, const act *value,
+                             const spw_attention_shape *shape)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    spw_attention_shape s = *shape;
+    float *delta;
+    if (s.window >= s.T)
+        s.window = 0;
+    if (s.B == 0 || s.T == 0 || !head_fits(q, &s) ||
+        (delta = (float *)spw__cuda_scratch(q, s.B * s.Hq * s.T * sizeof *delta)) == NULL)
+        return;
+    if (spw__cuda_is_f32(q)) {
+        attention_args<float> args =
+            backward_args<float>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta);
+        LAUNCH(q, dim3(spw__cuda_blocks(s.T, F32_TILE), (unsigned)s.Hq, (unsigned)s.B), F32_THREADS,
+               f32_shared_bytes(4, args.D), (attention_f32_dq_kernel), args);
+        LAUNCH(q, dim3(spw__cuda_blocks(s.T, F32_TILE), (unsigned)s.Hk, (unsigned)s.B), F32_THREADS,
+               f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel), args);
+    } else {
+        attention_args<bf16> args =
+            backward_args<bf16>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta);
+        spw__cuda_attention_dq_bf16(q, args, s.B);
+        spw__cuda_attention_dkv_bf16(q, args, s.B, s.Hk);
+    }
+}

@@ -1,0 +1,21 @@
+/*
+ * What the attention kernels of both compute types are given; attention.cu fills it from spw_gpu.h's shapes.
+ */
+#ifndef SPW_CUDA_ATTENTION_H
+#define SPW_CUDA_ATTENTION_H
+
+#include <stdint.h>
+
+/* E: bf16 or float. Forward and backward read the fields they need; lse may be NULL in forward. */
+template <class E> struct attention_args {
+    const E *q, *key, *value, *dout;
+    E *out, *dq, *dk, *dv;
+    float *lse, *delta; /* (B, Hq, T) */
+    uint64_t T, q_stride, kv_stride, window, capacity;
+    int Hq, Hk, D, group;
+    float scale;
+    const int32_t *slots, *starts; /* NULL: keys beside the queries */
+    bool wide;
+};
+
+#endif

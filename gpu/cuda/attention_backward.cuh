@@ -1,0 +1,324 @@
+/*
+ * Causal attention backward on tensor cores, bf16 with fp32 sums, without atomics: one kernel owns query rows and makes dq, one
+ * owns key rows and makes dk and dv, each going through the other side's tiles in a fixed order. Scores are computed in both, 7
+ * products where atomics or an order imposed on blocks would need 5; in return no block waits for another and there is no fp32
+ * copy of dq. The key side works on transposed scores, so that they lie in registers as the left factor of its products.
+ *
+ *   p = exp(s - lse)   dv = p^T dout   dp = dout v^T   ds = p (dp - delta) scale   dq = ds k   dk = ds^T q
+ *
+ * with delta the row sums of dout * out. Source: Dao et al. 2022, FlashAttention, Algorithm 4.
+ */
+#ifndef SPW_CUDA_ATTENTION_BACKWARD_CUH
+#define SPW_CUDA_ATTENTION_BACKWARD_CUH
+
+#include "attention_forward.cuh"
+
+/* delta(B, Hq, T), a warp per row and head. */
+template <class E>
+__global__ void
+attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t rows, uint64_t T, uint64_t Hq, uint64_t D)
+{
+    uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, row = i / Hq, h = i % Hq;
+    float sum = 0.0f;
+    if (row >= rows)
+        return; /* the whole warp */
+    for (uint64_t d = threadIdx.x % 32; d < D; d += 32)
+        sum += widen(dout[i * D + d]) * widen(out[i * D + d]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        delta[(row / T * Hq + h) * T + row % T] = sum;
+}
+
+/* ---------------------------------------------------------------- dq */
+
+template <int DP, int MT, int BN>
+constexpr size_t
+dq_shared_bytes()
+{
+    return (size_t)(2 * 64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
+}
+
+template <int DP, int MT, int BN>
+__global__ void
+__launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
+{
+    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
+    SPW_DYNAMIC_SHARED(shared);
+    bf16 *q_tile = (bf16 *)shared, *do_tile = q_tile + BM * ld, *k_tile = do_tile + BM * ld, *v_tile = k_tile + BN * ld;
+    uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
+    uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
+    const bf16 *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const bf16 *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
+    float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = g.scale * SPW_LOG2E;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+            lse2[m][r] = row < rows ? g.lse[stats + (uint64_t)row] * SPW_LOG2E : INFINITY;
+            delta[m][r] = row < rows ? g.delta[stats + (uint64_t)row] : 0.0f;
+        }
+    load_tile<BM, DP>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D, g.q_stride, rows, g.D,
+                      g.wide);
+    load_tile<BM, DP>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.D, out_stride, rows,
+                      g.D, g.wide);
+    load_tile<BN, DP>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    load_tile<BN, DP>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    copy_commit();
+    for (; k0 < keys; k0 += BN) {
+        uint64_t next = k0 + BN;
+        float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < DP; d += 16) {
+            unsigned a[MT][4], c[MT][4];
+            if (d >= g.D)
+                break;
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                load_a(a[m], q_tile, ld, my_row + 16 * m, d);
+                load_a(c[m], do_tile, ld, my_row + 16 * m, d);
+            }
+#pragma unroll
+            for (int n = 0; n < BN; n += 16) {
+                unsigned kb[4], vb[4];
+                load_b_rows(kb, k_tile, ld, n, d);
+                load_b_rows(vb, v_tile, ld, n, d);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(s[m][n / 8], a[m], kb[0], kb[1]);
+                    mma(s[m][n / 8 + 1], a[m], kb[2], kb[3]);
+                    mma(dp[m][n / 8], c[m], vb[0], vb[1]);
+                    mma(dp[m][n / 8 + 1], c[m], vb[2], vb[3]);
+                }
+            }
+        }
+        __syncthreads(); /* values are read */
+        if (next < keys)
+            load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        copy_commit();
+        bool masked = k0 + BN > q0 + 1 || (g.window > 0 && k0 + g.window < keys);
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float p = exp2f(s[m][n][i] * scale2 - lse2[m][i / 2]);
+                    if (masked) {
+                        uint64_t at = q0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
+                        uint64_t u = k0 + (uint64_t)(8 * n + lane % 4 * 2 + i % 2);
+                        p = u > at || (g.window > 0 && u + g.window <= at) ? 0.0f : p;
+                    }
+                    s[m][n][i] = p * (dp[m][n][i] - delta[m][i / 2]);
+                }
+#pragma unroll
+        for (int n = 0; n < BN; n += 16) {
+            unsigned a[MT][4];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+            for (int d = 0; d < DP; d += 16) {
+                unsigned kb[4];
+                if (d >= g.D)
+                    break;
+                load_b_columns(kb, k_tile, ld, n, d);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(dq[m][d / 8], a[m], kb[0], kb[1]);
+                    mma(dq[m][d / 8 + 1], a[m], kb[2], kb[3]);
+                }
+            }
+        }
+        __syncthreads(); /* keys are read */
+        if (next < keys)
+            load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        copy_commit();
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+            bf16 *to = g.dq + ((uint64_t)b * g.T + q0 + (uint64_t)row) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+#pragma unroll
+            for (int d = 0; d < DP / 8; d++)
+                if (row < rows)
+                    store_pair(to, 8 * d + lane % 4 * 2, g.D, g.wide, dq[m][d][2 * r] * g.scale,
+                               dq[m][d][2 * r + 1] * g.scale);
+        }
+}
+
+/* ---------------------------------------------------------------- dk and dv */
+
+template <int DP, int MT, int BN>
+constexpr size_t
+dkv_shared_bytes()
+{
+    return (size_t)(2 * 64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
+}
+
+/* Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. */
+template <int DP, int MT, int BN, bool DK, bool DV>
+__global__ void
+__launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g)
+{
+    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
+    SPW_DYNAMIC_SHARED(shared);
+    bf16 *k_tile = (bf16 *)shared, *v_tile = k_tile + BM * ld, *q_tile = v_tile + BM * ld, *do_tile = q_tile + BN * ld;
+    uint64_t k0 = (uint64_t)blockIdx.x * BM,
+             out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
+    int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
+    uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
+    uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? DP / 8 : 1][4] = {};
+    float scale2 = g.scale * SPW_LOG2E;
+    load_tile<BM, DP>(k_tile, g.key + kv_at, g.kv_stride, rows, g.D, g.wide);
+    if (DK)
+        load_tile<BM, DP>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
+    for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
+        const bf16 *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+        const bf16 *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.D;
+        const float *lse = g.lse + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
+        const float *delta = g.delta + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
+        load_tile<BN, DP>(q_tile, q + first * g.q_stride, g.q_stride, (int64_t)(g.T - first), g.D, g.wide);
+        load_tile<BN, DP>(do_tile, dout + first * out_stride, out_stride, (int64_t)(g.T - first), g.D, g.wide);
+        copy_commit();
+        for (uint64_t q0 = first; q0 < end; q0 += BN) {
+            uint64_t next = q0 + BN;
+            float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
+            copy_wait<0>();
+            __syncthreads();
+#pragma unroll
+            for (int d = 0; d < DP; d += 16) {
+                unsigned a[MT][4], c[MT][4];
+                if (d >= g.D)
+                    break;
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    load_a(a[m], k_tile, ld, my_row + 16 * m, d);
+                    if (DK)
+                        load_a(c[m], v_tile, ld, my_row + 16 * m, d);
+                }
+#pragma unroll
+                for (int n = 0; n < BN; n += 16) {
+                    unsigned qb[4], ob[4];
+                    load_b_rows(qb, q_tile, ld, n, d);
+                    if (DK)
+                        load_b_rows(ob, do_tile, ld, n, d);
+#pragma unroll
+                    for (int m = 0; m < MT; m++) {
+                        mma(s[m][n / 8], a[m], qb[0], qb[1]);
+                        mma(s[m][n / 8 + 1], a[m], qb[2], qb[3]);
+                        if (DK) {
+                            mma(dp[m][n / 8], c[m], ob[0], ob[1]);
+                            mma(dp[m][n / 8 + 1], c[m], ob[2], ob[3]);
+                        }
+                    }
+                }
+            }
+            /* s becomes p, dp becomes ds without its scale. */
+            bool masked = q0 < k0 + BM || q0 + BN > g.T || (g.window > 0 && q0 + BN > k0 + g.window);
+#pragma unroll
+            for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    uint64_t at = q0 + (uint64_t)(8 * n + lane % 4 * 2 + j);
+                    float lse2 = at < g.T ? lse[at] * SPW_LOG2E : INFINITY, del = at < g.T ? delta[at] : 0.0f;
+#pragma unroll
+                    for (int m = 0; m < MT; m++)
+#pragma unroll
+                        for (int i = j; i < 4; i += 2) {
+                            float p = exp2f(s[m][n][i] * scale2 - lse2);
+                            if (masked) {
+                                uint64_t u = k0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
+                                p = at >= g.T || u > at || (g.window > 0 && u + g.window <= at) ? 0.0f : p;
+                            }
+                            s[m][n][i] = p;
+                            dp[m][n][i] = p * (dp[m][n][i] - del);
+                        }
+                }
+            if (DV) {
+#pragma unroll
+                for (int n = 0; n < BN; n += 16) {
+                    unsigned a[MT][4];
+#pragma unroll
+                    for (int m = 0; m < MT; m++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+                    for (int d = 0; d < DP; d += 16) {
+                        unsigned ob[4];
+                        if (d >= g.D)
+                            break;
+                        load_b_columns(ob, do_tile, ld, n, d);
+#pragma unroll
+                        for (int m = 0; m < MT; m++) {
+                            mma(dv[m][d / 8], a[m], ob[0], ob[1]);
+                            mma(dv[m][d / 8 + 1], a[m], ob[2], ob[3]);
+                        }
+                    }
+                }
+            }
+            __syncthreads(); /* dout is read */
+            if (next < end)
+                load_tile<BN, DP>(do_tile, dout + next * out_stride, out_stride, (int64_t)(g.T - next), g.D, g.wide);
+            copy_commit();
+            if (DK) {
+#pragma unroll
+                for (int n = 0; n < BN; n += 16) {
+                    unsigned a[MT][4];
+#pragma unroll
+                    for (int m = 0; m < MT; m++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            a[m][i] = pack_bf16(dp[m][n / 8 + i / 2][i % 2 * 2], dp[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+                    for (int d = 0; d < DP; d += 16) {
+                        unsigned qb[4];
+                        if (d >= g.D)
+                            break;
+                        load_b_columns(qb, q_tile, ld, n, d);
+#pragma unroll
+                        for (int m = 0; m < MT; m++) {
+                            mma(dk[m][d / 8], a[m], qb[0], qb[1]);
+                            mma(dk[m][d / 8 + 1], a[m], qb[2], qb[3]);
+                        }
+                    }
+                }
+            }
+            __syncthreads(); /* queries are read */
+            if (next < end)
+                load_tile<BN, DP>(q_tile, q + next * g.q_stride, g.q_stride, (int64_t)(g.T - next), g.D, g.wide);
+            copy_commit();
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+            uint64_t at = kv_at + (uint64_t)row * g.kv_stride;
+#pragma unroll
+            for (int d = 0; d < DP / 8; d++) {
+                int col = 8 * d + lane % 4 * 2;
+                if (row < rows && DK)
+                    store_pair(g.dk + at, col, g.D, g.wide, dk[DK ? m : 0][DK ? d : 0][2 * r] * g.scale,
+                               dk[DK ? m : 0][DK ? d : 0][2 * r + 1] * g.scale);
+                if (row < rows && DV)
+                    store_pair(g.dv + at, col, g.D, g.wide, dv[DV ? m : 0][DV ? d : 0][2 * r],
+                               dv[DV ? m : 0][DV ? d : 0][2 * r + 1]);
+            }
+        }
+}
+
+#endif

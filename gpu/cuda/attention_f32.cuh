@@ -1,0 +1,229 @@
+/*
+ * Attention in fp32 for compute_dtype fp32, where exactness counts and speed does not: tiles of 16 rows and 16 keys in shared
+ * memory, plain multiply-adds, no T x T matrix, no atomics. Same cut as the bf16 kernels: rows own dq, keys own dk and dv.
+ */
+#ifndef SPW_CUDA_ATTENTION_F32_CUH
+#define SPW_CUDA_ATTENTION_F32_CUH
+
+#include "attention.h"
+#include "common.cuh"
+
+enum { F32_THREADS = 128, F32_TILE = 16, F32_HEAD_MAX = 2 * F32_THREADS };
+
+/* `tiles` tiles of vectors, a tile of scores or two, three numbers per row. */
+static inline size_t
+f32_shared_bytes(int tiles, int D)
+{
+    return ((size_t)tiles * F32_TILE * (size_t)(D + 1) + 2 * F32_TILE * (F32_TILE + 1) + 3 * F32_TILE) * sizeof(float);
+}
+
+/* Leading dimension D + 1: rows begin in other banks. Zeros beyond `valid` rows. */
+SPW_DEVICE void
+load_f32(float *tile, const float *src, uint64_t stride, int64_t valid, int D)
+{
+    for (int i = (int)threadIdx.x; i < F32_TILE * D; i += F32_THREADS) {
+        int row = i / D, col = i % D;
+        tile[row * (D + 1) + col] = row < valid ? src[(uint64_t)row * stride + col] : 0.0f;
+    }
+}
+
+SPW_DEVICE float
+dot_f32(const float *a, const float *b, int D)
+{
+    float sum = 0.0f;
+    for (int d = 0; d < D; d++)
+        sum += a[d] * b[d];
+    return sum;
+}
+
+SPW_DEVICE bool
+reads(uint64_t at, uint64_t u, uint64_t window)
+{
+    return u <= at && (window == 0 || u + window > at);
+}
+
+SPW_KERNEL void
+__launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float> g)
+{
+    SPW_DYNAMIC_SHARED(shared);
+    const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
+    float *q = (float *)shared, *k = q + F32_TILE * ld, *v = k + F32_TILE * ld, *s = v + F32_TILE * ld;
+    float *max = s + 2 * F32_TILE * (F32_TILE + 1), *sum = max + F32_TILE, *shrink = sum + F32_TILE;
+    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE;
+    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
+    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
+    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
+    uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / F32_TILE * F32_TILE : 0;
+    const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    const float *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    float o[F32_TILE][2] = {};
+    load_f32(q, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, rows, g.D);
+    if (threadIdx.x < F32_TILE) {
+        max[threadIdx.x] = -INFINITY;
+        sum[threadIdx.x] = 0.0f;
+    }
+    for (; k0 < keys; k0 += F32_TILE) {
+        load_f32(k, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(v, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
+            int r = i / F32_TILE, c = i % F32_TILE;
+            s[r * (F32_TILE + 1) + c] = reads(p0 + (uint64_t)r, k0 + (uint64_t)c, g.window)
+                                            ? dot_f32(q + r * ld, k + c * ld, g.D) * g.scale
+                                            : -INFINITY;
+        }
+        __syncthreads();
+        if (threadIdx.x < F32_TILE) {
+            float *row = s + threadIdx.x * (F32_TILE + 1), old = max[threadIdx.x], top = old, part = 0.0f, base;
+            for (int c = 0; c < F32_TILE; c++)
+                top = fmaxf(top, row[c]);
+            base = top == -INFINITY ? 0.0f : top;
+            for (int c = 0; c < F32_TILE; c++) {
+                row[c] = expf(row[c] - base);
+                part += row[c];
+            }
+            shrink[threadIdx.x] = old == -INFINITY ? 0.0f : expf(old - base);
+            max[threadIdx.x] = top;
+            sum[threadIdx.x] = sum[threadIdx.x] * shrink[threadIdx.x] + part;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int col = (int)threadIdx.x + half * F32_THREADS;
+            if (col < g.D)
+#pragma unroll
+                for (int r = 0; r < F32_TILE; r++) {
+                    float add = 0.0f;
+                    for (int c = 0; c < F32_TILE; c++)
+                        add += s[r * (F32_TILE + 1) + c] * v[c * ld + col];
+                    o[r][half] = o[r][half] * shrink[r] + add;
+                }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int col = (int)threadIdx.x + half * F32_THREADS;
+#pragma unroll
+        for (int r = 0; r < F32_TILE; r++)
+            if (col < g.D && r < rows)
+                g.out[(((uint64_t)b * g.T + q0 + (uint64_t)r) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D +
+                      (uint64_t)col] = o[r][half] / sum[r];
+    }
+    if (g.lse != NULL && (int64_t)threadIdx.x < rows)
+        g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + threadIdx.x] =
+            max[threadIdx.x] + logf(sum[threadIdx.x]);
+}
+
+/* p and ds of rows q0 and keys k0 from their tiles, into s and ds. */
+SPW_DEVICE void
+backward_scores_f32(float *s, float *ds, const float *q, const float *dout, const float *k, const float *v,
+                    const attention_args<float> &g, uint64_t stats, uint64_t q0, uint64_t k0)
+{
+    const int ld = g.D + 1;
+    for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
+        int r = i / F32_TILE, c = i % F32_TILE;
+        uint64_t at = q0 + (uint64_t)r, u = k0 + (uint64_t)c;
+        float p = 0.0f, d = 0.0f;
+        if (at < g.T && reads(at, u, g.window)) {
+            p = expf(dot_f32(q + r * ld, k + c * ld, g.D) * g.scale - g.lse[stats + at]);
+            d = p * (dot_f32(dout + r * ld, v + c * ld, g.D) - g.delta[stats + at]) * g.scale;
+        }
+        s[r * (F32_TILE + 1) + c] = p;
+        ds[r * (F32_TILE + 1) + c] = d;
+    }
+}
+
+SPW_KERNEL void
+__launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
+{
+    SPW_DYNAMIC_SHARED(shared);
+    const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
+    float *q = (float *)shared, *dout = q + F32_TILE * ld, *k = dout + F32_TILE * ld, *v = k + F32_TILE * ld;
+    float *s = v + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
+    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
+    uint64_t keys = q0 + (uint64_t)rows;
+    uint64_t k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / F32_TILE * F32_TILE : 0;
+    uint64_t kv_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+    uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
+    float dq[F32_TILE][2] = {};
+    load_f32(q, g.q + q_at, g.q_stride, rows, g.D);
+    load_f32(dout, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, rows, g.D);
+    for (; k0 < keys; k0 += F32_TILE) {
+        load_f32(k, g.key + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(v, g.value + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        __syncthreads();
+        backward_scores_f32(s, ds, q, dout, k, v, g, stats, q0, k0);
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int col = (int)threadIdx.x + half * F32_THREADS;
+            if (col < g.D)
+#pragma unroll
+                for (int r = 0; r < F32_TILE; r++)
+                    for (int c = 0; c < F32_TILE; c++)
+                        dq[r][half] += ds[r * (F32_TILE + 1) + c] * k[c * ld + col];
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int col = (int)threadIdx.x + half * F32_THREADS;
+#pragma unroll
+        for (int r = 0; r < F32_TILE; r++)
+            if (col < g.D && r < rows)
+                g.dq[q_at + (uint64_t)r * g.q_stride + (uint64_t)col] = dq[r][half];
+    }
+}
+
+SPW_KERNEL void
+__launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
+{
+    SPW_DYNAMIC_SHARED(shared);
+    const int hk = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
+    float *k = (float *)shared, *v = k + F32_TILE * ld, *q = v + F32_TILE * ld, *dout = q + F32_TILE * ld;
+    float *s = dout + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
+    uint64_t k0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - k0);
+    uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
+    uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    float dk[F32_TILE][2] = {}, dv[F32_TILE][2] = {};
+    load_f32(k, g.key + kv_at, g.kv_stride, rows, g.D);
+    load_f32(v, g.value + kv_at, g.kv_stride, rows, g.D);
+    for (int h = hk * g.group; h < (hk + 1) * g.group; h++)
+        for (uint64_t q0 = k0; q0 < end; q0 += F32_TILE) {
+            uint64_t row = (uint64_t)b * g.T + q0;
+            load_f32(q, g.q + row * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, (int64_t)(g.T - q0), g.D);
+            load_f32(dout, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, (int64_t)(g.T - q0),
+                     g.D);
+            __syncthreads();
+            backward_scores_f32(s, ds, q, dout, k, v, g, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0, k0);
+            __syncthreads();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int col = (int)threadIdx.x + half * F32_THREADS;
+                if (col < g.D)
+#pragma unroll
+                    for (int c = 0; c < F32_TILE; c++)
+                        for (int r = 0; r < F32_TILE; r++) {
+                            dk[c][half] += ds[r * (F32_TILE + 1) + c] * q[r * ld + col];
+                            dv[c][half] += s[r * (F32_TILE + 1) + c] * dout[r * ld + col];
+                        }
+            }
+            __syncthreads();
+        }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int col = (int)threadIdx.x + half * F32_THREADS;
+#pragma unroll
+        for (int c = 0; c < F32_TILE; c++)
+            if (col < g.D && c < rows) {
+                g.dk[kv_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dk[c][half];
+                g.dv[kv_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dv[c][half];
+            }
+    }
+}
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * Launches attention_forward.cuh by head size. Rows per warp and keys per tile are as large as registers (sums of 64 MT x D in
+ * fp32) and 99 KiB of shared memory, the least of all architectures, allow.
+ */
+#include "attention_forward.cuh"
+#include "attention_internal.h"
+
+template <int DP, int MT, int BN>
+static void
+forward(cuda_queue *q, const attention_args<bf16> &args, uint64_t B)
+{
+    dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
+    LAUNCH(q, grid, ATTENTION_THREADS, (forward_shared_bytes<DP, MT, BN>()), (attention_forward_kernel<DP, MT, BN>),
+           args);
+}
+
+void
+spw__cuda_attention_forward_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B)
+{
+    if (args.D <= 64)
+        forward<64, 2, 64>(q, args, B);
+    else if (args.D <= 128)
+        forward<128, 2, 64>(q, args, B);
+    else
+        forward<256, 1, 32>(q, args, B);
+}

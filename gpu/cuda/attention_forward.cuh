@@ -1,0 +1,174 @@
+/*
+ * Causal attention forward on tensor cores, bf16 in and out, fp32 sums. A block of four warps takes 64 MT query rows of one
+ * head and walks over tiles of BN keys that some row of it reads; scores live in registers, and the online softmax rescales
+ * sums when a row's maximum grows. Keys and values of the next tile travel while this one is computed: K is free once the
+ * scores are, V once the sums are. Tiles begin at multiples of BN whatever the rows, and a tile that a row does not read leaves
+ * its sums as they are to the bit, so a row depends on its own keys alone. Source: Dao 2023, FlashAttention-2.
+ */
+#ifndef SPW_CUDA_ATTENTION_FORWARD_CUH
+#define SPW_CUDA_ATTENTION_FORWARD_CUH
+
+#include "attention.h"
+#include "mma.cuh"
+
+enum { ATTENTION_THREADS = 128 };
+#define SPW_LOG2E 1.44269504088896341f
+
+template <int DP, int MT, int BN>
+constexpr size_t
+forward_shared_bytes()
+{
+    return (size_t)(64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
+}
+
+template <int DP, int MT, int BN>
+__global__ void
+__launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf16> g)
+{
+    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
+    SPW_DYNAMIC_SHARED(shared);
+    bf16 *q_tile = (bf16 *)shared, *k_tile = q_tile + BM * ld, *v_tile = k_tile + BN * ld;
+    /* The last tiles read the most keys: they go first. */
+    uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM;
+    int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
+    uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
+    uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
+    uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
+    const bf16 *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
+    const bf16 *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const bf16 *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    float o[MT][DP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = g.scale * SPW_LOG2E;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+        max[m][0] = max[m][1] = -INFINITY;
+
+    load_tile<BM, DP>(q_tile, q, g.q_stride, rows, g.D, g.wide);
+    load_tile<BN, DP>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    copy_commit();
+    load_tile<BN, DP>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    copy_commit();
+    for (; k0 < keys; k0 += BN) {
+        uint64_t next = k0 + BN;
+        float s[MT][BN / 8][4] = {};
+        copy_wait<1>(); /* keys are here; values may be on their way */
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < DP; d += 16) {
+            unsigned a[MT][4];
+            if (d >= g.D)
+                break;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+                load_a(a[m], q_tile, ld, my_row + 16 * m, d);
+#pragma unroll
+            for (int n = 0; n < BN; n += 16) {
+                unsigned kb[4];
+                load_b_rows(kb, k_tile, ld, n, d);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(s[m][n / 8], a[m], kb[0], kb[1]);
+                    mma(s[m][n / 8 + 1], a[m], kb[2], kb[3]);
+                }
+            }
+        }
+        __syncthreads(); /* keys are read */
+        if (next < keys)
+            load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        copy_commit();
+
+        /* Unread scores become -inf where this tile has any. */
+        if (k0 + BN > p0 + 1 || (g.window > 0 && k0 + g.window < keys)) {
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        uint64_t at = p0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
+                        uint64_t u = k0 + (uint64_t)(8 * n + lane % 4 * 2 + i % 2);
+                        if (u > at || (g.window > 0 && u + g.window <= at))
+                            s[m][n][i] = -INFINITY;
+                    }
+        }
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float top = max[m][r], base, shrink, part = 0.0f;
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++)
+                    top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                base = top == -INFINITY ? 0.0f : top * scale2; /* nothing read so far: weights of 0, not NaN */
+                shrink = max[m][r] == -INFINITY ? 0.0f : exp2f(max[m][r] * scale2 - base);
+                max[m][r] = top;
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                    for (int i = 2 * r; i < 2 * r + 2; i++) {
+                        s[m][n][i] = exp2f(s[m][n][i] * scale2 - base);
+                        part += s[m][n][i];
+                    }
+                sum[m][r] = sum[m][r] * shrink + part;
+#pragma unroll
+                for (int d = 0; d < DP / 8; d++) {
+                    o[m][d][2 * r] *= shrink;
+                    o[m][d][2 * r + 1] *= shrink;
+                }
+            }
+
+        copy_wait<1>(); /* values are here; the next keys may be on their way */
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < BN; n += 16) {
+            unsigned a[MT][4];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) /* scores lie as a left factor wants them */
+                    a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+            for (int d = 0; d < DP; d += 16) {
+                unsigned vb[4];
+                if (d >= g.D)
+                    break;
+                load_b_columns(vb, v_tile, ld, n, d);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(o[m][d / 8], a[m], vb[0], vb[1]);
+                    mma(o[m][d / 8 + 1], a[m], vb[2], vb[3]);
+                }
+            }
+        }
+        __syncthreads(); /* values are read */
+        if (next < keys)
+            load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        copy_commit();
+    }
+
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+            float total = sum[m][r], inverse;
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            inverse = 1.0f / total;
+            if (row >= rows)
+                continue;
+            bf16 *out =
+                g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
+#pragma unroll
+            for (int d = 0; d < DP / 8; d++)
+                store_pair(out, 8 * d + lane % 4 * 2, g.D, g.wide, o[m][d][2 * r] * inverse,
+                           o[m][d][2 * r + 1] * inverse);
+            if (g.lse != NULL && lane % 4 == 0)
+                g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] =
+                    max[m][r] * g.scale + logf(total);
+        }
+}
+
+#endif

@@ -1,0 +1,289 @@
+/*
+ * cuBLASLt, opened at run time: as a library of 540 MB it is neither linked statically nor asked of machines that have no GPU.
+ * An algorithm is chosen once per shape and kept, from schemes that add up partial results in a fixed order, so that results are
+ * equal from run to run. Pointers count as aligned to 16 bytes at most: then where an array lies does not change the choice,
+ * nor a bit. fp32 products are fp32: tf32 is never asked for.
+ */
+#include "cuda_internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef SPW_EMULATED
+
+struct cuda_blas *
+spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
+{
+    (void)gpu;
+    snprintf(why, why_bytes, "own products");
+    return NULL;
+}
+
+void
+spw__cuda_blas_close(struct cuda_blas *blas)
+{
+    (void)blas;
+}
+
+bool
+spw__cuda_blas_gemm(cuda_queue *, bool, bool, uint64_t, uint64_t, uint64_t, const void *, const void *, bool, void *,
+                    bool, const void *)
+{
+    return false;
+}
+
+#else
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#define STRINGS_OF(x) #x
+#define STRING_OF(x)  STRINGS_OF(x)
+#define LIBRARY       "libcublasLt.so." STRING_OF(CUBLAS_VER_MAJOR)
+
+enum { PLANS = 1024 };
+
+/* What a plan is found by. */
+typedef struct plan_key {
+    uint64_t M, N, K;
+    uint32_t trans_a, trans_b, add, f32_out, bias, alignment;
+} plan_key;
+
+typedef struct plan {
+    plan_key key;
+    bool used, possible;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace_bytes;
+} plan;
+
+#define FUNCTIONS(X)                                                                                                   \
+    X(cublasLtCreate)                                                                                                  \
+    X(cublasLtDestroy)                                                                                                 \
+    X(cublasLtMatmul)                                                                                                  \
+    X(cublasLtMatmulDescCreate)                                                                                        \
+    X(cublasLtMatmulDescDestroy)                                                                                       \
+    X(cublasLtMatmulDescSetAttribute)                                                                                  \
+    X(cublasLtMatrixLayoutCreate)                                                                                      \
+    X(cublasLtMatrixLayoutDestroy)                                                                                     \
+    X(cublasLtMatmulPreferenceCreate)                                                                                  \
+    X(cublasLtMatmulPreferenceDestroy)                                                                                 \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                                            \
+    X(cublasLtMatmulAlgoGetHeuristic)
+
+struct cuda_blas {
+    void *library;
+    cublasLtHandle_t handle;
+#define X(name) __typeof__(&name) name##_;
+    FUNCTIONS(X)
+#undef X
+    /* Under lock: a plan's description is changed by the call that uses it. */
+    pthread_mutex_t lock;
+    plan plans[PLANS];
+    uint32_t plan_count;
+};
+
+static void *
+open_library(void)
+{
+    static const char *const folders[] = {"", "/usr/local/cuda/lib64/", "/usr/local/cuda/targets/x86_64-linux/lib/"};
+    const char *home = getenv("CUDA_HOME");
+    char path[1024];
+    void *library = NULL;
+    if (home != NULL) {
+        snprintf(path, sizeof path, "%s/lib64/%s", home, LIBRARY);
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    for (size_t i = 0; library == NULL && i < sizeof folders / sizeof folders[0]; i++) {
+        snprintf(path, sizeof path, "%s%s", folders[i], LIBRARY);
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return library;
+}
+
+struct cuda_blas *
+spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
+{
+    const char *wanted = getenv("SPW_CUDA_BLAS");
+    struct cuda_blas *b;
+    const char *missing = NULL;
+    (void)gpu;
+    if (wanted != NULL && strcmp(wanted, "0") == 0) {
+        snprintf(why, why_bytes, "own products (SPW_CUDA_BLAS=0)");
+        return NULL;
+    }
+    b = (struct cuda_blas *)spw_mem_zalloc(sizeof *b);
+    if (b == NULL) {
+        snprintf(why, why_bytes, "own products, slow (no memory for cuBLASLt)");
+        return NULL;
+    }
+    pthread_mutex_init(&b->lock, NULL);
+    b->library = open_library();
+    if (b->library == NULL) {
+        snprintf(why, why_bytes, "own products, slow (no " LIBRARY ": CUDA_HOME or LD_LIBRARY_PATH says where)");
+        spw__cuda_blas_close(b);
+        return NULL;
+    }
+#define X(name)                                                                                                        \
+    if ((*(void **)&b->name##_ = dlsym(b->library, #name)) == NULL)                                                    \
+        missing = #name;
+    FUNCTIONS(X)
+#undef X
+    if (missing != NULL || b->cublasLtCreate_(&b->handle) != CUBLAS_STATUS_SUCCESS) {
+        snprintf(why, why_bytes, "own products, slow (" LIBRARY " does not start%s%s)", missing != NULL ? ": no " : "",
+                 missing != NULL ? missing : "");
+        b->handle = NULL;
+        spw__cuda_blas_close(b);
+        return NULL;
+    }
+    return b;
+}
+
+static void
+forget(struct cuda_blas *b, plan *p)
+{
+    if (p->desc != NULL)
+        b->cublasLtMatmulDescDestroy_(p->desc);
+    if (p->a != NULL)
+        b->cublasLtMatrixLayoutDestroy_(p->a);
+    if (p->b != NULL)
+        b->cublasLtMatrixLayoutDestroy_(p->b);
+    if (p->c != NULL)
+        b->cublasLtMatrixLayoutDestroy_(p->c);
+    memset(p, 0, sizeof *p);
+}
+
+void
+spw__cuda_blas_close(struct cuda_blas *b)
+{
+    if (b == NULL)
+        return;
+    for (int i = 0; i < PLANS; i++)
+        forget(b, &b->plans[i]);
+    if (b->handle != NULL)
+        b->cublasLtDestroy_(b->handle);
+    if (b->library != NULL)
+        (void)dlclose(b->library);
+    pthread_mutex_destroy(&b->lock);
+    spw_mem_free(b);
+}
+
+/*
+ * cuBLASLt counts columns first: our C(M,N) is its (N,M), with B as its first factor. Leaves p->possible false where the
+ * library refuses.
+ */
+static void
+make_plan(struct cuda_blas *b, plan *p, bool f32)
+{
+    const plan_key *k = &p->key;
+    cudaDataType_t in = f32 ? CUDA_R_32F : CUDA_R_16BF, out = f32 || k->f32_out ? CUDA_R_32F : CUDA_R_16BF;
+    cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = k->alignment;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const void *like = (const void *)(uintptr_t)k->alignment;
+    size_t workspace = BLAS_BYTES;
+    int count = 0;
+    bool ok = b->cublasLtMatmulDescCreate_(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
+#define SET(what, value)                                                                                               \
+    ok = ok && b->cublasLtMatmulDescSetAttribute_(p->desc, what, &value, sizeof value) == CUBLAS_STATUS_SUCCESS
+    SET(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
+    SET(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+    if (k->bias) {
+        SET(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        SET(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
+        SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, like); /* looked at for its alignment only */
+    }
+#undef SET
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->a, in, k->trans_b ? k->K : k->N, k->trans_b ? k->N : k->K,
+                                              (int64_t)(k->trans_b ? k->K : k->N)) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->b, in, k->trans_a ? k->M : k->K, k->trans_a ? k->K : k->M,
+                                              (int64_t)(k->trans_a ? k->M : k->K)) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->c, out, k->N, k->M, (int64_t)k->N) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS;
+#define PREFER(what, value)                                                                                            \
+    ok = ok && b->cublasLtMatmulPreferenceSetAttribute_(preference, what, &value, sizeof value) == CUBLAS_STATUS_SUCCESS
+    PREFER(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+    PREFER(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+#undef PREFER
+    ok = ok && b->cublasLtMatmulAlgoGetHeuristic_(b->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1, &found,
+                                                  &count) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+    if (ok) {
+        p->algo = found.algo;
+        p->workspace_bytes = found.workspaceSize;
+    }
+    if (preference != NULL)
+        b->cublasLtMatmulPreferenceDestroy_(preference);
+    p->possible = ok;
+}
+
+/* Under lock. */
+static plan *
+find_plan(struct cuda_blas *b, const plan_key *key, bool f32)
+{
+    uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
+    uint32_t at =
+        (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23) % PLANS;
+    if (b->plan_count > PLANS * 3 / 4) { /* too many shapes: choose again, the same */
+        for (int i = 0; i < PLANS; i++)
+            forget(b, &b->plans[i]);
+        b->plan_count = 0;
+    }
+    for (; b->plans[at].used; at = (at + 1) % PLANS)
+        if (memcmp(&b->plans[at].key, key, sizeof *key) == 0)
+            return &b->plans[at];
+    b->plans[at].key = *key;
+    b->plans[at].used = true;
+    b->plan_count++;
+    make_plan(b, &b->plans[at], f32);
+    return &b->plans[at];
+}
+
+bool
+spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
+                    const void *B, bool add, void *C, bool f32_out, const void *bias)
+{
+    struct cuda_blas *b = q->gpu->blas;
+    uintptr_t low = ((uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)bias | 16) & 31;
+    float one = 1.0f, beta = add ? 1.0f : 0.0f;
+    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
+    plan_key key;
+    plan *p;
+    bool done = false;
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || K == 0 || q->blas_workspace == NULL)
+        return false;
+    memset(&key, 0, sizeof key);
+    key.M = M;
+    key.N = N;
+    key.K = K;
+    key.trans_a = trans_a;
+    key.trans_b = trans_b;
+    key.add = add;
+    key.f32_out = f32_out;
+    key.bias = bias != NULL;
+    key.alignment = (uint32_t)(low & (~low + 1));
+    pthread_mutex_lock(&b->lock);
+    p = find_plan(b, &key, spw__cuda_is_f32(q));
+    if (p->possible) {
+        if (bias != NULL)
+            st = b->cublasLtMatmulDescSetAttribute_(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (st == CUBLAS_STATUS_SUCCESS)
+            st = b->cublasLtMatmul_(b->handle, p->desc, &one, B, p->a, A, p->b, &beta, C, p->c, C, p->c, &p->algo,
+                                    q->blas_workspace, p->workspace_bytes, q->stream);
+        if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE)
+            p->possible = false; /* refused before anything started: ours from now on */
+        else
+            done = true;
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (done && st != CUBLAS_STATUS_SUCCESS)
+        (void)spw__cuda_ok(q->gpu, cudaErrorUnknown, "cublasLtMatmul");
+    return done;
+}
+
+#endif

@@ -1,0 +1,264 @@
+/*
+ * What every kernel of the cuda device uses: the element types, loads and stores of eight elements at a time, sums over a
+ * block in a fixed order, Philox. All kernels compute in fp32 and round once, to nearest, when they store. The same text
+ * compiles for the GPU and, against tests/emulate, for the CPU; what is written in PTX has its C twin beside it.
+ */
+#ifndef SPW_CUDA_COMMON_CUH
+#define SPW_CUDA_COMMON_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* Shared memory whose size the launch gives. */
+#ifdef SPW_EMULATED
+#include "spw_base.h"
+#define SPW_DYNAMIC_SHARED(name) unsigned char *name = emulate::now.dynamic_shared
+#else
+#define SPW_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#endif
+
+#define SPW_DEVICE static __device__ __forceinline__
+#ifdef SPW_EMULATED
+#define SPW_KERNEL static
+#else
+#define SPW_KERNEL static __global__
+#endif
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+SPW_DEVICE float
+widen(float x)
+{
+    return x;
+}
+
+SPW_DEVICE float
+widen(bf16 x)
+{
+    return __uint_as_float((unsigned)x.bits << 16);
+}
+
+SPW_DEVICE float
+widen(f16 x)
+{
+#ifdef SPW_EMULATED
+    return spw_f16_to_f32(x.bits);
+#else
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#endif
+}
+
+/* Two floats to bf16, lo in the lower half. */
+SPW_DEVICE unsigned
+pack_bf16(float lo, float hi)
+{
+#ifdef SPW_EMULATED
+    return (unsigned)spw_f32_to_bf16(lo) | (unsigned)spw_f32_to_bf16(hi) << 16;
+#else
+    unsigned u;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
+    return u;
+#endif
+}
+
+SPW_DEVICE void
+narrow(float *y, float x)
+{
+    *y = x;
+}
+
+SPW_DEVICE void
+narrow(bf16 *y, float x)
+{
+    y->bits = (uint16_t)pack_bf16(x, 0.0f);
+}
+
+SPW_DEVICE void
+narrow(f16 *y, float x)
+{
+#ifdef SPW_EMULATED
+    y->bits = spw_f32_to_f16(x);
+#else
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x));
+#endif
+}
+
+template <class T>
+SPW_DEVICE T
+least(T a, T b)
+{
+    return a < b ? a : b;
+}
+
+template <class T>
+SPW_DEVICE T
+most(T a, T b)
+{
+    return a > b ? a : b;
+}
+
+/* ---------------------------------------------------------------- eight elements */
+
+/*
+ * Reads p[0 .. least(left, 8)), zeros behind. wide: p is aligned to 16 bytes, as far as whole eights are read.
+ */
+SPW_DEVICE void
+load8(float *v, const float *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = (uint64_t)i < left ? p[i] : 0.0f;
+}
+
+SPW_DEVICE void
+unpack_bf16(float *v, unsigned u)
+{
+    v[0] = __uint_as_float(u << 16);
+    v[1] = __uint_as_float(u & 0xffff0000u);
+}
+
+SPW_DEVICE void
+load8(float *v, const bf16 *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        uint4 u = *(const uint4 *)p;
+        unpack_bf16(v, u.x);
+        unpack_bf16(v + 2, u.y);
+        unpack_bf16(v + 4, u.z);
+        unpack_bf16(v + 6, u.w);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = (uint64_t)i < left ? widen(p[i]) : 0.0f;
+}
+
+SPW_DEVICE void
+load8(float *v, const f16 *p, uint64_t left, bool wide)
+{
+    (void)wide;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = (uint64_t)i < left ? widen(p[i]) : 0.0f;
+}
+
+SPW_DEVICE void
+store8(float *p, const float *v, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        *(float4 *)p = float4{v[0], v[1], v[2], v[3]};
+        *(float4 *)(p + 4) = float4{v[4], v[5], v[6], v[7]};
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if ((uint64_t)i < left)
+            p[i] = v[i];
+}
+
+SPW_DEVICE void
+store8(bf16 *p, const float *v, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        *(uint4 *)p = uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if ((uint64_t)i < left)
+            narrow(p + i, v[i]);
+}
+
+SPW_DEVICE void
+store8(f16 *p, const float *v, uint64_t left, bool wide)
+{
+    (void)wide;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if ((uint64_t)i < left)
+            narrow(p + i, v[i]);
+}
+
+/* ---------------------------------------------------------------- sums */
+
+SPW_DEVICE float
+warp_sum(float v)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+/* The sum over a block, the same in every thread and from run to run. All threads call it. */
+SPW_DEVICE float
+block_sum(float v)
+{
+    __shared__ float parts[32];
+    float sum = 0.0f;
+    v = warp_sum(v);
+    __syncthreads(); /* parts of the call before have been read */
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    for (unsigned w = 0; w < blockDim.x / 32; w++)
+        sum += parts[w];
+    return sum;
+}
+
+SPW_DEVICE float
+block_max(float v)
+{
+    __shared__ float parts[32];
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = parts[0];
+    for (unsigned w = 1; w < blockDim.x / 32; w++)
+        v = fmaxf(v, parts[w]);
+    return v;
+}
+
+/* ---------------------------------------------------------------- random numbers */
+
+/* spw_philox() of the base, word for word. */
+SPW_DEVICE void
+philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t *out)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c0 = (uint32_t)counter_lo, c1 = (uint32_t)(counter_lo >> 32);
+    uint32_t c2 = (uint32_t)counter_hi, c3 = (uint32_t)(counter_hi >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+#endif

@@ -1,0 +1,169 @@
+/*
+ * Inside the cuda device: its objects, how a kernel is launched, and how an error of the runtime becomes the device's sticky
+ * error. Host code in C++ without its library, so that the plugin needs no C++ runtime.
+ */
+#ifndef SPW_CUDA_INTERNAL_H
+#define SPW_CUDA_INTERNAL_H
+
+#include "gpu_internal.h"
+#include <cuda_runtime.h>
+#include <pthread.h>
+
+/* Letters as in spw_gpu.h. */
+typedef struct cuda_block {
+    struct cuda_block *next;
+    void *p;
+    uint64_t bytes;
+} cuda_block;
+
+typedef struct cuda_gpu {
+    spw_gpu base;
+    /* Fixed after open. */
+    spw_gpu_info info;
+    char description[160];
+    int device_idx;
+    struct cuda_blas *blas; /* NULL: products by our own kernels */
+    pthread_mutex_t lock;
+    /* Under lock. */
+    spw_error first;
+    cuda_block *blocks;
+    uint64_t bytes_live, bytes_peak;
+} cuda_gpu;
+
+enum {
+    SLOTS = 32,            /* of the pinned ring of a queue */
+    SLOT_BYTES = 64 << 10, /* each */
+    PIECE_BYTES = 8 << 20, /* of a converting copy in staging memory on the device */
+    NOTES = 256,           /* notifications under way */
+    BLAS_BYTES = 32 << 20, /* cuBLASLt's workspace on a compute queue */
+    SUM_ELEMS = 4096,      /* one sum of squares each */
+};
+
+/* What a slot of the ring brings to pageable host memory once it has arrived. */
+typedef struct cuda_parcel {
+    void *dst;
+    const void *src;
+    uint64_t bytes;
+} cuda_parcel;
+
+typedef struct cuda_note {
+    cudaEvent_t event;
+    void (*fn)(void *arg);
+    void *arg;
+} cuda_note;
+
+typedef struct cuda_queue {
+    spw_gpu_queue base;
+    cuda_gpu *gpu;
+    spw_gpu_queue_kind kind;
+    cudaStream_t stream;
+    /* Owned by the submitting thread. */
+    void *scratch; /* device memory for one operation, grown in the first step */
+    uint64_t scratch_bytes;
+    void *blas_workspace;
+    unsigned char *ring; /* pinned */
+    cudaEvent_t ring_passed[SLOTS];
+    cuda_parcel parcels[SLOTS];
+    uint64_t ring_next;
+    /* Under lock; the thread takes notes in order. */
+    pthread_t thread;
+    bool started, stop;
+    pthread_mutex_t lock;
+    pthread_cond_t filled, drained;
+    cuda_note notes[NOTES];
+    uint64_t head, tail;
+} cuda_queue;
+
+typedef struct cuda_event {
+    spw_gpu_event base;
+    cuda_gpu *gpu;
+    cudaEvent_t event;
+} cuda_event;
+
+#define X(name) extern "C" __typeof__(spw_gpu_##name) spw__cuda_##name;
+SPW_GPU_CALLS(X)
+#undef X
+
+/* False, and the device's first error kept, unless e is cudaSuccess. */
+bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
+/* Makes gpu the calling thread's device: threads of the engine come without one. */
+cuda_gpu *spw__cuda_enter(cuda_gpu *gpu);
+static inline cuda_queue *
+spw__cuda_queue_of(spw_gpu_queue *queue)
+{
+    cuda_queue *q = (cuda_queue *)queue;
+    (void)spw__cuda_enter(q->gpu);
+    return q;
+}
+static inline bool
+spw__cuda_is_f32(const cuda_queue *q)
+{
+    return q->gpu->info.compute_dtype == SPW_F32;
+}
+/* Device memory until the queue's next operation that asks; NULL after a sticky error. */
+void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
+/* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */
+void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes);
+/* Sums of squares of n elements of type into sums (device). */
+void spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n);
+
+/*
+ * C(M,N) = A B + beta C, beta 0 or 1, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype,
+ * C likewise or fp32; bias (N) of compute_dtype is added to each row, NULL: none.
+ */
+void spw__cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
+                    const void *B, bool add, void *C, bool f32_out, const void *bias);
+/* sums(C) += of rows of a (M,C); x, mean, rstd: of a * (x - mean) * rstd instead; mean NULL: 0. */
+void spw__cuda_column_sums(cuda_queue *q, float *sums, const void *a, const void *x, const float *mean,
+                           const float *rstd, uint64_t M, uint64_t C);
+
+/* cuBLASLt, opened at run time. NULL and a reason when it is not there. */
+struct cuda_blas *spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes);
+void spw__cuda_blas_close(struct cuda_blas *blas);
+/* False when the library has no way for this product; nothing has been started then. */
+bool spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
+                         const void *B, bool add, void *C, bool f32_out, const void *bias);
+
+/* ---------------------------------------------------------------- launches */
+
+template <class T> struct cuda_same {
+    typedef T type;
+};
+
+template <class... P>
+static void
+spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                 typename cuda_same<P>::type... args)
+{
+#ifdef SPW_EMULATED
+    (void)name;
+    emulate::launch(q->stream, grid, block, shared_bytes, [=] { kernel(args...); });
+#else
+    if (shared_bytes > (48 << 10) &&
+        !spw__cuda_ok(
+            q->gpu,
+            cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
+            name))
+        return;
+    kernel<<<grid, block, shared_bytes, q->stream>>>(args...);
+    (void)spw__cuda_ok(q->gpu, cudaGetLastError(), name);
+#endif
+}
+/* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
+#define UNWRAP(...) __VA_ARGS__
+#define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
+    spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
+
+static inline unsigned
+spw__cuda_blocks(uint64_t n, uint64_t per_block)
+{
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+/* Eight elements at a time need all arrays at multiples of 16 bytes. */
+static inline bool
+spw__cuda_aligned(const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL)
+{
+    return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
+}
+
+#endif

@@ -1,0 +1,271 @@
+/*
+ * The cuda device itself: what is there and why not, memory under a limit, the sticky error, and the table that the plugin
+ * hands out. The runtime is linked statically and finds the driver by itself; nothing links libcuda.
+ */
+#include "cuda_internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+extern const spw_gpu_calls spw__cuda_calls;
+
+/* Left to modules, local memory and the library's own buffers when the limit is "what is free". */
+static const uint64_t RESERVE_BYTES = 512ull << 20;
+
+bool
+spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return true;
+    pthread_mutex_lock(&gpu->lock);
+    if (gpu->first.status == SPW_OK)
+        SPW_RAISE(&gpu->first, e == cudaErrorMemoryAllocation ? SPW_ENOMEM : SPW_EPOISONED, "device cuda:%d: %s: %s",
+                  gpu->device_idx, what, cudaGetErrorString(e));
+    pthread_mutex_unlock(&gpu->lock);
+    return false;
+}
+
+cuda_gpu *
+spw__cuda_enter(cuda_gpu *gpu)
+{
+    (void)cudaSetDevice(gpu->device_idx); /* cheap when it is already */
+    return gpu;
+}
+
+/* No device, or none that this build can use. */
+static spw_status
+find_device(uint32_t device_idx, cudaDeviceProp *prop, spw_error *err)
+{
+    int driver = 0, runtime = 0, count = 0;
+    cudaError_t e;
+    (void)cudaRuntimeGetVersion(&runtime);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "no NVIDIA driver (libcuda.so.1) on this machine");
+    e = cudaGetDeviceCount(&count);
+    if (e == cudaErrorInsufficientDriver)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
+                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (e == cudaErrorNoDevice || (e == cudaSuccess && count == 0))
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver sees no GPU (CUDA_VISIBLE_DEVICES hides them too)");
+    if (e != cudaSuccess)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver does not start: %s", cudaGetErrorString(e));
+    if (device_idx >= (uint32_t)count)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "there are %d GPUs, counted from 0", count);
+    e = cudaGetDeviceProperties(prop, (int)device_idx);
+    if (e != cudaSuccess)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "GPU %u does not answer: %s", device_idx, cudaGetErrorString(e));
+    if (prop->major < 8)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s has compute capability %d.%d, and 8.0 is needed (bf16 products)",
+                         prop->name, prop->major, prop->minor);
+    return SPW_OK;
+}
+
+static spw_status
+cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err)
+{
+    const char *compute = getenv("SPW_CUDA_COMPUTE");
+    size_t free_bytes = 0, total = 0;
+    char why[256] = "";
+    cudaDeviceProp prop;
+    cuda_gpu *gpu;
+    cudaError_t e;
+    *out = NULL;
+    SPW_TRY(find_device(device_idx, &prop, err));
+    gpu = (cuda_gpu *)spw_mem_zalloc(sizeof *gpu);
+    if (gpu == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device");
+    pthread_mutex_init(&gpu->lock, NULL);
+    gpu->device_idx = (int)device_idx;
+    e = cudaSetDevice((int)device_idx);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(&free_bytes, &total); /* starts the context */
+    if (e != cudaSuccess) {
+        pthread_mutex_destroy(&gpu->lock);
+        spw_mem_free(gpu);
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "GPU %u does not start: %s", device_idx, cudaGetErrorString(e));
+    }
+    gpu->blas = spw__cuda_blas_open(gpu, why, sizeof why);
+    gpu->info.name = "cuda";
+    gpu->info.description = gpu->description;
+    gpu->info.compute_dtype =
+        options->full_precision || (compute != NULL && strcmp(compute, "fp32") == 0) ? SPW_F32 : SPW_BF16;
+    gpu->info.host_addressable = false;
+    gpu->info.memory_bytes = options->memory_bytes > 0        ? options->memory_bytes
+                             : free_bytes > RESERVE_BYTES * 2 ? free_bytes - RESERVE_BYTES
+                                                              : free_bytes / 2;
+    gpu->info.thread_count = 1;
+    snprintf(gpu->description, sizeof gpu->description, "%s, %d SMs, %llu MiB, sm_%d%d, %s, %s", prop.name,
+             prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,
+             spw_dtype_name(gpu->info.compute_dtype), gpu->blas != NULL ? "cuBLASLt" : why);
+    gpu->base.calls = &spw__cuda_calls;
+    *out = &gpu->base;
+    return SPW_OK;
+}
+
+void
+spw__cuda_close(spw_gpu *device)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    SPW_ASSERT(gpu->bytes_live == 0);
+    spw__cuda_blas_close(gpu->blas);
+    pthread_mutex_destroy(&gpu->lock);
+    spw_mem_free(gpu);
+}
+
+const spw_gpu_info *
+spw__cuda_get_info(const spw_gpu *gpu)
+{
+    return &((const cuda_gpu *)gpu)->info;
+}
+
+spw_status
+spw__cuda_check(spw_gpu *device, spw_error *err)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    spw_status st;
+    (void)spw__cuda_ok(gpu, cudaGetLastError(), "an earlier call");
+    pthread_mutex_lock(&gpu->lock);
+    st = gpu->first.status;
+    if (st != SPW_OK && err != NULL)
+        *err = gpu->first;
+    pthread_mutex_unlock(&gpu->lock);
+    return st;
+}
+
+/* ---------------------------------------------------------------- memory */
+
+spw_status
+spw__cuda_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    uint64_t need = spw_round_up(bytes > 0 ? bytes : 1, 4096), live;
+    cuda_block *block = (cuda_block *)spw_mem_zalloc(sizeof *block);
+    cudaError_t e;
+    bool fits;
+    *out = NULL;
+    if (block == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device block");
+    pthread_mutex_lock(&gpu->lock);
+    live = gpu->bytes_live;
+    fits = need >= bytes && need <= gpu->info.memory_bytes && live <= gpu->info.memory_bytes - need;
+    if (fits)
+        gpu->bytes_live += need;
+    pthread_mutex_unlock(&gpu->lock);
+    if (!fits) {
+        spw_mem_free(block);
+        return SPW_RAISE(err, SPW_ENOMEM, "device cuda:%d: %llu bytes asked for, %llu of its limit of %llu in use",
+                         gpu->device_idx, (unsigned long long)bytes, (unsigned long long)live,
+                         (unsigned long long)gpu->info.memory_bytes);
+    }
+    e = cudaMalloc(&block->p, need);
+    pthread_mutex_lock(&gpu->lock);
+    if (e != cudaSuccess) {
+        gpu->bytes_live -= need;
+    } else {
+        block->bytes = need;
+        block->next = gpu->blocks;
+        gpu->blocks = block;
+        if (gpu->bytes_live > gpu->bytes_peak)
+            gpu->bytes_peak = gpu->bytes_live;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError(); /* a refused allocation is not sticky */
+        spw_mem_free(block);
+        return SPW_RAISE(err, SPW_ENOMEM, "device cuda:%d: %llu bytes asked for, %llu live, limit %llu: %s",
+                         gpu->device_idx, (unsigned long long)bytes, (unsigned long long)live,
+                         (unsigned long long)gpu->info.memory_bytes, cudaGetErrorString(e));
+    }
+    *out = block->p;
+    return SPW_OK;
+}
+
+void
+spw__cuda_free(spw_gpu *device, void *p)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    cuda_block *block = NULL;
+    if (p == NULL)
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    for (cuda_block **at = &gpu->blocks; *at != NULL; at = &(*at)->next) {
+        if ((*at)->p == p) {
+            block = *at;
+            *at = block->next;
+            gpu->bytes_live -= block->bytes;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    SPW_ASSERT(block != NULL);
+    if (block != NULL)
+        (void)spw__cuda_ok(gpu, cudaFree(p), "free");
+    spw_mem_free(block);
+}
+
+uint64_t
+spw__cuda_work_bytes(const spw_gpu *gpu)
+{
+    (void)gpu; /* a compute queue and two for copies: a thread, a ring and its own memory each */
+    return 3 * (spw_touched_bytes(SPW_STACK_BYTES) + (uint64_t)SLOTS * SLOT_BYTES + sizeof(cuda_queue));
+}
+
+uint64_t
+spw__cuda_product_bytes(const spw_gpu *gpu, uint32_t thread_idx, uint64_t M, uint64_t N, uint64_t K)
+{
+    (void)gpu;
+    (void)thread_idx;
+    (void)M;
+    (void)N;
+    (void)K;
+    return 0; /* products take no host memory */
+}
+
+uint64_t
+spw__cuda_bytes_live(const spw_gpu *gpu)
+{
+    return __atomic_load_n(&((const cuda_gpu *)gpu)->bytes_live, __ATOMIC_RELAXED);
+}
+
+uint64_t
+spw__cuda_bytes_peak(const spw_gpu *gpu)
+{
+    return __atomic_load_n(&((const cuda_gpu *)gpu)->bytes_peak, __ATOMIC_RELAXED);
+}
+
+spw_status
+spw__cuda_pin_host(spw_gpu *device, void *base, uint64_t bytes, spw_error *err)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    cudaError_t e = cudaHostRegister(base, bytes, cudaHostRegisterPortable);
+    (void)gpu;
+    if (e == cudaSuccess || e == (cudaError_t)cudaErrorHostMemoryAlreadyRegistered) {
+        (void)cudaGetLastError();
+        return SPW_OK;
+    }
+    (void)cudaGetLastError();
+    return SPW_RAISE(err, SPW_ENOMEM, "%llu bytes of host memory could not be pinned for the GPU: %s",
+                     (unsigned long long)bytes, cudaGetErrorString(e));
+}
+
+void
+spw__cuda_unpin_host(spw_gpu *device, void *base)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    if (base != NULL)
+        (void)spw__cuda_ok(gpu, cudaHostUnregister(base), "unpinning host memory");
+}
+
+/* ---------------------------------------------------------------- the table */
+
+const spw_gpu_calls spw__cuda_calls = {SPW_GPU_ABI, cuda_open,
+#define X(name) spw__cuda_##name,
+                                       SPW_GPU_CALLS(X)
+#undef X
+};
+
+extern "C" __attribute__((visibility("default"))) const spw_gpu_calls *spw_gpu_plugin(void);
+const spw_gpu_calls *
+spw_gpu_plugin(void)
+{
+    return &spw__cuda_calls;
+}

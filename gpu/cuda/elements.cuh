@@ -1,0 +1,147 @@
+/*
+ * Element-wise kernels: eight elements per thread, one pass over memory. The formulas are those of the cpu device.
+ */
+#ifndef SPW_CUDA_ELEMENTS_CUH
+#define SPW_CUDA_ELEMENTS_CUH
+
+#include "common.cuh"
+
+enum { ELEMENT_THREADS = 256, ELEMENTS_PER_BLOCK = 8 * ELEMENT_THREADS };
+
+SPW_DEVICE uint64_t
+my_eight(void)
+{
+    return ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+}
+
+/* y = a + scale b; a NULL: 0. */
+template <class T>
+__global__ void
+add_scaled_kernel(T *y, const T *a, const T *b, float scale, uint64_t n, bool wide)
+{
+    uint64_t i = my_eight();
+    float va[8] = {0}, vb[8];
+    if (i >= n)
+        return;
+    if (a != NULL)
+        load8(va, a + i, n - i, wide);
+    load8(vb, b + i, n - i, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        va[j] += scale * vb[j];
+    store8(y + i, va, n - i, wide);
+}
+
+/* gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form without its cancellation. */
+SPW_DEVICE float
+gelu_sigmoid(float x)
+{
+    float u2 = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return 1.0f / (1.0f + expf(-u2));
+}
+
+template <class T>
+__global__ void
+gelu_kernel(T *y, const T *x, uint64_t n, bool wide)
+{
+    uint64_t i = my_eight();
+    float v[8];
+    if (i >= n)
+        return;
+    load8(v, x + i, n - i, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] *= gelu_sigmoid(v[j]);
+    store8(y + i, v, n - i, wide);
+}
+
+template <class T>
+__global__ void
+gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool wide)
+{
+    uint64_t i = my_eight();
+    float v[8], d[8], old[8] = {0};
+    if (i >= n)
+        return;
+    load8(v, x + i, n - i, wide);
+    load8(d, dy + i, n - i, wide);
+    if (add)
+        load8(old, dx + i, n - i, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float s = gelu_sigmoid(v[j]), du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * v[j] * v[j]);
+        d[j] = old[j] + d[j] * (s + v[j] * s * (1.0f - s) * du2);
+    }
+    store8(dx + i, d, n - i, wide);
+}
+
+template <class T>
+__global__ void
+silu_mul_kernel(T *y, const T *gate, const T *up, uint64_t n, bool wide)
+{
+    uint64_t i = my_eight();
+    float g[8], u[8];
+    if (i >= n)
+        return;
+    load8(g, gate + i, n - i, wide);
+    load8(u, up + i, n - i, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        u[j] *= g[j] / (1.0f + expf(-g[j]));
+    store8(y + i, u, n - i, wide);
+}
+
+/* dgate and dup may each be NULL. */
+template <class T>
+__global__ void
+silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t n, bool add_gate,
+                         bool add_up, bool wide)
+{
+    uint64_t i = my_eight();
+    float g[8], u[8], d[8], old[8] = {0}, out[8];
+    if (i >= n)
+        return;
+    load8(g, gate + i, n - i, wide);
+    load8(u, up + i, n - i, wide);
+    load8(d, dy + i, n - i, wide);
+    if (dgate != NULL) {
+        if (add_gate)
+            load8(old, dgate + i, n - i, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float s = 1.0f / (1.0f + expf(-g[j]));
+            out[j] = old[j] + d[j] * u[j] * (s + g[j] * s * (1.0f - s));
+            old[j] = 0.0f;
+        }
+        store8(dgate + i, out, n - i, wide);
+    }
+    if (dup != NULL) {
+        if (add_up)
+            load8(old, dup + i, n - i, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            out[j] = old[j] + d[j] * g[j] / (1.0f + expf(-g[j]));
+        store8(dup + i, out, n - i, wide);
+    }
+}
+
+/* The mask has the bits of the cpu device: word i % 4 of Philox(key, counter_hi, i / 4). */
+template <class T>
+__global__ void
+dropout_kernel(T *y, const T *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi, bool wide)
+{
+    uint64_t i = my_eight();
+    float v[8], keep_scale = 1.0f / (1.0f - p);
+    uint32_t r[8];
+    if (i >= n)
+        return;
+    load8(v, x + i, n - i, wide);
+    philox(key, counter_hi, i / 4, r);
+    philox(key, counter_hi, i / 4 + 1, r + 4);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] = (float)(r[j] >> 8) * (1.0f / 16777216.0f) < p ? 0.0f : v[j] * keep_scale;
+    store8(y + i, v, n - i, wide);
+}
+
+#endif

@@ -1,0 +1,174 @@
+/*
+ * A warp's tensor core instructions as functions: 16x8x16 products of bf16 with fp32 sums, loads of 8x8 matrices from shared
+ * memory, asynchronous copies into it. Each has its C twin for the emulation, written from the same tables of the PTX manual
+ * (warp-level matrix instructions). With g = lane / 4 and t = lane % 4, a thread holds
+ *
+ *   A (16 x 16)  a[0] (g, 2t..2t+1)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)
+ *   B (16 x 8)   b[0] (2t..2t+1, g)  b[1] (2t+8.., g)
+ *   C (16 x 8)   c[0], c[1] (g, 2t..2t+1)   c[2], c[3] (g+8, 2t..)
+ */
+#ifndef SPW_CUDA_MMA_CUH
+#define SPW_CUDA_MMA_CUH
+
+#include "common.cuh"
+
+/* C += A B. */
+SPW_DEVICE void
+mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
+{
+#ifdef SPW_EMULATED
+    unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const unsigned char *slots = emulate::gather(mine, sizeof mine);
+    int lane = emulate::lane();
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + (i / 2) * 8, col = lane % 4 * 2 + i % 2;
+        float sum = 0.0f;
+        for (int k = 0; k < 16; k++) {
+            unsigned ra, rb;
+            memcpy(&ra, slots + (row % 8 * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (row / 8 + k / 8 * 2) * 4, 4);
+            memcpy(&rb, slots + (col * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
+            sum +=
+                spw_bf16_to_f32((uint16_t)(k % 2 ? ra >> 16 : ra)) * spw_bf16_to_f32((uint16_t)(k % 2 ? rb >> 16 : rb));
+        }
+        c[i] += sum;
+    }
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+/*
+ * Four 8x8 matrices; lane l names row l % 8 of matrix l / 8. r[i] is (g, 2t..2t+1) of matrix i, with trans (2t..2t+1, g).
+ */
+template <bool TRANS>
+SPW_DEVICE void
+load_matrices(unsigned *r, const bf16 *row)
+{
+#ifdef SPW_EMULATED
+    const unsigned char *slots = emulate::gather(&row, sizeof row);
+    int lane = emulate::lane(), g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) {
+        const bf16 *lo, *hi;
+        memcpy(&lo, slots + (8 * i + (TRANS ? 2 * t : g)) * emulate::SLOT_BYTES, sizeof lo);
+        memcpy(&hi, slots + (8 * i + (TRANS ? 2 * t + 1 : g)) * emulate::SLOT_BYTES, sizeof hi);
+        r[i] = (unsigned)lo[TRANS ? g : 2 * t].bits | (unsigned)hi[TRANS ? g : 2 * t + 1].bits << 16;
+    }
+#else
+    unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at)
+                     : "memory");
+#endif
+}
+
+/* 16 bytes into shared memory, there after copy_wait(); zeros when not valid, and src is not read. */
+SPW_DEVICE void
+copy16(bf16 *dst, const bf16 *src, bool valid)
+{
+#ifdef SPW_EMULATED
+    emulate::copy_later(dst, src, valid ? 16 : 0);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(dst)),
+                 "l"(src), "r"(valid ? 16 : 0)
+                 : "memory");
+#endif
+}
+
+SPW_DEVICE void
+copy_commit(void)
+{
+#ifdef SPW_EMULATED
+    emulate::copy_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* All of the thread's groups but the last LEFT have arrived. */
+template <int LEFT>
+SPW_DEVICE void
+copy_wait(void)
+{
+#ifdef SPW_EMULATED
+    emulate::copy_wait(LEFT);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* ---------------------------------------------------------------- fragments of tiles in shared memory */
+
+/* A = tile rows [row, row + 16), columns [col, col + 16); ld in elements. */
+SPW_DEVICE void
+load_a(unsigned *a, const bf16 *tile, int ld, int row, int col)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<false>(a, tile + (row + lane % 16) * ld + col + lane / 16 * 8);
+}
+
+/* Two B's whose columns are rows [row, row + 16) of the tile, and whose depth is its columns [col, col + 16): b[0], b[1] the
+ * first eight, b[2], b[3] the others. For products with the tile transposed. */
+SPW_DEVICE void
+load_b_rows(unsigned *b, const bf16 *tile, int ld, int row, int col)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<false>(b, tile + (row + lane / 16 * 8 + lane % 8) * ld + col + lane / 8 % 2 * 8);
+}
+
+/* Two B's whose depth is rows [row, row + 16) of the tile, and whose columns are its columns [col, col + 16). */
+SPW_DEVICE void
+load_b_columns(unsigned *b, const bf16 *tile, int ld, int row, int col)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<true>(b, tile + (row + lane % 16) * ld + col + lane / 16 * 8);
+}
+
+/*
+ * ROWS rows of D elements, at src + row * stride, into a tile of leading dimension DP + 8 (rows then begin in other banks);
+ * zeros beyond `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
+ */
+template <int ROWS, int DP>
+SPW_DEVICE void
+load_tile(bf16 *tile, const bf16 *src, uint64_t stride, int64_t valid, int D, bool wide)
+{
+    const int eights = DP / 8, ld = DP + 8;
+    for (int i = (int)threadIdx.x; i < ROWS * eights; i += (int)blockDim.x) {
+        int row = i / eights, col = i % eights * 8;
+        bf16 *to = tile + row * ld + col;
+        const bf16 *from = src + (uint64_t)row * stride + col;
+        if (wide) {
+            bool in = row < valid && col < D;
+            copy16(to, in ? from : src, in);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                to[j].bits = row < valid && col + j < D ? from[j].bits : 0;
+        }
+    }
+}
+
+/* Columns col and col + 1 of a row of D elements; paired: the row begins at a multiple of 4 bytes. */
+SPW_DEVICE void
+store_pair(bf16 *at, int col, int D, bool paired, float lo, float hi)
+{
+    if (paired && col + 1 < D) {
+        *(unsigned *)(at + col) = pack_bf16(lo, hi);
+        return;
+    }
+    if (col < D)
+        narrow(at + col, lo);
+    if (col + 1 < D)
+        narrow(at + col + 1, hi);
+}
+
+#endif

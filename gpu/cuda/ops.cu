@@ -1,0 +1,261 @@
+/*
+ * Launches of the row-wise and element-wise operations. Grids depend on shapes alone. An operation is written once and
+ * dispatched by the device's compute type.
+ */
+#include "cuda_internal.h"
+#include "elements.cuh"
+#include "norms.cuh"
+#include "rows.cuh"
+
+/* Runs body with T the compute type. */
+#define BY_TYPE(q, ...)                                                                                                \
+    do {                                                                                                               \
+        if (spw__cuda_is_f32(q)) {                                                                                     \
+            typedef float T;                                                                                           \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            typedef bf16 T;                                                                                            \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+static unsigned
+element_blocks(uint64_t n)
+{
+    return spw__cuda_blocks(n, ELEMENTS_PER_BLOCK);
+}
+
+/* Threads for a row of C, eight elements each. */
+static unsigned
+row_threads(uint64_t C)
+{
+    uint64_t threads = spw_round_up((C + 7) / 8, 32);
+    return threads > 512 ? 512 : (unsigned)threads;
+}
+
+void
+spw__cuda_add_scaled(spw_gpu_queue *queue, act *y, const act *a, const act *b, float scale, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (add_scaled_kernel<T>), (T *)y, (const T *)a,
+                      (const T *)b, scale, n, spw__cuda_aligned(y, a, b)));
+}
+
+void
+spw__cuda_add(spw_gpu_queue *queue, act *y, const act *a, const act *b, uint64_t n)
+{
+    spw__cuda_add_scaled(queue, y, a, b, 1.0f, n);
+}
+
+void
+spw__cuda_gelu(spw_gpu_queue *queue, act *y, const act *x, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (gelu_kernel<T>), (T *)y, (const T *)x, n,
+                      spw__cuda_aligned(y, x)));
+}
+
+void
+spw__cuda_gelu_backward(spw_gpu_queue *queue, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (gelu_backward_kernel<T>), (T *)dx, (const T *)dy,
+                      (const T *)x, n, (flags & SPW_OP_ACC_DX) != 0, spw__cuda_aligned(dx, dy, x)));
+}
+
+void
+spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (silu_mul_kernel<T>), (T *)y, (const T *)gate,
+                      (const T *)up, n, spw__cuda_aligned(y, gate, up)));
+}
+
+void
+spw__cuda_silu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                            uint64_t n, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (silu_mul_backward_kernel<T>), (T *)dgate, (T *)dup,
+                      (const T *)dy, (const T *)gate, (const T *)up, n, (flags & SPW_OP_ACC_DX) != 0,
+                      (flags & SPW_OP_ACC_DX2) != 0, wide));
+}
+
+void
+spw__cuda_dropout(spw_gpu_queue *queue, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (dropout_kernel<T>), (T *)y, (const T *)x, n, p, key,
+                      counter_hi, spw__cuda_aligned(y, x)));
+}
+
+/* ---------------------------------------------------------------- embedding and rope */
+
+void
+spw__cuda_embedding(spw_gpu_queue *queue, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
+                    uint64_t C, bool add)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    (void)V;
+    if (M == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (embedding_kernel<T>), (T *)y, ids, (const T *)table, C, add,
+                      C % 8 == 0 && spw__cuda_aligned(y, table)));
+}
+
+void
+spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy, const int32_t *ids, uint64_t M,
+                             uint64_t V, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    int *first;
+    dim3 grid((unsigned)M, spw__cuda_blocks(C, EMBED_COLUMNS));
+    if (M == 0 || (first = (int *)spw__cuda_scratch(q, V * sizeof *first)) == NULL)
+        return;
+    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(first, 0x7f, V * sizeof *first, q->stream), "zero");
+    LAUNCH(q, spw__cuda_blocks(M, 256), 256, 0, (first_rows_kernel), first, ids, M);
+    BY_TYPE(q,
+            LAUNCH(q, grid, EMBED_THREADS, 0, (embedding_backward_kernel<T>), dtable, (const T *)dy, ids, first, M, C));
+}
+
+static void
+rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+     uint64_t T_, uint64_t H, uint64_t D, int sign)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t n = M * H * (D / 2);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
+                      D, (float)sign));
+}
+
+void
+spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
+               uint64_t D, int sign)
+{
+    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, sign);
+}
+
+void
+spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
+                  uint64_t M, uint64_t H, uint64_t D)
+{
+    rope(queue, x, stride, cos_sin, places, M, 1, H, D, 1);
+}
+
+/* ---------------------------------------------------------------- norms */
+
+void
+spw__cuda_column_sums(cuda_queue *q, float *sums, const void *a, const void *x, const float *mean, const float *rstd,
+                      uint64_t M, uint64_t C)
+{
+    uint64_t slices = (M + 63) / 64, rows_per_slice;
+    float *partial;
+    if (M == 0)
+        return;
+    slices = slices > 64 ? 64 : slices;
+    rows_per_slice = (M + slices - 1) / slices;
+    slices = (M + rows_per_slice - 1) / rows_per_slice;
+    partial = (float *)spw__cuda_scratch(q, slices * C * sizeof *partial);
+    if (partial == NULL)
+        return;
+    BY_TYPE(q, LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
+                      (column_sums_kernel<T>), partial, (const T *)a, (const T *)x, mean, rstd, M, C, rows_per_slice));
+    LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, partial, C, (unsigned)slices);
+}
+
+static void
+norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, uint64_t M,
+     uint64_t C, float eps)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
+    if (M == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), (T *)y, mean, rstd, (const T *)x,
+                      (const T *)g, (const T *)b, C, eps, wide));
+}
+
+void
+spw__cuda_layernorm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
+                    uint64_t M, uint64_t C, float eps)
+{
+    norm(queue, y, mean, rstd, x, g, b, M, C, eps);
+}
+
+void
+spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C,
+                  float eps)
+{
+    norm(queue, y, NULL, rstd, x, g, NULL, M, C, eps);
+}
+
+/* The parameters' gradients first: dx may be dy. */
+static void
+norm_backward(spw_gpu_queue *queue, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
+              const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g);
+    if (M == 0)
+        return;
+    if (dg != NULL)
+        spw__cuda_column_sums(q, dg, dy, x, mean, rstd, M, C);
+    if (db != NULL)
+        spw__cuda_column_sums(q, db, dy, NULL, NULL, NULL, M, C);
+    if (dx != NULL)
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)dy,
+                          (const T *)x, (const T *)g, mean, rstd, C, (flags & SPW_OP_ACC_DX) != 0, wide));
+}
+
+void
+spw__cuda_layernorm_backward(spw_gpu_queue *queue, act *dx, float *dg, float *db, const act *dy, const act *x,
+                             const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    norm_backward(queue, dx, dg, db, dy, x, g, mean, rstd, M, C, flags);
+}
+
+void
+spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, float *dg, const act *dy, const act *x, const act *g,
+                           const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+{
+    norm_backward(queue, dx, dg, NULL, dy, x, g, NULL, rstd, M, C, flags);
+}
+
+/* ---------------------------------------------------------------- loss */
+
+void
+spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, float *dw, const act *x, const act *w,
+                               const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
+                               uint64_t C, float grad_scale, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint32_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype);
+    bool want_grad = dx != NULL || dw != NULL;
+    for (uint64_t first = 0; first < M; first += rows_per_chunk) {
+        uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
+        const char *xs = (const char *)x + first * C * elem_bytes;
+        spw__cuda_gemm(q, false, true, m, V, C, xs, w, false, logits, false, NULL);
+        BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T>), losses + first, (T *)logits,
+                          targets + first, V, grad_scale, want_grad, V % 8 == 0 && spw__cuda_aligned(logits)));
+        if (dx != NULL)
+            spw__cuda_gemm(q, false, false, m, C, V, logits, w, (flags & SPW_OP_ACC_DX) != 0,
+                           (char *)dx + first * C * elem_bytes, false, NULL);
+        if (dw != NULL)
+            spw__cuda_gemm(q, true, false, V, C, m, logits, xs, true, dw, true, NULL);
+    }
+}

@@ -1,0 +1,426 @@
+/*
+ * Queues are streams; copies convert on the device, so that what crosses the link has the host's type and no CPU touches it.
+ * A piece goes through staging memory, conversion and transfer following each other in the stream: the conversion runs at the
+ * speed of device memory and hides behind nothing, a few percent of the link. Copy streams have the higher priority, since
+ * their short kernels would wait for a long one otherwise.
+ *
+ * Small results (sums of squares, counts) land in a pinned ring and are put where they belong by a host function of the
+ * stream, which only copies bytes. Callbacks of the caller may take locks that a thread inside the runtime holds others up
+ * with, so each queue has a thread of its own for them, which waits for events.
+ */
+#include "cuda_internal.h"
+#include "sums.cuh"
+#include <stdlib.h>
+
+/* ---------------------------------------------------------------- notifications */
+
+static void *
+queue_main(void *arg)
+{
+    cuda_queue *q = (cuda_queue *)arg;
+    (void)pthread_setname_np(pthread_self(), "spw-cuda-notify");
+    (void)spw__cuda_enter(q->gpu);
+    pthread_mutex_lock(&q->lock);
+    for (;;) {
+        cuda_note note;
+        while (q->head == q->tail && !q->stop)
+            pthread_cond_wait(&q->filled, &q->lock);
+        if (q->head == q->tail)
+            break;
+        note = q->notes[q->head % NOTES];
+        pthread_mutex_unlock(&q->lock);
+        (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(note.event), "waiting to notify");
+        note.fn(note.arg); /* after an error too: who waits must come to see it */
+        pthread_mutex_lock(&q->lock);
+        q->head++;
+        pthread_cond_broadcast(&q->drained);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return NULL;
+}
+
+void
+spw__cuda_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    cuda_note *note;
+    pthread_mutex_lock(&q->lock);
+    while (q->tail - q->head == NOTES)
+        pthread_cond_wait(&q->drained, &q->lock);
+    note = &q->notes[q->tail % NOTES]; /* its event is free: the note it was for has been taken */
+    pthread_mutex_unlock(&q->lock);
+    note->fn = fn;
+    note->arg = arg;
+    (void)spw__cuda_ok(q->gpu, cudaEventRecord(note->event, q->stream), "notify");
+    pthread_mutex_lock(&q->lock);
+    q->tail++;
+    pthread_cond_signal(&q->filled);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* ---------------------------------------------------------------- queues */
+
+spw_status
+spw__cuda_queue_create(spw_gpu_queue **out, spw_gpu *device, spw_gpu_queue_kind kind, spw_error *err)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    cuda_queue *q = (cuda_queue *)spw_mem_zalloc(sizeof *q);
+    int low = 0, high = 0, rc;
+    cudaError_t e;
+    *out = NULL;
+    if (q == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device queue");
+    q->base.calls = gpu->base.calls;
+    q->gpu = gpu;
+    q->kind = kind;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->filled, NULL);
+    pthread_cond_init(&q->drained, NULL);
+    (void)cudaDeviceGetStreamPriorityRange(&low, &high);
+    e = cudaStreamCreateWithPriority(&q->stream, cudaStreamNonBlocking, kind == SPW_QUEUE_COMPUTE ? low : high);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&q->ring, (size_t)SLOTS * SLOT_BYTES, cudaHostAllocDefault);
+    for (int i = 0; e == cudaSuccess && i < SLOTS; i++)
+        e = cudaEventCreateWithFlags(&q->ring_passed[i], cudaEventDisableTiming | cudaEventBlockingSync);
+    for (int i = 0; e == cudaSuccess && i < NOTES; i++)
+        e = cudaEventCreateWithFlags(&q->notes[i].event, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (e == cudaSuccess && kind == SPW_QUEUE_COMPUTE && gpu->blas != NULL)
+        e = cudaMalloc(&q->blas_workspace, BLAS_BYTES);
+    if (e != cudaSuccess) {
+        spw__cuda_queue_destroy(&q->base);
+        return SPW_RAISE(err, SPW_ENOMEM, "device queue: %s", cudaGetErrorString(e));
+    }
+    rc = pthread_create(&q->thread, NULL, queue_main, q);
+    if (rc != 0) {
+        spw__cuda_queue_destroy(&q->base);
+        return SPW_RAISE_SYS(err, rc, "start of a queue's thread");
+    }
+    q->started = true;
+    *out = &q->base;
+    return SPW_OK;
+}
+
+void
+spw__cuda_queue_destroy(spw_gpu_queue *queue) /* accepts a half-built queue */
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (q->started) {
+        (void)spw__cuda_ok(q->gpu, cudaStreamSynchronize(q->stream), "end of a queue");
+        pthread_mutex_lock(&q->lock);
+        q->stop = true;
+        pthread_cond_broadcast(&q->filled);
+        pthread_mutex_unlock(&q->lock);
+        pthread_join(q->thread, NULL);
+    }
+    for (int i = 0; i < SLOTS; i++)
+        if (q->ring_passed[i] != NULL)
+            (void)cudaEventDestroy(q->ring_passed[i]);
+    for (int i = 0; i < NOTES; i++)
+        if (q->notes[i].event != NULL)
+            (void)cudaEventDestroy(q->notes[i].event);
+    (void)cudaFreeHost(q->ring);
+    (void)cudaFree(q->scratch);
+    (void)cudaFree(q->blas_workspace);
+    if (q->stream != NULL)
+        (void)cudaStreamDestroy(q->stream);
+    pthread_cond_destroy(&q->drained);
+    pthread_cond_destroy(&q->filled);
+    pthread_mutex_destroy(&q->lock);
+    spw_mem_free(q);
+}
+
+void
+spw__cuda_queue_sync(spw_gpu_queue *queue)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t until;
+    (void)spw__cuda_ok(q->gpu, cudaStreamSynchronize(q->stream), "queue");
+    pthread_mutex_lock(&q->lock); /* and its callbacks have run */
+    until = q->tail;
+    while (q->head < until)
+        pthread_cond_wait(&q->drained, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* ---------------------------------------------------------------- events */
+
+spw_status
+spw__cuda_event_create(spw_gpu_event **out, spw_gpu *device, spw_error *err)
+{
+    cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
+    cuda_event *event = (cuda_event *)spw_mem_zalloc(sizeof *event);
+    cudaError_t e;
+    *out = NULL;
+    if (event == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "device event");
+    event->base.calls = gpu->base.calls;
+    event->gpu = gpu;
+    e = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (e != cudaSuccess) {
+        spw_mem_free(event);
+        return SPW_RAISE(err, SPW_ENOMEM, "device event: %s", cudaGetErrorString(e));
+    }
+    *out = &event->base;
+    return SPW_OK;
+}
+
+void
+spw__cuda_event_destroy(spw_gpu_event *base)
+{
+    cuda_event *event = (cuda_event *)base;
+    (void)spw__cuda_enter(event->gpu);
+    (void)cudaEventDestroy(event->event);
+    spw_mem_free(event);
+}
+
+void
+spw__cuda_event_record(spw_gpu_event *base, spw_gpu_queue *queue)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    (void)spw__cuda_ok(q->gpu, cudaEventRecord(((cuda_event *)base)->event, q->stream), "event record");
+}
+
+void
+spw__cuda_event_wait(spw_gpu_event *base, spw_gpu_queue *queue)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    (void)spw__cuda_ok(q->gpu, cudaStreamWaitEvent(q->stream, ((cuda_event *)base)->event, 0), "event wait");
+}
+
+void
+spw__cuda_event_sync(spw_gpu_event *base)
+{
+    cuda_event *event = (cuda_event *)base;
+    cuda_gpu *gpu = spw__cuda_enter(event->gpu);
+    (void)spw__cuda_ok(gpu, cudaEventSynchronize(event->event), "event");
+}
+
+/* ---------------------------------------------------------------- scratch and the ring */
+
+void *
+spw__cuda_scratch(cuda_queue *q, uint64_t bytes)
+{
+    if (bytes <= q->scratch_bytes)
+        return q->scratch;
+    bytes = spw_round_up(bytes, 1 << 20);
+    if (!spw__cuda_ok(q->gpu, cudaStreamSynchronize(q->stream), "before scratch memory grows"))
+        return NULL;
+    (void)cudaFree(q->scratch);
+    q->scratch = NULL;
+    q->scratch_bytes = 0;
+    if (!spw__cuda_ok(q->gpu, cudaMalloc(&q->scratch, bytes), "scratch memory"))
+        return NULL;
+    q->scratch_bytes = bytes;
+    return q->scratch;
+}
+
+/* The next slot of the ring, once its last use has passed. */
+static unsigned
+take_slot(cuda_queue *q)
+{
+    unsigned slot = (unsigned)(q->ring_next++ % SLOTS);
+    (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(q->ring_passed[slot]), "ring"); /* at once when never recorded */
+    return slot;
+}
+
+static void
+unpack_parcel(void *arg)
+{
+    const cuda_parcel *p = (const cuda_parcel *)arg;
+    memcpy(p->dst, p->src, p->bytes);
+}
+
+void
+spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes)
+{
+    for (uint64_t first = 0; first < bytes; first += SLOT_BYTES) {
+        uint64_t n = bytes - first < (uint64_t)SLOT_BYTES ? bytes - first : (uint64_t)SLOT_BYTES;
+        unsigned slot = take_slot(q);
+        unsigned char *at = q->ring + (size_t)slot * SLOT_BYTES;
+        cudaError_t e = cudaMemcpyAsync(at, (const char *)src_device + first, n, cudaMemcpyDefault, q->stream);
+        q->parcels[slot].dst = (char *)dst_host + first;
+        q->parcels[slot].src = at;
+        q->parcels[slot].bytes = n;
+        if (e == cudaSuccess)
+            e = cudaLaunchHostFunc(q->stream, unpack_parcel, &q->parcels[slot]);
+        if (e == cudaSuccess)
+            e = cudaEventRecord(q->ring_passed[slot], q->stream);
+        (void)spw__cuda_ok(q->gpu, e, "a small copy to the host");
+    }
+}
+
+void
+spw__cuda_write_bytes(spw_gpu_queue *queue, void *dst, const void *src, uint64_t bytes)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    for (uint64_t first = 0; first < bytes; first += SLOT_BYTES) {
+        uint64_t n = bytes - first < (uint64_t)SLOT_BYTES ? bytes - first : (uint64_t)SLOT_BYTES;
+        unsigned slot = take_slot(q);
+        unsigned char *at = q->ring + (size_t)slot * SLOT_BYTES;
+        cudaError_t e;
+        memcpy(at, (const char *)src + first, n);
+        e = cudaMemcpyAsync((char *)dst + first, at, n, cudaMemcpyDefault, q->stream);
+        if (e == cudaSuccess)
+            e = cudaEventRecord(q->ring_passed[slot], q->stream);
+        (void)spw__cuda_ok(q->gpu, e, "a small copy to the device");
+    }
+}
+
+void
+spw__cuda_read_bytes(spw_gpu_queue *queue, void *dst, const void *src, uint64_t bytes)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, q->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(q->stream);
+    (void)spw__cuda_ok(q->gpu, e, "a small copy to the host");
+}
+
+/* ---------------------------------------------------------------- copies */
+
+template <class D, class S>
+static void
+convert_as(cuda_queue *q, void *dst, const void *src, uint64_t n)
+{
+    LAUNCH(q, spw__cuda_blocks(n, 8 * 256), 256, 0, (convert_kernel<D, S>), (D *)dst, (const S *)src, n,
+           spw__cuda_aligned(dst, src));
+}
+
+static void
+convert(cuda_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+{
+    typedef void (*convert_fn)(cuda_queue *, void *, const void *, uint64_t);
+    static const convert_fn table[3][3] = {
+        {NULL, convert_as<float, bf16>, convert_as<float, f16>},
+        {convert_as<bf16, float>, NULL, convert_as<bf16, f16>},
+        {convert_as<f16, float>, convert_as<f16, bf16>, NULL},
+    };
+    table[dst_type][src_type](q, dst, src, n);
+}
+
+void
+spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n)
+{
+    unsigned blocks = spw__cuda_blocks(n, SUM_ELEMS * SUM_CHUNKS);
+    if (type == SPW_F32)
+        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<float>), sums, (const float *)x, n);
+    else if (type == SPW_BF16)
+        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<bf16>), sums, (const bf16 *)x, n);
+    else
+        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<f16>), sums, (const f16 *)x, n);
+}
+
+/* Sums of n elements into scratch memory at `at`, and on to the host. */
+static void
+sum_and_deliver(cuda_queue *q, double *sumsq, char *at, const void *x, spw_dtype type, uint64_t n)
+{
+    spw__cuda_sum_squares(q, (double *)at, x, type, n);
+    spw__cuda_deliver(q, sumsq, at, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
+}
+
+void
+spw__cuda_copy_h2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
+    uint64_t piece = PIECE_BYTES / 4;
+    if (n == 0)
+        return;
+    if (dst_type == src_type) {
+        (void)spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy");
+        return;
+    }
+    for (uint64_t first = 0; first < n; first += piece) {
+        uint64_t m = n - first < piece ? n - first : piece;
+        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
+        if (staging == NULL || !spw__cuda_ok(q->gpu,
+                                             cudaMemcpyAsync(staging, (const char *)src + first * src_bytes,
+                                                             m * src_bytes, cudaMemcpyDefault, q->stream),
+                                             "copy"))
+            return;
+        convert(q, (char *)dst + first * dst_bytes, dst_type, staging, src_type, m);
+    }
+}
+
+void
+spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                   double *sumsq)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
+    uint64_t piece = PIECE_BYTES / 4; /* a multiple of SUM_ELEMS */
+    if (n == 0)
+        return;
+    if (dst_type == src_type && sumsq == NULL) {
+        (void)spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy");
+        return;
+    }
+    for (uint64_t first = 0; first < n; first += piece) {
+        uint64_t m = n - first < piece ? n - first : piece;
+        const void *from = (const char *)src + first * src_bytes;
+        char *scratch = (char *)spw__cuda_scratch(q, PIECE_BYTES + piece / SUM_ELEMS * sizeof(double));
+        if (scratch == NULL)
+            return;
+        if (dst_type != src_type) {
+            convert(q, scratch, dst_type, from, src_type, m);
+            from = scratch;
+        }
+        if (sumsq != NULL)
+            sum_and_deliver(q, sumsq + first / SUM_ELEMS, scratch + PIECE_BYTES, from, dst_type, m);
+        if (!spw__cuda_ok(
+                q->gpu,
+                cudaMemcpyAsync((char *)dst + first * dst_bytes, from, m * dst_bytes, cudaMemcpyDefault, q->stream),
+                "copy"))
+            return;
+    }
+}
+
+void
+spw__cuda_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
+                   double *sumsq)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    char *scratch;
+    if (n == 0)
+        return;
+    if (dst_type != src_type)
+        convert(q, dst, dst_type, src, src_type, n);
+    else
+        (void)spw__cuda_ok(
+            q->gpu, cudaMemcpyAsync(dst, src, n * spw_dtype_bytes(dst_type), cudaMemcpyDefault, q->stream), "copy");
+    if (sumsq == NULL)
+        return;
+    scratch = (char *)spw__cuda_scratch(q, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
+    if (scratch != NULL)
+        sum_and_deliver(q, sumsq, scratch, dst, dst_type, n);
+}
+
+void
+spw__cuda_zero(spw_gpu_queue *queue, void *p, uint64_t bytes)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (bytes > 0)
+        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(p, 0, bytes, q->stream), "zero");
+}
+
+void
+spw__cuda_sumsq(spw_gpu_queue *queue, double *out, const float *x, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    char *scratch = (char *)spw__cuda_scratch(q, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
+    if (scratch != NULL && n > 0)
+        sum_and_deliver(q, out, scratch, x, SPW_F32, n);
+}
+
+void
+spw__cuda_count_nonfinite(spw_gpu_queue *queue, uint64_t *out, const float *x, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    unsigned long long *count = (unsigned long long *)spw__cuda_scratch(q, sizeof *count);
+    if (count == NULL)
+        return;
+    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(count, 0, sizeof *count, q->stream), "zero");
+    if (n > 0)
+        LAUNCH(q, (unsigned)(n < 1024 * 256 ? (n + 255) / 256 : 1024), 256, 0, (count_nonfinite_kernel), count, x, n);
+    spw__cuda_deliver(q, out, count, sizeof *count);
+}

@@ -1,0 +1,163 @@
+/*
+ * Kernels that take rows as units: embedding and its backward, rotary embedding, rows into a cache, cross-entropy.
+ *
+ * Embedding backward without atomics on floats: the first row of each id is found (a least of whole numbers, the same in any
+ * order), and the blocks of that row collect the id's other rows in their order and add them to the table in registers.
+ */
+#ifndef SPW_CUDA_ROWS_CUH
+#define SPW_CUDA_ROWS_CUH
+
+#include "common.cuh"
+
+template <class T>
+__global__ void
+embedding_kernel(T *y, const int32_t *ids, const T *table, uint64_t C, bool add, bool wide)
+{
+    uint64_t row = blockIdx.x;
+    const T *from = table + (uint64_t)ids[row] * C;
+    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        float v[8], old[8];
+        load8(v, from + c, C - c, wide);
+        if (add) {
+            load8(old, y + row * C + c, C - c, wide);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                v[j] += old[j];
+        }
+        store8(y + row * C + c, v, C - c, wide);
+    }
+}
+
+/* first (V) starts above every row. */
+SPW_KERNEL void
+first_rows_kernel(int *first, const int32_t *ids, uint64_t M)
+{
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < M)
+        atomicMin(&first[ids[i]], (int)i);
+}
+
+enum { EMBED_THREADS = 128, EMBED_COLUMNS = 2 * EMBED_THREADS }; /* columns of a block */
+
+template <class T>
+__global__ void
+embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const int *first, uint64_t M, uint64_t C)
+{
+    __shared__ int rows[EMBED_THREADS];
+    __shared__ unsigned found[EMBED_THREADS / 32];
+    uint64_t row = blockIdx.x, c0 = (uint64_t)blockIdx.y * EMBED_COLUMNS + threadIdx.x, c1 = c0 + EMBED_THREADS;
+    int32_t id = ids[row];
+    float sum0, sum1;
+    if (first[id] != (int)row)
+        return; /* the whole block */
+    sum0 = c0 < C ? dtable[(uint64_t)id * C + c0] : 0.0f;
+    sum1 = c1 < C ? dtable[(uint64_t)id * C + c1] : 0.0f;
+    for (uint64_t i = row; i < M; i += EMBED_THREADS) {
+        uint64_t mine = i + threadIdx.x;
+        bool hit = mine < M && ids[mine] == id;
+        unsigned bits = __ballot_sync(0xffffffffu, hit), warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = 0;
+        unsigned count = 0;
+        if (lane == 0)
+            found[warp] = (unsigned)__popc(bits);
+        __syncthreads();
+        for (unsigned w = 0; w < EMBED_THREADS / 32; w++) {
+            before += w < warp ? found[w] : 0;
+            count += found[w];
+        }
+        if (hit)
+            rows[before + (unsigned)__popc(bits & ((1u << lane) - 1))] = (int)mine;
+        __syncthreads(); /* found is read too; rows are, before the next round's first barrier */
+#pragma unroll 4
+        for (unsigned k = 0; k < count; k++) {
+            const T *from = dy + (uint64_t)rows[k] * C;
+            sum0 += c0 < C ? widen(from[c0]) : 0.0f;
+            sum1 += c1 < C ? widen(from[c1]) : 0.0f;
+        }
+    }
+    if (c0 < C)
+        dtable[(uint64_t)id * C + c0] = sum0;
+    if (c1 < C)
+        dtable[(uint64_t)id * C + c1] = sum1;
+}
+
+/* A thread per pair (j, j + D/2); places NULL: row i is at i % T. */
+template <class T>
+__global__ void
+rope_kernel(T *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M, uint64_t positions,
+            uint64_t H, uint64_t D, float sign)
+{
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = D / 2;
+    uint64_t j = i % half, h = i / half % H, row = i / half / H;
+    if (row >= M)
+        return;
+    const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * D;
+    T *pair = x + row * stride + h * D + j;
+    float a = widen(pair[0]), b = widen(pair[half]), c = at[j], s = sign * at[j + half];
+    narrow(pair, a * c - b * s);
+    narrow(pair + half, b * c + a * s);
+}
+
+/* Row t of sequence b goes to row slots[b] capacity + starts[b] + t of the cache. A block per row. */
+template <class T>
+__global__ void
+put_rows_kernel(T *key, T *value, const T *new_key, const T *new_value, const int32_t *slots, const int32_t *starts,
+                uint64_t capacity, uint64_t positions, uint64_t stride, uint64_t width)
+{
+    uint64_t b = blockIdx.x / positions, t = blockIdx.x % positions;
+    uint64_t to = ((uint64_t)slots[b] * capacity + (uint64_t)starts[b] + t) * width, from = blockIdx.x * stride;
+    for (uint64_t c = threadIdx.x; c < width; c += blockDim.x) {
+        key[to + c] = new_key[from + c];
+        value[to + c] = new_value[from + c];
+    }
+}
+
+/* One row of logits: the loss, and in place scale * (softmax - one-hot) when wanted. */
+template <class T>
+__global__ void
+cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, float scale, bool want_grad,
+                     bool wide)
+{
+    uint64_t row = blockIdx.x;
+    T *in = logits + row * V;
+    int32_t target = targets[row];
+    float max = -INFINITY, sum = 0.0f, v[8], at_target = target >= 0 ? widen(in[target]) : 0.0f, all;
+    if (target < 0) {
+        float zero[8] = {0};
+        for (uint64_t c = threadIdx.x * 8; c < V && want_grad; c += blockDim.x * 8)
+            store8(in + c, zero, V - c, wide);
+        if (threadIdx.x == 0)
+            losses[row] = 0.0f;
+        return;
+    }
+    for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
+        float top = max;
+        load8(v, in + c, V - c, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[j] = c + (unsigned)j < V ? v[j] : -INFINITY;
+            top = fmaxf(top, v[j]);
+        }
+        if (top > max) {
+            sum *= expf(max - top); /* 0 at first */
+            max = top;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum += expf(v[j] - max); /* a NaN spreads from here */
+    }
+    all = block_max(max);
+    sum = block_sum(max == -INFINITY ? sum * 0.0f : sum * expf(max - all));
+    if (threadIdx.x == 0)
+        losses[row] = logf(sum) + all - at_target;
+    if (!want_grad)
+        return;
+    for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
+        load8(v, in + c, V - c, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = scale * (expf(v[j] - all) / sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
+        store8(in + c, v, V - c, wide);
+    }
+}
+
+#endif

@@ -1,0 +1,274 @@
+/*
+ * Stands in for CUDA's header of this name in tests: the kernels and the host code of gpu/cuda compile as C++ against it and
+ * run on the CPU, where there is no GPU. The threads of a block are fibers that yield at barriers and at what a warp does
+ * together (shuffles, matrix products). Streams do their work at once or, with SPW_EMULATE_STREAMS=late, not before somebody
+ * waits for it. emulate.cpp has both. What is emulated is the logic, not the time: races between threads show only as far as
+ * the order of fibers, SPW_EMULATE_ORDER, brings them out.
+ */
+#ifndef SPW_EMULATE_CUDA_RUNTIME_H
+#define SPW_EMULATE_CUDA_RUNTIME_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <functional>
+
+#define SPW_EMULATED 1
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __shared__      static thread_local
+#define __launch_bounds__(...)
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c)
+    {
+    }
+};
+struct __align__(16) float4
+{
+    float x, y, z, w;
+};
+struct __align__(16) uint4
+{
+    unsigned x, y, z, w;
+};
+struct __align__(8) uint2
+{
+    unsigned x, y;
+};
+
+/* ---------------------------------------------------------------- the running thread */
+
+struct emulated_stream;
+namespace emulate
+{
+struct here {
+    uint3 thread, block;
+    dim3 block_dim, grid_dim;
+    unsigned char *dynamic_shared;
+};
+extern thread_local here now; /* of the fiber that runs */
+/* Puts a grid into a stream. */
+void launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body);
+void sync_block();
+/* Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. */
+enum { SLOT_BYTES = 64 };
+const unsigned char *gather(const void *bytes, size_t n);
+/* Copies that arrive when they are waited for, not before. */
+void copy_later(void *dst, const void *src, size_t bytes);
+void copy_commit();
+void copy_wait(unsigned groups_left);
+inline int
+lane()
+{
+    unsigned t = now.thread.x + now.block_dim.x * (now.thread.y + now.block_dim.y * now.thread.z);
+    return (int)(t % 32);
+}
+template <class T>
+T
+from_lane(T value, int source)
+{
+    T got;
+    memcpy(&got, gather(&value, sizeof value) + source * SLOT_BYTES, sizeof got);
+    return got;
+}
+} // namespace emulate
+
+#define threadIdx (emulate::now.thread)
+#define blockIdx  (emulate::now.block)
+#define blockDim  (emulate::now.block_dim)
+#define gridDim   (emulate::now.grid_dim)
+
+inline void
+__syncthreads()
+{
+    emulate::sync_block();
+}
+inline void
+__syncwarp(unsigned = 0xffffffffu)
+{
+    char nothing = 0;
+    emulate::gather(&nothing, 1);
+}
+template <class T>
+T
+__shfl_xor_sync(unsigned, T v, int mask)
+{
+    return emulate::from_lane(v, emulate::lane() ^ mask);
+}
+template <class T>
+T
+__shfl_sync(unsigned, T v, int source)
+{
+    return emulate::from_lane(v, source);
+}
+inline unsigned
+__ballot_sync(unsigned, int predicate)
+{
+    unsigned char mine = predicate != 0;
+    const unsigned char *all = emulate::gather(&mine, 1);
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++)
+        bits |= (unsigned)all[i * emulate::SLOT_BYTES] << i;
+    return bits;
+}
+inline int
+__popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+inline unsigned
+__float_as_uint(float f)
+{
+    unsigned u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+inline float
+__uint_as_float(unsigned u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+template <class T>
+T
+__ldg(const T *p)
+{
+    return *p;
+}
+inline int
+atomicMin(int *p, int v)
+{
+    int old = *p;
+    *p = v < old ? v : old;
+    return old;
+}
+inline unsigned long long
+atomicAdd(unsigned long long *p, unsigned long long v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+/* ---------------------------------------------------------------- the host's side */
+
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorUnknown = 999,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
+    cudaErrorHostMemoryAlreadyRegistered = 712
+} cudaError_t;
+typedef struct emulated_stream *cudaStream_t;
+typedef struct emulated_event *cudaEvent_t;
+typedef void (*cudaHostFn_t)(void *);
+enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
+enum {
+    cudaStreamNonBlocking = 1,
+    cudaEventDisableTiming = 2,
+    cudaEventBlockingSync = 1,
+    cudaHostAllocDefault = 0,
+    cudaHostRegisterPortable = 1
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount;
+    size_t totalGlobalMem, sharedMemPerBlockOptin;
+};
+
+cudaError_t cudaMalloc(void **p, size_t bytes);
+cudaError_t cudaFree(void *p);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+inline cudaError_t
+cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    *p = malloc(bytes);
+    return *p != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline cudaError_t
+cudaFreeHost(void *p)
+{
+    free(p);
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "emulated on the CPU");
+    p->major = 8;
+    p->multiProcessorCount = 1;
+    p->totalGlobalMem = (size_t)16 << 30;
+    p->sharedMemPerBlockOptin = 99 << 10;
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    *free_bytes = *total = (size_t)16 << 30;
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaDriverGetVersion(int *v)
+{
+    *v = 13000;
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaRuntimeGetVersion(int *v)
+{
+    *v = 13000;
+    return cudaSuccess;
+}
+inline const char *
+cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaSuccess ? "no error" : "emulated error";
+}
+#define EMULATE_NOTHING(name, ...)                                                                                     \
+    inline cudaError_t name(__VA_ARGS__)                                                                               \
+    {                                                                                                                  \
+        return cudaSuccess;                                                                                            \
+    }
+EMULATE_NOTHING(cudaSetDevice, int)
+EMULATE_NOTHING(cudaGetLastError)
+EMULATE_NOTHING(cudaHostRegister, void *, size_t, unsigned)
+EMULATE_NOTHING(cudaHostUnregister, void *)
+EMULATE_NOTHING(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
+inline cudaError_t
+cudaDeviceGetStreamPriorityRange(int *low, int *high)
+{
+    *low = *high = 0;
+    return cudaSuccess;
+}
+
+#endif

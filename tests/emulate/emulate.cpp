@@ -1,0 +1,514 @@
+/*
+ * The fibers behind tests/emulate/cuda_runtime.h: one block at a time on the calling thread, its threads resumed in turn
+ * until each has come to the barrier it waits for. SPW_EMULATE_ORDER says in which order, and no order may change a bit of any
+ * result: by default all threads advance together and asynchronous copies arrive as late as they may; "ahead" and "behind" let
+ * the first or the last warp run as far as it can before the others, copies arriving at once, so that a barrier that is
+ * missing lets it overwrite what the others still read; a number shuffles the threads. Device memory and dynamic shared memory
+ * begin as NaN. Test code: it may abort.
+ */
+#include "cuda_runtime.h"
+#include <stdio.h>
+#include <sys/mman.h>
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace emulate
+{
+thread_local here now;
+
+namespace
+{
+enum { STACK_BYTES = 256 << 10, THREADS_MAX = 1024 };
+
+struct fiber {
+    unsigned char *stack;
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    uint3 thread;
+    unsigned warp;
+    bool done;
+    const unsigned *waits_for; /* runs on when this counter is no longer waits_at */
+    unsigned waits_at;
+    struct copy {
+        void *dst;
+        const void *src;
+        size_t bytes;
+        bool zero;
+    };
+    std::vector<std::vector<copy>> groups; /* of late copies; the last is open */
+    void *fake_stack;
+};
+
+struct warp {
+    unsigned arrived, generation, alive;
+    unsigned char slots[2][32 * SLOT_BYTES];
+};
+
+struct machine {
+    std::vector<fiber> fibers;
+    std::vector<warp> warps;
+    std::vector<unsigned> order;
+    bool greedy; /* a warp goes on as long as it can, and copies arrive at once */
+    std::vector<unsigned char> shared;
+    unsigned arrived, generation, alive;
+    fiber *current;
+    const std::function<void()> *body;
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    void *fake_stack;
+    const void *stack_bottom;
+    size_t stack_bytes;
+    ~machine()
+    {
+        for (fiber &f : fibers)
+            munmap(f.stack, STACK_BYTES);
+    }
+};
+thread_local machine m;
+
+[[noreturn]] void
+stop(const char *why)
+{
+    fprintf(stderr, "emulated kernel: %s\n", why);
+    abort();
+}
+} // namespace
+
+#if defined(__x86_64__)
+extern "C" void spw_emulate_switch(void **save, void *to);
+asm(R"(
+.text
+.globl spw_emulate_switch
+.hidden spw_emulate_switch
+.type spw_emulate_switch, @function
+spw_emulate_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size spw_emulate_switch, .-spw_emulate_switch
+)");
+#endif
+
+namespace
+{
+void
+to_scheduler(fiber *f, bool last)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, m.stack_bottom, m.stack_bytes);
+#endif
+    (void)last;
+#if defined(__x86_64__)
+    spw_emulate_switch(&f->sp, m.sp);
+#else
+    swapcontext(&f->context, &m.context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(f->fake_stack, &m.stack_bottom, &m.stack_bytes);
+#endif
+}
+
+void
+fiber_main()
+{
+    fiber *f = m.current;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(NULL, &m.stack_bottom, &m.stack_bytes);
+#endif
+    (*m.body)();
+    f->done = true;
+    m.alive--;
+    if (m.arrived > 0 && m.arrived == m.alive) { /* a thread that has left is waited for no more */
+        m.arrived = 0;
+        m.generation++;
+    }
+    warp *w = &m.warps[f->warp];
+    w->alive--;
+    if (w->arrived > 0)
+        stop("a thread left while its warp waits for it");
+    to_scheduler(f, true);
+    stop("a finished thread was resumed");
+}
+
+void
+resume(fiber *f)
+{
+    m.current = f;
+    now.thread = f->thread;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&m.fake_stack, f->stack, STACK_BYTES);
+#endif
+#if defined(__x86_64__)
+    spw_emulate_switch(&m.sp, f->sp);
+#else
+    swapcontext(&m.context, &f->context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(m.fake_stack, NULL, NULL);
+#endif
+}
+
+void
+start(fiber *f, unsigned idx, dim3 block)
+{
+    f->thread = {idx % block.x, idx / block.x % block.y, idx / block.x / block.y};
+    f->warp = idx / 32;
+    f->done = false;
+    f->waits_for = NULL;
+    f->groups.assign(1, {});
+#if defined(__x86_64__)
+    void **top = (void **)(f->stack + STACK_BYTES);
+    *--top = NULL; /* where fiber_main would return to; keeps the stack aligned as after a call */
+    *--top = (void *)fiber_main;
+    for (int i = 0; i < 6; i++)
+        *--top = NULL;
+    f->sp = top;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = STACK_BYTES;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, fiber_main, 0);
+#endif
+}
+
+void
+wait_for(const unsigned *counter, unsigned at)
+{
+    fiber *f = m.current;
+    f->waits_for = counter;
+    f->waits_at = at;
+    to_scheduler(f, false);
+}
+
+/* Resumes those of order[from, to) that can go on. */
+bool
+run_threads(unsigned from, unsigned to)
+{
+    bool moved = false;
+    for (unsigned k = from; k < to; k++) {
+        fiber *f = &m.fibers[m.order[k]];
+        if (f->done || (f->waits_for != NULL && *f->waits_for == f->waits_at))
+            continue;
+        f->waits_for = NULL;
+        resume(f);
+        moved = true;
+    }
+    return moved;
+}
+
+void
+run_block(unsigned threads, dim3 block)
+{
+    m.arrived = m.generation = 0;
+    m.alive = threads;
+    m.warps.assign((threads + 31) / 32, warp());
+    for (unsigned i = 0; i < threads; i++) {
+        start(&m.fibers[i], i, block);
+        m.warps[i / 32].alive++;
+    }
+    while (m.alive > 0) {
+        bool moved = false;
+        for (unsigned at = 0; at < threads; at += 32)
+            while (run_threads(at, at + 32)) {
+                moved = true;
+                if (!m.greedy)
+                    break;
+            }
+        if (!moved)
+            stop("its threads wait for each other: a barrier that not all of them reach");
+    }
+}
+
+void
+put_in_order(unsigned threads)
+{
+    const char *given = getenv("SPW_EMULATE_ORDER");
+    m.order.resize(threads);
+    for (unsigned i = 0; i < threads; i++)
+        m.order[i] = given != NULL && strcmp(given, "behind") == 0 ? threads - 1 - i : i;
+    m.greedy = given != NULL && (strcmp(given, "ahead") == 0 || strcmp(given, "behind") == 0);
+    if (given != NULL && given[0] >= '0' && given[0] <= '9') {
+        uint64_t seed = strtoull(given, NULL, 10) * 2 + 1;
+        for (unsigned i = threads - 1; i > 0; i--) {
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+            std::swap(m.order[i], m.order[(seed >> 33) % (i + 1)]);
+        }
+    }
+}
+} // namespace
+
+static void
+run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body)
+{
+    unsigned threads = block.x * block.y * block.z;
+    if (threads == 0 || threads > THREADS_MAX || threads % 32 != 0)
+        stop("a block has 32 to 1024 threads, whole warps");
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
+        stop("a grid has at least one block, and at most 65535 in y and z");
+    if (shared_bytes > (99 << 10))
+        stop("more shared memory than every GPU has");
+    while (m.fibers.size() < threads) {
+        fiber f = {};
+        f.stack = (unsigned char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (f.stack == MAP_FAILED)
+            stop("no memory for stacks");
+        m.fibers.push_back(f);
+    }
+    put_in_order(threads);
+    m.body = &body;
+    now.block_dim = block;
+    now.grid_dim = grid;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                now.block = {x, y, z};
+                m.shared.assign(shared_bytes + 128, 0xff);
+                now.dynamic_shared = (unsigned char *)(((uintptr_t)m.shared.data() + 127) / 128 * 128);
+                run_block(threads, block);
+            }
+}
+
+void
+sync_block()
+{
+    if (++m.arrived == m.alive) {
+        m.arrived = 0;
+        m.generation++;
+        return;
+    }
+    wait_for(&m.generation, m.generation);
+}
+
+const unsigned char *
+gather(const void *bytes, size_t n)
+{
+    warp *w = &m.warps[m.current->warp];
+    unsigned at = w->generation;
+    unsigned char *slots = w->slots[at % 2];
+    if (n > SLOT_BYTES)
+        stop("a slot is too small");
+    memcpy(slots + lane() * SLOT_BYTES, bytes, n);
+    if (w->alive != 32)
+        stop("part of a warp is gone where all of it is needed");
+    if (++w->arrived == w->alive) {
+        w->arrived = 0;
+        w->generation++;
+    } else {
+        wait_for(&w->generation, at);
+    }
+    return slots;
+}
+
+void
+copy_later(void *dst, const void *src, size_t bytes)
+{
+    if ((uintptr_t)dst % 16 != 0 || (bytes > 0 && (uintptr_t)src % 16 != 0))
+        stop("an asynchronous copy is not aligned");
+    if (!m.greedy)
+        m.current->groups.back().push_back({dst, src, bytes, bytes == 0});
+    else if (bytes == 0)
+        memset(dst, 0, 16);
+    else
+        memcpy(dst, src, bytes);
+}
+
+void
+copy_commit()
+{
+    m.current->groups.push_back({});
+}
+
+void
+copy_wait(unsigned groups_left)
+{
+    auto &groups = m.current->groups;
+    while (groups.size() - 1 > groups_left) {
+        for (const fiber::copy &c : groups.front()) {
+            if (c.zero)
+                memset(c.dst, 0, 16);
+            else
+                memcpy(c.dst, c.src, c.bytes);
+        }
+        groups.erase(groups.begin());
+    }
+}
+} // namespace emulate
+
+/* ---------------------------------------------------------------- streams */
+
+/*
+ * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
+ * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Streams are never
+ * freed, as events may point at them.
+ */
+struct emulated_stream {
+    std::deque<std::function<void()>> work;
+    uint64_t done, submitted;
+};
+struct emulated_event {
+    emulated_stream *stream; /* NULL: never recorded */
+    uint64_t mark;
+};
+
+static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
+static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
+
+static void
+run_until(emulated_stream *s, uint64_t mark)
+{
+    while (s != NULL && s->done < mark) {
+        std::function<void()> next = std::move(s->work.front());
+        s->work.pop_front();
+        s->done++;
+        next();
+    }
+}
+
+static cudaError_t
+submit(emulated_stream *s, std::function<void()> work)
+{
+    const char *given = getenv("SPW_EMULATE_STREAMS");
+    std::lock_guard<std::recursive_mutex> hold(device);
+    s->work.push_back(std::move(work));
+    s->submitted++;
+    if (given == NULL || strcmp(given, "late") != 0)
+        run_until(s, s->submitted);
+    return cudaSuccess;
+}
+
+void
+emulate::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
+{
+    submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+}
+
+cudaError_t
+cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
+{
+    return submit(stream, [=] { memmove(dst, src, bytes); });
+}
+
+cudaError_t
+cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
+{
+    return submit(stream, [=] { memset(p, value, bytes); });
+}
+
+cudaError_t
+cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
+{
+    return submit(stream, [=] { fn(arg); });
+}
+
+cudaError_t
+cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *stream = new emulated_stream();
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaStreamSynchronize(cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    run_until(stream, stream->submitted);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaStreamDestroy(cudaStream_t stream)
+{
+    return cudaStreamSynchronize(stream);
+}
+
+cudaError_t
+cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    emulated_stream *other = event->stream;
+    uint64_t mark = event->mark;
+    return submit(stream, [=] { run_until(other, mark); });
+}
+
+cudaError_t
+cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+{
+    *event = new emulated_event();
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    event->stream = stream;
+    event->mark = stream->submitted;
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventSynchronize(cudaEvent_t event)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    run_until(event->stream, event->mark);
+    return cudaSuccess;
+}
+
+/* ---------------------------------------------------------------- memory */
+
+cudaError_t
+cudaMalloc(void **p, size_t bytes)
+{
+    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (*p == NULL)
+        return cudaErrorMemoryAllocation;
+    memset(*p, 0xff, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaFree(void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (emulated_stream *s : streams) /* as the real one, which waits for the device */
+        run_until(s, s->submitted);
+    free(p);
+    return cudaSuccess;
+}

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Packs what a GPU machine needs to test and measure the cuda device without a compiler, packages or a network: programs, the
+# plugin, the libraries they are linked with (but the C library), and run.sh. usage: gpu_kit.sh BUILD_DIR KIT_DIR
+set -eu
+build=$1 kit=$2
+rm -rf "$kit"
+mkdir -p "$kit/bin" "$kit/lib"
+cp "$build/spillway" "$build/tests/test_cuda" "$build/tests/test_gpu_ops" "$build/tests/bench_gpu" "$kit/bin/"
+cp "$build/spillway-cuda.so" "$kit/lib/"
+cp "$(dirname "$0")/gpu_run.sh" "$kit/run.sh"
+chmod +x "$kit/run.sh"
+for f in "$kit"/bin/* "$kit/lib/spillway-cuda.so"; do ldd "$f"; done | awk '$3 ~ /^\// { print $3 }' | sort -u |
+    grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' | while read -r lib; do cp -L "$lib" "$kit/lib/"; done
+strip --strip-unneeded "$kit"/bin/* "$kit"/lib/*.so* 2>/dev/null || true
+echo "$kit: $(du -sm "$kit" | cut -f1) MiB; copy it to a machine with a GPU and run run.sh there"

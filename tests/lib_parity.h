@@ -1,0 +1,31 @@
+/*
+ * lib_parity - every operation of a device beside the cpu device, element by element, on the same inputs; and the device beside
+ * itself, where bits must be equal. For the GPU (test_cuda) and for its emulation (test_cuda_emulated).
+ */
+#ifndef LIB_PARITY_H
+#define LIB_PARITY_H
+
+#include "spw_gpu.h"
+
+typedef struct parity {
+    spw_gpu *gpu;
+    bool large;                /* shapes for a GPU, besides the small ones */
+    const char *const *orders; /* NULL-terminated SPW_EMULATE_ORDERs that give the same bits; NULL: run twice */
+} parity;
+
+/* One per group of operations; fails the running cmocka test. */
+void parity_linear(const parity *p);
+void parity_linear_by_row(const parity *p);
+void parity_elements(const parity *p);
+void parity_norms(const parity *p);
+void parity_embedding_and_rope(const parity *p);
+void parity_loss(const parity *p);
+void parity_attention(const parity *p);
+void parity_attention_cached(const parity *p);
+void parity_attention_bits(const parity *p); /* the promises of spw_gpu_attention_cached() */
+void parity_copies(const parity *p);
+void parity_queues(const parity *p);
+void parity_memory(const parity *p);
+void parity_nan_spreads(const parity *p);
+
+#endif
