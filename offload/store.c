@@ -1094,7 +1094,8 @@ spw_store_forget(spw_store *s)
 {
     bool filling = true;
     pthread_mutex_lock(&s->lock);
-    s->fetch_count = 0;
+    s->future_count = s->fetch_count = 0;
+    note_next_uses(s);
     while (filling && s->poison.status == SPW_OK) {
         filling = false;
         for (uint32_t i = 0; i < s->unit_count; i++) {

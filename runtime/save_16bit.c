@@ -204,33 +204,32 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
 
 /* ---------------------------------------------------------------- together */
 
+/* The consent says that no checkpoint is being written: from then on the channel of saves is free, which waits for disks. */
 static spw_status
 save(job *j, spw_error *err)
 {
     spw_engine *e = j->e;
     uint64_t said[2] = {spw_checksum(j->folder, strlen(j->folder)), j->dtype};
-    int64_t owner = (int64_t)getpid();
+    int64_t owner = (int64_t)getpid(), none = 0;
     spw_error own = {0};
     (void)check(j, &own);
     SPW_TRY(spw__engine_consent(e, &own, spw_checksum(said, sizeof said), err));
     snprintf(j->partial, sizeof j->partial, "%s.partial", j->folder);
     if (e->rank == 0)
         (void)make_folder(j, &own);
-    SPW_TRY(spw__engine_consent(e, &own, 0, err));
-    if (e->ranks != NULL)
-        SPW_TRY(spw__ranks_broadcast(e->ranks, &owner, sizeof owner, 0, err));
+    SPW_TRY(spw__engine_agree(e, own.status, &own, &owner, err));
     if (e->rank > 0 && j->writes)
         (void)open_files(j, owner, &own);
-    SPW_TRY(spw__engine_consent(e, &own, 0, err));
+    SPW_TRY(spw__engine_agree(e, own.status, &own, &none, err));
     e->counting = false;
     if (j->writes && spw_store_sweep(e->store, SPW_SWEEP_VISIT, take_chunk, j, &own) == SPW_OK)
         own = j->error;
     if (own.status == SPW_OK && j->writes && e->rank > 0)
         (void)flush(j, &own);
-    SPW_TRY(spw__engine_consent(e, &own, 0, err));
+    SPW_TRY(spw__engine_agree(e, own.status, &own, &none, err));
     if (e->rank == 0)
         (void)complete(j, &own);
-    return spw__engine_consent(e, &own, 0, err);
+    return spw__engine_agree(e, own.status, &own, &none, err);
 }
 
 spw_status
