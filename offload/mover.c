@@ -241,9 +241,8 @@ schedule_writes(spw_store *s)
 
 /* ---------------------------------------------------------------- fills: weights to the device */
 
-/* Gives a half-filled buffer up as soon as no copy writes to it any more. */
-static void
-abort_fill(spw_store *s, unit *u)
+void
+spw__store_abort_fill(spw_store *s, unit *u)
 {
     u->abort_fill = true;
     if (u->copies_inflight == 0)
@@ -264,7 +263,7 @@ copy_done(void *arg)
     u->copied_count++;
     spw_timeline_add(SPW_LANE_H2D, "gather", c->plan.unit_idx, c->copy_begin_ns, spw_now_ns());
     if (u->abort_fill) {
-        abort_fill(s, u);
+        spw__store_abort_fill(s, u);
     } else if (u->copied_count == u->plan.chunk_count) {
         u->d = D_READY;
         pthread_cond_broadcast(&s->main_cond);
@@ -318,7 +317,7 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
     while (u->fill_next < u->plan.chunk_count && s->copies_inflight < COPIES_INFLIGHT_MAX) {
         chunk *c = unit_chunk(s, u, u->fill_next);
         if (c->generation > u->device_generation) {
-            abort_fill(s, u);
+            spw__store_abort_fill(s, u);
             return true;
         }
         if (c->generation != u->device_generation || (c->w != W_CLEAN && c->w != W_DIRTY && c->w != W_WRITING))
@@ -346,10 +345,12 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
     return true;
 }
 
-/* The generation exists, or its update runs without any help from the main thread. */
+/* The generation exists and is not being edited, or its update runs without any help from the main thread. */
 static bool
 promised(const spw_store *s, const unit *u, uint64_t generation)
 {
+    if (u->op == OP_EDIT)
+        return false;
     return u->generation >= generation ||
            (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
 }
@@ -406,7 +407,7 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
     if (!promised(s, u, use.generation))
         return true; /* a use of the next step: the copy on the device still serves this one */
     if (u->d == D_FILLING && (u->abort_fill || u->device_generation < use.generation))
-        abort_fill(s, u);
+        spw__store_abort_fill(s, u);
     else if (u->d == D_READY && u->device_generation < use.generation && u->pins == 0)
         spw__store_drop_device(s, u);
     if (u->d != D_NONE || u->generation > use.generation)
@@ -467,14 +468,16 @@ schedule_fills(spw_store *s)
 static bool
 op_may_run(const spw_store *s, const unit *u)
 {
-    return u->op == OP_INIT || u->op == OP_VISIT || (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+    return u->op == OP_INIT || u->op == OP_VISIT || u->op == OP_EDIT ||
+           (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
 }
 
 /* Brings the weights of c to memory for its job. True when they are there and the job may start. */
 static bool
 weights_ready(spw_store *s, unit *u, chunk *c)
 {
-    bool reads = u->op == OP_VISIT || (u->op == OP_UPDATE && (s->cfg.update_reads_weights || spw__snap_wants(c)));
+    bool reads = u->op == OP_VISIT || u->op == OP_EDIT ||
+                 (u->op == OP_UPDATE && (s->cfg.update_reads_weights || spw__snap_wants(c)));
     if (c->w == W_EMPTY) {
         if (!take_weight_slot(s, c, 0))
             return false;
@@ -514,7 +517,7 @@ static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
 {
     bool runs = op_may_run(s, u), slots_left = true;
-    while (may_load && u->load_next < u->plan.chunk_count) {
+    while (may_load && u->load_next < u->op_end) {
         chunk *c = unit_chunk(s, u, u->load_next);
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
@@ -539,7 +542,9 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     if (u->op != OP_VISIT && u->d == D_READY && u->pins == 0)
         spw__store_drop_device(s, u); /* the generation it shows is about to pass */
     if (u->op != OP_VISIT && u->d == D_FILLING && u->device_generation <= u->generation)
-        abort_fill(s, u);
+        spw__store_abort_fill(s, u);
+    if (u->op == OP_EDIT && u->d != D_NONE)
+        return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = unit_chunk(s, u, k);
         bool ready;

@@ -7,7 +7,8 @@
  *   record   EMPTY -> READING -> READY -> UPDATING -> DIRTY -> WRITING -> EMPTY
  *   device   NONE -> FILLING -> READY -> NONE
  *
- * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only.
+ * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. An edit goes the way of an
+ * update, but the generation stays, so no copy on the device may survive it or be filled meanwhile.
  */
 #ifndef SPW_OFFLOAD_INTERNAL_H
 #define SPW_OFFLOAD_INTERNAL_H
@@ -18,7 +19,7 @@
 typedef enum { W_EMPTY, W_READING, W_VERIFYING, W_CLEAN, W_UPDATING, W_DIRTY, W_WRITING } w_state;
 typedef enum { R_NONE, R_EMPTY, R_READING, R_READY, R_UPDATING, R_DIRTY, R_WRITING } r_state;
 typedef enum { D_NONE, D_FILLING, D_READY } d_state;
-typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT } unit_op;
+typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT, OP_EDIT } unit_op;
 
 typedef struct chunk chunk;
 struct chunk {
@@ -54,7 +55,9 @@ typedef struct unit {
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
     bool grad_ready;
-    uint32_t load_next, job_next, done_count; /* chunks of the unit, in this op */
+    uint32_t load_next, job_next,
+        done_next;   /* chunks of the unit, in this op: the first that is not loaded, handed to */
+    uint32_t op_end; /* the workers, counted as done; and where it ends */
     d_state d;
     uint64_t device_offset, device_bytes, device_generation;
     uint32_t fill_next, read_next, copied_count, copies_inflight;
@@ -138,6 +141,8 @@ void *spw__store_worker_main(void *store);
 void spw__store_kick(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
+/* Gives a half-filled buffer up as soon as no copy writes to it any more. */
+void spw__store_abort_fill(spw_store *s, unit *u);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);

@@ -122,8 +122,18 @@ void spw_store_destroy(spw_store *store); /* waits for work in flight, removes t
  * spw_store_sweep - runs fn once for every chunk, on the workers, each chunk brought to memory first.
  * INIT: contents are undefined before, stored after (generation 0). VISIT: read only. Blocks; no step may be open.
  */
-typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT } spw_sweep;
+typedef enum spw_sweep { SPW_SWEEP_INIT, SPW_SWEEP_VISIT, SPW_SWEEP_EDIT } spw_sweep;
 spw_status spw_store_sweep(spw_store *store, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err);
+/*
+ * spw_store_sweep_some - the same for chunks [first, first + count) alone: no other chunk is read or written.
+ * VISIT, or EDIT: fn may change weights and record. Then both go to their tiers, with new checksums, at the generation
+ * that they have, and what was on the device of their units is dropped: who acquires such a unit meanwhile waits and
+ * sees the change. The caller holds none of them.
+ * Writes to nvme go on behind its back, as after an update: whoever reads next waits for them.
+ * Errors  SPW_EINVAL while a snapshot is under way or in the middle of a step, also with count 0; nothing has changed.
+ */
+spw_status spw_store_sweep_some(spw_store *store, spw_sweep mode, uint32_t first, uint32_t count, spw_store_fn fn,
+                                void *ctx, spw_error *err);
 
 /*
  * spw_store_snapshot_begin - hands every chunk to fn once, as it is after generations[unit] updates, while steps go on.
@@ -140,6 +150,8 @@ spw_status spw_store_snapshot_finish(spw_store *store, spw_error *err);
 
 /* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
 void spw_store_set_future(spw_store *store, const spw_store_use *uses, uint32_t use_count, uint32_t fetch_count);
+/* Drops what is on the device and held by nobody, and the future: the next uses fetch again. Waits for copies under way. */
+void spw_store_forget(spw_store *store);
 /*
  * spw_store_acquire - waits until all of the units are on the device at once at their generations, and keeps them there.
  *   weights  (count) out: each unit's contiguous weights in the compute type

@@ -202,7 +202,11 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
     uint64_t found = 0, weight_sum = 0, record_sum = 0;
     spw_status st = SPW_OK;
     spw__store_chaos_delay(s, c->idx);
-    if (op == OP_INIT)
+    if (op == OP_EDIT && verify) {
+        SPW_TRY(verify_record(s, c, count, err));
+        verify = false;
+    }
+    if (op == OP_INIT || op == OP_EDIT)
         st = s->sweep_fn(s->sweep_ctx, c->idx, c->weights, record, NULL, err);
     if (op == OP_UPDATE && snap) {
         SPW_TRY(take_snapshot(s, c, count, err));
@@ -315,10 +319,10 @@ finish_job(spw_store *s, chunk *c, unit_op op)
             mark_dirty(s, c);
         if (op == OP_UPDATE)
             hold_grad(s, c, false);
-        c->generation = op == OP_UPDATE ? c->generation + 1 : 0;
+        c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
         s->stats.updates += op == OP_UPDATE;
     }
-    if (++u->done_count == u->plan.chunk_count) {
+    if (++u->done_next == u->op_end) {
         u->op = OP_NONE;
         u->generation = c->generation;
         pthread_cond_broadcast(&s->main_cond);
@@ -940,14 +944,22 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
 
 /* ---------------------------------------------------------------- steps and sweeps */
 
+/* For chunks [first, end) of the unit. */
+static void
+begin_op_on(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end)
+{
+    u->op = op;
+    u->load_next = u->job_next = u->done_next = first;
+    u->op_end = end;
+    u->grad_ready = false;
+    for (uint32_t k = first; k < end; k++)
+        s->chunks[u->plan.chunk_first + k].started = false;
+}
+
 static void
 begin_op(spw_store *s, unit *u, unit_op op)
 {
-    u->op = op;
-    u->load_next = u->job_next = u->done_count = 0;
-    u->grad_ready = false;
-    for (uint32_t k = 0; k < u->plan.chunk_count; k++)
-        s->chunks[u->plan.chunk_first + k].started = false;
+    begin_op_on(s, u, op, 0, u->plan.chunk_count);
 }
 
 /* Lock held. Waits until no unit has an operation that can run. */
@@ -956,7 +968,7 @@ wait_idle(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
         const unit *u = &s->units[i];
-        bool runs = u->op == OP_INIT || u->op == OP_VISIT || (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+        bool runs = u->op != OP_NONE && (u->op != OP_UPDATE || (u->grad_ready && s->gate_open));
         if (runs)
             pthread_cond_wait(&s->main_cond, &s->lock);
         i = runs ? 0 : i + 1;
@@ -1049,26 +1061,81 @@ wait_jobs(spw_store *s)
         wait_a_moment(s);
 }
 
-spw_status
-spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err)
+/* Lock held. Chunks [first, end). */
+static void
+run_sweep(spw_store *s, unit_op op, uint32_t first, uint32_t end, spw_store_fn fn, void *ctx)
 {
-    pthread_mutex_lock(&s->lock);
-    if (s->snap_fn != NULL) {
-        pthread_mutex_unlock(&s->lock);
-        return SPW_RAISE(err, SPW_EINVAL, "a sweep while a snapshot is under way");
-    }
     wait_idle(s);
     close_step(s);
     drop_read_ahead(s);
     s->sweep_fn = fn;
     s->sweep_ctx = ctx;
-    for (uint32_t i = 0; i < s->unit_count; i++)
-        begin_op(s, &s->units[i], mode == SPW_SWEEP_INIT ? OP_INIT : OP_VISIT);
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        uint32_t at = u->plan.chunk_first, count = u->plan.chunk_count;
+        if (first < at + count && at < end)
+            begin_op_on(s, u, op, first > at ? first - at : 0, end - at < count ? end - at : count);
+    }
     spw__store_kick(s);
     wait_idle(s);
     wait_jobs(s);
+}
+
+spw_status
+spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_error *err)
+{
+    SPW_ASSERT(mode != SPW_SWEEP_EDIT);
+    pthread_mutex_lock(&s->lock);
+    if (s->snap_fn != NULL) {
+        pthread_mutex_unlock(&s->lock);
+        return SPW_RAISE(err, SPW_EINVAL, "a sweep while a snapshot is under way");
+    }
+    run_sweep(s, mode == SPW_SWEEP_INIT ? OP_INIT : OP_VISIT, 0, s->chunk_count, fn, ctx);
     pthread_mutex_unlock(&s->lock);
     return spw_store_check(s, err);
+}
+
+spw_status
+spw_store_sweep_some(spw_store *s, spw_sweep mode, uint32_t first, uint32_t count, spw_store_fn fn, void *ctx,
+                     spw_error *err)
+{
+    const char *why = NULL;
+    SPW_TRY(spw_store_check(s, err));
+    SPW_ASSERT(mode != SPW_SWEEP_INIT);
+    pthread_mutex_lock(&s->lock);
+    if (s->snap_fn != NULL)
+        why = "while a snapshot is under way";
+    else if (s->step_open && !s->gate_open)
+        why = "in the middle of a step";
+    else if (first > s->chunk_count || count > s->chunk_count - first)
+        why = "of chunks that are not there";
+    else if (count > 0)
+        run_sweep(s, mode == SPW_SWEEP_EDIT ? OP_EDIT : OP_VISIT, first, first + count, fn, ctx);
+    pthread_mutex_unlock(&s->lock);
+    return why == NULL ? spw_store_check(s, err) : SPW_RAISE(err, SPW_EINVAL, "a sweep %s", why);
+}
+
+void
+spw_store_forget(spw_store *s)
+{
+    bool filling = true;
+    pthread_mutex_lock(&s->lock);
+    s->future_count = s->fetch_count = 0;
+    note_next_uses(s);
+    while (filling && s->poison.status == SPW_OK) {
+        filling = false;
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            unit *u = &s->units[i];
+            if (u->d == D_READY && u->pins == 0)
+                spw__store_drop_device(s, u);
+            if (u->d == D_FILLING)
+                spw__store_abort_fill(s, u);
+            filling = filling || u->d == D_FILLING;
+        }
+        if (filling)
+            wait_a_moment(s);
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 spw_status

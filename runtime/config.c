@@ -3,6 +3,7 @@
  * more than one key. Errors name the file, the key and the value.
  */
 #include "config_internal.h"
+#include "runtime_internal.h"
 #include "spw_files.h"
 #include <errno.h>
 #include <math.h>
@@ -58,9 +59,8 @@ spw__config_find_row(const char *key)
     return NULL;
 }
 
-/* Levenshtein distance, cut at 64 characters. */
-static unsigned
-distance(const char *a, const char *b)
+unsigned
+spw__name_distance(const char *a, const char *b)
 {
     unsigned row[65], n = (unsigned)strlen(b);
     if (n > 64 || strlen(a) > 64)
@@ -98,7 +98,7 @@ typedef struct guess {
 static void
 consider(guess *g, const char *key, const char *candidate)
 {
-    unsigned d = distance(key, candidate);
+    unsigned d = spw__name_distance(key, candidate);
     if (strcmp(spw__config_last_part(candidate), spw__config_last_part(key)) == 0 && d < g->elsewhere_distance) {
         g->elsewhere_distance = d;
         snprintf(g->elsewhere, sizeof g->elsewhere, "%s", candidate);

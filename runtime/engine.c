@@ -426,6 +426,7 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
             return SPW_RAISE(err, SPW_EINVAL,
                              "block %u at position %u of the chain does not exist or cannot stand there", blocks[i], i);
     }
+    e->grads_there = false; /* another chain may leave out what has one */
     memcpy(e->chain, blocks, count * sizeof *blocks);
     e->chain_count = count;
     spw__note_uses(e);

@@ -21,6 +21,7 @@ spw_engine_logits(spw_engine *e, const int32_t *tokens, uint64_t count, float *l
     if (count == 0 || count > e->T)
         return SPW_RAISE(err, SPW_EINVAL, "%llu tokens of context, at most %llu fit", (unsigned long long)count,
                          (unsigned long long)e->T);
+    SPW_TRY(e->ranks != NULL ? spw__ranks_begin(e->ranks, NULL, err) : SPW_OK);
     spw_gpu_write_bytes(e->compute, e->tokens, tokens, count * sizeof *tokens);
     spw_trace_begin(&e->traces[MODE_EVAL]);
     spw__tell_future(e, MODE_EVAL);
@@ -96,6 +97,7 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
         rows += x->parts[i].sequences * x->parts[i].positions;
     SPW_ASSERT(rows <= e->rows);
     e->counting = false;
+    SPW_TRY(e->ranks != NULL ? spw__ranks_begin(e->ranks, NULL, err) : SPW_OK);
     spw_gpu_write_bytes(e->compute, e->tokens, x->tokens, rows * sizeof *e->tokens);
     spw_gpu_write_bytes(e->compute, e->places, x->places, rows * sizeof *e->places);
     spw_gpu_write_bytes(e->compute, e->slots, x->slots, e->cache_slots * sizeof *e->slots);

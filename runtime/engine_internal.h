@@ -3,6 +3,7 @@
 #define SPW_ENGINE_INTERNAL_H
 
 #include "runtime_internal.h"
+#include "spw_access.h"
 
 enum { MODE_TRAIN, MODE_EVAL, MODE_COUNT };
 
@@ -88,6 +89,12 @@ struct spw_engine {
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
     uint64_t d2h_bytes, grad_h2d_bytes;
+    /* Access to the state (access.c). */
+    spw_gradients_fn on_gradients;
+    void *gradients_ctx;
+    bool in_step, grads_there; /* gradients lie in the store, all of them, and nobody consumes them */
+    double grad_factor;        /* what they are to be multiplied by */
+    bool part_changed;         /* what other ranks have gathered of this rank's parts is not what is there */
     /* Of the step under way. */
     uint64_t compute_ns, stall_ns[SPW_STALL_COUNT];
     spw_rates rates;
@@ -168,6 +175,9 @@ spw_status spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *e
 spw_status spw__ranks_wait_reduced(spw_ranks *r, spw_error *err);
 /* values[i] = sum over ranks, in their order. */
 spw_status spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err);
+/* Collective, before a pass; count (may be NULL) becomes its sum. What ranks have changed by themselves is seen from here on. */
+spw_status spw__ranks_begin(spw_ranks *r, double *count, spw_error *err);
+spw_status spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_t root, spw_error *err);
 /* Weights have changed without an update: nothing that was gathered is good any more. */
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */

@@ -439,6 +439,24 @@ spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
     return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
 }
 
+spw_status
+spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_t root, spw_error *err)
+{
+    spw_status st = spw_broadcast(r->control, buf, bytes, root, err);
+    return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
+}
+
+spw_status
+spw__ranks_begin(spw_ranks *r, double *count, spw_error *err)
+{
+    double sums[2] = {count != NULL ? *count : 0, r->e->part_changed};
+    SPW_TRY(spw__ranks_sum(r, sums, 2, err));
+    if (count != NULL)
+        *count = sums[0];
+    r->e->part_changed = false;
+    return sums[1] > 0 ? spw__ranks_forget(r, err) : SPW_OK;
+}
+
 /* ---------------------------------------------------------------- agreeing */
 
 /* What each rank says of something that all of them did. */
@@ -448,28 +466,53 @@ typedef struct verdict {
     char message[480];
 } verdict;
 
-spw_status
-spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
+/* same: all must give the same number. */
+static spw_status
+agree(spw_engine *e, spw_channel *channel, spw_status st, const spw_error *own, int64_t *number, bool same,
+      spw_error *err)
 {
     verdict mine = {.status = (int32_t)st, .number = *number}, *all;
     uint32_t bad = 0;
-    if (e->ranks == NULL) {
-        if (st != SPW_OK && err != NULL)
-            *err = *own;
-        return st;
-    }
     snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
     all = spw_mem_calloc(e->world, sizeof *all);
     if (all == NULL)
         return spw__ranks_fail(e->ranks, SPW_ENOMEM, NULL);
-    st = spw_exchange(e->ranks->saves, &mine, all, sizeof mine, err);
+    st = spw_exchange(channel, &mine, all, sizeof mine, err);
     while (st == SPW_OK && bad < e->world && all[bad].status == (int32_t)SPW_OK)
         bad++;
     if (st == SPW_OK && bad < e->world)
         st = SPW_RAISE(err, (spw_status)all[bad].status, "rank %u: %s", bad, all[bad].message);
+    for (uint32_t r = 1; same && st == SPW_OK && r < e->world; r++) {
+        if (all[r].number != all[0].number)
+            st = SPW_RAISE(err, SPW_EINVAL, "rank %u asks for something else than rank 0, in a call that is collective",
+                           r);
+    }
     *number = all[0].number;
     spw_mem_free(all);
     return st;
+}
+
+/* Without other ranks. */
+static spw_status
+alone(spw_status st, const spw_error *own, spw_error *err)
+{
+    if (st != SPW_OK && err != NULL)
+        *err = *own;
+    return st;
+}
+
+spw_status
+spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
+{
+    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->saves, st, own, number, false, err);
+}
+
+spw_status
+spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err)
+{
+    int64_t number = (int64_t)what;
+    return e->ranks == NULL ? alone(own->status, own, err)
+                            : agree(e, e->ranks->control, own->status, own, &number, true, err);
 }
 
 bool

@@ -79,7 +79,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
     }
     if (e->ranks != NULL) {
         double all = (double)count;
-        SPW_TRY(spw__ranks_sum(e->ranks, &all, 1, err));
+        SPW_TRY(spw__ranks_begin(e->ranks, &all, err));
         count = (uint64_t)all;
     }
     e->target_count = count > 0 ? count : 1;
@@ -151,6 +151,13 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     r->bound_s = r->bounds_s[r->bound_by];
 }
 
+/* Does the norm decide what the updates do, and whether they are done? */
+static bool
+norm_decides(const spw_config *c)
+{
+    return c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
+}
+
 /* The decision at the end of a step: norm, finite check, clip, go or skip. */
 static spw_status
 decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
@@ -167,7 +174,11 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
     SPW_TRY(sum_step(e, micro_batches, &r->loss, &r->grad_norm, err));
     r->loss_scale = e->scaler.scale;
     r->grad_norm *= scale;
-    if (!gate_was_open) {
+    e->grad_factor = scale;
+    e->grads_there = !gate_was_open;
+    if (e->on_gradients != NULL)
+        e->on_gradients(e->gradients_ctx, e);
+    if (norm_decides(c)) {
         spw_loss_scale_update(&e->scaler, c, !isfinite(r->grad_norm));
         if (!isfinite(r->grad_norm)) {
             r->skipped = true;
@@ -176,6 +187,9 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
         }
         if (c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping)
             scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
+    }
+    if (!gate_was_open) {
+        e->grads_there = false;
         SPW_TRY(spw__set_coefficients(e, lr, scale, err));
         spw_store_step_go(e->store);
     }
@@ -189,12 +203,12 @@ static spw_status
 run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
          spw_step_result *r, spw_error *err)
 {
-    const spw_config *c = &e->config;
-    bool gate_early = c->gradient_clipping <= 0 && !c->bf16_check_overflow && !c->fp16;
+    bool gate_early = !norm_decides(&e->config) && e->on_gradients == NULL;
     step_start start;
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    e->grads_there = false;
     begin_account(e, &start);
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->step_count++;
@@ -230,8 +244,18 @@ spw_status
 spw_engine_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
                 spw_step_result *r, spw_error *err)
 {
-    spw_status st = run_step(e, tokens, targets, micro_batches, lr, r, err);
+    spw_status st;
+    e->in_step = true;
+    st = run_step(e, tokens, targets, micro_batches, lr, r, err);
+    e->in_step = false;
     return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+void
+spw_engine_on_gradients(spw_engine *e, spw_gradients_fn fn, void *ctx)
+{
+    e->on_gradients = fn;
+    e->gradients_ctx = ctx;
 }
 
 static spw_status

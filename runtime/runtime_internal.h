@@ -138,6 +138,9 @@ bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t
 /* Elements of units that have gradients and records. Pure. */
 uint64_t spw__layout_trained(const spw_layout *layout);
 
+/* Levenshtein distance of two names; far away if one has more than 64 characters. Pure. */
+unsigned spw__name_distance(const char *a, const char *b);
+
 /* Memory that saving or loading a checkpoint takes at most, with what is on the workers' stacks. Pure. */
 uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                                uint32_t workers);
@@ -170,6 +173,11 @@ spw_status spw__engine_forget(spw_engine *e, spw_error *err);
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
  */
 spw_status spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err);
+/*
+ * The same between steps, on the engine's thread, before something that all of them mean to do: own is SPW_OK or why not.
+ * what must be the same number on every rank. Errors  SPW_EINVAL on every rank if it is not.
+ */
+spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err);
 bool spw__engine_parted(const spw_engine *e); /* every rank has a part; else all that are there have everything */
 uint32_t spw__engine_rank(const spw_engine *e);
 spw_state_format spw__engine_format(const spw_engine *e);

@@ -12,5 +12,6 @@
 #include "spw_files.h"
 #include "spw_config.h"
 #include "spw_engine.h"
+#include "spw_access.h"
 #include "spw_generate.h"
 #endif

@@ -274,6 +274,11 @@ fi
 check "custom optimizer" "$build/examples/custom_optimizer" "$c" 3
 check "custom block on host" "$build/examples/custom_block"
 check "custom block on nvme" "$build/examples/custom_block" "$dir/swap"
+check "edited state on host" "$build/examples/edit_state" "$dir/edited-host"
+check "edited state on nvme" "$build/examples/edit_state" "$dir/edited-nvme" "$dir/swap"
+check "the same weights" cmp "$dir/edited-host/model.safetensors" "$dir/edited-nvme/model.safetensors"
+check "16-bit weights are a folder like others" run inspect "$dir/edited-host"
+check "with all tensors in bf16" test "$(grep -c bf16 "$dir/out")" -ge 26
 
 # 120 M parameters, 1.5 GB of state on disk, within 700 MB of host memory (release build only: sanitizers multiply memory).
 case $build in

@@ -1,21 +1,15 @@
 /*
- * Training on several ranks: the processes of a world are forked here, and every one writes its losses and its part of the
- * state to memory that all share. What must hold: the run of one rank up to rounding, for every number of ranks; the same
+ * Training on several ranks: every one writes its losses and its part of the state to memory that all share. What must hold: the run of one rank up to rounding, for every number of ranks; the same
  * bytes for every stage and placement at one number of ranks; the bytes that ZeRO's table says.
  */
+#include "lib_ranks.h"
 #include "lib_tiny.h"
 #include "engine_internal.h"
-#include <arpa/inet.h>
 #include <math.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 enum { STEPS = 4, STEPS_MAX = 16, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 20, PARTS = 3 };
@@ -28,7 +22,6 @@ typedef struct outcome {
     uint64_t elems, padded, held[WORLD_MAX]; /* of one rank; with whole parts for every rank; that a rank holds */
     spw_plan plan[WORLD_MAX];
     float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
-    char message[WORLD_MAX][sizeof((spw_error *)0)->message];
 } outcome;
 
 /* One run: what its ranks do differently from the first run of all. */
@@ -171,115 +164,30 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     return SPW_OK;
 }
 
-static int
-rank_main(const world *w, uint32_t rank, uint32_t port)
+static spw_status
+run_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
 {
-    char text[32];
-    spw_error err = {0};
-    spw_comm *comm = NULL;
-    spw_status st;
-    snprintf(text, sizeof text, "%u", rank);
-    setenv("RANK", text, 1);
-    snprintf(text, sizeof text, "%u", w->ranks);
-    setenv("WORLD_SIZE", text, 1);
-    snprintf(text, sizeof text, "%u", port);
-    setenv("MASTER_PORT", text, 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    st = spw_comm_open(&comm,
-                       &(spw_comm_options){.backend = SPW_COMM_TCP,
-                                           .timeout_s = 20,
-                                           .link_bytes_per_s = w->link,
-                                           .chaos_seed = w->config->run.chaos_seed},
-                       &err);
-    if (st == SPW_OK)
-        st = run_rank(w, comm, rank, &err);
-    if (st == SPW_OK)
-        spw_comm_close(comm);
-    snprintf(w->out->message[rank], sizeof w->out->message[rank], "%s", st == SPW_OK ? "" : err.message);
-    return st == SPW_OK ? 0 : 1;
-}
-
-/* A port of its own for every world, below those that the system hands out, and free. */
-static uint32_t
-next_port(void)
-{
-    static uint32_t port;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    for (;;) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0), rc;
-        assert_true(fd >= 0);
-        port = port == 0 ? 10000 + (uint32_t)getpid() % 10000 : port + 1;
-        at.sin_port = htons((uint16_t)port);
-        rc = bind(fd, (struct sockaddr *)&at, sizeof at);
-        close(fd);
-        if (rc == 0)
-            return port;
-    }
+    return run_rank(ctx, comm, rank, err);
 }
 
 static void
 run_world(const world *w)
 {
-    pid_t pids[WORLD_MAX];
-    uint32_t port = next_port();
-    bool failed = false;
-    if (w->ranks == 1) {
-        spw_error err = {0};
-        if (run_rank(w, NULL, 0, &err) != SPW_OK)
-            fail_msg("one rank: %s", err.message);
-        return;
-    }
-    fflush(NULL);
-    for (uint32_t i = 0; i < w->ranks; i++) {
-        pids[i] = fork();
-        assert_true(pids[i] >= 0);
-        if (pids[i] == 0) {
-            alarm(120);
-            _exit(rank_main(w, i, port));
-        }
-    }
-    for (uint32_t i = 0; i < w->ranks; i++) {
-        int status = 0;
-        (void)waitpid(pids[i], &status, 0);
-        failed = failed || status != 0;
-        if (status != 0)
-            print_error("rank %u of %u: status %d: %s\n", i, w->ranks, status, w->out->message[i]);
-    }
-    assert_false(failed);
+    world own = *w;
+    ranks_run(w->ranks, &(spw_comm_options){.link_bytes_per_s = w->link, .chaos_seed = w->config->run.chaos_seed},
+              run_one, &own);
 }
 
 static outcome *
 new_outcome(void)
 {
-    outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(o != MAP_FAILED);
-    return o;
+    return ranks_share(sizeof(outcome));
 }
 
 static void
 free_outcome(outcome *o)
 {
-    munmap(o, sizeof *o);
-}
-
-/* Adam's eps is large: where a gradient is nothing but rounding, m / sqrt(v) would make it a step of full length. */
-static void
-ranks_config(spw_config *c, spw_state_format format)
-{
-    tiny_config(c, format);
-    c->optimizer.eps = 1e-3;
-    c->optimizer.lr = 1e-2;
-    c->run.chunk_elems = 4096;
-    c->run.optimizer_threads = 2;
-    c->run.compute_threads = 1;
-}
-
-static void
-use_dir(spw_config *c, const char *dir)
-{
-    c->zero.param_path.count = c->zero.optimizer_path.count = 1;
-    snprintf(c->zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
-    snprintf(c->zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    ranks_unshare(o, sizeof *o);
 }
 
 static void
@@ -382,7 +290,7 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
             const variant *v = &variants[i];
             outcome *out = i == 0 ? first : other;
             ranks_config(&c, format);
-            use_dir(&c, dir);
+            ranks_use_dir(&c, dir);
             c.gradient_clipping = clipping;
             c.run.micro_batches_per_pass = pass;
             c.zero.stage = v->stage;
@@ -501,7 +409,7 @@ test_elastic(void **state)
     for (size_t i = 0; i < sizeof legs / sizeof legs[0]; i++) {
         const leg *l = &legs[i];
         ranks_config(&c, l->format);
-        use_dir(&c, dir);
+        ranks_use_dir(&c, dir);
         c.zero.stage = l->stage;
         c.zero.offload_param = l->param;
         c.zero.offload_optimizer = l->optimizer;
@@ -538,7 +446,7 @@ test_resume_exact(void **state)
     run_world(&(world){.ranks = 3, .steps = 4, .config = &c, .family = SPW_FAMILY_LLAMA, .out = whole});
     for (uint32_t i = 0; i < 2; i++) {
         ranks_config(&c, legs[i].format);
-        use_dir(&c, dir);
+        ranks_use_dir(&c, dir);
         c.zero.stage = legs[i].stage;
         c.zero.offload_param = legs[i].param;
         c.zero.offload_optimizer = legs[i].optimizer;

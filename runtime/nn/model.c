@@ -68,6 +68,16 @@ spw_block_use(spw_model *m, spw_block *b, uint32_t param_id)
 }
 
 uint32_t
+spw_model_find_param(const spw_model *m, const char *name)
+{
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        if (strcmp(m->params[id].name, name) == 0)
+            return id;
+    }
+    return UINT32_MAX;
+}
+
+uint32_t
 spw_model_freeze(spw_model *m, const char *glob)
 {
     uint32_t count = 0;

@@ -182,7 +182,12 @@ void spw_model_destroy(spw_model *model);
 uint32_t spw_model_add_param(spw_model *model, const char *name, uint64_t rows, uint64_t cols, uint32_t ndim,
                              spw_init init, float std);
 spw_block *spw_model_add_block(spw_model *model, const char *name, spw_forward_fn forward);
+/*
+ * The next of the block's params is this parameter. The first block to use one owns it; for the others it is an external
+ * parameter, whose weights come and whose gradient goes as if it were their own.
+ */
 void spw_block_use(spw_model *model, spw_block *block, uint32_t param_id);
+uint32_t spw_model_find_param(const spw_model *model, const char *name); /* its id; UINT32_MAX: there is none */
 /*
  * spw_model_add_lora - freezes all parameters and puts adapters beside the linear weights that targets match.
  *   targets  (count) globs on the linear's name, without ".weight" ("model.layers.0.self_attn.q_proj"), or on what is left

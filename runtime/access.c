@@ -1,0 +1,483 @@
+/*
+ * Access to state by the name of a parameter. A call is checked on every rank, all ranks agree that all may go on and mean
+ * the same, and only then anything moves: each rank's chunks go past spw_state_get or spw_state_set on the store's workers,
+ * and what has to be known elsewhere is broadcast by whoever has it.
+ *
+ * A change leaves no copy behind that shows what was before: the store drops its own, and gathered units are forgotten by
+ * all ranks at one point of the program (gather.c needs that), for local changes at the next step.
+ */
+#include "engine_internal.h"
+#include "spw_access.h"
+
+enum { BLOCK_ELEMS = 1 << 18 };
+
+_Static_assert((int)SPW_ACCESS_MASTER == (int)SPW_PART_MASTER && (int)SPW_ACCESS_EXP_AVG == (int)SPW_PART_EXP_AVG &&
+                   (int)SPW_ACCESS_EXP_AVG_SQ == (int)SPW_PART_EXP_AVG_SQ,
+               "parts of a format come first, in its order");
+
+/* An access that was found and may go on: elements [first, end) of a parameter. */
+typedef struct target {
+    uint32_t param_id;
+    spw_access_part part;
+    uint64_t first, end;
+} target;
+
+/* ---------------------------------------------------------------- checking */
+
+static spw_status
+unknown_param(const spw_engine *e, const char *name, spw_error *err)
+{
+    const char *near = NULL;
+    unsigned least = 4;
+    for (uint32_t id = 0; id < e->model->param_count; id++) {
+        unsigned d = spw__name_distance(name, e->model->params[id].name);
+        if (d < least) {
+            least = d;
+            near = e->model->params[id].name;
+        }
+    }
+    if (near != NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "the model has no parameter %.100s; did you mean %s?", name, near);
+    return SPW_RAISE(err, SPW_EINVAL, "the model has no parameter %.100s", name);
+}
+
+static const char *
+part_name(const spw_engine *e, spw_access_part part)
+{
+    switch (part) {
+    case SPW_ACCESS_MASTER: return "master";
+    case SPW_ACCESS_EXP_AVG: return e->optimizer->moment_count > 0 ? e->optimizer->moment_names[0] : "first moment";
+    case SPW_ACCESS_EXP_AVG_SQ: return e->optimizer->moment_count > 1 ? e->optimizer->moment_names[1] : "second moment";
+    case SPW_ACCESS_WEIGHT: return "weight";
+    case SPW_ACCESS_GRAD: return "gradient";
+    default: return "unknown part";
+    }
+}
+
+static spw_status
+check_gradient(const spw_engine *e, const target *t, spw_error *err)
+{
+    const spw_param *p = &e->model->params[t->param_id];
+    if (!e->grads_there)
+        return SPW_RAISE(
+            err, SPW_ESTALE,
+            "the gradient of %s is gone: its update consumed it, or no step has made one; it is there inside "
+            "spw_engine_on_gradients(), and after a skipped step until the next one",
+            p->name);
+    if (e->first_use[e->layout.places[t->param_id].unit_idx] < 0)
+        return SPW_RAISE(err, SPW_ESTALE, "%s has no gradient: the chain leaves its block out", p->name);
+    return SPW_OK;
+}
+
+static spw_status
+check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
+{
+    const spw_param *p = &e->model->params[t->param_id];
+    const char *name = part_name(e, t->part);
+    if ((unsigned)t->part >= SPW_ACCESS_PART_COUNT)
+        return SPW_RAISE(err, SPW_EINVAL, "part %d of %s: there is none of that number", (int)t->part, p->name);
+    if (set && (t->part == SPW_ACCESS_WEIGHT || t->part == SPW_ACCESS_GRAD))
+        return SPW_RAISE(err, SPW_EINVAL, "the %s of %s cannot be set; the master can, and the weight follows it", name,
+                         p->name);
+    if (t->part == SPW_ACCESS_MASTER || t->part == SPW_ACCESS_WEIGHT)
+        return SPW_OK;
+    if (t->part != SPW_ACCESS_GRAD && (uint32_t)(t->part - SPW_ACCESS_EXP_AVG) >= e->optimizer->moment_count)
+        return SPW_RAISE(err, SPW_EINVAL, "%s keeps %u moments: %s has no %s", e->optimizer->name,
+                         e->optimizer->moment_count, p->name, name);
+    if (!e->layout.units[e->layout.places[t->param_id].unit_idx].trainable)
+        return SPW_RAISE(err, SPW_EINVAL, "%s has no %s: %s", p->name, name,
+                         e->inference ? "this engine is for inference" : "it is frozen");
+    return t->part == SPW_ACCESS_GRAD ? check_gradient(e, t, err) : SPW_OK;
+}
+
+static spw_status
+resolve(const spw_engine *e, const spw_access *a, bool set, target *t, spw_error *err)
+{
+    uint64_t elems;
+    uint32_t id = a->param != NULL ? spw_model_find_param(e->model, a->param) : UINT32_MAX;
+    if (id == UINT32_MAX)
+        return unknown_param(e, a->param != NULL ? a->param : "(none)", err);
+    elems = e->layout.places[id].elems;
+    if (a->first >= elems || a->count > elems - a->first)
+        return SPW_RAISE(err, SPW_EINVAL, "elements %llu to %llu of %s, which has %llu", (unsigned long long)a->first,
+                         (unsigned long long)(a->first + a->count), e->model->params[id].name,
+                         (unsigned long long)elems);
+    *t = (target){id, a->part, a->first, a->count > 0 ? a->first + a->count : elems};
+    SPW_TRY(check_part(e, t, set, err));
+    if (t->part == SPW_ACCESS_GRAD)
+        return SPW_OK;
+    if (e->in_step)
+        return SPW_RAISE(err, SPW_EINVAL, "the %s of %s in the middle of a step, where only gradients can be read",
+                         part_name(e, t->part), e->model->params[id].name);
+    return spw_store_sweep_some(e->store, SPW_SWEEP_VISIT, 0, 0, NULL, NULL, err); /* may one begin? */
+}
+
+spw_status
+spw_access_find(spw_access *out, const spw_engine *e, const char *param, const char *part, spw_error *err)
+{
+    uint32_t id = spw_model_find_param(e->model, param);
+    if (id == UINT32_MAX)
+        return unknown_param(e, param, err);
+    for (int p = 0; p < SPW_ACCESS_PART_COUNT; p++) {
+        bool moment = p == SPW_ACCESS_EXP_AVG || p == SPW_ACCESS_EXP_AVG_SQ;
+        const char *name = p == SPW_ACCESS_GRAD ? "grad" : part_name(e, (spw_access_part)p);
+        if (strcmp(name, part) != 0 || (moment && (uint32_t)(p - SPW_ACCESS_EXP_AVG) >= e->optimizer->moment_count))
+            continue;
+        *out = (spw_access){e->model->params[id].name, (spw_access_part)p, 0, e->layout.places[id].elems};
+        return SPW_OK;
+    }
+    return SPW_RAISE(err, SPW_EINVAL, "there is no part %.40s; %s has master, weight, grad%s%s%s%s", part,
+                     e->optimizer->name, e->optimizer->moment_count > 0 ? ", " : "",
+                     e->optimizer->moment_count > 0 ? e->optimizer->moment_names[0] : "",
+                     e->optimizer->moment_count > 1 ? ", " : "",
+                     e->optimizer->moment_count > 1 ? e->optimizer->moment_names[1] : "");
+}
+
+/* ---------------------------------------------------------------- what this rank holds */
+
+/* What of the target a rank holds, as elements of the parameter. */
+static spw_stretch
+stretch_of(const spw_engine *e, const target *t, uint32_t rank)
+{
+    const spw_place *at = &e->layout.places[t->param_id];
+    const spw_store_unit *u = &e->layout.units[at->unit_idx];
+    uint64_t begin = e->layout.parts > 1 ? rank * u->elems : 0; /* of the unit */
+    uint64_t first = begin > at->first + t->first ? begin : at->first + t->first;
+    uint64_t end = begin + u->elems < at->first + t->end ? begin + u->elems : at->first + t->end;
+    return first < end ? (spw_stretch){first - at->first, end - first} : (spw_stretch){t->first, 0};
+}
+
+typedef struct job {
+    const spw_engine *e;
+    spw_access_part part;
+    spw_place place; /* of the stretch: elements of the unit */
+    float *out;      /* NULL: set */
+    const float *in;
+} job;
+
+static spw_status
+visit_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    const job *j = ctx;
+    const spw_store_chunk *c = &j->e->layout.chunks[chunk_idx];
+    spw_state_format f = spw__engine_format(j->e);
+    uint64_t first, end, at, n;
+    (void)grad;
+    (void)err;
+    if (!spw__layout_overlap(&j->place, c, &first, &end))
+        return SPW_OK;
+    at = first - j->place.first;
+    n = end - first;
+    if (j->out == NULL)
+        spw_state_set(f, j->e->optimizer, weights, record, c->elems, (spw_state_part)j->part, first - c->first, n,
+                      j->in + at);
+    else if (j->part == SPW_ACCESS_WEIGHT)
+        spw_convert(j->out + at, SPW_F32, (const char *)weights + (first - c->first) * spw_state_weight_bytes(f),
+                    spw_state_weight_dtype(f), n);
+    else
+        spw_state_get(f, j->e->optimizer, weights, record, c->elems, (spw_state_part)j->part, first - c->first, n,
+                      j->out + at);
+    return SPW_OK;
+}
+
+/* Gradients are of the loss times its scale. */
+static void
+read_gradient(const spw_engine *e, const spw_place *place, float *out)
+{
+    uint64_t at = place->first - e->layout.units[place->unit_idx].first;
+    const char *grad = spw_store_grad(e->store, place->unit_idx);
+    spw_convert(out, SPW_F32, grad + at * spw_dtype_bytes(e->config.run.grad_dtype), e->config.run.grad_dtype,
+                place->elems);
+    for (uint64_t i = 0; i < place->elems && e->grad_factor != 1; i++)
+        out[i] = (float)(out[i] * e->grad_factor);
+}
+
+/* One of out and in is set. */
+static spw_status
+move_held(spw_engine *e, const target *t, spw_stretch held, float *out, const float *in, spw_error *err)
+{
+    const spw_place *at = &e->layout.places[t->param_id];
+    const spw_store_unit *u = &e->layout.units[at->unit_idx];
+    job j = {e, t->part, {at->unit_idx, at->first + held.first, held.count}, out, in};
+    uint64_t first, end;
+    uint32_t begin = u->chunk_first, stop;
+    if (held.count == 0)
+        return SPW_OK;
+    if (t->part == SPW_ACCESS_GRAD) {
+        read_gradient(e, &j.place, out);
+        return SPW_OK;
+    }
+    while (!spw__layout_overlap(&j.place, &e->layout.chunks[begin], &first, &end))
+        begin++;
+    stop = begin;
+    while (stop < u->chunk_first + u->chunk_count &&
+           spw__layout_overlap(&j.place, &e->layout.chunks[stop], &first, &end))
+        stop++;
+    e->counting = false;
+    return spw_store_sweep_some(e->store, out != NULL ? SPW_SWEEP_VISIT : SPW_SWEEP_EDIT, begin, stop - begin,
+                                visit_chunk, &j, err);
+}
+
+spw_status
+spw_access_get_local(spw_engine *e, const spw_access *a, float *out, spw_stretch *held, spw_error *err)
+{
+    target t;
+    SPW_TRY(resolve(e, a, false, &t, err));
+    *held = stretch_of(e, &t, e->rank);
+    return out == NULL ? SPW_OK : move_held(e, &t, *held, out, NULL, err);
+}
+
+spw_status
+spw_access_set_local(spw_engine *e, const spw_access *a, const float *values, spw_stretch *held, spw_error *err)
+{
+    target t;
+    SPW_TRY(resolve(e, a, true, &t, err));
+    *held = stretch_of(e, &t, e->rank);
+    if (held->count == 0)
+        return SPW_OK;
+    if (values == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "no values for %s", a->param);
+    e->part_changed = true;
+    return move_held(e, &t, *held, NULL, values, err);
+}
+
+/* ---------------------------------------------------------------- all ranks together */
+
+/* What a rank means with a collective call. */
+static uint64_t
+meaning(const target *t, bool set, int64_t from)
+{
+    uint64_t said[6] = {t->param_id, t->part, t->first, t->end, set, (uint64_t)from};
+    return spw_checksum(said, sizeof said);
+}
+
+/* All of it to every rank: each reads what it holds, and tells the others. */
+static spw_status
+fetch(spw_engine *e, const target *t, float *out, spw_error *err)
+{
+    spw_stretch held = stretch_of(e, t, e->rank);
+    spw_status st = move_held(e, t, held, out + (held.first - t->first), NULL, err);
+    for (uint32_t r = 0; st == SPW_OK && e->layout.parts > 1 && r < e->world; r++) {
+        spw_stretch s = stretch_of(e, t, r);
+        if (s.count > 0)
+            st = spw__ranks_broadcast(e->ranks, out + (s.first - t->first), s.count * sizeof *out, r, err);
+    }
+    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+spw_status
+spw_access_get_full(spw_engine *e, const spw_access *a, float *out, spw_error *err)
+{
+    target t = {0};
+    spw_error own = {0};
+    (void)resolve(e, a, false, &t, &own);
+    SPW_TRY(spw__engine_consent(e, &own, meaning(&t, false, 0), err));
+    return fetch(e, &t, out, err);
+}
+
+/* mine (held.count): the values of what this rank holds. They are the same as everybody's where it is the same. */
+static spw_status
+put(spw_engine *e, const target *t, spw_stretch held, const float *mine, spw_error *err)
+{
+    spw_status st = spw__engine_forget(e, err);
+    if (st == SPW_OK)
+        st = move_held(e, t, held, NULL, mine, err);
+    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+/* In blocks, of which each rank keeps what it holds. */
+static spw_status
+share(spw_engine *e, const target *t, spw_stretch held, const float *values, uint32_t from, float *mine, float *block,
+      spw_error *err)
+{
+    for (uint64_t at = t->first, n; at < t->end; at += n) {
+        uint64_t first, end;
+        n = t->end - at < BLOCK_ELEMS ? t->end - at : BLOCK_ELEMS;
+        if (e->rank == from)
+            memcpy(block, values + (at - t->first), n * sizeof *block);
+        SPW_TRY(spw__ranks_broadcast(e->ranks, block, n * sizeof *block, from, err));
+        first = held.first > at ? held.first : at;
+        end = held.first + held.count < at + n ? held.first + held.count : at + n;
+        if (first < end)
+            memcpy(mine + (first - held.first), block + (first - at), (end - first) * sizeof *mine);
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_access_set_full(spw_engine *e, const spw_access *a, const float *values, uint32_t from, spw_error *err)
+{
+    target t = {0};
+    spw_stretch held = {0, 0};
+    spw_error own = {0};
+    float *mine = NULL, *block = NULL;
+    spw_status st;
+    if (from >= e->world)
+        (void)SPW_RAISE(&own, SPW_EINVAL, "values of rank %u, there are %u", from, e->world);
+    else if (from == e->rank && values == NULL)
+        (void)SPW_RAISE(&own, SPW_EINVAL, "no values for %s", a->param != NULL ? a->param : "(none)");
+    else if (resolve(e, a, true, &t, &own) == SPW_OK)
+        held = stretch_of(e, &t, e->rank);
+    if (own.status == SPW_OK && e->ranks != NULL) {
+        uint64_t all = t.end - t.first;
+        mine = spw_mem_zalloc((held.count + 1) * sizeof *mine);
+        block = spw_mem_zalloc((all < BLOCK_ELEMS ? all : BLOCK_ELEMS) * sizeof *block);
+        if (mine == NULL || block == NULL)
+            (void)SPW_RAISE(&own, SPW_ENOMEM, "values of %s (%llu elements)", a->param, (unsigned long long)held.count);
+    }
+    st = spw__engine_consent(e, &own, meaning(&t, true, from), err);
+    if (st == SPW_OK && e->ranks != NULL)
+        st = share(e, &t, held, values, from, mine, block, err);
+    if (st == SPW_OK)
+        st = put(e, &t, held, e->ranks != NULL ? mine : values, err);
+    spw_mem_free(mine);
+    spw_mem_free(block);
+    return st;
+}
+
+/* ---------------------------------------------------------------- whole parameters for a while */
+
+struct spw_gathered {
+    spw_engine *e;
+    uint64_t updates; /* the engine's, at begin */
+    uint32_t count;
+    target *targets; /* (count) */
+    float **values;  /* (count) */
+};
+
+static void
+free_gathered(spw_gathered *g)
+{
+    for (uint32_t i = 0; g->values != NULL && i < g->count; i++)
+        spw_mem_free(g->values[i]);
+    spw_mem_free(g->values);
+    spw_mem_free(g->targets);
+    spw_mem_free(g);
+}
+
+/* Without a word to the others. */
+static spw_status
+prepare_gathered(spw_gathered *g, const char *const *params, spw_error *err)
+{
+    g->targets = spw_mem_calloc(g->count, sizeof *g->targets);
+    g->values = spw_mem_calloc(g->count, sizeof *g->values);
+    if (g->targets == NULL || g->values == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "%u gathered parameters", g->count);
+    for (uint32_t i = 0; i < g->count; i++) {
+        SPW_TRY(resolve(g->e, &(spw_access){.param = params[i]}, true, &g->targets[i], err));
+        for (uint32_t k = 0; k < i; k++) {
+            if (g->targets[k].param_id == g->targets[i].param_id)
+                return SPW_RAISE(err, SPW_EINVAL, "%s is named twice", params[i]);
+        }
+    }
+    for (uint32_t i = 0; i < g->count; i++) {
+        g->values[i] = spw_mem_zalloc(g->targets[i].end * sizeof(float));
+        if (g->values[i] == NULL)
+            return SPW_RAISE(err, SPW_ENOMEM, "a copy of %s (%llu elements)", params[i],
+                             (unsigned long long)g->targets[i].end);
+    }
+    return SPW_OK;
+}
+
+static uint64_t
+meaning_of_all(const spw_gathered *g, bool set, int64_t from)
+{
+    uint64_t said = g->count;
+    for (uint32_t i = 0; i < g->count && g->targets != NULL; i++)
+        said = said * 31 + meaning(&g->targets[i], set, from);
+    return said;
+}
+
+spw_status
+spw_gathered_begin(spw_gathered **out, spw_engine *e, const char *const *params, uint32_t count, spw_error *err)
+{
+    spw_gathered *g = spw_mem_zalloc(sizeof *g);
+    spw_error own = {0};
+    spw_status st;
+    *out = NULL;
+    if (g == NULL) {
+        (void)SPW_RAISE(&own, SPW_ENOMEM, "gathered parameters");
+        return spw__engine_consent(e, &own, 0, err);
+    }
+    *g = (spw_gathered){.e = e, .updates = e->updates, .count = count};
+    (void)prepare_gathered(g, params, &own);
+    st = spw__engine_consent(e, &own, meaning_of_all(g, false, 0), err);
+    for (uint32_t i = 0; st == SPW_OK && i < count; i++)
+        st = fetch(e, &g->targets[i], g->values[i], err);
+    if (st != SPW_OK)
+        free_gathered(g);
+    else
+        *out = g;
+    return st;
+}
+
+float *
+spw_gathered_values(const spw_gathered *g, uint32_t i, uint64_t *elems_out)
+{
+    SPW_ASSERT(i < g->count);
+    if (elems_out != NULL)
+        *elems_out = g->targets[i].end;
+    return g->values[i];
+}
+
+static spw_status
+check_write_back(const spw_gathered *g, int32_t from, spw_error *err)
+{
+    const spw_engine *e = g->e;
+    if (from < 0 || (uint32_t)from >= e->world)
+        return SPW_RAISE(err, SPW_EINVAL, "write-back from rank %d, there are %u", from, e->world);
+    if (g->updates != e->updates)
+        return SPW_RAISE(err, SPW_ESTALE, "the parameters were gathered after update %llu, the engine is at %llu",
+                         (unsigned long long)g->updates, (unsigned long long)e->updates);
+    if (g->count == 0)
+        return SPW_OK;
+    return resolve(e, &(spw_access){.param = e->model->params[g->targets[0].param_id].name}, true, &(target){0}, err);
+}
+
+static spw_status
+write_back(spw_gathered *g, uint32_t from, spw_error *err)
+{
+    spw_engine *e = g->e;
+    spw_error own = {0};
+    spw_status st = SPW_OK;
+    (void)check_write_back(g, (int32_t)from, &own);
+    SPW_TRY(spw__engine_consent(e, &own, meaning_of_all(g, true, from), err));
+    for (uint32_t i = 0; st == SPW_OK && i < g->count; i++) {
+        const target *t = &g->targets[i];
+        spw_stretch held = stretch_of(e, t, e->rank);
+        if (e->ranks != NULL)
+            st = spw__ranks_broadcast(e->ranks, g->values[i], t->end * sizeof(float), from, err);
+        if (st == SPW_OK)
+            st = put(e, t, held, g->values[i] + held.first, err);
+    }
+    return st;
+}
+
+spw_status
+spw_gathered_end(spw_gathered *g, int32_t from, spw_error *err)
+{
+    spw_status st = SPW_OK;
+    if (g == NULL)
+        return SPW_OK;
+    if (from != SPW_GATHERED_DROP)
+        st = write_back(g, (uint32_t)from, err);
+    free_gathered(g);
+    return st;
+}
+
+/* ---------------------------------------------------------------- what is gathered for computing */
+
+spw_status
+spw_engine_release_gathered(spw_engine *e, spw_error *err)
+{
+    spw_error own = {0};
+    if (e->in_step)
+        (void)SPW_RAISE(&own, SPW_EINVAL, "gathered weights cannot be released in the middle of a step");
+    SPW_TRY(spw__engine_consent(e, &own, 0, err));
+    SPW_TRY(spw__engine_forget(e, err));
+    SPW_TRY(spw_store_drain(e->store, err)); /* updates hand on what they make */
+    spw_store_forget(e->store);
+    e->part_changed = false;
+    e->counting = false;
+    return spw_store_check(e->store, err);
+}

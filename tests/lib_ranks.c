@@ -1,0 +1,133 @@
+/* See lib_ranks.h. */
+#include "lib_ranks.h"
+#include "lib_tiny.h"
+#include <arpa/inet.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { RANKS_MAX = 8, MESSAGE_BYTES = sizeof((spw_error *)0)->message };
+
+void *
+ranks_share(uint64_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
+void
+ranks_unshare(void *memory, uint64_t bytes)
+{
+    munmap(memory, bytes);
+}
+
+static void
+set_number(const char *name, uint32_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%u", value);
+    setenv(name, text, 1);
+}
+
+static int
+rank_main(uint32_t ranks, uint32_t rank, uint32_t port, const spw_comm_options *options, ranks_fn fn, void *ctx,
+          char *message)
+{
+    spw_comm_options o = *options;
+    spw_error err = {0};
+    spw_comm *comm = NULL;
+    spw_status st;
+    o.backend = SPW_COMM_TCP;
+    o.timeout_s = 20;
+    set_number("RANK", rank);
+    set_number("WORLD_SIZE", ranks);
+    set_number("MASTER_PORT", port);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    st = spw_comm_open(&comm, &o, &err);
+    if (st == SPW_OK)
+        st = fn(ctx, comm, rank, &err);
+    if (st == SPW_OK)
+        spw_comm_close(comm);
+    snprintf(message, MESSAGE_BYTES, "%s", st == SPW_OK ? "" : err.message);
+    return st == SPW_OK ? 0 : 1;
+}
+
+/* A port of its own for every world, below those that the system hands out, and free. */
+static uint32_t
+next_port(void)
+{
+    static uint32_t port;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (;;) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0), rc;
+        assert_true(fd >= 0);
+        port = port == 0 ? 10000 + (uint32_t)getpid() % 10000 : port + 1;
+        at.sin_port = htons((uint16_t)port);
+        rc = bind(fd, (struct sockaddr *)&at, sizeof at);
+        close(fd);
+        if (rc == 0)
+            return port;
+    }
+}
+
+void
+ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx)
+{
+    char(*messages)[MESSAGE_BYTES];
+    pid_t pids[RANKS_MAX];
+    uint32_t port;
+    bool failed = false;
+    if (ranks == 1) {
+        spw_error err = {0};
+        if (fn(ctx, NULL, 0, &err) != SPW_OK)
+            fail_msg("one rank: %s", err.message);
+        return;
+    }
+    assert_true(ranks <= RANKS_MAX);
+    messages = ranks_share(RANKS_MAX * sizeof *messages);
+    port = next_port();
+    fflush(NULL);
+    for (uint32_t i = 0; i < ranks; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            alarm(120);
+            _exit(rank_main(ranks, i, port, options, fn, ctx, messages[i]));
+        }
+    }
+    for (uint32_t i = 0; i < ranks; i++) {
+        int status = 0;
+        (void)waitpid(pids[i], &status, 0);
+        failed = failed || status != 0;
+        if (status != 0)
+            print_error("rank %u of %u: status %d: %s\n", i, ranks, status, messages[i]);
+    }
+    ranks_unshare(messages, RANKS_MAX * sizeof *messages);
+    assert_false(failed);
+}
+
+void
+ranks_config(spw_config *c, spw_state_format format)
+{
+    tiny_config(c, format);
+    c->optimizer.eps = 1e-3; /* where a gradient is rounding alone, m / sqrt(v) would be 1 */
+    c->optimizer.lr = 1e-2;
+    c->run.chunk_elems = 4096;
+    c->run.optimizer_threads = 2;
+    c->run.compute_threads = 1;
+}
+
+void
+ranks_use_dir(spw_config *c, const char *dir)
+{
+    c->zero.param_path.count = c->zero.optimizer_path.count = 1;
+    snprintf(c->zero.param_path.item[0], SPW_PATH_BYTES, "%s", dir);
+    snprintf(c->zero.optimizer_path.item[0], SPW_PATH_BYTES, "%s", dir);
+}
