@@ -77,7 +77,7 @@ use(fixture *f, uint32_t unit)
     w = weights;
     for (int i = 0; i < ELEMS; i += 1021)
         assert_true(w[i] == (float)unit);
-    spw_store_release(f->store, unit);
+    spw_store_release(f->store, unit, NULL);
 }
 
 /* Fills that were begun for a future that is not fetched any more do not keep out what is wanted now. */
