@@ -24,8 +24,15 @@ typedef struct reduce_job {
     bool add, last; /* to what earlier passes summed up; there are no more of this step */
 } reduce_job;
 
-enum { FILES_S = 24 * 3600 };                  /* one rank reads or sums all of a checkpoint while the others wait */
-enum { PHASE_IDLE, PHASE_HOME, PHASE_OTHERS }; /* what a thread waits for: this rank, or all */
+enum { FILES_S = 24 * 3600 }; /* one rank reads or sums all of a checkpoint while the others wait */
+/* One of the two threads and how far it is in its queue. */
+typedef struct lane {
+    pthread_t thread;
+    bool started;
+    /* Under lock. */
+    uint64_t done, asked;                                /* jobs */
+    enum { PHASE_IDLE, PHASE_HOME, PHASE_OTHERS } phase; /* what it waits for: this rank, or all */
+} lane;
 
 struct spw_ranks {
     spw_engine *e;
@@ -36,17 +43,15 @@ struct spw_ranks {
     char *pool_memory;
     gather_pool pool;
     uint64_t *tickets; /* (unit_count) the last that was asked for; the engine's thread alone */
-    pthread_t gather_thread, reduce_thread;
-    bool gather_started, reduce_started;
+    lane gather, reduce;
 
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     /* Under lock. */
     gather_job *gather_queue; /* rings of queue_size */
     reduce_job *reduce_queue;
-    uint64_t queue_size, gather_head, gather_tail, reduce_head, reduce_tail; /* head: done; tail: asked */
-    uint64_t *arrived;                                                       /* (unit_count) ticket */
-    int gather_phase, reduce_phase;
+    uint64_t queue_size;
+    uint64_t *arrived; /* (unit_count) ticket */
     bool stop;
     spw_error failure;
 };
@@ -94,10 +99,37 @@ spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err)
 /* ---------------------------------------------------------------- the two threads */
 
 static void
-set_phase(spw_ranks *r, int *phase, int now)
+wait_for_others(spw_ranks *r, lane *l)
 {
     pthread_mutex_lock(&r->lock);
-    *phase = now;
+    l->phase = PHASE_OTHERS;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Waits for the next job; it stays where it is in the queue until finish(). False: there are to be no more. */
+static bool
+take(spw_ranks *r, lane *l, uint64_t *at)
+{
+    bool more;
+    pthread_mutex_lock(&r->lock);
+    while (l->done == l->asked && !r->stop && r->failure.status == SPW_OK)
+        pthread_cond_wait(&r->work, &r->lock);
+    more = l->done < l->asked && r->failure.status == SPW_OK;
+    *at = l->done % r->queue_size;
+    l->phase = more ? PHASE_HOME : PHASE_IDLE;
+    pthread_mutex_unlock(&r->lock);
+    return more;
+}
+
+static void
+finish(spw_ranks *r, lane *l, spw_status st, const spw_error *err)
+{
+    if (st != SPW_OK)
+        fail(r, err);
+    pthread_mutex_lock(&r->lock);
+    l->done++;
+    l->phase = PHASE_IDLE;
+    pthread_cond_broadcast(&r->done);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -112,7 +144,7 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
     memcpy(to + r->rank * bytes, part, bytes);
     spw_store_release(e->store, job->use.unit_idx, NULL);
-    set_phase(r, &r->gather_phase, PHASE_OTHERS);
+    wait_for_others(r, &r->gather);
     begin = spw_now_ns();
     SPW_TRY(spw_all_gather(r->gathers, job->use.unit_idx, to, bytes, err));
     spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
@@ -126,28 +158,13 @@ static void *
 gather_main(void *arg)
 {
     spw_ranks *r = arg;
+    uint64_t at;
     (void)pthread_setname_np(pthread_self(), "spw-gather");
-    for (;;) {
-        gather_job job;
+    while (take(r, &r->gather, &at)) {
         spw_error err = {0};
-        pthread_mutex_lock(&r->lock);
-        r->gather_phase = PHASE_IDLE;
-        while (r->gather_head == r->gather_tail && !r->stop && r->failure.status == SPW_OK)
-            pthread_cond_wait(&r->work, &r->lock);
-        if (r->gather_head == r->gather_tail || r->failure.status != SPW_OK) {
-            pthread_mutex_unlock(&r->lock);
-            return NULL;
-        }
-        job = r->gather_queue[r->gather_head % r->queue_size];
-        r->gather_phase = PHASE_HOME;
-        pthread_mutex_unlock(&r->lock);
-        if (run_gather(r, &job, &err) != SPW_OK)
-            fail(r, &err);
-        pthread_mutex_lock(&r->lock);
-        r->gather_head++;
-        pthread_cond_broadcast(&r->done);
-        pthread_mutex_unlock(&r->lock);
+        finish(r, &r->gather, run_gather(r, &r->gather_queue[at], &err), &err);
     }
+    return NULL;
 }
 
 /* The sum lies in the buffer on every rank: it goes to the store like the gradient of one rank. */
@@ -191,7 +208,7 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     uint32_t u = job->unit_idx;
     uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), r->world), begin;
     SPW_TRY(spw_store_grad_open(e->store, u, err));
-    set_phase(r, &r->reduce_phase, PHASE_OTHERS);
+    wait_for_others(r, &r->reduce);
     begin = spw_now_ns();
     round_grad(e, job->data, part * r->world);
     if (e->layout.parts > 1) {
@@ -214,41 +231,26 @@ static void *
 reduce_main(void *arg)
 {
     spw_ranks *r = arg;
+    uint64_t at;
     (void)pthread_setname_np(pthread_self(), "spw-reduce");
-    for (;;) {
-        reduce_job job;
+    while (take(r, &r->reduce, &at)) {
         spw_error err = {0};
-        pthread_mutex_lock(&r->lock);
-        r->reduce_phase = PHASE_IDLE;
-        while (r->reduce_head == r->reduce_tail && !r->stop && r->failure.status == SPW_OK)
-            pthread_cond_wait(&r->work, &r->lock);
-        if (r->reduce_head == r->reduce_tail || r->failure.status != SPW_OK) {
-            pthread_mutex_unlock(&r->lock);
-            return NULL;
-        }
-        job = r->reduce_queue[r->reduce_head % r->queue_size];
-        r->reduce_phase = PHASE_HOME;
-        pthread_mutex_unlock(&r->lock);
-        if (run_reduce(r, &job, &err) != SPW_OK)
-            fail(r, &err);
-        pthread_mutex_lock(&r->lock);
-        r->reduce_head++;
-        pthread_cond_broadcast(&r->done);
-        pthread_mutex_unlock(&r->lock);
+        finish(r, &r->reduce, run_reduce(r, &r->reduce_queue[at], &err), &err);
     }
+    return NULL;
 }
 
 /* ---------------------------------------------------------------- waiting for them, by cause */
 
 /* Lock held. One wait on `done` of a millisecond at most; its time goes to what the thread in question waits for. */
 static void
-wait_on(spw_ranks *r, const int *phase)
+wait_on(spw_ranks *r, const lane *l)
 {
     spw_engine *e = r->e;
     uint64_t begin = spw_now_ns(), until = begin + 1000000, spent, counted = 0;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
     spw_store_stats before, after;
-    bool home = *phase == PHASE_HOME;
+    bool home = l->phase == PHASE_HOME;
     if (home)
         spw_store_get_stats(e->store, &before);
     (void)pthread_cond_clockwait(&r->done, &r->lock, CLOCK_MONOTONIC, &t);
@@ -281,7 +283,7 @@ wait_arrived(spw_ranks *r, uint32_t unit_idx, spw_error *err)
     spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
     while (r->arrived[unit_idx] < r->tickets[unit_idx] && st == SPW_OK) {
-        wait_on(r, &r->gather_phase);
+        wait_on(r, &r->gather);
         pthread_mutex_unlock(&r->lock);
         st = look_around(r, err);
         pthread_mutex_lock(&r->lock);
@@ -295,8 +297,8 @@ spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
 {
     spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < r->reduce_tail && st == SPW_OK) {
-        wait_on(r, &r->reduce_phase);
+    while (r->reduce.done < r->reduce.asked && st == SPW_OK) {
+        wait_on(r, &r->reduce);
         pthread_mutex_unlock(&r->lock);
         st = look_around(r, err);
         pthread_mutex_lock(&r->lock);
@@ -310,8 +312,8 @@ spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 {
     spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce_head < b->job && st == SPW_OK) {
-        wait_on(r, &r->reduce_phase);
+    while (r->reduce.done < b->job && st == SPW_OK) {
+        wait_on(r, &r->reduce);
         pthread_mutex_unlock(&r->lock);
         st = look_around(r, err);
         pthread_mutex_lock(&r->lock);
@@ -327,8 +329,8 @@ static void
 ask_gather(spw_ranks *r, spw_store_use use)
 {
     pthread_mutex_lock(&r->lock);
-    SPW_ASSERT(r->gather_tail - r->gather_head < r->queue_size);
-    r->gather_queue[r->gather_tail++ % r->queue_size] =
+    SPW_ASSERT(r->gather.asked - r->gather.done < r->queue_size);
+    r->gather_queue[r->gather.asked++ % r->queue_size] =
         (gather_job){use, r->pool.units[use.unit_idx].offset, ++r->tickets[use.unit_idx]};
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
@@ -395,7 +397,7 @@ tell_store(spw_ranks *r, const spw_store_use *future, uint32_t count, spw_store_
 {
     uint32_t n = 0, certain;
     pthread_mutex_lock(&r->lock);
-    for (uint64_t i = r->gather_head; i < r->gather_tail && n < max; i++)
+    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++)
         out[n++] = r->gather_queue[i % r->queue_size].use;
     pthread_mutex_unlock(&r->lock);
     certain = n;
@@ -423,9 +425,9 @@ void
 spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool last)
 {
     pthread_mutex_lock(&r->lock);
-    SPW_ASSERT(r->reduce_tail - r->reduce_head < r->queue_size);
-    r->reduce_queue[r->reduce_tail++ % r->queue_size] = (reduce_job){unit_idx, b->data, add, last};
-    b->job = r->reduce_tail;
+    SPW_ASSERT(r->reduce.asked - r->reduce.done < r->queue_size);
+    r->reduce_queue[r->reduce.asked++ % r->queue_size] = (reduce_job){unit_idx, b->data, add, last};
+    b->job = r->reduce.asked;
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
 }
@@ -533,7 +535,7 @@ spw_status
 spw__ranks_forget(spw_ranks *r, spw_error *err)
 {
     pthread_mutex_lock(&r->lock);
-    while (r->gather_head < r->gather_tail && r->failure.status == SPW_OK)
+    while (r->gather.done < r->gather.asked && r->failure.status == SPW_OK)
         pthread_cond_wait(&r->done, &r->lock);
     pthread_mutex_unlock(&r->lock);
     SPW_TRY(failed(r, err));
@@ -573,12 +575,12 @@ open_ranks(spw_ranks *r, spw_error *err)
         spw_channel_set_timeout(r->control, e->config.run.comm_timeout);
     }
     spw_channel_set_timeout(r->saves, FILES_S);
-    if ((rc = pthread_create(&r->gather_thread, NULL, gather_main, r)) != 0)
+    if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
-    r->gather_started = true;
-    if ((rc = pthread_create(&r->reduce_thread, NULL, reduce_main, r)) != 0)
+    r->gather.started = true;
+    if ((rc = pthread_create(&r->reduce.thread, NULL, reduce_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the reduce thread");
-    r->reduce_started = true;
+    r->reduce.started = true;
     return SPW_OK;
 }
 
@@ -617,10 +619,10 @@ spw__ranks_destroy(spw_ranks *r)
     r->stop = true;
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
-    if (r->gather_started)
-        pthread_join(r->gather_thread, NULL);
-    if (r->reduce_started)
-        pthread_join(r->reduce_thread, NULL);
+    if (r->gather.started)
+        pthread_join(r->gather.thread, NULL);
+    if (r->reduce.started)
+        pthread_join(r->reduce.thread, NULL);
     spw_channel_close(r->gathers);
     spw_channel_close(r->reduces);
     spw_channel_close(r->control);

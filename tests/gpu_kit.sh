@@ -11,5 +11,5 @@ cp "$(dirname "$0")/gpu_run.sh" "$kit/run.sh"
 chmod +x "$kit/run.sh"
 for f in "$kit"/bin/* "$kit/lib/spillway-cuda.so"; do ldd "$f"; done | awk '$3 ~ /^\// { print $3 }' | sort -u |
     grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' | while read -r lib; do cp -L "$lib" "$kit/lib/"; done
-strip --strip-unneeded "$kit"/bin/* "$kit"/lib/*.so* 2>/dev/null || true
+strip --strip-unneeded "$kit"/bin/* "$kit"/lib/*.so*
 echo "$kit: $(du -sm "$kit" | cut -f1) MiB; copy it to a machine with a GPU and run run.sh there"
