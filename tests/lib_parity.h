@@ -28,4 +28,7 @@ void parity_queues(const parity *p);
 void parity_memory(const parity *p);
 void parity_nan_spreads(const parity *p);
 
+/* Runs every check above as a test of the group; returns how many failed. */
+int parity_run_all(parity *p, const char *group);
+
 #endif

@@ -14,97 +14,6 @@
 static const char *const orders[] = {"", "ahead", "behind", NULL};
 static parity device;
 
-static void
-test_linear(void **state)
-{
-    (void)state;
-    parity_linear(&device);
-}
-
-static void
-test_linear_by_row(void **state)
-{
-    (void)state;
-    parity_linear_by_row(&device);
-}
-
-static void
-test_elements(void **state)
-{
-    (void)state;
-    parity_elements(&device);
-}
-
-static void
-test_norms(void **state)
-{
-    (void)state;
-    parity_norms(&device);
-}
-
-static void
-test_embedding_and_rope(void **state)
-{
-    (void)state;
-    parity_embedding_and_rope(&device);
-}
-
-static void
-test_loss(void **state)
-{
-    (void)state;
-    parity_loss(&device);
-}
-
-static void
-test_attention(void **state)
-{
-    (void)state;
-    parity_attention(&device);
-}
-
-static void
-test_attention_cached(void **state)
-{
-    (void)state;
-    parity_attention_cached(&device);
-}
-
-static void
-test_attention_bits(void **state)
-{
-    (void)state;
-    parity_attention_bits(&device);
-}
-
-static void
-test_copies(void **state)
-{
-    (void)state;
-    parity_copies(&device);
-}
-
-static void
-test_queues(void **state)
-{
-    (void)state;
-    parity_queues(&device);
-}
-
-static void
-test_memory(void **state)
-{
-    (void)state;
-    parity_memory(&device);
-}
-
-static void
-test_nan_spreads(void **state)
-{
-    (void)state;
-    parity_nan_spreads(&device);
-}
-
 /* The emulated plugin of the same build; false where there was no C++ compiler. */
 static bool
 find_plugin(char *path, size_t bytes)
@@ -125,21 +34,6 @@ find_plugin(char *path, size_t bytes)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_by_row),
-        cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_norms),
-        cmocka_unit_test(test_embedding_and_rope),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_cached),
-        cmocka_unit_test(test_attention_bits),
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_nan_spreads),
-    };
     char path[1200];
     int failed = 0;
     if (!find_plugin(path, sizeof path)) {
@@ -156,7 +50,7 @@ main(void)
         }
         device.orders = orders;
         setenv("SPW_EMULATE_STREAMS", f32 ? "late" : "", 1);
-        failed += cmocka_run_group_tests_name(f32 ? "emulated fp32" : "emulated bf16", tests, NULL, NULL);
+        failed += parity_run_all(&device, f32 ? "emulated fp32" : "emulated bf16");
         spw_gpu_close(device.gpu);
     }
     return failed;
