@@ -303,6 +303,13 @@ spw_aio_memory_bytes(const spw_aio_options *options, uint32_t device_count)
            SPW__AIO_BOUNCE_COUNT * spw_touched_bytes(SPW__AIO_PAGE_BYTES) + (stacks > ring ? stacks : ring);
 }
 
+uint64_t
+spw_aio_bounce_bytes(const spw_aio_options *options)
+{
+    uint64_t block = options->block_bytes;
+    return SPW__AIO_BOUNCE_COUNT * (block > SPW__AIO_BOUNCE_BYTES_MIN ? block : SPW__AIO_BOUNCE_BYTES_MIN);
+}
+
 void
 spw_aio_destroy(spw_aio *aio)
 {

@@ -129,6 +129,8 @@ spw_status spw_aio_request_error(const spw_aio_request *req, spw_error *err);
 
 /* What a context takes of memory besides its caller's buffers, with files on device_count devices. At most; pure. */
 uint64_t spw_aio_memory_bytes(const spw_aio_options *options, uint32_t device_count);
+/* And besides, once requests come whose offset and address differ within a block. */
+uint64_t spw_aio_bounce_bytes(const spw_aio_options *options);
 
 /* Counters since create; the owning thread only. */
 typedef struct spw_aio_stats {

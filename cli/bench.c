@@ -26,12 +26,14 @@ int
 cli_bench(int argc, char **argv)
 {
     if (argc < 2)
-        return cli_usage("bench", "which one is needed: io, adam or copy");
+        return cli_usage("bench", "which one is needed: io, adam, copy, gemm or attention");
     if (strcmp(argv[1], "adam") == 0)
         return cli_bench_adam(argc - 1, argv + 1);
     if (strcmp(argv[1], "io") == 0)
         return cli_bench_io(argc - 1, argv + 1);
     if (strcmp(argv[1], "copy") == 0)
         return cli_bench_copy(argc - 1, argv + 1);
+    if (strcmp(argv[1], "gemm") == 0 || strcmp(argv[1], "attention") == 0)
+        return cli_bench_device(argc - 1, argv + 1);
     return cli_usage("bench", "there is no benchmark %s", argv[1]);
 }

@@ -182,8 +182,7 @@ limit_of(const job *j, const spw_optimizer *o, spw_state_format f)
     spw_isa least = f <= SPW_STATE_SPLIT ? SPW_ISA_AVX2 : SPW_ISA_AVX512;
     if (j->check == 0 || o != &spw_opt_adam || j->isa < least)
         return (limit){0};
-    /* One core's arithmetic is about what one core gets from memory: which of the two is faster changes by the minute. */
-    return (limit){(limits[f].of_split && j->threads == 1 ? 0.9 : limits[f].least) * j->check, limits[f].of_split};
+    return (limit){limits[f].least * j->check, limits[f].of_split};
 }
 
 /* ---------------------------------------------------------------- a row */

@@ -64,6 +64,7 @@ typedef struct bench {
     spw_gpu_queue *compute, *h2d, *d2h;
     spw_pool *pool; /* two threads: the ceiling of both directions at once */
     spw_region region;
+    bool known;      /* the region, to the device */
     char *heap;      /* pageable memory */
     char *check;     /* what the device holds after a copy, brought back */
     void *device[2]; /* the allocations behind dev */
@@ -108,6 +109,8 @@ bench_close(bench *b)
         spw_gpu_queue_destroy(b->d2h);
         spw_gpu_free(b->gpu, b->device[0]);
         spw_gpu_free(b->gpu, b->device[1]);
+        if (b->known)
+            spw_gpu_unpin_host(b->gpu, b->region.base);
         spw_gpu_close(b->gpu);
     }
     spw_pool_destroy(b->pool);
@@ -147,6 +150,8 @@ bench_open(bench *b, spw_error *err)
     SPW_TRY(spw_gpu_queue_create(&b->d2h, b->gpu, SPW_QUEUE_D2H, err));
     SPW_TRY(spw_pool_create(&b->pool, 2, "spw-memcpy", err));
     SPW_TRY(spw_region_map(&b->region, 2 * spw_round_up(room, 4096), SPW_REGION_LOCK, err));
+    SPW_TRY(spw_gpu_pin_host(b->gpu, b->region.base, b->region.bytes, err));
+    b->known = true;
     SPW_TRY(spw_gpu_alloc(b->gpu, &b->device[0], room, err));
     SPW_TRY(spw_gpu_alloc(b->gpu, &b->device[1], 2 * room, err));
     b->heap = malloc(2 * room);

@@ -142,10 +142,19 @@ check_gpu(void)
 {
     spw_gpu *gpu = NULL;
     spw_error err = {0};
-    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err) == SPW_OK)
-        row("gpu", true, "%s", spw_gpu_get_info(gpu)->description);
-    else
+    char bytes[32];
+    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, &err) == SPW_OK) {
+        const spw_gpu_info *info = spw_gpu_get_info(gpu);
+        row("gpu", true, "%s", info->description);
+        row("gpu memory", true, "%s for device_memory auto", spw_format_bytes(bytes, sizeof bytes, info->memory_bytes));
+        row("gpu link", info->link[0] != '\0', "%s", info->link[0] != '\0' ? info->link : "the driver does not tell");
+        if (info->peak_flops > 0)
+            row("gpu peak", true,
+                "%.0f TFLOP/s in bf16 at the highest clock; spillway bench gemm shows what it reaches",
+                info->peak_flops * 1e-12);
+    } else {
         row("gpu", false, "%s; training runs on the cpu device", err.message);
+    }
     spw_gpu_close(gpu);
 }
 

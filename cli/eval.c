@@ -86,6 +86,7 @@ open_all(job *j, spw_error *err)
                                                     .model = j->model,
                                                     .inference = true,
                                                     .losses = true,
+                                                    .weights_from = j->weights.from,
                                                     .sequences = j->batch_size,
                                                     .positions = j->seq_length,
                                                     .caller_bytes = spw_data_memory_bytes(j->text)},

@@ -15,6 +15,7 @@ typedef struct text {
     char *prompt;
     spw_tokens tokens; /* of the prompt, then what was drawn */
     uint64_t prompt_count;
+    uint64_t restarts; /* times that it was longer than the model's positions */
     uint32_t slot;
     stop why;
 } text;
@@ -26,7 +27,7 @@ typedef struct job {
     text texts[PROMPTS_MAX];
     uint64_t text_count, tokens;
     spw_sampling how;
-    bool json, numbers;
+    bool json, numbers, said_restart;
     /* What it became. */
     spw_weights weights;
     cli_text words;
@@ -107,6 +108,8 @@ show_json(const job *j, const text *t)
                             json_text(j, t->tokens.ids + t->prompt_count, t->tokens.count - t->prompt_count));
     json_object_set_new(o, "tokens", ids);
     json_object_set_new(o, "stop", json_string(why[t->why]));
+    if (t->restarts > 0)
+        json_object_set_new(o, "restarts", json_integer((json_int_t)t->restarts));
     line = json_dumps(o, JSON_COMPACT);
     puts(line != NULL ? line : "{}");
     free(line);
@@ -151,6 +154,13 @@ feed(job *j, text *t, uint64_t count, spw_error *err)
     if (spw_generator_length(j->g, t->slot) + count > j->positions) {
         spw_generator_clear(j->g, t->slot);
         count = j->positions > 1 ? j->positions / 2 : 1;
+        t->restarts++;
+        if (!j->said_restart)
+            fprintf(stderr,
+                    "spillway: a text has come to the model's %llu positions: it goes on from its last %llu tokens and "
+                    "knows nothing of what was before (fewer --tokens avoid it)\n",
+                    (unsigned long long)j->positions, (unsigned long long)count);
+        j->said_restart = true;
     }
     return spw_generator_feed(j->g, t->slot, t->tokens.ids + t->tokens.count - count, count, err);
 }
@@ -258,7 +268,8 @@ open_all(job *j, uint32_t *slots, spw_error *err)
                                                           .model = j->model,
                                                           .slots = *slots,
                                                           .positions = j->positions,
-                                                          .piece = piece},
+                                                          .piece = piece,
+                                                          .weights_from = j->weights.from},
                                  err));
     return spw_weights_load(&j->weights, spw_generator_engine(j->g), err);
 }

@@ -5,6 +5,7 @@
 #include "cli.h"
 #include <arpa/inet.h>
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,12 +52,30 @@ set_number(const char *name, uint32_t value)
     (void)setenv(name, text, 1);
 }
 
+/* On a machine of several nodes, one of them, or some: memory is then taken where the threads are. */
+static void
+take_share(uint32_t rank, uint32_t count)
+{
+    spw_topology t;
+    spw_id_set nodes;
+    cpu_set_t cpus;
+    spw_topology_read(&t, "", NULL);
+    if (spw_topology_nodes(&t, &nodes) < 2)
+        return; /* the scheduler knows better which CPU is idle */
+    spw_topology_share(&t, rank, count);
+    CPU_ZERO(&cpus);
+    for (uint32_t i = 0; i < t.cpu_count; i++)
+        CPU_SET(t.cpus[i].cpu, &cpus);
+    (void)sched_setaffinity(0, sizeof cpus, &cpus); /* a hint: where the system refuses, all CPUs serve */
+}
+
 static void
 become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **argv)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(EXIT_FAILED);
+    take_share(rank, count);
     set_number("RANK", rank);
     set_number("LOCAL_RANK", rank);
     set_number("WORLD_SIZE", count);

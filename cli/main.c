@@ -21,6 +21,7 @@ static const char usage[] =
     "  spillway bench io PATH ...      what swap paths deliver, beside a bare io_uring loop\n"
     "  spillway bench adam             how close the optimizers come to memory bandwidth\n"
     "  spillway bench copy             what copies between host and device deliver, beside memcpy\n"
+    "  spillway bench gemm|attention   what the device computes, beside its peak\n"
     "  spillway tune PATH ... [-o F]   the best aio settings, and what a training step will cost\n"
     "  spillway plot BENCH.json -o OUT.svg\n"
     "  spillway help [COMMAND]         spillway help config: every configuration key\n"
@@ -75,7 +76,8 @@ static const char generate_usage[] =
     "\n"
     "Draws text. A prompt's text is the same alone and beside others, and wherever the weights are. Text ends at the "
     "model's\n"
-    "end-of-text token; one that is longer than the model's positions goes on from the last half of them.\n"
+    "end-of-text token; one that is longer than the model's positions goes on from the last half of\n"
+    "them, with a line on stderr (--json: restarts).\n"
     "\n"
     "  CKPT             a checkpoint, or a folder of checkpoints (the newest complete one)\n"
     "  DIR              a folder with config.json and safetensors\n"
@@ -179,7 +181,19 @@ static const char bench_usage[] =
     "  --size LIST    bytes of the source, such as 256KiB,4MiB (default 256KiB,4MiB,64MiB)\n"
     "  --seconds S    time for each row (default 1)\n"
     "  --json         a header and one JSON object per row, with every sample; spillway plot draws it\n"
-    "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n";
+    "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n"
+    "\n"
+    "spillway bench gemm|attention [--device auto] [--compute fp32|bf16|fp16] [--seconds S] [--json] [--smoke]\n"
+    "\n"
+    "gemm, attention: products and causal attention at the shapes of real models, forward and backward, in\n"
+    "TFLOP/s beside the device's peak, or where that is not known beside a square product in turn with each\n"
+    "row. Samples of every forward result, and of products' gradients, are checked against sums in fp64; one\n"
+    "that is wrong makes the exit code 1.\n"
+    "\n"
+    "  --device NAME   auto, cpu, cuda or cuda:1 (default auto)\n"
+    "  --compute TYPE  what a GPU computes in (default bf16); the cpu device computes in fp32\n"
+    "  --seconds S     time for each row (default 0.5)\n"
+    "  --json, --smoke as above\n";
 
 static const char tune_usage[] =
     "spillway tune PATH... [--seconds N] [--size S] [--params P] [--json] [-o FILE]\n"

@@ -50,9 +50,11 @@ static bool
 suggest(const spw_config *config, const spw_model *model, const spw_plan *plan, spw_suggestion *out)
 {
     spw_error err = {0};
-    return spw_plan_nearest(
-               &(spw_engine_options){.config = config, .model = model, .process_bytes = plan->process_host}, out,
-               &err) == SPW_OK;
+    return spw_plan_nearest(&(spw_engine_options){.config = config,
+                                                  .model = model,
+                                                  .process_bytes = plan->process_host,
+                                                  .weights_from = spw_config_start_folder(config)},
+                            out, &err) == SPW_OK;
 }
 
 static void
@@ -101,7 +103,7 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         {"h2d", (double)x->traffic.h2d, "B", SPW_RESOURCE_H2D},
         {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
         {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
-        {"optimizer", (double)p->trained, "params", SPW_RESOURCE_OPTIMIZER},
+        {"optimizer", p->device_updates ? 0 : (double)p->trained, "params", SPW_RESOURCE_OPTIMIZER},
         {"all on these CPUs", 0, "", SPW_RESOURCE_CPU}};
     printf("\n  %-24s %16s %12s %12s %14s\n", "a step", "", "per param", "seconds", "rate");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -187,11 +189,12 @@ plan_json(const spw_plan *p)
     json_t *purposes = json_object(), *decisions = json_array(), *paths = json_array();
     json_object_set_new(purposes, "weights", tiers_json(p->weight_device, p->weight_host, p->weight_nvme));
     json_object_set_new(purposes, "records", tiers_json(p->record_device, p->record_host, p->record_nvme));
-    json_object_set_new(purposes, "gradients", tiers_json(p->grads_device, p->grad_host, 0));
+    json_object_set_new(purposes, "gradients", tiers_json(p->grads_device + p->grad_device, p->grad_host, 0));
     json_object_set_new(purposes, "slots", tiers_json(0, p->slots_host, 0));
     json_object_set_new(purposes, "gathered", tiers_json(p->cache_device, 0, 0));
     json_object_set_new(purposes, "activations",
                         tiers_json(p->activations_device, p->activations_host, p->activations_nvme));
+    json_object_set_new(purposes, "tapes", tiers_json(p->tapes_device, 0, 0));
     json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device + p->padding_device, 0, 0));
     json_object_set_new(purposes, "tables", tiers_json(0, p->tables_host, 0));
     json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));
@@ -293,9 +296,13 @@ plan_config(const job *j)
     load_data(&r);
     st = spw_model_from_config(&r.model, &r.config, &err);
     if (st == SPW_OK)
-        st = spw_engine_create(
-            &r.engine,
-            &(spw_engine_options){.config = &r.config, .model = r.model, .plan_only = true, .plan_out = &plan}, &err);
+        st = spw_engine_create(&r.engine,
+                               &(spw_engine_options){.config = &r.config,
+                                                     .model = r.model,
+                                                     .plan_only = true,
+                                                     .plan_out = &plan,
+                                                     .weights_from = spw_config_start_folder(&r.config)},
+                               &err);
     if (st == SPW_OK) {
         if (!j->no_measure)
             spw_calibrate(&rates, &r.config, &plan, j->calibrate ? SPW_CALIBRATE_FORCE : SPW_CALIBRATE_AUTO,

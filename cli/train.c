@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { OVERRIDES_MAX = 256, TIMELINE_EVENTS = 1 << 18 };
@@ -35,6 +36,7 @@ typedef struct run {
     FILE *log;
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
+    char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */
     const char *trace_path;
     bool quiet, tty, resumed, resume_anyway, from_folder, rates_known, spent;
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
@@ -511,8 +513,9 @@ static void
 summarize_data(run *r)
 {
     spw_data_summary *d = &r->at.data;
-    *d = (spw_data_summary){spw_data_file_count(r->data), spw_data_bytes(r->data), spw_data_tokens(r->data), ""};
+    *d = (spw_data_summary){spw_data_file_count(r->data), spw_data_bytes(r->data), spw_data_tokens(r->data), "", ""};
     snprintf(d->formats, sizeof d->formats, "%s", spw_data_formats(r->data));
+    snprintf(d->encoder, sizeof d->encoder, "%s", spw_data_encoder(r->data));
 }
 
 /* Another training than the checkpoint's is refused, unless it is meant; either way every difference is shown. */
@@ -545,6 +548,7 @@ prepare(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
         static spw_config saved;
         SPW_TRY(spw_checkpoint_find(resume, found, err));
         SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
+        snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
         r->resumed = true;
     }
     SPW_TRY(spw_config_open_data(&r->data, c, err));
@@ -570,6 +574,7 @@ create(run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .plan_only = plan_only,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
                               .resumes = r->resumed || c->model_path[0] != '\0',
+                              .weights_from = r->resumed ? r->weights_from : spw_config_start_folder(c),
                               .plan_out = plan},
         err);
 }
@@ -586,12 +591,42 @@ check_fit(run *r, spw_plan *plan, spw_error *err)
     return SPW_OK;
 }
 
+/* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
+static void
+warn_of_full_disk(const run *r)
+{
+    const spw_config *c = &r->config;
+    uint64_t need = spw_checkpoint_disk_bytes(r->engine), room;
+    char path[SPW_PATH_BYTES], a[32], b[32], *slash;
+    struct statvfs fs;
+    if (c->run.checkpoint_dir[0] == '\0' || r->rank > 0)
+        return;
+    snprintf(path, sizeof path, "%s", c->run.checkpoint_dir);
+    while (statvfs(path, &fs) != 0) { /* not made yet: what it will be made in */
+        slash = strrchr(path, '/');
+        if (slash == path || slash == NULL) {
+            snprintf(path, sizeof path, slash == NULL ? "." : "/");
+            if (statvfs(path, &fs) != 0)
+                return;
+            break;
+        }
+        *slash = '\0';
+    }
+    room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (fs.f_blocks > 0 && room < need)
+        fprintf(stderr,
+                "spillway: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail unless "
+                "room is made\n",
+                spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
+}
+
 /* Takes everything and fills it, with the other ranks. */
 static spw_status
 begin(run *r, const char *found, spw_plan *plan, spw_error *err)
 {
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
+    warn_of_full_disk(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;

@@ -1,6 +1,6 @@
 /*
  * Adam on split-bf16 with AVX-512: packed_avx512.h's masters, moments of 16 bits rounded stochastically. One pass, everything
- * in registers, one group of 32 elements at a time.
+ * in registers, one line of 32 elements at a time.
  */
 #include "cpu_adam_internal.h"
 
@@ -22,9 +22,9 @@ store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i r
     _mm512_storeu_si512(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one));
 }
 
-/* A group between its two halves of a step. */
+/* A line between its two halves of a step. */
 typedef struct half_done {
-    __m512 w[2], m[2], v[2], d[2]; /* d: what m is divided by */
+    __m512 w[2], m[2], v[2], root[2];
     uint64_t at;
 } half_done;
 
@@ -35,14 +35,14 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, uint64_t at
     half_done h = {.at = at};
     prefetch_grad(p, grad_dtype, at);
     prefetch_master(p, 2, at);
-    prefetch((const uint16_t *)p->m + at);
-    prefetch((const uint16_t *)p->v + at);
+    prefetch(p->m, 2, at);
+    prefetch(p->v, 2, at);
     load_bf16(k, (const uint16_t *)p->m + at, h.m);
     load_bf16(k, (const uint16_t *)p->v + at, h.v);
     load_master(k, p, 2, at, h.w);
     for (int j = 0; j < 2; j++) {
         __m512 g = scaled_grad(c, p, grad_dtype, at + (uint64_t)j * LANES, h.w[j], has_l2);
-        h.d[j] = new_moments(c, g, &h.m[j], &h.v[j]);
+        h.root[j] = new_moments(c, g, &h.m[j], &h.v[j]);
     }
     return h;
 }
@@ -57,7 +57,7 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, const half
     __m512 w[2];
     uint32_t counter = (uint32_t)(p->first + h->at) * SPW__HASH_STEP + p->coef->key;
     for (int j = 0; j < 2; j++)
-        w[j] = new_master(c, h->w[j], h->m[j], h->d[j]);
+        w[j] = new_master(c, h->w[j], h->m[j], h->root[j]);
     split_masters(k, w, &hi, &lo);
     /* A bad gradient makes a bad m, a bad m or NaN in v a bad w. */
     if (__builtin_expect((unusual(k, hi) | unusual(k, m_high) | unusual(k, v_high)) != 0, 0))
@@ -71,8 +71,8 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, const half
 }
 
 /*
- * Each iteration does the first half of one group and the second half of the group before. Divisions and square roots take
- * long, and the processor's window holds about two groups: so each waits only for what is done.
+ * Each iteration does the first half of one line and the second half of the line before. Divisions and square roots take
+ * long, and the processor's window holds about two lines: so each waits only for what is done.
  */
 ALWAYS_INLINE uint64_t
 step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype grad_dtype, bool has_l2)
@@ -84,12 +84,12 @@ step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype gra
     half_done open = {.at = UINT64_MAX};
     uint64_t nonfinite_count = 0;
     p.coef = &coef;
-    for (uint64_t at = first; at <= end; at += GROUP) {
+    for (uint64_t at = first; at <= end; at += LINE) {
         half_done next = {.at = UINT64_MAX};
         if (at < end)
             next = first_half(&k, &c, &p, at, grad_dtype, has_l2);
         if (at > first && !second_half(&k, &c, &p, &open))
-            nonfinite_count += p.general(p.ctx, open.at);
+            nonfinite_count += p.general(p.ctx, open.at, open.at + LINE);
         open = next;
     }
     return nonfinite_count;

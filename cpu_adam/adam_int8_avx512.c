@@ -1,23 +1,23 @@
 /*
- * Adam on split-int8 and split24-int8 with AVX-512: packed_avx512.h's masters, moments of 8 bits in groups of 32 that share
+ * Adam on split-int8 and split24-int8 with AVX-512: packed_avx512.h's masters, moments of 8 bits in groups of 64 that share
  * a scale. The scale needs the whole group, and its division is the slower the fewer are done at once, so eight groups go
  * through two passes with their new moments in L1 between them:
- *   first   decodes the moments, makes the new ones, takes square roots and the largest magnitudes
+ *   first   decodes the moments, makes the new ones and the new weights, finds the largest magnitudes
  *   scales  the sixteen new scales of the eight groups, sixteen lanes at a time
- *   second  divides, makes the new weights, encodes the moments
- * The first pass of a batch runs before the second of the batch before: nothing waits for the scales. One loop for both
- * was 15 % slower, and 16 groups at a time leave memory idle for too long.
+ *   second  encodes the moments
+ * The first pass of a batch runs before the second of the batch before, so nothing waits for the scales. The number of vector
+ * instructions is what binds: with groups of 32 it was 10 % slower, for twice as many scales and largest magnitudes.
  */
 #include "cpu_adam_internal.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "packed_avx512.h"
 
-enum { SCALES_AHEAD = 128 };                             /* groups */
+enum { GROUP = SPW__GROUP, LINES = GROUP / LINE, VECTORS = GROUP / LANES, SCALES_AHEAD = 128 /* groups */ };
 enum { BATCH = 8, SIGN = 0x00800080, ONE = 0x00010001 }; /* in two words */
 typedef struct batch {
-    _Alignas(64) float m[BATCH][GROUP], v[BATCH][GROUP], d[BATCH][GROUP]; /* d: what m is divided by */
-    _Alignas(64) uint32_t tops[BATCH][16];     /* largest magnitudes as bits: eight lanes of m, eight of v */
+    _Alignas(64) float m[BATCH][GROUP], v[BATCH][GROUP]; /* the new ones */
+    _Alignas(64) uint32_t tops[BATCH][16];               /* largest magnitudes as bits: eight lanes of m, eight of v */
     _Alignas(64) float factors[2 * BATCH];     /* one over the new scale, of m and of v; 0 where all codes are */
     _Alignas(64) float scales[2 * BATCH];      /* the old ones */
     _Alignas(64) float half_scales[2 * BATCH]; /* half of them */
@@ -25,6 +25,7 @@ typedef struct batch {
     _Alignas(64) uint32_t bits[2 * BATCH];
     uint64_t from;  /* the first element */
     uint32_t count; /* groups */
+    uint32_t odd;   /* bits of groups that the kernel cannot do */
 } batch;
 
 /* ---------------------------------------------------------------- the first pass */
@@ -58,11 +59,16 @@ load_unsigned(const constants *k, const uint8_t *code, float scale, __m512 x[2])
 
 /* The largest magnitudes of eighths of both moments, as bits. v is not negative; a NaN of m shows in the new weight. */
 ALWAYS_INLINE __m512i
-tops_of(const __m512 m[2], const __m512 v[2])
+tops_of(const __m512 m[VECTORS], const __m512 v[VECTORS])
 {
-    __m512i a = _mm512_castps_si512(_mm512_range_ps(m[0], m[1], 0xb)); /* the larger magnitude */
-    __m512i b = _mm512_max_epu32(_mm512_castps_si512(v[0]), _mm512_castps_si512(v[1]));
-    return _mm512_max_epu32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
+    __m512 a = m[0];
+    __m512i b = _mm512_castps_si512(v[0]), top_m;
+    for (int j = 1; j < VECTORS; j++) {
+        a = _mm512_range_ps(a, m[j], 0xb); /* the larger magnitude */
+        b = _mm512_max_epu32(b, _mm512_castps_si512(v[j]));
+    }
+    top_m = _mm512_castps_si512(a);
+    return _mm512_max_epu32(_mm512_shuffle_i64x2(top_m, b, 0x44), _mm512_shuffle_i64x2(top_m, b, 0xee));
 }
 
 ALWAYS_INLINE void
@@ -78,33 +84,86 @@ load_scales(const spw__packed *p, batch *b)
     _mm512_store_ps(b->half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
 }
 
+/* A group between the two halves of the first pass: square roots take long. */
+typedef struct half_done {
+    __m512 m[VECTORS], root[VECTORS];
+    __mmask16 large; /* among the largest magnitudes: 2^127 and above */
+} half_done;
+
+/* New moments. */
+ALWAYS_INLINE half_done
+first_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t n, uint32_t low_bytes,
+           spw_dtype grad_dtype, bool has_l2)
+{
+    const uint64_t begin = b->from + n * GROUP;
+    half_done h;
+    __m512 v[VECTORS];
+    __m512i tops;
+    prefetch(p->m, 1, begin);
+    prefetch(p->v, 1, begin);
+    for (int j = 0; j < VECTORS; j += 2) {
+        const uint64_t at = begin + (uint64_t)j * LANES;
+        __m512 w[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        prefetch_grad(p, grad_dtype, at);
+        load_signed(k, (const int8_t *)p->m + at, b->scales[n], b->half_scales[n], h.m + j);
+        load_unsigned(k, (const uint8_t *)p->v + at, b->scales[BATCH + n], v + j);
+        if (has_l2)
+            load_master(k, p, low_bytes, at, w);
+        for (int i = 0; i < 2; i++) {
+            __m512 g = scaled_grad(c, p, grad_dtype, at + (uint64_t)i * LANES, w[i], has_l2);
+            h.root[j + i] = new_moments(c, g, &h.m[j + i], &v[j + i]);
+            _mm512_store_ps(b->m[n] + (j + i) * LANES, h.m[j + i]);
+            _mm512_store_ps(b->v[n] + (j + i) * LANES, v[j + i]);
+        }
+    }
+    tops = tops_of(h.m, v);
+    _mm512_store_si512(b->tops[n], tops);
+    h.large = _mm512_cmpge_epu32_mask(tops, k->f_large);
+    return h;
+}
+
+/* New weights. */
+ALWAYS_INLINE void
+second_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t n, uint32_t low_bytes,
+            const half_done *h)
+{
+    const uint64_t begin = b->from + n * GROUP;
+    __m512i hi[LINES], lo[LINES];
+    bool odd = h->large != 0; /* a bad gradient makes a bad m, a bad m or NaN in v a bad w */
+    for (int line = 0; line < LINES; line++) {
+        const uint64_t at = begin + (uint64_t)line * LINE;
+        __m512 w[2];
+        prefetch_master(p, low_bytes, at);
+        load_master(k, p, low_bytes, at, w);
+        for (int i = 0; i < 2; i++)
+            w[i] = new_master(c, w[i], h->m[2 * line + i], h->root[2 * line + i]);
+        split_masters(k, w, &hi[line], &lo[line]);
+        odd |= unusual(k, hi[line]) != 0;
+    }
+    if (__builtin_expect(odd, false)) {
+        b->odd |= 1u << n;
+        return;
+    }
+    for (int line = 0; line < LINES; line++)
+        store_master(p, low_bytes, begin + (uint64_t)line * LINE, hi[line], lo[line]);
+}
+
 ALWAYS_INLINE void
 first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t low_bytes, spw_dtype grad_dtype,
            bool has_l2)
 {
     const spw__packed local = *p; /* stores may alias the original */
+    const uint32_t last = b->count - 1;
+    half_done h;
     load_scales(p, b);
-    for (uint32_t n = 0, count = b->count; n < count; n++) {
-        const uint64_t at = b->from + n * GROUP;
-        __m512 w[2], m[2], v[2];
-        prefetch_grad(&local, grad_dtype, at);
-        prefetch((const int8_t *)local.m + at);
-        prefetch((const uint8_t *)local.v + at);
-        load_signed(k, (const int8_t *)local.m + at, b->scales[n], b->half_scales[n], m);
-        load_unsigned(k, (const uint8_t *)local.v + at, b->scales[BATCH + n], v);
-        if (has_l2)
-            load_master(k, &local, low_bytes, at, w);
-        else
-            w[0] = w[1] = _mm512_setzero_ps();
-        for (int j = 0; j < 2; j++) {
-            __m512 g = scaled_grad(c, &local, grad_dtype, at + (uint64_t)j * LANES, w[j], has_l2);
-            __m512 d = new_moments(c, g, &m[j], &v[j]);
-            _mm512_store_ps(b->m[n] + j * LANES, m[j]);
-            _mm512_store_ps(b->v[n] + j * LANES, v[j]);
-            _mm512_store_ps(b->d[n] + j * LANES, d);
-        }
-        _mm512_store_si512(b->tops[n], tops_of(m, v));
+    b->odd = 0;
+    h = first_half(k, c, &local, b, 0, low_bytes, grad_dtype, has_l2);
+    for (uint32_t n = 0; n < last; n++) {
+        half_done next = first_half(k, c, &local, b, n + 1, low_bytes, grad_dtype, has_l2);
+        second_half(k, c, &local, b, n, low_bytes, &h);
+        h = next;
     }
+    second_half(k, c, &local, b, last, low_bytes, &h);
 }
 
 /* ---------------------------------------------------------------- scales */
@@ -122,7 +181,7 @@ four_tops(const uint32_t tops[4][16])
 
 #define STEPS(n) (int)((n)*SPW__HASH_STEP)
 
-/* group_scale() of ordinary numbers. A group with others gets a NaN where the second pass finds it. */
+/* group_scale() of ordinary numbers; the second pass puts the old scales of other groups back. */
 ALWAYS_INLINE void
 make_scales(const spw__packed *p, batch *b)
 {
@@ -139,11 +198,10 @@ make_scales(const spw__packed *p, batch *b)
     __m512i random = _mm512_srlv_epi32(rounding_hash(_mm512_add_epi32(_mm512_set1_epi32((int)counter), steps)), shift);
     __m512i low = four_tops(b->tops), high = four_tops(b->tops + 4), tops, sum, scales;
     __m256i halves;
-    __mmask16 some, large;
+    __mmask16 some;
     tops = _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xdd));
     tops = _mm512_shuffle_i64x2(tops, tops, 0xd8); /* from m v m v to m m v v */
     some = _mm512_cmpge_epu32_mask(tops, _mm512_set1_epi32((int)SPW__SCALE_LEAST));
-    large = _mm512_cmpge_epu32_mask(tops, _mm512_set1_epi32(0x7f000000));
     sum = _mm512_add_epi32(_mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(tops), up)),
                            _mm512_and_si512(random, _mm512_set1_epi32(0xffff)));
     scales = _mm512_maskz_srli_epi32(some, sum, 16);
@@ -153,34 +211,36 @@ make_scales(const spw__packed *p, batch *b)
     _mm512_store_si512(b->bits, _mm512_maskz_mov_epi32(some, bits));
     _mm512_store_ps(b->factors, _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f),
                                                     _mm512_castsi512_ps(_mm512_slli_epi32(scales, 16))));
-    if (__builtin_expect(large != 0, 0))
-        for (uint32_t n = 0; n < BATCH; n++)
-            if (((large | large >> BATCH) >> n & 1) != 0)
-                b->d[n][0] = spw_bits_f32(SPW__SPLIT_NAN);
 }
 
 /* ---------------------------------------------------------------- the second pass */
 
 ALWAYS_INLINE void
-encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n, const __m512 new_m[2])
+encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n)
 {
-    const uint64_t at = b->from + n * GROUP;
-    __m512 m_factor = _mm512_set1_ps(b->factors[n]), v_factor = _mm512_set1_ps(b->factors[BATCH + n]), m[2], v[2];
-    __m512i m_high, v_high, code;
-    for (int j = 0; j < 2; j++) {
-        /* one with the sign of x: one | (x & sign) */
-        __m512i one = _mm512_ternarylogic_epi32(k->f_one, _mm512_castps_si512(new_m[j]), k->f_sign, 0xf8);
-        m[j] = _mm512_fmadd_ps(new_m[j], m_factor, _mm512_castsi512_ps(one));
-        v[j] = _mm512_fmadd_ps(_mm512_load_ps(b->v[n] + j * LANES), v_factor, _mm512_castsi512_ps(k->f_one));
+    const __m512 m_factor = _mm512_set1_ps(b->factors[n]), v_factor = _mm512_set1_ps(b->factors[BATCH + n]);
+    const __m512i m_bits = _mm512_set1_epi32((int)b->bits[n]), v_bits = _mm512_set1_epi32((int)b->bits[BATCH + n]);
+    for (uint64_t line = 0; line < LINES; line++) {
+        const float *new_m = b->m[n] + line * LINE, *new_v = b->v[n] + line * LINE;
+        const uint64_t at = b->from + n * GROUP + line * LINE;
+        __m512 m[2], v[2];
+        __m512i m_high, v_high, code;
+        for (int j = 0; j < 2; j++) {
+            __m512 x = _mm512_load_ps(new_m + j * LANES);
+            /* one with the sign of x: one | (x & sign) */
+            __m512i one = _mm512_ternarylogic_epi32(k->f_one, _mm512_castps_si512(x), k->f_sign, 0xf8);
+            m[j] = _mm512_fmadd_ps(x, m_factor, _mm512_castsi512_ps(one));
+            v[j] = _mm512_fmadd_ps(_mm512_load_ps(new_v + j * LANES), v_factor, _mm512_castsi512_ps(k->f_one));
+        }
+        m_high = both_high(k, m[0], m[1]);
+        v_high = both_high(k, v[0], v[1]);
+        /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
+        code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
+        code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), m_bits, 0xd8);
+        store_bytes((int8_t *)p->m + at, code);
+        code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
+        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits));
     }
-    m_high = both_high(k, m[0], m[1]);
-    v_high = both_high(k, v[0], v[1]);
-    /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
-    code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-    code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), _mm512_set1_epi32((int)b->bits[n]), 0xd8);
-    store_bytes((int8_t *)p->m + at, code);
-    code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-    store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, _mm512_set1_epi32((int)b->bits[BATCH + n])));
 }
 
 /* The group that the kernel cannot do, with the scales that it had. */
@@ -190,33 +250,19 @@ do_general(const spw__packed *p, const batch *b, uint32_t n)
     const uint64_t at = b->from + n * GROUP;
     p->m_scale[at / GROUP] = (uint16_t)(spw_f32_bits(b->scales[n]) >> 16);
     p->v_scale[at / GROUP] = (uint16_t)(spw_f32_bits(b->scales[BATCH + n]) >> 16);
-    return p->general(p->ctx, at);
+    return p->general(p->ctx, at, at + GROUP);
 }
 
 ALWAYS_INLINE uint64_t
-second_pass(const constants *k, const coefs *c, const spw__packed *p, const batch *b, uint32_t low_bytes)
+second_pass(const constants *k, const spw__packed *p, const batch *b)
 {
-    const spw__packed local = *p;
+    const spw__packed local = *p; /* stores may alias the original */
     uint64_t nonfinite_count = 0;
-    for (uint32_t n = 0, count = b->count; n < count; n++) {
-        const uint64_t at = b->from + n * GROUP;
-        __m512 w[2], m[2];
-        __m512i hi, lo;
-        prefetch_master(&local, low_bytes, at);
-        load_master(k, &local, low_bytes, at, w);
-        for (int j = 0; j < 2; j++) {
-            m[j] = _mm512_load_ps(b->m[n] + j * LANES);
-            w[j] = new_master(c, w[j], m[j], _mm512_load_ps(b->d[n] + j * LANES));
-        }
-        split_masters(k, w, &hi, &lo);
-        /* A bad gradient makes a bad m, a bad m or NaN in v a bad w; make_scales() saw to what is large. */
-        if (__builtin_expect(unusual(k, hi) != 0, 0)) {
+    for (uint32_t n = 0, count = b->count; n < count; n++)
+        if (__builtin_expect((b->odd >> n & 1) != 0, 0))
             nonfinite_count += do_general(p, b, n);
-            continue;
-        }
-        store_master(&local, low_bytes, at, hi, lo);
-        encode(k, &local, b, n, m);
-    }
+        else
+            encode(k, &local, b, n);
     return nonfinite_count;
 }
 
@@ -238,12 +284,12 @@ step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes
         b->from = at;
         b->count = end - at < BATCH * GROUP ? (uint32_t)((end - at) / GROUP) : BATCH;
         first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2);
-        nonfinite_count += second_pass(&k, &c, p, before, low_bytes);
+        nonfinite_count += second_pass(&k, p, before);
         make_scales(p, b);
         before = b;
         b = done;
     }
-    return nonfinite_count + second_pass(&k, &c, p, before, low_bytes);
+    return nonfinite_count + second_pass(&k, p, before);
 }
 
 static uint64_t

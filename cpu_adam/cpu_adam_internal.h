@@ -83,7 +83,8 @@ typedef struct spw__packed {
     void *lo, *m, *v;
     uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
     const void *grad;
-    uint64_t (*general)(void *ctx, uint64_t at); /* does one group any other way; returns its nonfinite gradients */
+    /* Does elements [first, end), whole groups or 32 of bf16 moments, any other way; returns their nonfinite gradients. */
+    uint64_t (*general)(void *ctx, uint64_t first, uint64_t end);
     void *ctx;
 } spw__packed;
 /* Elements [first, end), whole groups; returns the number of elements whose scaled gradient was not finite. */

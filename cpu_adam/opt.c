@@ -313,17 +313,17 @@ walk_of(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer
     return k;
 }
 
-/* The group that a fused kernel would not take. */
+/* What a fused kernel would not take. */
 typedef struct general_walk {
     const walk *walk;
-    const spw_opt_range *ranges; /* the group's first and those after it */
+    const spw_opt_range *ranges; /* those that hold it, and what comes after */
 } general_walk;
 
 static uint64_t
-walk_group(void *ctx, uint64_t at)
+walk_some(void *ctx, uint64_t first, uint64_t end)
 {
     const general_walk *g = ctx;
-    return walk_blocks(g->walk, g->ranges, at, at + SPW_STATE_GROUP);
+    return walk_blocks(g->walk, g->ranges, first, end);
 }
 
 /* Whole groups of one range by the fused kernel, a group that several ranges share block by block. */
@@ -343,7 +343,7 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
                      .m_scale = k->scales[0],
                      .v_scale = k->scales[1],
                      .grad = c->grad,
-                     .general = walk_group,
+                     .general = walk_some,
                      .ctx = &general};
     for (uint64_t at = from; at < to;) {
         uint64_t end;
@@ -355,7 +355,7 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
             nonfinite_count += kernel(&p, at, end);
         } else {
             end = at + SPW_STATE_GROUP;
-            nonfinite_count += walk_group(&general, at);
+            nonfinite_count += walk_some(&general, at, end);
         }
         at = end;
     }

@@ -217,7 +217,7 @@ store_bf16_stochastic(uint16_t *restrict out, const float *restrict x, uint32_t 
 }
 
 /*
- * 8 bits in groups of 32 with a bf16 scale s, companded as telephony's mu-law is (G.711): the code of x is the distance
+ * 8 bits in groups of 64 with a bf16 scale s, companded as telephony's mu-law is (G.711): the code of x is the distance
  * from 1 to f = 1 + |x|/s in floats with 4 bits of mantissa, so it is linear near zero and logarithmic above. Signed, 7
  * bits: f reaches 248 at the group's largest magnitude, top. Unsigned: f reaches 63488. With f of at most 4 bits of
  * mantissa the error of f is at most 1/32: that of x is below |x|/32 + top/7904, unsigned x/32 + top/2031584. The unsigned

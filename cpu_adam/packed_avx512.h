@@ -1,10 +1,10 @@
 /*
  * packed_avx512.h - what Adam's kernels for packed state share with AVX-512: split masters with 16 or 8 low bits, gradients,
- * and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so a group is
+ * and the constants. 16-bit halves of 32 elements are spread to two vectors and gathered again by permutes, so they are
  * loaded and stored in whole cache lines.
  *
  * The kernels do the operations of opt_block.h in the same order. Whatever is not an ordinary number (NaN, infinities,
- * magnitudes of 2^127 and above) goes back to opt_block.h, group by group, before a byte is stored: the bits stay the same,
+ * magnitudes of 2^127 and above) goes back to opt_block.h with its neighbours before a byte is stored: the bits stay the same,
  * and the common case pays one test.
  *
  * Included by adam_bf16_avx512.c and adam_int8_avx512.c.
@@ -16,7 +16,7 @@
 #include <immintrin.h>
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-enum { LANES = 16, GROUP = SPW__GROUP, PREFETCH_AHEAD_BYTES = 2048 };
+enum { LANES = 16, LINE = 32, PREFETCH_AHEAD = 512 /* elements */ }; /* a line: of 16-bit numbers */
 
 /* Lane numbers of 16-bit permutes: n is the lane of the result. */
 #define EVERY_LANE(f)                                                                                                  \
@@ -41,13 +41,13 @@ enum { LANES = 16, GROUP = SPW__GROUP, PREFETCH_AHEAD_BYTES = 2048 };
 typedef struct constants {
     __m512i low_halves, high_halves, spread[2], join[2];
     __m512i magnitude, too_large, minus_one, code, one, two, minus_zero;
-    __m512i f_sign, f_one, lo_sign_32;
+    __m512i f_sign, f_one, f_large, lo_sign_32;
 } constants;
 static const struct {
     _Alignas(64) uint16_t low_halves[32], high_halves[32], spread[2][32], join[2][32];
     _Alignas(64) uint16_t magnitude[32], too_large[32], minus_one[32], code[32], one[32], two[32];
     _Alignas(64) uint16_t minus_zero[32];
-    _Alignas(64) uint32_t f_sign[16], f_one[16], lo_sign_32[16];
+    _Alignas(64) uint32_t f_sign[16], f_one[16], f_large[16], lo_sign_32[16];
 } in_memory = {
     .low_halves = EVERY_LANE(LOW_HALVES),
     .high_halves = EVERY_LANE(HIGH_HALVES),
@@ -62,6 +62,7 @@ static const struct {
     .minus_zero = ALL((SPW__CODE_ZERO >> 16) - 4), /* less half a place of the code, so that it is rounded */
     .f_sign = ALL_32(0x80000000u),
     .f_one = ALL_32(0x3f800000u),
+    .f_large = ALL_32(0x7f000000u),
     .lo_sign_32 = ALL_32(0x8000u),
 };
 
@@ -90,6 +91,7 @@ load_constants(void)
     LOAD(minus_zero);
     LOAD(f_sign);
     LOAD(f_one);
+    LOAD(f_large);
     LOAD(lo_sign_32);
 #undef LOAD
     return c;
@@ -158,18 +160,22 @@ prefetch_at(const void *p, uint64_t byte)
     _mm_prefetch((const char *)((uintptr_t)p + byte), _MM_HINT_T0);
 }
 
+/*
+ * The same elements of all arrays: what is needed together comes together, and waits in L1 no longer than it must. With one
+ * distance in bytes, 8-bit moments came four times as early as fp32 gradients, and steps of 8-bit states took 1 to 6 % longer.
+ */
 ALWAYS_INLINE void
-prefetch(const void *p)
+prefetch(const void *array, uint64_t element_bytes, uint64_t at)
 {
-    prefetch_at(p, PREFETCH_AHEAD_BYTES);
+    prefetch_at(array, (at + PREFETCH_AHEAD) * element_bytes);
 }
 
 ALWAYS_INLINE void
 prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
 {
     const uint64_t grad_bytes = dtype == SPW_F32 ? 4 : 2;
-    for (uint64_t byte = 0; byte < GROUP * grad_bytes; byte += 64)
-        prefetch((const char *)p->grad + at * grad_bytes + byte);
+    for (uint64_t byte = 0; byte < LINE * grad_bytes; byte += 64)
+        prefetch_at(p->grad, (at + PREFETCH_AHEAD) * grad_bytes + byte);
 }
 
 /* ---------------------------------------------------------------- masters */
@@ -177,8 +183,8 @@ prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
 ALWAYS_INLINE void
 prefetch_master(const spw__packed *p, uint32_t low_bytes, uint64_t at)
 {
-    prefetch(p->hi + at);
-    prefetch((const char *)p->lo + at * low_bytes);
+    prefetch(p->hi, 2, at);
+    prefetch(p->lo, low_bytes, at);
 }
 
 ALWAYS_INLINE void
@@ -232,18 +238,19 @@ rounding_hash(__m512i counter)
     return _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
 }
 
-/* Adam's new moments and what m is divided by; g: gradients. */
+/* Adam's new moments; returns v's square roots. g: gradients. */
 ALWAYS_INLINE __m512
 new_moments(const coefs *c, __m512 g, __m512 *m, __m512 *v)
 {
     *m = _mm512_fmadd_ps(c->one_minus_beta1, _mm512_sub_ps(g, *m), *m);
     *v = _mm512_fmadd_ps(c->beta2, *v, _mm512_mul_ps(_mm512_mul_ps(c->one_minus_beta2, g), g));
-    return _mm512_fmadd_ps(_mm512_sqrt_ps(*v), c->inv_bc2_sqrt, c->eps);
+    return _mm512_sqrt_ps(*v);
 }
 
 ALWAYS_INLINE __m512
-new_master(const coefs *c, __m512 w, __m512 m, __m512 divisor)
+new_master(const coefs *c, __m512 w, __m512 m, __m512 root)
 {
+    __m512 divisor = _mm512_fmadd_ps(root, c->inv_bc2_sqrt, c->eps);
     return _mm512_fmadd_ps(c->minus_step, _mm512_div_ps(m, divisor), _mm512_mul_ps(w, c->decay));
 }
 

@@ -67,12 +67,12 @@ spw_status spw_optimizer_register(const spw_optimizer *optimizer, spw_error *err
  *   mixed-fp16     weights: p fp16                record: the same                                   2 + 12
  *   split          weights: hi bf16               record: lo i16 | m fp32 | v fp32                   2 + 10
  *   split-bf16     weights: hi bf16               record: lo i16 | m bf16 | v bf16                   2 + 6
- *   split-int8     weights: hi bf16               record: lo i16 | m 8 bit | v 8 bit | scales        2 + 4.125
- *   split24-int8   weights: hi bf16               record: lo i8 | m 8 bit | v 8 bit | scales         2 + 3.125
+ *   split-int8     weights: hi bf16               record: lo i16 | m 8 bit | v 8 bit | scales        2 + 4.0625
+ *   split24-int8   weights: hi bf16               record: lo i8 | m 8 bit | v 8 bit | scales         2 + 3.0625
  * Split: u = bits of the fp32 master; hi = (u + 0x8000) >> 16, lo = (int16)(u & 0xffff); u = (hi << 16) + lo (signed).
  * hi is round-to-nearest with ties away from zero, and a finite master never gives an infinite hi; see spw_split_f32.
  * bf16 moments are rounded stochastically, keyed by seed, step and element, or to nearest (which loses second moments
- * whose change per step is below half a place: with beta2 0.999 they stand still). 8-bit moments are in groups of 32 elements
+ * whose change per step is below half a place: with beta2 0.999 they stand still). 8-bit moments are in groups of 64 elements
  * with a bf16 scale each, companded (opt_block.h says how). split24 keeps the upper 8 bits of lo, rounded.
  */
 typedef enum spw_state_format {
@@ -85,17 +85,21 @@ typedef enum spw_state_format {
     SPW_STATE_SPLIT24_INT8,
     SPW_STATE_COUNT
 } spw_state_format;
-enum { SPW_STATE_GROUP = 32 };                                 /* elements that share a scale */
+enum { SPW_STATE_GROUP = 64 };                                 /* elements that share a scale */
 const char *spw_state_name(spw_state_format f);                /* as above */
 bool spw_state_parse(const char *name, spw_state_format *out); /* false: not one of ours */
 spw_dtype spw_state_weight_dtype(spw_state_format f);          /* SPW_F32, SPW_BF16 or SPW_F16 */
 uint32_t spw_state_weight_bytes(spw_state_format f);           /* per element */
 /* Of elems elements, a multiple of SPW_STATE_GROUP. */
 uint64_t spw_state_record_bytes(spw_state_format f, const spw_optimizer *optimizer, uint64_t elems);
+uint32_t
+spw_state_record_bytes_32(spw_state_format f, const spw_optimizer *optimizer); /* per 32 elements: a whole number */
 /* The record's arrays in order, each in bytes per 32 elements; returns how many. */
 enum { SPW_STATE_PARTS_MAX = 1 + 2 * SPW_MOMENTS_MAX };
 uint32_t
 spw_state_record_parts(spw_state_format f, const spw_optimizer *optimizer, uint32_t parts[SPW_STATE_PARTS_MAX]);
+uint32_t spw_state_low_bytes(spw_state_format f);    /* of master or lo, per element; 0: the weights are the master */
+uint32_t spw_state_moment_bytes(spw_state_format f); /* per element: 4 fp32, 2 bf16, 1 8-bit code */
 bool spw_state_update_reads_weights(spw_state_format f); /* all but mixed, which only writes them */
 bool spw_state_exact(spw_state_format f);                /* master and moments are exactly fp32's */
 

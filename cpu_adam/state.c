@@ -57,6 +57,12 @@ spw_state_record_bytes(spw_state_format f, const spw_optimizer *o, uint64_t elem
 }
 
 uint32_t
+spw_state_record_bytes_32(spw_state_format f, const spw_optimizer *o)
+{
+    return (uint32_t)(spw_state_record_bytes(f, o, SPW_STATE_GROUP) * 32 / SPW_STATE_GROUP);
+}
+
+uint32_t
 spw_state_record_parts(spw_state_format f, const spw_optimizer *o, uint32_t parts[SPW_STATE_PARTS_MAX])
 {
     const spw__state_layout *l = &spw__state_layouts[f];
@@ -66,8 +72,20 @@ spw_state_record_parts(spw_state_format f, const spw_optimizer *o, uint32_t part
     for (uint32_t k = 0; k < o->moment_count; k++)
         parts[count++] = 32 * code_bytes[l->code];
     for (uint32_t k = 0; k < o->moment_count && l->code == SPW__MOMENT_INT8; k++)
-        parts[count++] = 32 / SPW_STATE_GROUP * 2;
+        parts[count++] = 32 * 2 / SPW_STATE_GROUP;
     return count;
+}
+
+uint32_t
+spw_state_low_bytes(spw_state_format f)
+{
+    return spw__state_layouts[f].low_bytes;
+}
+
+uint32_t
+spw_state_moment_bytes(spw_state_format f)
+{
+    return code_bytes[spw__state_layouts[f].code];
 }
 
 bool

@@ -8,7 +8,7 @@
 static bool
 parse_cuda(const char *name, uint32_t *device_idx)
 {
-    unsigned long idx = 0;
+    unsigned long idx = SPW_GPU_ANY;
     char *end = NULL;
     if (strncmp(name, "cuda", 4) != 0)
         return false;
@@ -37,7 +37,7 @@ spw_status
 spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
 {
     const char *name = options->name != NULL ? options->name : "auto";
-    uint32_t device_idx = 0;
+    uint32_t device_idx = SPW_GPU_ANY;
     *out = NULL;
     if (parse_cuda(name, &device_idx)) {
         spw_status st = open_cuda(out, options, device_idx, err);
@@ -47,7 +47,7 @@ spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
     }
     if (strcmp(name, "auto") == 0) {
         spw_error why = {SPW_OK, 0, ""};
-        if (open_cuda(out, options, 0, &why) == SPW_OK)
+        if (open_cuda(out, options, SPW_GPU_ANY, &why) == SPW_OK)
             return SPW_OK;
         spw_log(SPW_LOG_DEBUG, "device auto: cpu, because %s", why.message);
     } else if (strcmp(name, "cpu") != 0) {
@@ -146,6 +146,18 @@ void
 spw_gpu_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg)
 {
     queue->calls->queue_notify(queue, fn, arg);
+}
+
+void
+spw_gpu_span_begin(spw_gpu_queue *queue, const char *name)
+{
+    queue->calls->span_begin(queue, name);
+}
+
+void
+spw_gpu_span_end(spw_gpu_queue *queue, uint64_t tag, spw_gpu_span_fn fn, void *arg)
+{
+    queue->calls->span_end(queue, tag, fn, arg);
 }
 
 spw_status
@@ -371,4 +383,66 @@ void
 spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n)
 {
     q->calls->count_nonfinite(q, out, x, n);
+}
+
+void
+spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_gpu_update_range *ranges,
+                     uint32_t range_count, uint64_t *nonfinite)
+{
+    SPW_ASSERT(q->calls->update_state != NULL);
+    q->calls->update_state(q, update, ranges, range_count, nonfinite);
+}
+
+/* ---------------------------------------------------------------- links */
+
+spw_status
+spw_gpu_link_probe(spw_gpu *gpu, spw_error *err)
+{
+    return gpu->calls->link_probe(gpu, err);
+}
+
+spw_status
+spw_gpu_link_id(spw_gpu *gpu, unsigned char *id, spw_error *err)
+{
+    return gpu->calls->link_id(gpu, id, err);
+}
+
+spw_status
+spw_gpu_link_create(spw_gpu_link **out, spw_gpu *gpu, const unsigned char *id, uint32_t rank, uint32_t world,
+                    spw_gpu_going going, void *ctx, spw_error *err)
+{
+    return gpu->calls->link_create(out, gpu, id, rank, world, going, ctx, err);
+}
+
+void
+spw_gpu_link_destroy(spw_gpu_link *link, bool together)
+{
+    if (link != NULL)
+        link->calls->destroy(link, together);
+}
+
+spw_status
+spw_gpu_link_all_gather(spw_gpu_link *link, spw_gpu_queue *queue, void *buf, uint64_t part_bytes, spw_error *err)
+{
+    return link->calls->all_gather(link, queue, buf, part_bytes, err);
+}
+
+spw_status
+spw_gpu_link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const void *send, uint64_t send_stride, void *recv,
+                  uint64_t recv_stride, uint64_t bytes, spw_error *err)
+{
+    return link->calls->swap(link, queue, send, send_stride, recv, recv_stride, bytes, err);
+}
+
+void
+spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_dtype type, const void *own,
+                 const void *parts, uint64_t stride, const float *before, uint64_t n)
+{
+    link->calls->sum(link, queue, out, type, own, parts, stride, before, n);
+}
+
+spw_status
+spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err)
+{
+    return link->calls->wait(link, queue, err);
 }

@@ -16,11 +16,12 @@ extern "C" {
 #define SPW_GPU_CALLS(X) \
     X(close) X(get_info) X(check) X(alloc) X(free) X(work_bytes) X(product_bytes) X(bytes_live) \
     X(bytes_peak) X(pin_host) X(unpin_host) X(queue_create) X(queue_destroy) X(queue_sync) X(queue_notify) \
-    X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
+    X(span_begin) X(span_end) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
     X(copy_d2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(linear) X(linear_backward) \
     X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
     X(rope) X(rope_at) X(attention) X(attention_backward) X(attention_cached) X(gelu) X(gelu_backward) \
-    X(silu_mul) X(silu_mul_backward) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite)
+    X(silu_mul) X(silu_mul_backward) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite) \
+    X(link_probe) X(link_id) X(link_create)
 /* clang-format on */
 
 typedef struct spw_gpu_calls {
@@ -29,10 +30,25 @@ typedef struct spw_gpu_calls {
 #define X(name) __typeof__(spw_gpu_##name) *name;
     SPW_GPU_CALLS(X)
 #undef X
+    __typeof__(spw_gpu_update_state) *update_state; /* NULL: the host addresses its memory, and updates there */
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
 #define SPW_GPU_ABI (1ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+
+enum { SPW_GPU_ANY = 0xffffffff }; /* for open: the device that options->turn says */
+
+/* What a link can do; only a device that makes links has such a table. */
+typedef struct spw_gpu_link_calls {
+    __typeof__(spw_gpu_link_destroy) *destroy;
+    __typeof__(spw_gpu_link_all_gather) *all_gather;
+    __typeof__(spw_gpu_link_swap) *swap;
+    __typeof__(spw_gpu_link_sum) *sum;
+    __typeof__(spw_gpu_link_wait) *wait;
+} spw_gpu_link_calls;
+struct spw_gpu_link {
+    const spw_gpu_link_calls *calls;
+};
 
 /* How the objects of every device begin. */
 struct spw_gpu {

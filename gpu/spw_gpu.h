@@ -2,7 +2,7 @@
  * spw_gpu.h - devices: memory under a limit, queues (streams), events, copies, and the tensor operations.
  *
  * Two devices implement it: cpu (always there, the reference; computes in fp32) and cuda (a plugin opened at run time;
- * computes in bf16 with fp32 sums, or in fp32). Work on a queue happens in order; work on different queues is ordered by events only. Operations cannot fail by themselves:
+ * computes in bf16 or fp16 with fp32 sums, or in fp32). Work on a queue happens in order; work on different queues is ordered by events only. Operations cannot fail by themselves:
  * shapes are the caller's promise (SPW_ASSERT), a device error is sticky and shows at spw_gpu_check().
  *
  * Letters: M tokens (rows), K inputs, N outputs, C channels, V vocabulary, B sequences, T positions, Hq query heads,
@@ -31,7 +31,8 @@ typedef struct spw_gpu_options {
     uint32_t thread_count;        /* cpu: compute threads; 0: all allowed CPUs */
     const spw_topology *topology; /* cpu, lent to open: its nodes hold device memory in turn; NULL: as it comes */
     bool pin_threads;             /* cpu: seat the compute threads in the topology (spw_seat_workers) */
-    bool full_precision;          /* cuda: compute_dtype is fp32 instead of bf16; SPW_CUDA_COMPUTE=fp32 does the same */
+    spw_dtype compute_dtype;      /* cuda; SPW_CUDA_COMPUTE=fp32, bf16 or fp16 overrides it. cpu computes in fp32 */
+    uint32_t turn;                /* a cuda device without a number: this one, modulo how many there are */
 } spw_gpu_options;
 
 typedef struct spw_gpu_info {
@@ -41,6 +42,10 @@ typedef struct spw_gpu_info {
     bool host_addressable; /* the CPU may read and write device memory through plain pointers */
     uint64_t memory_bytes; /* the limit; UINT64_MAX: none */
     uint32_t thread_count;
+    uint32_t device_count; /* cuda: how many there are, at least 1 */
+    unsigned char id[16];  /* cuda: of this one, the same in every process */
+    double peak_flops;     /* of products in compute_dtype, at the highest clock; 0: not known */
+    const char *link;      /* to host memory, "PCIe 4.0 x16, ..."; "": none, or not known */
 } spw_gpu_info;
 
 /*
@@ -86,6 +91,14 @@ void spw_gpu_queue_sync(spw_gpu_queue *queue);
  * into this header. */
 void spw_gpu_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg);
 
+/*
+ * A span: what is submitted between the two calls, one at a time on a queue. fn gets when the device began and ended it, in the
+ * clock of spw_now_ns(), and runs as a notify's. name is a literal; tools that watch a GPU show the calls in between by it (NVTX).
+ */
+typedef void (*spw_gpu_span_fn)(void *arg, const char *name, uint64_t tag, uint64_t begin_ns, uint64_t end_ns);
+void spw_gpu_span_begin(spw_gpu_queue *queue, const char *name);
+void spw_gpu_span_end(spw_gpu_queue *queue, uint64_t tag, spw_gpu_span_fn fn, void *arg);
+
 spw_status spw_gpu_event_create(spw_gpu_event **out, spw_gpu *gpu, spw_error *err);
 void spw_gpu_event_destroy(spw_gpu_event *event);
 void spw_gpu_event_record(spw_gpu_event *event, spw_gpu_queue *queue); /* marks the work submitted so far */
@@ -114,6 +127,43 @@ void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const
  */
 void spw_gpu_write_bytes(spw_gpu_queue *queue, void *dst_device, const void *src_host, uint64_t bytes);
 void spw_gpu_read_bytes(spw_gpu_queue *queue, void *dst_host, const void *src_device, uint64_t bytes);
+
+/* ---------------------------------------------------------------- links: from device to device, between ranks */
+
+/*
+ * A link joins one device of each rank (cuda: NCCL, opened at run time; the cpu device has none: ranks share its memory). It moves
+ * bytes on a queue, in order with that queue's other work, and adds up in the order of the ranks.
+ *
+ * Threads   a link belongs to one thread. All ranks make the same calls in the same order.
+ * Failure   going(ctx, err) is asked while others are waited for: unless it is SPW_OK the call ends with what it returned. After
+ *           an error the link is given up: its work under way ends, and every later call fails.
+ */
+typedef struct spw_gpu_link spw_gpu_link;
+typedef spw_status (*spw_gpu_going)(void *ctx, spw_error *err);
+enum { SPW_GPU_LINK_ID_BYTES = 128 };
+/* Whether this process could make one. Errors  SPW_EUNSUPPORTED with what is missing. */
+spw_status spw_gpu_link_probe(spw_gpu *gpu, spw_error *err);
+/* One rank makes an id, all ranks create a link with it. id (SPW_GPU_LINK_ID_BYTES). */
+spw_status spw_gpu_link_id(spw_gpu *gpu, unsigned char *id, spw_error *err);
+/* Collective. Each rank has a device of its own. */
+spw_status spw_gpu_link_create(spw_gpu_link **out, spw_gpu *gpu, const unsigned char *id, uint32_t rank, uint32_t world,
+                               spw_gpu_going going, void *ctx, spw_error *err);
+/* together: all ranks do it, nothing has failed. NULL is fine. */
+void spw_gpu_link_destroy(spw_gpu_link *link, bool together);
+/* buf (world, part_bytes), device memory: in: this rank's part; out: all. */
+spw_status
+spw_gpu_link_all_gather(spw_gpu_link *link, spw_gpu_queue *queue, void *buf, uint64_t part_bytes, spw_error *err);
+/* Part r of send goes to rank r, recv gets a part of each other rank, at r times its stride. Own parts are not touched. */
+spw_status spw_gpu_link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const void *send, uint64_t send_stride,
+                             void *recv, uint64_t recv_stride, uint64_t bytes, spw_error *err);
+/*
+ * out = before + ((p0 + p1) + p2) ..., n fp32; p of this rank is own, that of rank r is parts + r stride (elements), both of
+ * type; before NULL: nothing. n and stride are multiples of 4096. out may be own or before.
+ */
+void spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_dtype type, const void *own,
+                      const void *parts, uint64_t stride, const float *before, uint64_t n);
+/* The thread waits until the queue has passed all of it. */
+spw_status spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err);
 
 /* ---------------------------------------------------------------- operations (compute queue) */
 
@@ -236,6 +286,37 @@ void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, floa
 void spw_gpu_sumsq(spw_gpu_queue *q, double *out, const float *x, uint64_t n);
 /* Number of fp32 elements that are infinite or NaN, to host memory, likewise. */
 void spw_gpu_count_nonfinite(spw_gpu_queue *q, uint64_t *out, const float *x, uint64_t n);
+
+/* ---------------------------------------------------------------- optimizers (any queue) */
+
+/*
+ * One step of an optimizer on a chunk of state in device memory, in place: the bits of spw_opt_step() in cpu_adam, whose words
+ * and layouts these are. Only for devices that the host cannot address (info.host_addressable false); in memory that it can
+ * address it updates by itself.
+ */
+typedef enum spw_gpu_rule { SPW_RULE_ADAM, SPW_RULE_ADAGRAD, SPW_RULE_LION, SPW_RULE_SGD, SPW_RULE_COUNT } spw_gpu_rule;
+typedef struct spw_gpu_update {
+    spw_gpu_rule rule;
+    spw_dtype weight_dtype, grad_dtype;
+    uint32_t low_bytes;    /* of the record's master (4) or lo (2, 1), per element; 0: the weights are the master */
+    uint32_t moment_bytes; /* 4: fp32, 2: bf16, 1: 8 bits in groups of 64 with a scale each */
+    uint64_t elems;        /* (n) a multiple of 32 */
+    void *weights;         /* (n) */
+    void *record;          /* low, the rule's moments (Adam two, others one), then the scales of 8-bit groups */
+    const void *grad;
+    bool nearest;   /* moments in bf16 and scales are rounded to nearest, else stochastically by key */
+    uint32_t key;   /* and the place of the first element among all, */
+    uint64_t first; /* a multiple of 32 */
+} spw_gpu_update;
+/* Elements before end, and after those of the range before, take c: as the optimizer's prepare() makes it. */
+typedef struct spw_gpu_update_range {
+    uint64_t end;
+    float grad_scale, c[8];
+} spw_gpu_update_range;
+/* nonfinite (host memory) gets the number of scaled gradients that are not finite, once the queue has passed. The last range
+ * ends at elems; ranges are the caller's again on return. */
+void spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_gpu_update_range *ranges,
+                          uint32_t range_count, uint64_t *nonfinite);
 
 #ifdef __cplusplus
 }

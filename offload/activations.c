@@ -38,7 +38,6 @@ typedef struct checkpoint {
     void *host;              /* its home there, or a staging buffer */
     working_buffer *working; /* ARRIVING, READY */
     uint64_t offset, sum;    /* in the swap file; of what was written */
-    uint64_t copy_begin_ns;
     spw_aio_request req;
 } checkpoint;
 
@@ -135,7 +134,7 @@ free_staging(spw_act *a, checkpoint *c)
 /* ---------------------------------------------------------------- copies */
 
 static void
-left(void *arg)
+left(void *arg, const char *name, uint64_t slot, uint64_t begin_ns, uint64_t end_ns)
 {
     checkpoint *c = arg;
     spw_act *a = c->act;
@@ -145,14 +144,14 @@ left(void *arg)
     c->source = NULL;
     a->copies_inflight--;
     a->stats.d2h_bytes += a->bytes;
-    spw_timeline_add(SPW_LANE_D2H, "activation", c->idx / a->cfg.micro_count, c->copy_begin_ns, spw_now_ns());
+    spw_timeline_add(SPW_LANE_D2H, name, slot, begin_ns, end_ns);
     pthread_cond_broadcast(&a->main_cond);
     kick(a);
     pthread_mutex_unlock(&a->lock);
 }
 
 static void
-arrived(void *arg)
+arrived(void *arg, const char *name, uint64_t slot, uint64_t begin_ns, uint64_t end_ns)
 {
     checkpoint *c = arg;
     spw_act *a = c->act;
@@ -165,7 +164,7 @@ arrived(void *arg)
         spoil(a, c->host, a->bytes, false);
     a->copies_inflight--;
     a->stats.h2d_bytes += a->bytes;
-    spw_timeline_add(SPW_LANE_H2D, "activation", c->idx / a->cfg.micro_count, c->copy_begin_ns, spw_now_ns());
+    spw_timeline_add(SPW_LANE_H2D, name, slot, begin_ns, end_ns);
     pthread_cond_broadcast(&a->main_cond);
     kick(a);
     pthread_mutex_unlock(&a->lock);
@@ -184,11 +183,11 @@ start_leaving(spw_act *a)
             c->host = a->staging_free[--a->staging_free_count];
         }
         c->state = LEAVING;
-        c->copy_begin_ns = spw_now_ns();
         a->copies_inflight++;
         spw_gpu_event_wait(a->made, a->d2h);
+        spw_gpu_span_begin(a->d2h, "activation");
         spw_gpu_copy_d2h(a->d2h, c->host, a->cfg.dtype, c->source, a->cfg.dtype, a->cfg.elems, NULL);
-        spw_gpu_queue_notify(a->d2h, left, c);
+        spw_gpu_span_end(a->d2h, c->idx / a->cfg.micro_count, left, c);
     }
 }
 
@@ -203,11 +202,11 @@ start_arriving(spw_act *a)
             return;
         c->working = a->working_free[--a->working_free_count];
         c->state = ARRIVING;
-        c->copy_begin_ns = spw_now_ns();
         a->copies_inflight++;
         spw_gpu_event_wait(c->working->used, a->h2d);
+        spw_gpu_span_begin(a->h2d, "activation");
         spw_gpu_copy_h2d(a->h2d, c->working->data, a->cfg.dtype, c->host, a->cfg.dtype, a->cfg.elems);
-        spw_gpu_queue_notify(a->h2d, arrived, c);
+        spw_gpu_span_end(a->h2d, c->idx / a->cfg.micro_count, arrived, c);
     }
 }
 
@@ -331,6 +330,7 @@ driver_main(void *arg)
 {
     spw_act *a = arg;
     (void)pthread_setname_np(pthread_self(), "spw-act");
+    spw_thread_be_prompt();
     for (;;) {
         spw_aio_request *req;
         bool stop;

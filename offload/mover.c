@@ -134,6 +134,8 @@ submit(spw_store *s, chunk *c, bool is_weight, spw_aio_op op, spw_aio_priority p
                              .bytes = is_weight ? weight_bytes(s, c) : record_bytes(s, c),
                              .buf = is_weight ? c->weights : c->record,
                              .user = c};
+    if (is_weight && spw__in_place(&c->plan))
+        spw__in_place_aim(s, c, req);
     s->aio_inflight++;
     if (spw_aio_submit(s->aio, req, &err) != SPW_OK) {
         s->aio_inflight--;
@@ -174,6 +176,8 @@ finish_request(spw_store *s, spw_aio_request *req)
             c->r = R_READY;
             c->record_fresh = true;
             pthread_cond_broadcast(&s->main_cond);
+        } else if (spw__in_place(&c->plan) && spw__in_place_more(c)) {
+            submit(s, c, true, SPW_AIO_READ, req->priority);
         } else if (s->cfg.integrity) {
             c->w = W_VERIFYING;
             push_job(&s->verify_head, &s->verify_tail, c);
@@ -250,7 +254,7 @@ spw__store_abort_fill(spw_store *s, unit *u)
 }
 
 static void
-copy_done(void *arg)
+copy_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
 {
     chunk *c = arg;
     spw_store *s = c->store;
@@ -261,7 +265,7 @@ copy_done(void *arg)
     u->copies_inflight--;
     s->copies_inflight--;
     u->copied_count++;
-    spw_timeline_add(SPW_LANE_H2D, "gather", c->plan.unit_idx, c->copy_begin_ns, spw_now_ns());
+    spw_timeline_add(SPW_LANE_H2D, name, unit_idx, begin_ns, end_ns);
     if (u->abort_fill) {
         spw__store_abort_fill(s, u);
     } else if (u->copied_count == u->plan.chunk_count) {
@@ -280,13 +284,13 @@ start_copy(spw_store *s, unit *u, chunk *c)
     c->pins++;
     u->copies_inflight++;
     s->copies_inflight++;
-    c->copy_begin_ns = spw_now_ns();
     s->stats.h2d_bytes += c->plan.weight_tier == SPW_TIER_DEVICE ? 0 : weight_bytes(s, c);
+    spw_gpu_span_begin(s->h2d, "gather");
     if (c->plan.weight_tier == SPW_TIER_DEVICE)
         spw_gpu_copy_d2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems, NULL);
     else
         spw_gpu_copy_h2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems);
-    spw_gpu_queue_notify(s->h2d, copy_done, c);
+    spw_gpu_span_end(s->h2d, c->plan.unit_idx, copy_done, c);
 }
 
 /*
@@ -494,12 +498,54 @@ weights_ready(spw_store *s, unit *u, chunk *c)
     return c->w == W_CLEAN && c->pins == (c->held ? 1u : 0u);
 }
 
+/* An update on the device has passed. */
+static void
+update_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    chunk *c = arg;
+    spw_store *s = c->store;
+    spw_error err = {0};
+    spw__store_chaos_delay(s, c->idx);
+    pthread_mutex_lock(&s->lock);
+    s->copies_inflight--;
+    spw_timeline_add(SPW_LANE_ADAM, name, unit_idx, begin_ns, end_ns);
+    if (c->bad > 0)
+        (void)s->cfg.bad_fn(s->cfg.update_ctx, c->idx, c->bad, &err);
+    if (err.status != SPW_OK)
+        spw__store_poison(s, &err);
+    else
+        spw__store_finish_job(s, c, OP_UPDATE);
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/*
+ * In the h2d queue: what is copied from there later comes after it. The gradient is there, since somebody waited for it before
+ * it was said to be ready. A chunk that the snapshot lacks goes to a worker first, which hands it back.
+ */
+static void
+start_on_device(spw_store *s, chunk *c)
+{
+    c->w = W_UPDATING;
+    c->r = R_UPDATING;
+    c->started = true;
+    c->bad = 0;
+    s->copies_inflight++;
+    spw_gpu_span_begin(s->h2d, "update");
+    s->cfg.update_device(s->cfg.update_ctx, c->idx, s->h2d, c->weights, c->record, spw__store_grad_of(s, c), &c->bad);
+    spw_gpu_span_end(s->h2d, c->plan.unit_idx, update_done, c);
+}
+
 static void
 start_job(spw_store *s, unit *u, chunk *c)
 {
     if (c->held) {
         c->held = false;
         c->pins--;
+    }
+    if (u->on_device && u->op == OP_UPDATE && !spw__snap_wants(c)) {
+        start_on_device(s, c);
+        return;
     }
     if (u->op == OP_VISIT)
         c->pins++;
@@ -508,7 +554,10 @@ start_job(spw_store *s, unit *u, chunk *c)
     if (c->r == R_READY)
         c->r = R_UPDATING;
     c->started = true;
-    push_job(&s->job_head, &s->job_tail, c);
+    if (c->plan.record_tier == SPW_TIER_NVME || c->plan.weight_tier == SPW_TIER_NVME)
+        push_job(&s->passing_head, &s->passing_tail, c);
+    else
+        push_job(&s->job_head, &s->job_tail, c);
     pthread_cond_signal(&s->work_cond);
 }
 
@@ -550,6 +599,13 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         bool ready;
         if (c->started)
             continue;
+        if (u->op == OP_INIT && spw__in_place(&c->plan)) {
+            c->started = true;
+            spw__store_finish_job(s, c, OP_INIT); /* as they lie there */
+            continue;
+        }
+        if (u->on_device && s->copies_inflight >= COPIES_INFLIGHT_MAX)
+            break;
         ready = weights_ready(s, u, c);
         if (ready && (c->r == R_READY || c->r == R_NONE))
             start_job(s, u, c);
@@ -589,6 +645,7 @@ spw__store_mover_main(void *arg)
     spw_aio_request *done[BATCH];
     uint32_t done_count = 0;
     (void)pthread_setname_np(pthread_self(), "spw-mover");
+    spw_thread_be_prompt();
     for (;;) {
         bool stop;
         while (s->aio != NULL && done_count < BATCH && (done[done_count] = spw_aio_poll(s->aio)) != NULL)

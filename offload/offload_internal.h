@@ -7,7 +7,8 @@
  *   record   EMPTY -> READING -> READY -> UPDATING -> DIRTY -> WRITING -> EMPTY
  *   device   NONE -> FILLING -> READY -> NONE
  *
- * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. An edit goes the way of an
+ * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. Of a unit on a device that the host
+ * cannot address an UPDATING chunk belongs to the h2d queue; everything but updates sees it through staging memory. An edit goes the way of an
  * update, but the generation stays, so no copy on the device may survive it or be filled meanwhile.
  */
 #ifndef SPW_OFFLOAD_INTERNAL_H
@@ -39,6 +40,8 @@ struct chunk {
     bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
     uint64_t weight_sum, record_sum;
+    uint32_t piece_next; /* in place: the piece that is being read */
+    bool summed;         /* in place: weight_sum is that of its first read */
     chunk *next_job, *next_dirty;
     bool in_dirty;
     bool snap;                     /* the snapshot under way does not have it yet */
@@ -46,12 +49,13 @@ struct chunk {
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
     spw_aio_request weight_req, record_req;
-    uint64_t copy_begin_ns;
+    uint64_t bad; /* gradients that were not finite, of the update that is in the h2d queue */
 };
 
 typedef struct unit {
     spw_store_unit plan;
     void *grad;
+    bool on_device;      /* its updates run in the h2d queue, and grad is device memory */
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
     bool grad_ready;
@@ -91,12 +95,19 @@ struct spw_store {
     uint32_t compute_bytes;
     char *weight_slots, *record_slots, *grads;
     spw_swap **swaps;
+    spw_aio_file **files; /* (cfg.file_count) of frozen weights in place */
     bool any_nvme, pinned;
+    bool apart; /* the host cannot address device memory */
     pthread_t mover, *workers;
     uint32_t worker_started;
     bool mover_started;
     spw_gpu_queue *h2d;
     spw_aio *aio; /* used by the mover thread alone */
+
+    /* Whoever holds stage_lock has the staging memory and its queue. Taken without the store's lock. */
+    pthread_mutex_t stage_lock;
+    char *stage_weights, *stage_record;
+    spw_gpu_queue *stage_queue; /* NULL: nothing is staged */
 
     pthread_mutex_t lock;
     pthread_cond_t main_cond, work_cond, mover_cond;
@@ -113,7 +124,9 @@ struct spw_store {
     spw_store_use demand;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
-    chunk *verify_head, *verify_tail, *job_head, *job_tail; /* work for the workers */
+    /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
+    chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;
+    bool passing_turn;
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
@@ -135,12 +148,44 @@ spw__snap_wants(const chunk *c)
     return c->snap && c->generation == c->snap_generation;
 }
 
+/* Its weights stay in the files they come from (in_place.c): no extent in swap, never written. */
+static inline bool
+spw__in_place(const spw_store_chunk *c)
+{
+    return c->weight_tier == SPW_TIER_NVME && c->piece_count > 0;
+}
+
+spw_status spw__in_place_open(spw_store *s, spw_error *err);
+void spw__in_place_close(spw_store *s); /* accepts what open left half done */
+/* Aims a read of the chunk's weights at the piece whose turn it is; more: there is another one after it. */
+void spw__in_place_aim(spw_store *s, chunk *c, spw_aio_request *req);
+bool spw__in_place_more(chunk *c);
+/* Takes the checksum of what was read, or compares it. No lock held, the chunk is the caller's. */
+spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, spw_error *err);
+
+/* A record is never smaller than 3 bytes per element, a gradient never larger than 4. */
+enum { LOANS_PER_CHUNK = 2 };
+/* room.c, before threads run. */
+bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* all of the unit is there, or nothing */
+spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
+spw_status spw__store_carve(spw_store *s, spw_error *err);
+
 void *spw__store_mover_main(void *store);
 void *spw__store_worker_main(void *store);
 /* With the lock held. */
 void spw__store_kick(spw_store *s);
+/* A gradient is there from now on, or, when not held, none that anybody will read. */
+void spw__store_hold_grad(spw_store *s, chunk *c, bool held);
+void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
+void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
+void spw__store_wait_a_moment(spw_store *s);
+/* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
+void spw__store_close_step(spw_store *s);
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
+/* The chunk's job of this op is done; who did it hands it back. */
+void spw__store_finish_job(spw_store *s, chunk *c, unit_op op);
+char *spw__store_grad_of(const spw_store *s, const chunk *c);
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */

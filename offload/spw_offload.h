@@ -39,6 +39,7 @@ uint32_t spw_swap_reclaim(const char *dir);
 /*
  * Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. A store may hold
  * one stretch of each unit, a rank's part: then its weights on the device and its gradient are that stretch.
+ * On a device that the host cannot address a trainable unit is on the device with all it has, gradient included, or not at all.
  */
 typedef struct spw_store_chunk {
     uint32_t unit_idx;
@@ -46,7 +47,23 @@ typedef struct spw_store_chunk {
     uint64_t elems; /* multiple of 4096 */
     spw_tier weight_tier, record_tier;
     uint32_t path_idx; /* of the swap path, when either tier is nvme */
+    /* Frozen weights on nvme that stay where they are: of spw_store_config's pieces. Count 0: in swap, like all others. */
+    uint32_t piece_first, piece_count;
 } spw_store_chunk;
+
+/* A stretch of a chunk's weights in a file; a chunk's rise, and what lies between them is zero. */
+typedef struct spw_store_piece {
+    uint32_t file_idx;
+    uint64_t offset;    /* in the file */
+    uint64_t at, bytes; /* in the chunk's weights */
+} spw_store_piece;
+
+/* As it was when the pieces were found. */
+typedef struct spw_store_file {
+    const char *path;
+    uint64_t bytes;
+    int64_t mtime_ns;
+} spw_store_file;
 
 typedef struct spw_store_unit {
     uint32_t chunk_first, chunk_count;
@@ -72,6 +89,13 @@ typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights,
  */
 typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                           uint64_t first, uint64_t count, spw_error *err);
+/*
+ * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad
+ * is how many gradients were not finite once the queue has passed. Then, if any was not, bad_fn makes the error of it.
+ */
+typedef void (*spw_store_device_fn)(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
+                                    const void *grad, uint64_t *bad);
+typedef spw_status (*spw_store_bad_fn)(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 enum { SPW_RECORD_PARTS_MAX = 8 };
 
 typedef struct spw_store_config {
@@ -93,10 +117,16 @@ typedef struct spw_store_config {
     bool pin_threads;             /* seat the workers in the topology (spw_seat_workers) */
     const char *const *paths;     /* swap folders */
     uint32_t path_count;
+    /* Lent until destroy. An edit of chunks that have pieces is refused; INIT leaves them as they are. */
+    const spw_store_piece *pieces;
+    const spw_store_file *files;
+    uint32_t file_count;
     const char *job; /* NULL: unique to this process */
     uint32_t rank;
     spw_aio_options aio;
     spw_store_update_fn update;
+    spw_store_device_fn update_device; /* for units on a device that the host cannot address, with bad_fn */
+    spw_store_bad_fn bad_fn;
     void *update_ctx;
     uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
@@ -108,6 +138,10 @@ typedef struct spw_store_need {
     uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
 } spw_store_need;
 void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
+/*
+ * Of need.host_bytes, what brings chunks of a device that the host cannot address to the workers: one such chunk. Pure.
+ */
+uint64_t spw_store_stage_bytes(const spw_store_config *config);
 /*
  * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
  * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.
@@ -169,8 +203,10 @@ void spw_store_release(spw_store *store, uint32_t unit_idx, spw_gpu_queue *reade
  * Host buffer (unit elems, grad_dtype) for the unit's reduced gradient: the caller's from spw_store_grad_open to
  * spw_store_grad_ready, and readable until step_go. The update consumes it: afterwards records pass through its memory, and open
  * waits until the last of them is on nvme. Open again before the update (more micro-batches, a skipped step): no change.
+ * Of a unit on a device that the host cannot address it is device memory.
  */
 void *spw_store_grad(spw_store *store, uint32_t unit_idx);
+bool spw_store_grad_on_device(const spw_store *store, uint32_t unit_idx);
 spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *err);
 /*
  * A step: begin (records may be read ahead) -> grad_ready per unit -> go (updates may run; may come first) -> the units
@@ -197,6 +233,8 @@ typedef enum spw_stall {
 const char *spw_stall_name(spw_stall stall); /* "nvme_read", ... */
 typedef struct spw_store_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, h2d_bytes;
+    uint64_t
+        nvme_moving; /* now: transfers under way, plus 1 while a chunk waits to be written; 0: all of it lies there */
     uint64_t uses, hits; /* hit: when acquire was called, the future had started the unit's fetch */
     uint64_t stall_ns[SPW_STALL_COUNT];
     uint64_t update_busy_ns;             /* summed over workers, checksums included */

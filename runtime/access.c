@@ -69,6 +69,21 @@ check_gradient(const spw_engine *e, const target *t, spw_error *err)
     return SPW_OK;
 }
 
+/* Does a chunk of its unit that holds some of it stay in a file? */
+static bool
+in_place(const spw_engine *e, const target *t)
+{
+    const spw_store_unit *u = &e->layout.units[e->layout.places[t->param_id].unit_idx];
+    uint64_t first, end;
+    bool any = false;
+    for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count; i++) {
+        const spw_store_chunk *c = &e->layout.chunks[i];
+        any = any || (c->piece_count > 0 && c->weight_tier == SPW_TIER_NVME &&
+                      spw__layout_overlap(&e->layout.places[t->param_id], c, &first, &end));
+    }
+    return any;
+}
+
 static spw_status
 check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
 {
@@ -78,6 +93,11 @@ check_part(const spw_engine *e, const target *t, bool set, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "part %d of %s: there is none of that number", (int)t->part, p->name);
     if (set && (t->part == SPW_ACCESS_WEIGHT || t->part == SPW_ACCESS_GRAD))
         return SPW_RAISE(err, SPW_EINVAL, "the %s of %s cannot be set; the master can, and the weight follows it", name,
+                         p->name);
+    if (set && in_place(e, t))
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "%s is frozen and read from the files it comes from, so it cannot be set; with "
+                         "spillway.frozen_in_place false it can",
                          p->name);
     if (t->part == SPW_ACCESS_MASTER || t->part == SPW_ACCESS_WEIGHT)
         return SPW_OK;
@@ -184,10 +204,15 @@ visit_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const vo
 static void
 read_gradient(const spw_engine *e, const spw_place *place, float *out)
 {
+    spw_dtype type = e->config.run.grad_dtype;
     uint64_t at = place->first - e->layout.units[place->unit_idx].first;
-    const char *grad = spw_store_grad(e->store, place->unit_idx);
-    spw_convert(out, SPW_F32, grad + at * spw_dtype_bytes(e->config.run.grad_dtype), e->config.run.grad_dtype,
-                place->elems);
+    const char *grad = (const char *)spw_store_grad(e->store, place->unit_idx) + at * spw_dtype_bytes(type);
+    if (spw_store_grad_on_device(e->store, place->unit_idx)) {
+        spw_gpu_copy_d2h(e->d2h, out, SPW_F32, grad, type, place->elems, NULL);
+        spw_gpu_queue_sync(e->d2h);
+    } else {
+        spw_convert(out, SPW_F32, grad, type, place->elems);
+    }
     for (uint64_t i = 0; i < place->elems && e->grad_factor != 1; i++)
         out[i] = (float)(out[i] * e->grad_factor);
 }

@@ -6,7 +6,6 @@
 #include "runtime_internal.h"
 #include <errno.h>
 #include <stdio.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,7 +71,7 @@ open_gpu(const calibration *c, spw_gpu **gpu, spw_error *err)
     return spw_gpu_open(gpu,
                         &(spw_gpu_options){.name = c->config->run.device,
                                            .thread_count = c->config->run.compute_threads,
-                                           .full_precision = !c->config->bf16 && !c->config->fp16},
+                                           .compute_dtype = spw__config_compute(c->config)},
                         err);
 }
 
@@ -317,9 +316,8 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
     if (c.cache != NULL)
         snprintf(report->cache_path, sizeof report->cache_path, "%s", spw__rate_cache_path(c.cache));
     for (uint32_t i = 0; i < plan->path_count; i++) {
-        struct stat sb;
         double rates[3];
-        out->device_id[i] = stat(plan->paths[i], &sb) == 0 ? (uint64_t)sb.st_dev : 0;
+        out->device_id[i] = spw_disk_of(plan->paths[i]);
         snprintf(what, sizeof what, "path|%llx|%s|%s %llu %u %u %d%d%d%d", (unsigned long long)out->device_id[i],
                  plan->paths[i], spw_aio_backend_name(config->aio.backend), (unsigned long long)config->aio.block_size,
                  config->aio.queue_depth, config->aio.thread_count, config->aio.single_submit,

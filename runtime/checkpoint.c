@@ -14,8 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MANIFEST_BYTES_MAX = 16 << 20 };
-
 /* ---------------------------------------------------------------- shared with saving */
 
 const char *
@@ -122,84 +120,32 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
 }
 
 spw_status
-spw__manifest_read(const char *path, json_t **out, spw_error *err)
-{
-    char file[SPW_PATH_BYTES + 64], *text = NULL;
-    json_error_t where;
-    snprintf(file, sizeof file, "%.1000s/" SPW_MANIFEST_FILE, path);
-    SPW_TRY(spw_file_read_text(file, MANIFEST_BYTES_MAX, &text, err));
-    *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
-    spw_mem_free(text);
-    if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s:%d:%d: %s", file, where.line, where.column, where.text);
-    if (json_integer_value(json_object_get(*out, "format")) != 1 || !json_is_object(json_object_get(*out, "config"))) {
-        json_decref(*out);
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: not a checkpoint manifest of format 1", file);
-    }
-    return SPW_OK;
-}
-
-spw_status
-spw__manifest_config(const json_t *manifest, const char *path, spw_config *config, spw_error *err)
-{
-    char *text = json_dumps(json_object_get(manifest, "config"), 0), name[SPW_PATH_BYTES + 64];
-    spw_status st;
-    snprintf(name, sizeof name, "%.1000s/" SPW_MANIFEST_FILE, path);
-    st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest")
-                      : spw_config_parse(config, text, name, NULL, 0, err);
-    free(text);
-    return st;
-}
-
-static uint64_t
-count_of(const json_t *object, const char *key)
-{
-    json_int_t n = json_integer_value(json_object_get(object, key));
-    return n > 0 ? (uint64_t)n : 0;
-}
-
-void
-spw__manifest_data(const json_t *manifest, spw_data_summary *out)
-{
-    const json_t *data = json_object_get(manifest, "data");
-    const char *formats = json_string_value(json_object_get(data, "formats"));
-    *out = (spw_data_summary){
-        .files = count_of(data, "files"), .bytes = count_of(data, "bytes"), .tokens = count_of(data, "tokens")};
-    snprintf(out->formats, sizeof out->formats, "%s", formats != NULL ? formats : "");
-}
-
-spw_status
 spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err)
 {
-    json_t *root;
+    char file[SPW_PATH_BYTES + 64];
+    spw_manifest m;
     spw_status st;
-    SPW_TRY(spw__manifest_read(path, &root, err));
-    st = spw__manifest_config(root, path, config, err);
-    if (state != NULL) {
-        *state = (spw_checkpoint_state){.step = count_of(root, "step"),
-                                        .data_position = count_of(root, "data_position"),
-                                        .updates = count_of(root, "updates"),
-                                        .bytes_written = count_of(root, "bytes_written"),
-                                        .tokens = json_number_value(json_object_get(root, "tokens"))};
-        spw__manifest_data(root, &state->data);
-    }
-    json_decref(root);
+    SPW_TRY(spw__manifest_read(&m, path, err));
+    snprintf(file, sizeof file, "%.1000s/" SPW_MANIFEST_FILE, path);
+    st = spw__manifest_config(&m, file, config, err);
+    if (state != NULL)
+        *state = m.state;
+    spw__manifest_free(&m);
     return st;
 }
 
 static spw_status
-check_digest(json_t *root, const char *path, const char *name, spw_error *err)
+check_digest(const char *want, const char *path, const char *name, spw_error *err)
 {
-    const char *want = json_string_value(json_object_get(json_object_get(root, "digests"), name));
     char file[SPW_PATH_BYTES + 64], got[20];
     uint64_t digest = 0;
     snprintf(file, sizeof file, "%.1000s/%s", path, name);
     SPW_TRY(spw__checkpoint_digest(file, &digest, err));
     snprintf(got, sizeof got, "%016llx", (unsigned long long)digest);
-    if (want == NULL || strcmp(want, got) != 0)
+    if (strcmp(want, got) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT,
                          "%s: digest is %s, " SPW_MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
-                         want != NULL ? want : "nothing");
+                         want[0] != '\0' ? want : "nothing");
     return SPW_OK;
 }
 
@@ -307,48 +253,36 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     return SPW_OK;
 }
 
-/* A checkpoint without one (of bf16, say) leaves the scale where it begins. */
-static void
-read_scaler(const json_t *root, spw_engine *e)
-{
-    const json_t *o = json_object_get(root, "loss_scale");
-    double scale = json_number_value(json_object_get(o, "scale"));
-    json_int_t hysteresis = json_integer_value(json_object_get(o, "hysteresis"));
-    if (scale > 0 && hysteresis > 0)
-        spw_engine_set_loss_scaler(
-            e, &(spw_loss_scaler){.scale = scale,
-                                  .hysteresis = (uint64_t)hysteresis,
-                                  .steps = json_integer_value(json_object_get(o, "steps")),
-                                  .last_overflow = json_integer_value(json_object_get(o, "last_overflow"))});
-}
-
 spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
-    spw_checkpoint_state state = {0};
+    char model[SPW_PATH_BYTES + 64];
+    spw_manifest manifest;
     spw_error own = {0};
     int64_t none = 0;
-    json_t *root;
     spw_status st;
     job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
     if (job.tensors == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
-    st = spw__manifest_read(path, &root, &own);
+    snprintf(model, sizeof model, "%.1000s/" SPW_MODEL_FILE, path);
+    st = spw__in_place_check(e, model, &own);
+    if (st == SPW_OK)
+        st = spw__manifest_read(&manifest, path, &own);
     if (st == SPW_OK) {
-        state.updates = (uint64_t)json_integer_value(json_object_get(root, "updates"));
-        read_scaler(root, e);
+        if (manifest.scaled) /* without one (of bf16, say) the scale is where it begins */
+            spw_engine_set_loss_scaler(e, &manifest.scaler);
         st = open_tensors(&job, path, with_optimizer, &own);
         if (spw__engine_rank(e) == 0) { /* one reads all of it, for all */
             if (st == SPW_OK)
-                st = check_digest(root, path, SPW_MODEL_FILE, &own);
+                st = check_digest(manifest.digests[SPW_DIGEST_MODEL], path, SPW_MODEL_FILE, &own);
             if (st == SPW_OK && job.adapter != NULL)
-                st = check_digest(root, path, SPW_ADAPTER_FILE, &own);
+                st = check_digest(manifest.digests[SPW_DIGEST_ADAPTER], path, SPW_ADAPTER_FILE, &own);
             if (st == SPW_OK && with_optimizer)
-                st = check_digest(root, path, SPW_OPTIMIZER_FILE, &own);
+                st = check_digest(manifest.digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, &own);
         }
-        json_decref(root);
+        spw__manifest_free(&manifest);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
     if (st == SPW_OK)
@@ -356,7 +290,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     if (st == SPW_OK)
         st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
     if (st == SPW_OK)
-        spw_engine_set_updates(e, state.updates);
+        spw_engine_set_updates(e, manifest.state.updates);
     else
         spw_error_wrap(err, "loading checkpoint %s", path);
     spw_hf_reader_close(job.model);

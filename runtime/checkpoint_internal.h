@@ -25,12 +25,25 @@ void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *su
 /* XXH3 over the checksums of the file's 1 MiB blocks. */
 spw_status spw__checkpoint_digest(const char *path, uint64_t *digest, spw_error *err);
 
-/* The manifest of a checkpoint, checked to be one. Errors name file and field. The caller's to json_decref(). */
-spw_status spw__manifest_read(const char *path, json_t **out, spw_error *err);
+/*
+ * The manifest (checkpoint_manifest.c): what spillway.json says, every field checked. Errors are SPW_ECORRUPT and name file,
+ * field and value, or line and column of what is not JSON. A struct that was read is given back with spw__manifest_free.
+ */
+enum { SPW_DIGEST_MODEL, SPW_DIGEST_OPTIMIZER, SPW_DIGEST_ADAPTER, SPW_DIGEST_COUNT };
+typedef struct spw_manifest {
+    spw_checkpoint_state state;         /* data.files 0: an older one that says nothing of its data */
+    char digests[SPW_DIGEST_COUNT][17]; /* of the three files; "": none */
+    bool scaled;
+    spw_loss_scaler scaler; /* of fp16 */
+    json_t *config;         /* an object */
+} spw_manifest;
+spw_status spw__manifest_read(spw_manifest *out, const char *checkpoint, spw_error *err);
+spw_status spw__manifest_parse(spw_manifest *out, const char *text, const char *file, spw_error *err);
+void spw__manifest_free(spw_manifest *m);
+/* NULL: no memory. free(). */
+char *spw__manifest_text(const spw_manifest *m);
 /* Its configuration, defaults filled in. */
-spw_status spw__manifest_config(const json_t *manifest, const char *path, spw_config *config, spw_error *err);
-/* Its "data"; all zero where it has none. */
-void spw__manifest_data(const json_t *manifest, spw_data_summary *out);
+spw_status spw__manifest_config(const spw_manifest *m, const char *file, spw_config *config, spw_error *err);
 /* The number of a folder step-<n> with a manifest in it; false for every other name. */
 bool spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out);
 

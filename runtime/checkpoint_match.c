@@ -158,6 +158,13 @@ compare_number(match *m, const char *what, uint64_t saved, uint64_t now)
 }
 
 static void
+compare_text(match *m, const char *what, const char *saved, const char *now)
+{
+    if (strcmp(saved, now) != 0)
+        tell(m, what, saved, now);
+}
+
+static void
 compare_data(match *m, const char *path, const spw_data_summary *saved, const spw_data_summary *now)
 {
     if (saved->files == 0) {
@@ -168,8 +175,9 @@ compare_data(match *m, const char *path, const spw_data_summary *saved, const sp
     compare_number(m, "files of training data", saved->files, now->files);
     compare_number(m, "bytes of training data", saved->bytes, now->bytes);
     compare_number(m, "tokens of training data", saved->tokens, now->tokens);
-    if (strcmp(saved->formats, now->formats) != 0)
-        tell(m, "formats of training data", saved->formats, now->formats);
+    compare_text(m, "formats of training data", saved->formats, now->formats);
+    if (saved->encoder[0] != '\0') /* older ones do not say */
+        compare_text(m, "encoder of training data", saved->encoder, now->encoder);
 }
 
 spw_status
@@ -178,20 +186,23 @@ spw_checkpoint_compare(const char *path, const spw_config *config, const spw_dat
 {
     spw_config *saved = spw_mem_zalloc(sizeof *saved);
     match m = {line, ctx, 0, saved, config};
-    spw_data_summary then;
-    json_t *root = NULL;
+    char file[SPW_PATH_BYTES + 64];
+    spw_manifest then;
     spw_status st = saved == NULL ? SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", path) : SPW_OK;
+    *count_out = 0;
     if (st == SPW_OK)
-        st = spw__manifest_read(path, &root, err);
-    if (st == SPW_OK)
-        st = spw__manifest_config(root, path, saved, err);
+        st = spw__manifest_read(&then, path, err);
+    if (st != SPW_OK) {
+        spw_mem_free(saved);
+        return st;
+    }
+    snprintf(file, sizeof file, "%.1000s/" SPW_MANIFEST_FILE, path);
+    st = spw__manifest_config(&then, file, saved, err);
     if (st == SPW_OK)
         st = compare_config(&m, err);
-    if (st == SPW_OK && data != NULL) {
-        spw__manifest_data(root, &then);
-        compare_data(&m, path, &then, data);
-    }
-    json_decref(root);
+    if (st == SPW_OK && data != NULL)
+        compare_data(&m, path, &then.state.data, data);
+    spw__manifest_free(&then);
     spw_mem_free(saved);
     *count_out = m.count;
     return st;

@@ -208,42 +208,40 @@ spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const sp
            workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
 }
 
+uint64_t
+spw_checkpoint_disk_bytes(const spw_engine *e)
+{
+    const spw_model *m = spw_engine_model(e);
+    spw_state_format format = spw__engine_format(e);
+    uint32_t parts = spw__checkpoint_part_end(spw__engine_optimizer(e)) - (uint32_t)first_part(format);
+    uint64_t bytes = 1 << 16, base = spw__base_count(m);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        uint64_t elems = m->params[id].rows * m->params[id].cols;
+        bytes += elems * (id < base ? spw_state_weight_bytes(format) : 4);
+        bytes += spw__checkpoint_trains(e, id) ? elems * parts * 4 : 0;
+    }
+    return bytes;
+}
+
 static spw_status
 write_manifest(const spw_checkpoint_job *job, spw_error *err)
 {
-    const spw_checkpoint_state *state = &job->state;
     static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
-    char path[NAME_BYTES + 64], digest_text[3][20] = {""}, *text;
-    json_t *root;
+    spw_manifest m = {.state = job->state, .scaled = job->scaler.dynamic, .scaler = job->scaler};
+    char path[NAME_BYTES + 64], *text;
     spw_status st;
     for (int i = 0; i < (job->adapter != NULL ? 3 : 2); i++) {
         uint64_t digest;
         snprintf(path, sizeof path, "%s/%s", job->partial, names[i]);
         SPW_TRY(spw__checkpoint_digest(path, &digest, err));
-        snprintf(digest_text[i], sizeof digest_text[i], "%016llx", (unsigned long long)digest);
+        snprintf(m.digests[i], sizeof m.digests[i], "%016llx", (unsigned long long)digest);
     }
-    root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:{s:s, s:s}, s:o}", "format", 1, "spillway", SPW_VERSION,
-                     "step", (json_int_t)state->step, "data_position", (json_int_t)state->data_position, "updates",
-                     (json_int_t)state->updates, "bytes_written", (json_int_t)state->bytes_written, "tokens",
-                     state->tokens, "digests", names[0], digest_text[0], names[1], digest_text[1], "config",
-                     json_loads(job->config, 0, NULL));
-    if (root != NULL && job->adapter != NULL)
-        json_object_set_new(json_object_get(root, "digests"), names[2], json_string(digest_text[2]));
-    if (root != NULL && job->scaler.dynamic)
-        json_object_set_new(root, "loss_scale",
-                            json_pack("{s:f, s:I, s:I, s:I}", "scale", job->scaler.scale, "hysteresis",
-                                      (json_int_t)job->scaler.hysteresis, "steps", (json_int_t)job->scaler.steps,
-                                      "last_overflow", (json_int_t)job->scaler.last_overflow));
-    if (root != NULL && state->data.files > 0)
-        json_object_set_new(root, "data",
-                            json_pack("{s:I, s:I, s:I, s:s}", "files", (json_int_t)state->data.files, "bytes",
-                                      (json_int_t)state->data.bytes, "tokens", (json_int_t)state->data.tokens,
-                                      "formats", state->data.formats));
+    m.config = json_loads(job->config, 0, NULL);
     snprintf(path, sizeof path, "%s/" SPW_MANIFEST_FILE, job->partial);
-    text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
+    text = m.config == NULL ? NULL : spw__manifest_text(&m);
     st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writing %s", path) : spw_file_write_text(path, text, err);
     free(text);
-    json_decref(root);
+    spw__manifest_free(&m);
     return st;
 }
 

@@ -266,6 +266,9 @@ const key_row spw__config_rows[] = {
         "data-parallel ranks; a launcher (mpirun, srun, torchrun, spillway train -n) says it by itself"),
     REAL("spillway.comm_timeout", NULL, run.comm_timeout, 0.1, 1e8, "60",
          "seconds that a collective waits for other ranks before all of them give up"),
+    TEXT("spillway.collectives", run.collectives, "\"auto\"", "auto|host|nccl",
+         "of ranks on the cuda device: nccl from device to device, host through host memory; the same bits. auto: nccl "
+         "where every rank has it and a GPU of its own"),
     TEXT("spillway.device", run.device, "\"auto\"", NULL, "auto, cpu or cuda[:i]"),
     {"spillway.device_memory", NULL, K_BYTES, C_BUILT, AT(run.device_memory), 0, 4096, BIG, "\"auto\"",
      "limit on the device", NULL},
@@ -282,6 +285,9 @@ const key_row spw__config_rows[] = {
      "checkpoints of activations: device, host, nvme (any nvme_path) or auto: on the device while they fit, then those "
      "needed last to host, then to nvme",
      NULL},
+    TEXT("spillway.recompute", run.recompute, "\"auto\"", "auto|always",
+         "auto: device memory that is left keeps what blocks computed between checkpoints of activations; always: the "
+         "backward pass computes all of it again"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
@@ -305,6 +311,8 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.nearest_moments", NULL, run.nearest_moments, "false",
          "split-bf16: round moments to nearest, not stochastically"),
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
+    BOOL("spillway.frozen_in_place", NULL, run.frozen_in_place, "true",
+         "read frozen weights on nvme from the files they come from; false copies them to swap"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},

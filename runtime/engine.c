@@ -32,32 +32,78 @@ check_frozen(const spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
-/* What a device whose memory the host cannot address has to leave to others: state, which the host updates, and ranks. */
+/*
+ * What state a device whose memory the host cannot address may hold. Updates run where a record is, and need the weights there:
+ * all of the state is on the device, or none of it. Weights on the device with records elsewhere, ZeRO-Offload, are weights that
+ * are kept with their records and gathered on the device once per update. Between ranks this is said of each one's part.
+ */
 static spw_status
-check_device(const spw_engine *e, spw_error *err)
+settle_state(spw_engine *e, spw_error *err)
 {
-    const spw_config *c = &e->config;
+    spw_config *c = &e->config;
     const char *name = spw_gpu_get_info(e->gpu)->name;
-    bool weights = c->zero.offload_param == SPW_TIER_DEVICE,
-         records = c->zero.offload_optimizer == SPW_TIER_DEVICE && !e->inference;
-    if (e->host_addressable)
-        return SPW_OK;
-    if (e->world > 1)
-        return SPW_RAISE(
-            err, SPW_EUNSUPPORTED,
-            "%u ranks on device %s: collectives cannot reach its memory yet; spillway.device cpu trains on "
-            "several ranks",
-            e->world, name);
-    if (weights || records)
-        return SPW_RAISE(
-            err, SPW_EUNSUPPORTED,
-            "device %s cannot hold %s: the optimizer runs on the host, which cannot address its memory; set "
-            "zero_optimization.offload_param.device and offload_optimizer.device to cpu (or nvme)",
-            name,
-            weights && records ? "weights and optimizer state"
-            : weights          ? "weights"
-                               : "optimizer state");
+    bool weights, records;
+    weights = c->zero.offload_param == SPW_TIER_DEVICE;
+    records = c->zero.offload_optimizer == SPW_TIER_DEVICE && !e->inference;
+    if (records && !weights)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "optimizer state on device %s and weights elsewhere: updates run where the records are, and "
+                         "need the weights there; set zero_optimization.offload_optimizer.device to cpu (or nvme), or "
+                         "offload_param.device to none",
+                         name);
+    if (records && e->optimizer->rule != NULL)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "optimizer %s on device %s: it is a function of the host's; set "
+                         "zero_optimization.offload_optimizer.device to cpu (or nvme)",
+                         e->optimizer->name, name);
+    e->device_updates = records;
+    e->gather_all = weights && !records && !e->inference;
+    if (e->gather_all)
+        c->zero.offload_param = SPW_TIER_HOST;
     return SPW_OK;
+}
+
+static void
+note_device(spw_engine *e)
+{
+    e->compute_dtype = spw_gpu_get_info(e->gpu)->compute_dtype;
+    e->compute_bytes = spw_dtype_bytes(e->compute_dtype);
+    e->host_addressable = spw_gpu_get_info(e->gpu)->host_addressable;
+}
+
+/* The device, which can do what is asked: device auto takes the cpu device where another one cannot, and says why. */
+static spw_status
+open_device(spw_engine *e, spw_gpu_options *options, spw_error *err)
+{
+    spw_error why = {0};
+    SPW_TRY(spw_gpu_open(&e->gpu, options, err));
+    note_device(e);
+    if (e->host_addressable || settle_state(e, &why) == SPW_OK)
+        return SPW_OK;
+    if (strcmp(e->config.run.device, "auto") != 0) {
+        spw_error_keep_first(err, &why);
+        return why.status;
+    }
+    spw_log(SPW_LOG_WARN, "spillway.device auto: the cpu device computes, because of %s", why.message);
+    spw_gpu_close(e->gpu);
+    options->name = "cpu";
+    SPW_TRY(spw_gpu_open(&e->gpu, options, err));
+    note_device(e);
+    return SPW_OK;
+}
+
+/* Ranks of one host that use this rank's GPU: one of them says so, because it seldom is what was meant. */
+static uint32_t
+count_sharers(const spw_engine *e, bool tell)
+{
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    uint32_t devices = strchr(e->config.run.device, ':') != NULL ? 1 : gpu->device_count;
+    uint32_t sharers = e->local_world / devices + (e->local_world % devices > 0);
+    if (sharers > 1 && tell && spw_comm_get_info(e->comm)->local_rank == 0)
+        spw_log(SPW_LOG_WARN,
+                "%u ranks of this host share %u GPU%s: up to %u compute and have their memory on one, in turns",
+                e->local_world, devices, devices > 1 ? "s" : "", sharers);
+    return sharers;
 }
 
 /* ---------------------------------------------------------------- taking memory */
@@ -84,26 +130,36 @@ fill_tables(spw_engine *e, spw_error *err)
     return SPW_OK;
 }
 
+/* Gradients and gathered units lie in memory that other ranks read: the device's is the host's. */
+static bool
+ranks_read(const spw_engine *e)
+{
+    return e->comm != NULL && e->host_addressable;
+}
+
 static spw_status
 take_memory(spw_engine *e, spw_error *err)
 {
     uint64_t flow_bytes = spw_round_up(2 * e->group_max * e->rows * e->model->config.width * e->compute_bytes, 4096);
-    uint64_t bytes = flow_bytes + e->plan.arena_device + e->plan.batch_device, shared = e->plan.grads_device;
+    uint64_t bytes = flow_bytes + e->plan.arena_device + e->plan.tapes_device + e->plan.batch_device;
+    uint64_t between = e->plan.grads_device;
     spw_carve carve, grads;
-    SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes + (e->comm == NULL ? shared : 0), err));
+    between += e->layout.parts > 1 ? e->plan.cache_device : 0;
+    SPW_TRY(spw_gpu_alloc(e->gpu, &e->device, bytes + (ranks_read(e) ? 0 : between), err));
     carve = (spw_carve){.base = e->device, .bytes = bytes};
-    e->shared = (char *)e->device + bytes;
-    if (e->comm != NULL) {
-        shared += e->layout.parts > 1 ? e->plan.cache_device : 0;
-        SPW_TRY(spw_comm_alloc(e->comm, (void **)&e->shared, shared, err));
-    }
-    grads = (spw_carve){.base = e->shared, .bytes = e->plan.grads_device};
+    if (ranks_read(e))
+        SPW_TRY(spw_comm_alloc(e->comm, (void **)&e->between, between, err));
+    else
+        e->between = (char *)e->device + bytes;
+    grads = (spw_carve){.base = e->between, .bytes = e->plan.grads_device};
     e->arena = spw_carve_take(&carve, e->plan.arena_device);
     e->flow = spw_carve_take(&carve, flow_bytes);
+    e->tapes = spw_carve_take(&carve, e->plan.tapes_device);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         e->buffers[i].data = spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
     }
+    e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -112,7 +168,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->slots = spw_carve_take(&carve, e->cache_slots * 4);
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     e->cache = spw_carve_take(&carve, spw__cache_elems(e) * e->compute_bytes);
-    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->cache == NULL)
+    if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
     return fill_tables(e, err);
 }
@@ -153,7 +209,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .weight_dtype = spw_state_weight_dtype(c->run.state_format),
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
-                          .record_bytes_32 = (uint32_t)spw_state_record_bytes(c->run.state_format, e->optimizer, 32),
+                          .record_bytes_32 = spw_state_record_bytes_32(c->run.state_format, e->optimizer),
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
@@ -166,8 +222,13 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .pin_threads = c->run.pin_threads,
                           .paths = e->plan.paths,
                           .path_count = e->plan.path_count,
+                          .pieces = e->in_place.pieces,
+                          .files = e->in_place.files,
+                          .file_count = e->in_place.file_count,
                           .aio = spw__engine_aio(c),
                           .update = spw__update_chunk,
+                          .update_device = spw__update_on_device,
+                          .bad_fn = spw__raise_nonfinite,
                           .update_ctx = e,
                           .chaos_seed = c->run.chaos_seed,
                           .aio_faults = c->run.aio_faults};
@@ -190,7 +251,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
                            .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
                            .topology = &topology,
                            .pin_threads = c->run.pin_threads,
-                           .full_precision = !c->bf16 && !c->fp16};
+                           .compute_dtype = spw__config_compute(c),
+                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->local_rank : 0};
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
@@ -219,12 +281,14 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
     SPW_TRY(
         spw_layout_make(&e->layout, e->model, chunk, !o->inference, parted ? e->rank : 0, parted ? e->world : 1, err));
+    if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
+        spw__layout_trained(&e->layout) < e->layout.elems)
+        SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
-    SPW_TRY(spw_gpu_open(&e->gpu, &gpu, err));
-    e->compute_dtype = spw_gpu_get_info(e->gpu)->compute_dtype;
-    e->compute_bytes = spw_dtype_bytes(e->compute_dtype);
-    e->host_addressable = spw_gpu_get_info(e->gpu)->host_addressable;
-    SPW_TRY(check_device(e, err));
+    SPW_TRY(open_device(e, &gpu, err));
+    e->device_sharers = e->host_addressable ? 1 : count_sharers(e, e->comm != NULL && !o->plan_only);
+    SPW_TRY(spw__wire_choose(e, o->plan_only, err));
+    SPW_TRY(spw__disks_share(e, o->plan_only, err));
     if (!e->host_addressable)
         e->rates.shared_cores = 0;
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
@@ -267,7 +331,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(take_memory(e, err));
     SPW_TRY(make_act(e, err));
     SPW_TRY(make_store(e, &topology, err));
-    return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->shared + e->plan.grads_device, err);
+    return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
 }
 
 spw_status
@@ -299,7 +363,7 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
                          asked, o->comm != NULL ? spw_comm_get_info(o->comm)->world : 1, asked);
     }
     spw_loss_scale_init(&e->scaler, &e->config);
-    e->rates = (spw_rates){.shared_cores = spw__engine_cpus(e)};
+    e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
     st = e->optimizer != NULL ? build(e, o, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
@@ -326,14 +390,15 @@ spw_engine_destroy(spw_engine *e)
         spw_gpu_event_destroy(e->buffers[i].sent);
     spw_gpu_event_destroy(e->passed);
     spw_gpu_queue_destroy(e->compute);
-    if (e->comm != NULL)
-        spw_comm_free(e->comm, e->shared);
+    if (ranks_read(e))
+        spw_comm_free(e->comm, e->between);
     if (e->gpu != NULL)
         spw_gpu_free(e->gpu, e->device);
     spw_gpu_close(e->gpu);
     for (int k = 0; k < MODE_COUNT; k++)
         spw_trace_deinit(&e->traces[k]);
     spw_layout_free(&e->layout);
+    spw__in_place_free(e);
     spw_mem_free(e->buffers);
     spw_mem_free(e->notes);
     spw_mem_free(e->activation_places);
@@ -345,6 +410,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->first_use);
     spw_mem_free(e->ranges);
     spw_mem_free(e->range_first);
+    spw_mem_free(e->device_ranges);
     spw_mem_free(e->last_use);
     spw_mem_free(e->generations);
     spw_mem_free(e->future);
@@ -409,6 +475,7 @@ spw_status
 spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
 {
     init_job job = {e, seed};
+    SPW_TRY(spw__in_place_check(e, "drawn at random", err));
     SPW_TRY(spw__engine_forget(e, err));
     return spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, err);
 }

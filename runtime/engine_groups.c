@@ -54,6 +54,7 @@ spw_status
 spw__make_ranges(spw_engine *e, spw_error *err)
 {
     uint32_t count = 0, most = e->layout.param_count + 2 * e->layout.chunk_count;
+    uint32_t longest = 0;
     e->ranges = spw_mem_calloc(most, sizeof *e->ranges);
     e->range_first = spw_mem_calloc(e->layout.chunk_count + 1, sizeof *e->range_first);
     if (e->ranges == NULL || e->range_first == NULL)
@@ -73,7 +74,11 @@ spw__make_ranges(spw_engine *e, spw_error *err)
     }
     e->range_first[e->layout.chunk_count] = count;
     SPW_ASSERT(count <= most);
-    return SPW_OK;
+    for (uint32_t i = 0; i < e->layout.chunk_count; i++)
+        longest =
+            e->range_first[i + 1] - e->range_first[i] > longest ? e->range_first[i + 1] - e->range_first[i] : longest;
+    e->device_ranges = spw_mem_calloc(e->device_updates ? longest : 1, sizeof *e->device_ranges);
+    return e->device_ranges != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "parameter groups of a chunk");
 }
 
 spw_status
@@ -132,10 +137,51 @@ spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, co
                            .end = first + count};
     const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
     uint64_t bad = spw_opt_step(&chunk, ranges, e->range_first[chunk_idx + 1] - e->range_first[chunk_idx]);
-    if (bad > 0)
-        return SPW_RAISE(err, SPW_ENONFINITE,
-                         "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
-                         "bf16.check_grad_overflow such a step is skipped",
-                         (unsigned long long)bad, e->layout.chunks[chunk_idx].unit_idx);
-    return SPW_OK;
+    return bad > 0 ? spw__raise_nonfinite(e, chunk_idx, bad, err) : SPW_OK;
+}
+
+spw_status
+spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err)
+{
+    const spw_engine *e = ctx;
+    return SPW_RAISE(err, SPW_ENONFINITE,
+                     "%llu elements of the gradient of unit %u are infinite or NaN; with gradient_clipping or "
+                     "bf16.check_grad_overflow such a step is skipped",
+                     (unsigned long long)bad, e->layout.chunks[chunk_idx].unit_idx);
+}
+
+/* ---------------------------------------------------------------- on the device */
+
+_Static_assert((int)SPW_OPT_ADAM == (int)SPW_RULE_ADAM && (int)SPW_OPT_ADAGRAD == (int)SPW_RULE_ADAGRAD &&
+                   (int)SPW_OPT_LION == (int)SPW_RULE_LION && (int)SPW_OPT_SGD == (int)SPW_RULE_SGD &&
+                   (int)SPW_OPT_BUILTIN_COUNT == (int)SPW_RULE_COUNT,
+               "gpu has cpu_adam's rules");
+
+void
+spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
+                      const void *grad, uint64_t *bad)
+{
+    const spw_engine *e = ctx;
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
+    uint32_t count = e->range_first[chunk_idx + 1] - e->range_first[chunk_idx];
+    spw_state_format f = e->config.run.state_format;
+    spw_gpu_update u = {.rule = (spw_gpu_rule)e->optimizer->builtin,
+                        .weight_dtype = spw_state_weight_dtype(f),
+                        .grad_dtype = e->config.run.grad_dtype,
+                        .low_bytes = spw_state_low_bytes(f),
+                        .moment_bytes = spw_state_moment_bytes(f),
+                        .elems = c->elems,
+                        .weights = weights,
+                        .record = record,
+                        .grad = grad,
+                        .nearest = ranges[0].coef->nearest,
+                        .key = ranges[0].coef->key,
+                        .first = e->layout.bases[c->unit_idx] + c->first};
+    for (uint32_t k = 0; k < count; k++) {
+        spw_gpu_update_range *r = &e->device_ranges[k];
+        *r = (spw_gpu_update_range){.end = ranges[k].end, .grad_scale = ranges[k].coef->grad_scale};
+        memcpy(r->c, ranges[k].coef->c, sizeof r->c);
+    }
+    spw_gpu_update_state(queue, &u, e->device_ranges, count, bad);
 }

@@ -17,6 +17,7 @@ typedef struct grad_buffer {
 } grad_buffer;
 
 typedef struct spw_ranks spw_ranks;
+typedef struct spw_wire spw_wire;
 
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
@@ -30,8 +31,17 @@ typedef struct grad_note {
  */
 enum { MATRIX, VECTOR, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
 
+/* Frozen weights that stay in their files (in_place.c). */
+typedef struct engine_in_place {
+    char from[SPW_PATH_BYTES]; /* folder or file; "": none do */
+    spw_store_piece *pieces;
+    spw_store_file *files; /* their paths are allocated */
+    uint32_t piece_count, file_count;
+} engine_in_place;
+
 struct spw_engine {
     spw_config config;
+    engine_in_place in_place;
     const spw_model *model;
     bool inference;
     spw_gpu *gpu;
@@ -39,11 +49,17 @@ struct spw_engine {
     spw_gpu_event *passed;   /* where one of the two is, for the other */
     spw_dtype compute_dtype; /* of activations, gathered weights, keys and values */
     uint32_t compute_bytes;
-    bool host_addressable; /* device memory can be read in place, and the thread itself computes */
+    bool linked;             /* by NCCL */
+    char *wire_memory;       /* device, for wire.c */
+    uint32_t device_sharers; /* ranks of this host on this device */
+    bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
+    bool device_updates;     /* all state is on a device apart from the host, and is updated there */
+    bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
     spw_comm *comm;   /* NULL: one rank */
     spw_ranks *ranks; /* NULL: one rank */
     uint32_t rank, world, local_world;
+    uint32_t path_ranks[2][SPW_PATHS_MAX]; /* of this host, that swap to the disk of a path for weights, for records */
     spw_layout layout;
     spw_plan plan;
     spw_tape *tape;
@@ -53,9 +69,12 @@ struct spw_engine {
     uint64_t target_count; /* of this step, on all ranks: positions with a target */
     /* Device memory. */
     void *device;
-    char *shared; /* what other ranks read: gradients, gathered units; with one rank part of device */
+    char
+        *between; /* gradients, gathered units; on the cpu device other ranks read them, else they are part of device */
     char *arena;
     uint64_t arena_bytes;
+    char *tapes; /* (plan.tape_count) of tape_bytes: what the last checkpoints' blocks computed (spw_tape_reset_kept) */
+    uint64_t tape_bytes;
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
     char *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
@@ -88,7 +107,8 @@ struct spw_engine {
     spw_opt_coef coefs[COEF_COUNT];
     spw_opt_range *ranges; /* (range_first[chunk_count]) which group's coefficients a chunk's elements take */
     uint32_t *range_first; /* (chunk_count + 1) */
-    uint64_t d2h_bytes, grad_h2d_bytes;
+    spw_gpu_update_range *device_ranges; /* of one chunk: the store's mover fills it for each update that it starts */
+    uint64_t d2h_bytes, h2d_bytes;       /* besides the store's and those of checkpoints */
     /* Access to the state (access.c). */
     spw_gradients_fn on_gradients;
     void *gradients_ctx;
@@ -97,6 +117,7 @@ struct spw_engine {
     bool part_changed;         /* what other ranks have gathered of this rank's parts is not what is there */
     /* Of the step under way. */
     uint64_t compute_ns, stall_ns[SPW_STALL_COUNT];
+    uint64_t device_ns; /* atomic: what a device that works by itself has computed, by its own clock */
     spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
     uint64_t counted_gather, counted_reduce;
@@ -125,6 +146,12 @@ uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e); /* of all micro-batches of a step */
 
+/* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */
+
+/* Finds the pieces of path's weights, a folder or a file, and tells the layout's chunks. Before the plan. */
+spw_status spw__in_place_find(spw_engine *e, const char *path, spw_error *err);
+void spw__in_place_free(spw_engine *e);
+
 /* ---------------------------------------------------------------- engine_groups.c: who takes which coefficients */
 
 spw_status spw__check_groups(const spw_engine *e, spw_error *err);
@@ -134,6 +161,10 @@ spw_status spw__set_coefficients(spw_engine *e, double lr, double grad_scale, sp
 /* The store's spw_store_update_fn; ctx is the engine. */
 spw_status spw__update_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                              uint64_t first, uint64_t count, spw_error *err);
+/* The store's spw_store_device_fn and spw_store_bad_fn. */
+void spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
+                           const void *grad, uint64_t *bad);
+spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 
 /* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
 
@@ -156,9 +187,45 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
 /* All gradients are in the store, on account of d2h or of the collectives. */
 spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 
+/* ---------------------------------------------------------------- disks.c: who else swaps there */
+
+spw_status
+spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_ranks; collective unless plan_only */
+
+/* ---------------------------------------------------------------- wire.c: bytes of a unit from rank to rank */
+
+/* Says whether devices are linked (e->linked); collective unless plan_only. Errors  SPW_EUNSUPPORTED: they cannot, and must be. */
+spw_status spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err);
+uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout */
+uint64_t spw__wire_device_bytes(const spw_engine *e);
+/* Collective. memory: spw__wire_device_bytes() of the device. */
+spw_status spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *memory, spw_error *err);
+void spw__wire_close(spw_wire *x, bool together); /* together: nothing has failed anywhere. NULL is fine */
+/*
+ * Weights, on one thread. put_part brings this rank's part to its place in whole, after what `after` marks (NULL: nothing); what
+ * reads it is on the queue `reader` (NULL: it has been read). gather makes the unit whole and returns when it is there.
+ */
+void spw__wire_put_part(spw_wire *x, const spw_gpu_event *after, char *whole, const void *part, uint64_t elems);
+spw_gpu_queue *spw__wire_reader(const spw_wire *x);
+spw_status
+spw__wire_gather(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part_elems, spw_error *err);
+/*
+ * Gradients, on another thread: data (world, part_elems) on the device, made by what `after` marks, is used up. scatter gives
+ * each rank the sum of its part, sum gives all of them all of it. The sink is the store's gradient, wherever that is; it is
+ * there on return. sink_elems: the last rank's part ends in padding that the sink does not have.
+ */
+void spw__wire_follow(spw_wire *x, const spw_gpu_event *after);
+spw_status spw__wire_scatter(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
+                             const spw_reduce_sink *sink, spw_error *err);
+spw_status spw__wire_sum(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
+                         const spw_reduce_sink *sink, uint64_t sink_elems, spw_error *err);
+/* Adds what gathering a unit, or reducing its gradient, moves between host and device. add: to what earlier passes summed up. */
+void spw__wire_count_weights(const spw_wire *x, uint32_t unit, uint64_t *d2h, uint64_t *h2d);
+void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);
+
 /* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
 
-/* Collective. pool_memory: for gathered units, plan.cache_device bytes that all ranks read; not used with whole units. */
+/* Collective. pool_memory: for gathered units, plan.cache_device bytes of the device; not used with whole units. */
 spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
 enum { SPW_RANKS_CHANNELS = 4 };
 void spw__ranks_destroy(spw_ranks *r); /* before the store; NULL is fine */

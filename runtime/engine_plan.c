@@ -11,7 +11,8 @@ enum { LIBRARY_BYTES = 5 << 18 };
 
 /*
  * Bytes of tape memory that the largest block needs, forward and backward, with nothing computed, if more than *bytes_out.
- * logit_rows: the head makes logits of so many rows; 0: the loss of all.
+ * logit_rows: the head makes logits of so many rows; 0: the loss of all. In e->tape_bytes what forward leaves there at most, in
+ * blocks that are not the last.
  */
 static spw_status
 measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
@@ -30,6 +31,8 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
         if (x != NULL)
             x->grad = x->data;
         y = spw__call_forward(e, &run, &batch, x, true, head && logit_rows > 0);
+        if (!head && spw_tape_arena_used(e->tape) > e->tape_bytes)
+            e->tape_bytes = spw_round_up(spw_tape_arena_used(e->tape), 4096);
         if (!e->inference)
             spw_tape_backward(e->tape, y);
         if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
@@ -100,27 +103,33 @@ pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward
 
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward, where half
- * is for its own gradient.
+ * is for its own gradient. *recompute: what is for recomputing.
  */
 static double
-step_flops(const spw_engine *e)
+step_flops(const spw_engine *e, double *recompute)
 {
     const spw_model_config *m = &e->model->config;
-    double tokens = (double)(e->config.accumulation * e->rows), per_token = 0;
+    double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
-            if (p->ndim > 1)
-                per_token += ((b + 1 < e->model->block_count ? 8.0 : 6.0) - (p->frozen ? 2.0 : 0.0)) *
-                             (double)(p->rows * p->cols);
+            double product = p->ndim > 1 ? 2 * (double)(p->rows * p->cols) : 0;
+            backward += product * (p->frozen ? 1 : 2);
+            if (b + 1 < e->model->block_count)
+                forward += product;
+            else
+                backward += product; /* the last one's forward is part of its backward */
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
         double W = (double)spw_model_window(m, l), T = (double)e->T;
-        per_token += 16.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+        double product = 4.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+        forward += product;
+        backward += 2 * product;
     }
-    return tokens * per_token;
+    *recompute = tokens * forward;
+    return tokens * (2 * forward + backward);
 }
 
 uint32_t
@@ -129,10 +138,17 @@ spw__engine_workers(const spw_engine *e)
     return e->config.run.optimizer_threads > 0 ? e->config.run.optimizer_threads : spw__engine_cpus(e);
 }
 
+/* Ranks of this host on this one's processors, it among them. */
+static uint32_t
+cpu_sharers(const spw_engine *e)
+{
+    return e->comm != NULL ? spw_comm_get_info(e->comm)->cpu_sharers : e->local_world;
+}
+
 uint32_t
 spw__engine_cpus(const spw_engine *e)
 {
-    uint32_t each = spw_cpu_allowed_count() / e->local_world;
+    uint32_t each = spw_cpu_allowed_count() / cpu_sharers(e);
     return each > 0 ? each : 1;
 }
 
@@ -183,6 +199,16 @@ product_bytes(const spw_engine *e)
     return sum;
 }
 
+/* What brings chunks of the device to the host: the largest one's weights and record. */
+static uint64_t
+stage_bytes(const spw_engine *e)
+{
+    spw_state_format f = e->config.run.state_format;
+    uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0;
+    return spw_round_up(spw__plan_largest_chunk(&e->layout) * spw_state_weight_bytes(f), 4096) +
+           spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
+}
+
 /*
  * Host memory that appears after the plan and outside of arena and device: tables of engine and store, the caller's
  * batches, checkpoints, stacks, BLAS, and library code that is first run then.
@@ -200,14 +226,18 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
                                                 : c->zero.optimizer_path.count,
                               .weight_slot_count = c->run.weight_slots,
                               .record_slot_count = c->run.record_slots,
+                              .file_count = e->in_place.file_count,
                               .aio = spw__engine_aio(c)};
     uint64_t own = e->layout.elems / 4096 * sizeof *e->partials + MODE_COUNT * trace_capacity * sizeof(uint32_t) +
                    e->future_max * sizeof *e->future +
                    units * (sizeof *e->notes + sizeof *e->buffers + 4 * sizeof(uint64_t)) +
                    (params + 2 * chunks) * sizeof *e->ranges + (chunks + 1) * sizeof *e->range_first;
+    own += e->in_place.piece_count * sizeof *e->in_place.pieces;
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
+    if (e->device_updates || (!e->host_addressable && c->zero.offload_param == SPW_TIER_DEVICE))
+        own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
                spw_comm_table_bytes(NULL, e->world, e->local_world, SPW_RANKS_CHANNELS);
@@ -262,36 +292,41 @@ spw__table_positions(const spw_engine *e)
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
-    plan_input in = {.config = &e->config,
-                     .layout = &e->layout,
-                     .local_ranks = e->local_world,
-                     .inference = e->inference,
-                     .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
-                     .record_bytes_32 = (uint32_t)spw_state_record_bytes(e->config.run.state_format, e->optimizer, 32),
-                     .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
-                     .compute_bytes = e->compute_bytes,
-                     .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
-                     .device_in_host = e->host_addressable,
-                     .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes,
-                     .process_bytes =
-                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
-                     .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
-                     .micro_batches = (uint32_t)e->config.accumulation,
-                     .future_max = e->future_max,
-                     .optimizer_threads = spw__engine_workers(e),
-                     .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
-                     .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-                     .tokens = e->config.accumulation * e->rows,
-                     .flops = step_flops(e)};
+    plan_input in = {
+        .config = &e->config,
+        .layout = &e->layout,
+        .local_ranks = e->local_world,
+        .cpu_ranks = cpu_sharers(e),
+        .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
+        .inference = e->inference,
+        .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
+        .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
+        .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
+        .compute_bytes = e->compute_bytes,
+        .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
+        .device_in_host = e->host_addressable,
+        .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
+        .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+        .device_updates = e->device_updates,
+        .gather_all = e->gather_all,
+        .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+        .micro_batches = (uint32_t)e->config.accumulation,
+        .future_max = e->future_max,
+        .optimizer_threads = spw__engine_workers(e),
+        .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
+        .wire_host = spw__wire_host_bytes(e),
+        .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
+        .tokens = e->config.accumulation * e->rows};
     uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
+    in.flops = step_flops(e, &in.recompute_flops);
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         uint64_t bytes = spw__block_elems(e, b) * in.compute_bytes;
         if (bytes > in.largest_block_bytes)
             in.largest_block_bytes = bytes;
     }
-    e->arena_bytes = 0;
+    e->arena_bytes = e->tape_bytes = 0;
     if (e->cache_slots > 0) { /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
         SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
         SPW_TRY(measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err));
@@ -299,6 +334,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         SPW_TRY(measure_arena(e, e->B, e->T, e->inference && !o->losses, &e->arena_bytes, err));
     }
     in.arena_device = spw_round_up(e->arena_bytes, 4096);
+    in.tape_bytes = e->tape_bytes;
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
     in.activation_slots = e->kept_slots;
@@ -306,7 +342,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra);
+    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra) + spw__wire_device_bytes(e);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;

@@ -15,16 +15,25 @@
 typedef struct gather_job {
     spw_store_use use;
     uint64_t offset, ticket;
+    spw_gpu_event *after; /* compute may still read what lay there; NULL: no */
 } gather_job;
 
 /* A gradient to be summed over the ranks. */
 typedef struct reduce_job {
     uint32_t unit_idx;
-    float *data;    /* lent until the job is done */
-    bool add, last; /* to what earlier passes summed up; there are no more of this step */
+    float *data;          /* lent until the job is done */
+    spw_gpu_event *after; /* what makes it; NULL: it is there */
+    bool add, last;       /* to what earlier passes summed up; there are no more of this step */
 } reduce_job;
 
+enum { EVENT_BYTES = 256 };   /* of a device, with its place in a table */
 enum { FILES_S = 24 * 3600 }; /* one rank reads or sums all of a checkpoint while the others wait */
+
+/* Where a unit lay that compute may still read. */
+typedef struct last_read {
+    uint64_t offset, bytes; /* 0: nobody does */
+} last_read;
+
 /* One of the two threads and how far it is in its queue. */
 typedef struct lane {
     pthread_t thread;
@@ -41,8 +50,12 @@ struct spw_ranks {
     uint32_t rank, world;
     uint64_t part_unit; /* bytes of an element on the device */
     char *pool_memory;
+    spw_wire *wire;
+    /* The engine's thread alone. */
     gather_pool pool;
-    uint64_t *tickets; /* (unit_count) the last that was asked for; the engine's thread alone */
+    uint64_t *tickets; /* (unit_count) the last that was asked for */
+    last_read *reads;  /* (unit_count); of a device that works by itself, else NULL, and so are the events */
+    spw_gpu_event **gather_events, **reduce_events; /* (queue_size), one for each place in the queue */
     lane gather, reduce;
 
     pthread_mutex_t lock;
@@ -138,15 +151,15 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
 {
     spw_engine *e = r->e;
     const spw_store_unit *u = &e->layout.units[job->use.unit_idx];
-    uint64_t bytes = u->elems * r->part_unit, begin;
+    uint64_t begin;
     char *to = r->pool_memory + job->offset;
     const void *part;
     SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
-    memcpy(to + r->rank * bytes, part, bytes);
-    spw_store_release(e->store, job->use.unit_idx, NULL);
+    spw__wire_put_part(r->wire, job->after, to, part, u->elems);
+    spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
     wait_for_others(r, &r->gather);
     begin = spw_now_ns();
-    SPW_TRY(spw_all_gather(r->gathers, job->use.unit_idx, to, bytes, err));
+    SPW_TRY(spw__wire_gather(r->wire, r->gathers, job->use.unit_idx, to, u->elems, err));
     spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
@@ -167,60 +180,24 @@ gather_main(void *arg)
     return NULL;
 }
 
-/* The sum lies in the buffer on every rank: it goes to the store like the gradient of one rank. */
-static void
-keep_whole(spw_ranks *r, const reduce_job *job)
-{
-    spw_engine *e = r->e;
-    uint64_t elems = e->layout.units[job->unit_idx].elems;
-    float *sum = job->data;
-    const float *before = spw_store_grad(e->store, job->unit_idx);
-    for (uint64_t i = 0; job->add && i < elems; i++)
-        sum[i] += before[i];
-    spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, job->unit_idx), e->config.run.grad_dtype, sum, SPW_F32, elems,
-                     job->last ? e->partials + e->unit_partial[job->unit_idx] : NULL);
-    spw_gpu_queue_sync(e->d2h);
-}
-
-/*
- * To the type in which ranks exchange gradients: where parts are scattered they lie together at the front of the buffer;
- * a sum that stays whole is exchanged in fp32, of the same rounded numbers.
- */
-static void
-round_grad(const spw_engine *e, float *data, uint64_t elems)
-{
-    enum { BLOCK = 4096 };
-    uint16_t narrow[BLOCK];
-    spw_dtype type = e->config.comm_dtype;
-    for (uint64_t i = 0; i < elems && type != SPW_F32; i += BLOCK) { /* parts are whole blocks */
-        spw_convert(narrow, type, data + i, SPW_F32, BLOCK);
-        if (e->layout.parts > 1)
-            memcpy((uint16_t *)(void *)data + i, narrow, sizeof narrow);
-        else
-            spw_convert(data + i, SPW_F32, narrow, type, BLOCK);
-    }
-}
-
 static spw_status
 run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
 {
     spw_engine *e = r->e;
     uint32_t u = job->unit_idx;
     uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), r->world), begin;
+    spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
+                            .dtype = e->config.run.grad_dtype,
+                            .add = job->add,
+                            .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
     SPW_TRY(spw_store_grad_open(e->store, u, err));
+    if (job->after != NULL)
+        spw__wire_follow(r->wire, job->after);
     wait_for_others(r, &r->reduce);
     begin = spw_now_ns();
-    round_grad(e, job->data, part * r->world);
-    if (e->layout.parts > 1) {
-        spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
-                                .dtype = e->config.run.grad_dtype,
-                                .add = job->add,
-                                .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
-        SPW_TRY(spw_reduce_scatter(r->reduces, u, job->data, e->config.comm_dtype, part, &sink, err));
-    } else {
-        SPW_TRY(spw_all_reduce(r->reduces, u, job->data, part, err));
-        keep_whole(r, job);
-    }
+    SPW_TRY(e->layout.parts > 1
+                ? spw__wire_scatter(r->wire, r->reduces, u, job->data, part, &sink, err)
+                : spw__wire_sum(r->wire, r->reduces, u, job->data, part, &sink, e->layout.units[u].elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last)
         spw_store_grad_ready(e->store, u);
@@ -324,14 +301,37 @@ spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 
 /* ---------------------------------------------------------------- asking */
 
+/*
+ * The mark that a unit which comes to lie on others has to follow; NULL: nobody may still read there. Jobs run in order: what
+ * one of them has waited for, those after it need not.
+ */
+static spw_gpu_event *
+follow_readers(spw_ranks *r, const gather_unit *u, uint64_t slot)
+{
+    bool meets = false;
+    for (uint32_t i = 0; r->reads != NULL && i < r->e->layout.unit_count; i++)
+        meets = meets || (r->reads[i].bytes > 0 && r->reads[i].offset < u->offset + u->bytes &&
+                          u->offset < r->reads[i].offset + r->reads[i].bytes);
+    if (!meets)
+        return NULL;
+    spw_gpu_event_record(r->gather_events[slot], r->e->compute);
+    memset(r->reads, 0, r->e->layout.unit_count * sizeof *r->reads);
+    return r->gather_events[slot];
+}
+
 /* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
 static void
 ask_gather(spw_ranks *r, spw_store_use use)
 {
+    const gather_unit *u = &r->pool.units[use.unit_idx];
+    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx]};
+    uint64_t slot = r->gather.asked % r->queue_size; /* asked is changed by this thread alone */
+    job.after = follow_readers(r, u, slot);
+    spw__wire_count_weights(r->wire, use.unit_idx, &r->e->d2h_bytes, &r->e->h2d_bytes);
     pthread_mutex_lock(&r->lock);
     SPW_ASSERT(r->gather.asked - r->gather.done < r->queue_size);
-    r->gather_queue[r->gather.asked++ % r->queue_size] =
-        (gather_job){use, r->pool.units[use.unit_idx].offset, ++r->tickets[use.unit_idx]};
+    r->gather_queue[slot] = job;
+    r->gather.asked++;
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
 }
@@ -387,8 +387,11 @@ spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, cons
 void
 spw__ranks_release(spw_ranks *r, uint32_t unit_idx)
 {
-    SPW_ASSERT(r->pool.units[unit_idx].pins > 0);
-    r->pool.units[unit_idx].pins--;
+    gather_unit *u = &r->pool.units[unit_idx];
+    SPW_ASSERT(u->pins > 0);
+    u->pins--;
+    if (r->reads != NULL)
+        r->reads[unit_idx] = (last_read){u->offset, u->bytes};
 }
 
 /* The store is told what is certain first: the parts of gathers that were asked for. Then what the trace says of the others. */
@@ -424,9 +427,17 @@ spw__ranks_tell(spw_ranks *r, const spw_store_use *future, uint32_t count, uint3
 void
 spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool last)
 {
+    reduce_job job = {.unit_idx = unit_idx, .data = b->data, .add = add, .last = last};
+    uint64_t slot = r->reduce.asked % r->queue_size;
+    if (r->reduce_events != NULL) {
+        job.after = r->reduce_events[slot];
+        spw_gpu_event_record(job.after, r->e->compute);
+    }
+    spw__wire_count_grad(r->wire, unit_idx, add, &r->e->d2h_bytes, &r->e->h2d_bytes);
     pthread_mutex_lock(&r->lock);
     SPW_ASSERT(r->reduce.asked - r->reduce.done < r->queue_size);
-    r->reduce_queue[r->reduce.asked++ % r->queue_size] = (reduce_job){unit_idx, b->data, add, last};
+    r->reduce_queue[slot] = job;
+    r->reduce.asked++;
     b->job = r->reduce.asked;
     pthread_cond_broadcast(&r->work);
     pthread_mutex_unlock(&r->lock);
@@ -547,9 +558,36 @@ uint64_t
 spw__ranks_table_bytes(const spw_engine *e)
 {
     uint64_t units = e->layout.unit_count;
-    return sizeof(spw_ranks) + units * (2 * sizeof(uint64_t) + sizeof(gather_unit)) +
-           (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job)) + e->future_max * sizeof(spw_store_use) +
-           2 * SPW_STACK_BYTES;
+    return sizeof(spw_ranks) + units * (2 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
+           (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job) + (e->host_addressable ? 0 : 2 * EVENT_BYTES)) +
+           e->future_max * sizeof(spw_store_use) + 2 * SPW_STACK_BYTES +
+           (e->host_addressable ? 0 : spw_gpu_work_bytes(e->gpu)); /* the queues of wire.c */
+}
+
+/* What compute has made, or still reads, is marked for the two threads. */
+static spw_status
+open_events(spw_ranks *r, spw_error *err)
+{
+    r->reads = spw_mem_calloc(r->e->layout.unit_count, sizeof *r->reads);
+    r->gather_events = spw_mem_calloc(r->queue_size, sizeof *r->gather_events);
+    r->reduce_events = spw_mem_calloc(r->queue_size, sizeof *r->reduce_events);
+    if (!r->reads || !r->gather_events || !r->reduce_events)
+        return SPW_RAISE(err, SPW_ENOMEM, "ranks");
+    for (uint64_t i = 0; i < r->queue_size; i++) {
+        SPW_TRY(spw_gpu_event_create(&r->gather_events[i], r->e->gpu, err));
+        SPW_TRY(spw_gpu_event_create(&r->reduce_events[i], r->e->gpu, err));
+    }
+    return SPW_OK;
+}
+
+static void
+close_events(spw_gpu_event **events, uint64_t count)
+{
+    for (uint64_t i = 0; events != NULL && i < count; i++) {
+        if (events[i] != NULL)
+            spw_gpu_event_destroy(events[i]);
+    }
+    spw_mem_free(events);
 }
 
 static spw_status
@@ -558,6 +596,8 @@ open_ranks(spw_ranks *r, spw_error *err)
     spw_engine *e = r->e;
     int rc;
     r->queue_size = 4 * (uint64_t)e->layout.unit_count + 64;
+    if (!e->host_addressable)
+        SPW_TRY(open_events(r, err));
     r->gather_queue = spw_mem_calloc(r->queue_size, sizeof *r->gather_queue);
     r->reduce_queue = spw_mem_calloc(r->queue_size, sizeof *r->reduce_queue);
     r->tickets = spw_mem_calloc(e->layout.unit_count, sizeof *r->tickets);
@@ -569,6 +609,7 @@ open_ranks(spw_ranks *r, spw_error *err)
     SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
     SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
     SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
+    SPW_TRY(spw__wire_open(&r->wire, e, r->control, e->wire_memory, err));
     if (e->config.run.comm_timeout > 0) {
         spw_channel_set_timeout(r->gathers, e->config.run.comm_timeout);
         spw_channel_set_timeout(r->reduces, e->config.run.comm_timeout);
@@ -623,6 +664,7 @@ spw__ranks_destroy(spw_ranks *r)
         pthread_join(r->gather.thread, NULL);
     if (r->reduce.started)
         pthread_join(r->reduce.thread, NULL);
+    spw__wire_close(r->wire, r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK);
     spw_channel_close(r->gathers);
     spw_channel_close(r->reduces);
     spw_channel_close(r->control);
@@ -630,6 +672,9 @@ spw__ranks_destroy(spw_ranks *r)
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
+    close_events(r->gather_events, r->queue_size);
+    close_events(r->reduce_events, r->queue_size);
+    spw_mem_free(r->reads);
     spw__gather_deinit(&r->pool);
     spw_mem_free(r->gather_queue);
     spw_mem_free(r->reduce_queue);

@@ -90,7 +90,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 
 /* What the counters said when a step began. */
 typedef struct step_start {
-    uint64_t begin_ns, cpu_ns, d2h_bytes, grad_h2d_bytes;
+    uint64_t begin_ns, cpu_ns, d2h_bytes, h2d_bytes;
     spw_store_stats store;
     spw_act_stats kept;
 } step_start;
@@ -98,13 +98,12 @@ typedef struct step_start {
 static void
 begin_account(spw_engine *e, step_start *s)
 {
-    *s = (step_start){.begin_ns = spw_now_ns(),
-                      .cpu_ns = spw_process_cpu_ns(),
-                      .d2h_bytes = e->d2h_bytes,
-                      .grad_h2d_bytes = e->grad_h2d_bytes};
+    *s = (step_start){
+        .begin_ns = spw_now_ns(), .cpu_ns = spw_process_cpu_ns(), .d2h_bytes = e->d2h_bytes, .h2d_bytes = e->h2d_bytes};
     spw_store_get_stats(e->store, &s->store);
     spw_act_get_stats(e->act, &s->kept);
     e->compute_ns = 0;
+    __atomic_store_n(&e->device_ns, 0, __ATOMIC_RELAXED); /* of evaluations */
     memset(e->stall_ns, 0, sizeof e->stall_ns);
     if (!e->counting) {
         e->counted = s->store;
@@ -113,29 +112,47 @@ begin_account(spw_engine *e, step_start *s)
     }
 }
 
+/*
+ * Of a device that works by itself computing is what it did by its own clock. The thread waits while the device computes, too;
+ * only the time in which the device did not is lost to waiting, for each cause its share.
+ */
+static void
+idle_only(spw_engine *e, spw_step_result *r, double *computing, double *waits)
+{
+    double device = (double)__atomic_exchange_n(&e->device_ns, 0, __ATOMIC_RELAXED) * 1e-9, share;
+    *computing = device < r->step_s ? device : r->step_s;
+    share = *waits > r->step_s - *computing ? (r->step_s - *computing) / *waits : 1;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        r->stall_s[k] *= share;
+    *waits *= share;
+}
+
 static void
 end_account(spw_engine *e, const step_start *s, spw_step_result *r)
 {
     spw_store_stats now;
     spw_act_stats kept_now;
-    double parts = (double)e->compute_ns * 1e-9;
+    double parts = (double)e->compute_ns * 1e-9, waits = 0;
     bool own = e->layout.parts == 1; /* else it is another thread that waits in the store */
     spw_store_get_stats(e->store, &now);
     spw_act_get_stats(e->act, &kept_now);
     r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
     r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
-    r->compute_s = parts;
     for (int k = 0; k < SPW_STALL_COUNT; k++) {
         r->stall_s[k] = (double)((own ? now.stall_ns[k] - s->store.stall_ns[k] : 0) + e->stall_ns[k]) * 1e-9;
-        parts += r->stall_s[k];
+        waits += r->stall_s[k];
     }
+    if (!e->host_addressable)
+        idle_only(e, r, &parts, &waits);
+    r->compute_s = parts;
+    parts += waits;
     r->other_s = r->step_s - parts;
     r->nvme_read =
         now.nvme_read_bytes - e->counted.nvme_read_bytes + kept_now.nvme_read_bytes - s->kept.nvme_read_bytes;
     r->nvme_write =
         now.nvme_write_bytes - e->counted.nvme_write_bytes + kept_now.nvme_write_bytes - s->kept.nvme_write_bytes;
-    r->h2d = now.h2d_bytes - e->counted.h2d_bytes + e->grad_h2d_bytes - s->grad_h2d_bytes + kept_now.h2d_bytes -
-             s->kept.h2d_bytes;
+    r->h2d =
+        now.h2d_bytes - e->counted.h2d_bytes + e->h2d_bytes - s->h2d_bytes + kept_now.h2d_bytes - s->kept.h2d_bytes;
     if (e->ranks != NULL) {
         uint64_t gather, reduce;
         spw__ranks_bytes(e->ranks, &gather, &reduce);
@@ -164,11 +181,8 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
 {
     const spw_config *c = &e->config;
     double scale = 1.0 / e->scaler.scale;
-    if (!e->host_addressable) { /* what has been submitted: the device computes, the gradients do not wait for the link */
-        uint64_t begin = spw_now_ns();
-        spw_gpu_queue_sync(e->compute);
-        e->compute_ns += spw_now_ns() - begin;
-    }
+    if (!e->host_addressable)
+        spw_gpu_queue_sync(e->compute); /* it has told then what it computed (computed()) */
     SPW_TRY(spw__wait_grads(e, err));
     SPW_TRY(spw_gpu_check(e->gpu, err));
     SPW_TRY(sum_step(e, micro_batches, &r->loss, &r->grad_norm, err));

@@ -116,6 +116,17 @@ checkpoint_of(const spw_engine *e, uint32_t c, uint32_t micro)
     return (c - 1) * e->group_max + micro;
 }
 
+/* Memory in which what this block computes for a micro-batch is kept for the backward pass; NULL: it is computed again. */
+static char *
+tape_of(const spw_engine *e, uint32_t c, uint32_t micro)
+{
+    uint32_t after; /* checkpoints from this one on, in the order of the forward pass */
+    if (!kept(e, c))
+        return NULL;
+    after = (e->chain_count - 2) * e->group_max - checkpoint_of(e, c, micro);
+    return after <= e->plan.tape_count ? e->tapes + (after - 1) * e->tape_bytes : NULL;
+}
+
 /* Where the forward pass of a training step makes x[c], and reads it. */
 static char *
 input_of(const spw_engine *e, uint32_t c, uint32_t micro)
@@ -196,17 +207,46 @@ waited_ns(const spw_engine *e)
     return sum;
 }
 
-/*
- * Counts what began at begin, without the waiting since waited. Of a device that works by itself that is what submitting took;
- * the device's own time shows where the thread waits for it: at the end of a step (decide) as computing too, and before that
- * as whatever the thread waits for then.
- */
 static void
-end_compute(spw_engine *e, const char *name, uint32_t block_idx, uint64_t begin, uint64_t waited)
+computed(void *arg, const char *name, uint64_t block_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    spw_engine *e = arg;
+    __atomic_fetch_add(&e->device_ns, end_ns - begin_ns, __ATOMIC_RELAXED);
+    spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin_ns, end_ns);
+}
+
+static void
+copied_out(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    (void)arg;
+    spw_timeline_add(SPW_LANE_D2H, name, unit_idx, begin_ns, end_ns);
+}
+
+/* Of the thread's own computing: when it began, and what it had waited before. */
+typedef struct computing {
+    const char *name;
+    uint64_t begin_ns, waited_ns;
+} computing;
+
+static computing
+begin_compute(spw_engine *e, const char *name)
+{
+    if (!e->host_addressable)
+        spw_gpu_span_begin(e->compute, name);
+    return (computing){name, spw_now_ns(), waited_ns(e)};
+}
+
+/* Counts what the thread computed, or lets a device that works by itself tell what it did. */
+static void
+end_compute(spw_engine *e, const computing *c, uint32_t block_idx)
 {
     uint64_t now = spw_now_ns();
-    e->compute_ns += now - begin - (waited_ns(e) - waited);
-    spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin, now);
+    if (!e->host_addressable) {
+        spw_gpu_span_end(e->compute, block_idx, computed, e);
+        return;
+    }
+    e->compute_ns += now - c->begin_ns - (waited_ns(e) - c->waited_ns);
+    spw_timeline_add(SPW_LANE_COMPUTE, c->name, block_idx, c->begin_ns, now);
 }
 
 enum { NOT_LENT = UINT32_MAX };
@@ -253,15 +293,16 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
         SPW_TRY(begin_keeping(e, err));
     for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
         block_run run = {.block_idx = e->chain[c]};
-        uint64_t begin, waited;
+        computing timed;
         spw_status st = SPW_OK;
         SPW_TRY(spw__acquire_block(e, mode, &run, err));
-        begin = spw_now_ns();
-        waited = waited_ns(e);
+        timed = begin_compute(e, "forward");
         for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
             spw_batch batch = batch_of(e, first + i);
             spw_value *x = NULL, *y;
-            spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
+            char *tape = keep ? tape_of(e, c, i) : NULL;
+            spw_tape_reset(e->tape, tape != NULL ? tape : e->arena, tape != NULL ? e->tape_bytes : e->arena_bytes,
+                           false);
             if (c > 0)
                 x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows,
                                    e->model->config.width, false);
@@ -270,7 +311,7 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
             if (st == SPW_OK && c < last)
                 st = pass_on(e, y, c + 1, i, keep, err);
         }
-        end_compute(e, "forward", run.block_idx, begin, waited);
+        end_compute(e, &timed, run.block_idx);
         spw__release_block(e, &run);
         SPW_TRY(st);
     }
@@ -329,6 +370,11 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
     }
     begin = spw_now_ns();
     spw_gpu_event_wait(best->sent, e->compute);
+    if (later_group && spw_store_grad_on_device(e->store, unit_idx)) {
+        spw_gpu_copy_d2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
+                         elems, NULL);
+        return SPW_OK;
+    }
     if (later_group) { /* the earlier group's sum may still be on its way out of another buffer */
         spw_gpu_event_record(e->passed, e->d2h);
         spw_gpu_event_wait(e->passed, e->compute);
@@ -337,7 +383,7 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
     if (later_group) {
         spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
                          elems);
-        e->grad_h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+        e->h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
     } else {
         spw_gpu_zero(e->compute, best->data, elems * sizeof(float));
     }
@@ -356,23 +402,32 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
 {
     grad_buffer *b = buffer_of(e, unit_idx);
     uint64_t elems = e->layout.units[unit_idx].elems;
+    double *sums = final_group ? e->partials + e->unit_partial[unit_idx] : NULL;
+    spw_gpu_queue *out = e->d2h;
     if (e->ranks != NULL) {
         b->unit_idx = UINT32_MAX;
         spw__ranks_send(e->ranks, unit_idx, b, later_group, final_group);
-        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
         return SPW_OK;
     }
     SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
-    spw_gpu_event_record(e->passed, e->compute);
-    spw_gpu_event_wait(e->passed, e->d2h);
-    spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
-                     final_group ? e->partials + e->unit_partial[unit_idx] : NULL);
-    e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
-    spw_gpu_event_record(b->sent, e->d2h);
+    if (spw_store_grad_on_device(e->store, unit_idx)) { /* it stays there, and so does the order of compute */
+        out = e->compute;
+        spw_gpu_copy_d2d(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                         sums);
+    } else {
+        spw_gpu_event_record(e->passed, e->compute);
+        spw_gpu_event_wait(e->passed, out);
+        spw_gpu_span_begin(out, "gradient");
+        spw_gpu_copy_d2h(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                         sums);
+        spw_gpu_span_end(out, unit_idx, copied_out, NULL);
+        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    }
+    spw_gpu_event_record(b->sent, out);
     b->unit_idx = UINT32_MAX;
     if (final_group) {
         e->notes[unit_idx] = (grad_note){e->store, unit_idx};
-        spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
+        spw_gpu_queue_notify(out, grad_arrived, &e->notes[unit_idx]);
     }
     return SPW_OK;
 }
@@ -391,7 +446,10 @@ backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, 
         void *data = spw__flow(e, c, i);
         if (kept(e, c))
             SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
-        spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
+        if (tape_of(e, c, i) != NULL)
+            spw_tape_reset_kept(e->tape, tape_of(e, c, i), e->tape_bytes, e->arena, e->arena_bytes);
+        else
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         if (c > 0) {
             x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, true);
             SPW_TRY(settle_flow(e, c + 1, i, err));
@@ -413,11 +471,10 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
 {
     for (uint32_t c = e->chain_count; c-- > 0;) {
         block_run run = {.block_idx = e->chain[c]};
-        uint64_t begin, waited;
+        computing timed;
         spw_status st;
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
-        begin = spw_now_ns();
-        waited = waited_ns(e);
+        timed = begin_compute(e, "backward");
         st = SPW_OK;
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (!e->layout.units[run.units[k]].trainable)
@@ -429,7 +486,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         }
         if (st == SPW_OK)
             st = backward_block(e, &run, c, first, count, err);
-        end_compute(e, "backward", run.block_idx, begin, waited);
+        end_compute(e, &timed, run.block_idx);
         spw__release_block(e, &run);
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (e->layout.units[run.units[k]].trainable && e->first_use[run.units[k]] == (int32_t)c)

@@ -104,6 +104,7 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
         snprintf(w->path, sizeof w->path, "%s", path);
         SPW_TRY(find_folder(w, err));
     }
+    snprintf(w->from, sizeof w->from, w->is_checkpoint ? "%.1000s/model.safetensors" : "%.1000s", w->path);
     w->config.zero.offload_param = w->config.zero.offload_optimizer = SPW_TIER_HOST;
     w->config.zero.param_path.count = w->config.zero.optimizer_path.count = 0;
     w->config.run.host_memory = w->config.run.device_memory = SPW_AUTO;

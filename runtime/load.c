@@ -57,6 +57,7 @@ spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
                          "%s: there are adapters beside the weights; merge them with spillway "
                          "export, or go on with --resume",
                          adapters);
+    SPW_TRY(spw__in_place_check(e, path, err));
     st = spw_hf_reader_open(&job.reader, path, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
@@ -68,18 +69,24 @@ spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
     return st;
 }
 
+const char *
+spw_config_start_folder(const spw_config *c)
+{
+    bool wanted = strcmp(c->run.start, "weights") == 0;
+    if (strcmp(c->run.start, "random") == 0 || c->model_path[0] == '\0')
+        return NULL;
+    return wanted || spw_hf_has_weights(c->model_path) ? c->model_path : NULL;
+}
+
 spw_status
 spw_engine_start(spw_engine *e, bool *loaded_out, spw_error *err)
 {
     const spw_config *c = spw__engine_config(e);
-    bool wanted = strcmp(c->run.start, "weights") == 0;
-    *loaded_out = false;
-    if (wanted && c->model_path[0] == '\0')
+    const char *folder = spw_config_start_folder(c);
+    *loaded_out = folder != NULL;
+    if (folder != NULL)
+        return spw_engine_load_weights(e, folder, err);
+    if (strcmp(c->run.start, "weights") == 0)
         return SPW_RAISE(err, SPW_ECONFIG, "spillway.start weights needs a folder in model.path");
-    if (strcmp(c->run.start, "random") != 0 && c->model_path[0] != '\0' &&
-        (wanted || spw_hf_has_weights(c->model_path))) {
-        *loaded_out = true;
-        return spw_engine_load_weights(e, c->model_path, err);
-    }
     return spw_engine_init_params(e, c->run.seed, err);
 }

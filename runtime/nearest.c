@@ -180,9 +180,10 @@ find(search *s)
         return false;
     for (uint32_t round = 0; lack != SPW_LACK_NOTHING && round < CHANGE_COUNT * ROUNDS; round++) {
         change what = 0;
-        while (what < CHANGE_COUNT) {
+        spw_lack left = lack;
+        while (what < CHANGE_COUNT) { /* one that the device refuses may be possible after another */
             *s->trial = *s->config;
-            if (helps(what, lack) && apply(s->trial, what))
+            if (helps(what, lack) && apply(s->trial, what) && try_plan(s->options, s->trial, s->plan, &left))
                 break;
             what++;
         }
@@ -190,8 +191,7 @@ find(search *s)
             return false;
         *s->config = *s->trial;
         s->done[s->done_count++] = what;
-        if (!try_plan(s->options, s->config, s->plan, &lack))
-            return false;
+        lack = left;
     }
     for (uint32_t i = 0; i < s->done_count;) { /* take back what is not needed */
         change what = s->done[i];

@@ -95,6 +95,13 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     }
 }
 
+/* Of what lies between checkpoints: kept, and not computed again. */
+static double
+kept_share(const spw_plan *p, const plan_input *in)
+{
+    return p->tape_count == 0 ? 0 : (double)p->tape_count / in->activation_slots_used / in->activation_micros;
+}
+
 static spw_status
 rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, spw_error *err)
 {
@@ -114,6 +121,7 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .prefetch = in->config->run.prefetch,
                          .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow &&
                                        !in->config->fp16,
+                         .backward = 3 - kept_share(p, in),
                          .pace = pace};
     return spw__rehearse(&r, out, err);
 }
@@ -166,6 +174,7 @@ add_up(spw_plan *p, const plan_input *in)
         spw_store_chunk *c = &in->layout->chunks[i];
         uint64_t w = c->elems * in->weight_bytes, r = has_record(in, c) ? record_bytes(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
+        p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
         *record[c->record_tier] += r;
     }
 }
@@ -188,7 +197,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         bytes[i] = p->activations_nvme / nvme_count;
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        bytes[i] = (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0) +
+        bytes[i] = (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0 ? c->elems * in->weight_bytes : 0) +
                    (c->record_tier == SPW_TIER_NVME && has_record(in, c) ? record_bytes(in, c->elems) : 0);
     }
     if (st == SPW_OK)
@@ -212,8 +221,9 @@ state_on_nvme(const spw_config *c)
 
 /* One list of paths for both kinds; a path named twice counts once. Activations go where state goes, or else anywhere. */
 static void
-collect_paths(spw_plan *p, const spw_config *c)
+collect_paths(spw_plan *p, const plan_input *in)
 {
+    const spw_config *c = in->config;
     const spw_path_list *lists[2] = {&c->zero.param_path, &c->zero.optimizer_path};
     bool any = !state_on_nvme(c),
          used[2] = {any || c->zero.offload_param == SPW_TIER_NVME, any || c->zero.offload_optimizer == SPW_TIER_NVME};
@@ -226,6 +236,7 @@ collect_paths(spw_plan *p, const spw_config *c)
                 continue;
             p->path_weight[p->path_count] = lists[k]->weight[i] > 0 ? lists[k]->weight[i] : 1;
             p->path_limit[p->path_count] = lists[k]->bytes[i];
+            p->path_ranks[p->path_count] = in->path_ranks[k] != NULL ? in->path_ranks[k][i] : 1;
             p->paths[p->path_count++] = lists[k]->item[i];
         }
     }
@@ -269,9 +280,10 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
         *w_want = slots > *w_want ? slots : *w_want;
     }
     p->process_host = in->process_bytes;
-    p->grad_host = in->inference ? 0 : trained * in->grad_bytes;
+    p->grad_host = in->inference || in->device_updates ? 0 : trained * in->grad_bytes;
     p->tables_host = in->tables_bytes;
-    fixed = p->process_host + p->tables_host + p->grad_host;
+    p->wire_host = in->wire_host;
+    fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
@@ -438,11 +450,12 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     char need[32], have[32];
     p->device_budget = c->run.device_memory;
     p->grads_device = in->grads_device;
+    p->grad_device = in->device_updates ? spw__layout_trained(in->layout) * in->grad_bytes : 0;
     p->arena_device = in->arena_device;
     p->batch_device = in->batch_device;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
         p->padding_device = record_padding(in, SPW_TIER_DEVICE, true);
-    fixed = p->grads_device + p->arena_device + p->batch_device + p->padding_device;
+    fixed = p->grads_device + p->grad_device + p->arena_device + p->batch_device + p->padding_device;
     if (c->zero.offload_param == SPW_TIER_DEVICE)
         fixed += in->layout->elems * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
@@ -455,10 +468,11 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
                                  ease);
     fixed += p->activations_device - parts_room(in, floor_bytes);
     if (budget == SPW_AUTO) {
-        p->cache_device =
-            whole || (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) || all_units < 3 * floor_bytes
-                ? all_units
-                : 3 * floor_bytes;
+        p->cache_device = whole || in->gather_all ||
+                                  (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) ||
+                                  all_units < 3 * floor_bytes
+                              ? all_units
+                              : 3 * floor_bytes;
     } else if (budget > fixed) {
         p->cache_device = cache_within(in, budget - fixed);
         p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
@@ -497,17 +511,37 @@ plan_device(spw_plan *p, const plan_input *in, spw_error *err)
     return plan_device_within(p, in, in->device_room, err);
 }
 
+/*
+ * Device memory that nothing else wants, less what is not one's own to take: on a device whose memory is the host's, half of
+ * what the host would have left, because there the same memory keeps files in cache.
+ */
+static void
+plan_tapes(spw_plan *p, const plan_input *in)
+{
+    uint64_t budget = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
+    uint64_t room = budget == 0 ? UINT64_MAX : budget > p->device_bytes ? budget - p->device_bytes : 0;
+    if (in->device_in_host) {
+        uint64_t have = host_room(p, in) / 8 * 7;
+        uint64_t left = have > p->host_bytes ? (have - p->host_bytes) / 2 : 0;
+        room = left < room ? left : room;
+    }
+    if (strcmp(in->config->run.recompute, "always") != 0)
+        spw__plan_activations_tapes(p, in, room / 4096 * 4096);
+    p->device_bytes += p->tapes_device;
+    p->flops -= in->recompute_flops * kept_share(p, in);
+}
+
 /* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const uint64_t trained = spw__layout_trained(in->layout);
+    const uint64_t trained = spw__layout_trained(in->layout), grads = in->device_updates ? 0 : trained * in->grad_bytes;
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
         SPW_TRY(rehearse(p, in, spw_paces[k], &r, err));
-        t->h2d = r.h2d + (in->passes - 1) * trained * in->grad_bytes; /* sums of earlier passes go back in */
-        t->d2h = in->passes * trained * in->grad_bytes;
+        t->h2d = r.h2d + (in->passes - 1) * grads; /* sums of earlier passes go back in */
+        t->d2h = in->passes * grads;
         memcpy(t->path_read, r.path_read, sizeof t->path_read);
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
@@ -535,10 +569,12 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     p->params = in->layout->params;
     p->elems = in->layout->elems;
     p->trained = spw__layout_trained(in->layout);
+    p->device_updates = in->device_updates;
     p->tokens = in->tokens;
     p->flops = in->flops;
     p->device_apart = !in->device_in_host;
-    collect_paths(p, in->config);
+    p->cpu_ranks = in->cpu_ranks;
+    collect_paths(p, in);
     (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
     add_up(p, in);
@@ -557,8 +593,10 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
             p->device_bytes - p->cache_device - p->parts_device + least_cache(in) + parts_room(in, least_cache(in));
     }
     p->tables_host += record_padding(in, SPW_TIER_HOST, false);
-    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->slots_host + p->activations_host +
-                    p->weight_host + p->record_host;
+    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->slots_host +
+                    p->activations_host + p->weight_host + p->record_host;
+    if (st == SPW_OK)
+        plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > host_room(p, in)) {
         char need[32], room[32];
         p->lack = SPW_LACK_HOST;
@@ -585,10 +623,12 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
         uint64_t device, host, nvme;
     } rows[] = {{"weights", p->weight_device, p->weight_host, p->weight_nvme},
                 {"optimizer records", p->record_device, p->record_host, p->record_nvme},
-                {"gradients", p->grads_device, p->grad_host, 0},
+                {"gradients", p->grads_device + p->grad_device, p->grad_host, 0},
                 {"staging slots", 0, p->slots_host, 0},
                 {"gathered units", p->cache_device + p->parts_device, 0, 0},
                 {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
+                {"activations between", p->tapes_device, 0, 0},
+                {"between ranks", 0, p->wire_host, 0},
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
@@ -597,10 +637,17 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
     snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
     line(ctx, text);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (p->wire_host == 0 && strcmp(rows[i].name, "between ranks") == 0)
+            continue;
         snprintf(text, sizeof text, "  %-24s %12s %12s %12s", rows[i].name,
                  spw_format_bytes(a, sizeof a, rows[i].device), spw_format_bytes(b, sizeof b, rows[i].host),
                  spw_format_bytes(c, sizeof c, rows[i].nvme));
         line(ctx, text);
+        if (i == 0 && p->weight_in_place > 0) {
+            snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "  frozen, in their files", "", "",
+                     spw_format_bytes(c, sizeof c, p->weight_in_place));
+            line(ctx, text);
+        }
     }
     snprintf(text, sizeof text, "  %-24s %12s %12s", "budget",
              p->device_budget == SPW_AUTO ? "auto" : spw_format_bytes(a, sizeof a, p->device_budget),

@@ -2,7 +2,9 @@
  * Where checkpoints of activations live. Those made last are needed first, so the device keeps the last ones, host memory
  * the ones before them, and nvme the first ones, which are needed last. Everything stays on the device while it fits. Once
  * something has to leave, enough leaves that the device also has room to gather one block ahead: weights that come while
- * the step waits cost more than checkpoints that come while it computes. Pure; called by the planner.
+ * the step waits cost more than checkpoints that come while it computes. Device memory that is left when everything else is
+ * placed keeps what blocks computed between checkpoints, so that the backward pass need not compute it again. Pure; called by
+ * the planner.
  */
 #include "runtime_internal.h"
 
@@ -71,6 +73,16 @@ spw__plan_activations_device(spw_plan *p, const plan_input *in, uint64_t room, u
     p->activation_count[SPW_TIER_HOST] = all - kept;
     p->activation_working = working;
     p->activations_device = on_device(in, kept + working);
+}
+
+void
+spw__plan_activations_tapes(spw_plan *p, const plan_input *in, uint64_t room)
+{
+    uint64_t count = (uint64_t)in->activation_slots_used * in->activation_micros;
+    if (in->inference || in->tape_bytes == 0 || p->activation_count[SPW_TIER_DEVICE] < all_of(in))
+        return; /* a device without room for checkpoints has none for more; nor is it meant where they are sent away */
+    p->tape_count = (uint32_t)(room / in->tape_bytes < count ? room / in->tape_bytes : count);
+    p->tapes_device = p->tape_count * in->tape_bytes;
 }
 
 /* Staging for so many checkpoints on nvme: as many as are useful within a quarter of the room, at least one. */

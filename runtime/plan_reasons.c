@@ -102,7 +102,7 @@ static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
-    bool all = p->cache_device >= in->layout->elems * in->compute_bytes;
+    bool all = p->cache_device >= in->layout->elems * in->layout->parts * in->compute_bytes;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
@@ -110,7 +110,17 @@ explain_device(spw_plan *p, const plan_input *in)
            all                            ? "all units fit and stay gathered until they are updated"
            : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
                                           : "what spillway.device_memory or max_live_parameters leave");
+    if (in->device_updates)
+        decide(p, "updates", "on the device", "all state is there: no gradient and no record crosses the link");
+    if (in->gather_all)
+        decide(p, "weights", "with their records",
+               "updates run where the records are; the device has the gathered units above");
     explain_activations(p, in);
+    if (p->tape_count > 0)
+        decide(p, "spillway.recompute", spw_format_bytes(value, sizeof value, p->tapes_device),
+               "device memory that is left keeps %.0f %% of what lies between checkpoints, which need not be computed "
+               "again",
+               100.0 * p->tape_count / in->activation_slots_used / in->activation_micros);
     if (in->config->run.micro_batches_per_pass == 0 && in->micro_batches > 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
@@ -143,5 +153,11 @@ spw__plan_explain(spw_plan *p, const plan_input *in)
         snprintf(value, sizeof value, "%.1f %%", 100 * (double)p->path_bytes[i] / (double)all);
         decide(p, p->paths[i], value, "weight %g%s", p->path_weight[i],
                p->path_limit[i] > 0 ? ", within its limit (bytes)" : "");
+    }
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        if (p->path_ranks[i] < 2)
+            continue;
+        snprintf(value, sizeof value, "1/%u of the disk", p->path_ranks[i]);
+        decide(p, p->paths[i], value, "so many ranks of this host swap to it, and share what it reads and writes");
     }
 }

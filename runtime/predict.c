@@ -20,7 +20,10 @@ seconds_of(double amount, double rate)
     return amount <= 0 ? 0 : rate > 0 ? amount / rate : NAN;
 }
 
-/* The busiest device: paths on one device add up. read and write say which bytes count. */
+/*
+ * The busiest device: paths on one device add up, and so do the ranks of this host that swap there, each of which moves about as
+ * much as this one. read and write say which bytes count.
+ */
 static double
 disk_seconds(const spw_plan *p, const spw_traffic *t, const spw_rates *r, const double *rate, bool read, bool write)
 {
@@ -28,9 +31,9 @@ disk_seconds(const spw_plan *p, const spw_traffic *t, const spw_rates *r, const 
     for (uint32_t i = 0; i < p->path_count; i++) {
         double sum = 0;
         for (uint32_t k = 0; k < p->path_count; k++) {
+            double bytes = (read ? (double)t->path_read[k] : 0) + (write ? (double)t->path_write[k] : 0);
             if (k == i || (r->device_id[k] == r->device_id[i] && r->device_id[i] != 0))
-                sum +=
-                    seconds_of((read ? (double)t->path_read[k] : 0) + (write ? (double)t->path_write[k] : 0), rate[k]);
+                sum += seconds_of(bytes * (p->path_ranks[k] > 1 ? p->path_ranks[k] : 1), rate[k]);
         }
         if (isnan(sum))
             return NAN;
@@ -39,15 +42,23 @@ disk_seconds(const spw_plan *p, const spw_traffic *t, const spw_rates *r, const 
     return longest;
 }
 
+/* How many ranks take turns on this one's processors, each with about as much to do. */
+static double
+turns(const spw_plan *p)
+{
+    return p->cpu_ranks > 1 ? p->cpu_ranks : 1;
+}
+
 static void
 fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
     const spw_traffic *t = &out->traffic;
     double *s = out->seconds;
-    s[SPW_RESOURCE_COMPUTE] = seconds_of(p->flops, r->flops);
-    s[SPW_RESOURCE_OPTIMIZER] = seconds_of((double)p->trained, r->optimizer);
-    s[SPW_RESOURCE_H2D] = seconds_of((double)t->h2d, r->h2d);
-    s[SPW_RESOURCE_D2H] = seconds_of((double)t->d2h, r->d2h);
+    const double host = turns(p), device = p->device_apart ? 1 : host; /* rates are those of all processors */
+    s[SPW_RESOURCE_COMPUTE] = device * seconds_of(p->flops, r->flops);
+    s[SPW_RESOURCE_OPTIMIZER] = p->device_updates ? 0 : host * seconds_of((double)p->trained, r->optimizer);
+    s[SPW_RESOURCE_H2D] = device * seconds_of((double)t->h2d, r->h2d);
+    s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);
     s[SPW_RESOURCE_CPU] = 0;
     if (r->shared_cores > 0) /* a copy keeps one core busy, the others all of them */
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] + s[SPW_RESOURCE_OPTIMIZER] +
@@ -115,7 +126,7 @@ spw_step_bound(const spw_plan *p, const spw_rates *r, uint64_t nvme_read, uint64
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
         seconds[k] = 0;
     if (r->shared_cores > 0)
-        seconds[SPW_RESOURCE_CPU] = cpu_s / r->shared_cores;
+        seconds[SPW_RESOURCE_CPU] = turns(p) * cpu_s / r->shared_cores;
     else
         seconds[SPW_RESOURCE_COMPUTE] = compute_s;
     seconds[SPW_RESOURCE_NVME_READ] = disk_seconds(p, &t, r, r->nvme_read, true, false);

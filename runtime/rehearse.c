@@ -321,8 +321,7 @@ static void
 step(sim *s)
 {
     const rehearsal_input *in = s->in;
-    const double whole =
-        4.0 * in->use_count / 2 * in->passes; /* a block takes 1 forward, 3 with recompute and backward */
+    const double whole = (1 + in->backward) * in->use_count / 2 * in->passes;
     s->position = 0;
     tell_future(s);
     serve_future(s);
@@ -332,7 +331,8 @@ step(sim *s)
                 begin_updates(s);
             for (end = at; end < in->use_count && in->walk[end] == in->walk[at]; end++)
                 use_unit(s, in->uses[end]);
-            meanwhile(s, (double)in->layout->elems * in->pace * (at < in->forward_count ? 1 : 3) * (end - at) / whole);
+            meanwhile(s, (double)in->layout->elems * in->pace * (at < in->forward_count ? 1 : in->backward) *
+                             (end - at) / whole);
             for (uint32_t i = at; i < end; i++)
                 s->units[in->uses[i]].pinned = false;
             for (uint32_t i = at; p + 1 == in->passes && at >= in->forward_count && i < end; i++)

@@ -10,6 +10,9 @@ typedef struct plan_input {
     spw_layout *layout; /* its chunks get their tiers */
     bool inference;
     uint32_t local_ranks; /* of this host; 0 is 1 */
+    uint32_t cpu_ranks;   /* of them, those on this one's processors; 0 is 1 */
+    const uint32_t
+        *path_ranks[2]; /* of the configuration's swap paths for weights, for records: spw_plan's; NULL: alone */
     uint32_t weight_bytes, grad_bytes, compute_bytes;
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
@@ -23,20 +26,24 @@ typedef struct plan_input {
     uint32_t activation_slots, activation_slots_used, activation_micros;
     spw_act_place *activation_places;
     spw_act_tables activation_tables;
+    uint64_t tape_bytes; /* what a block computes between two checkpoints of a micro-batch, at most */
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
+    uint64_t wire_host;    /* staging between ranks */
     uint64_t room_bytes;   /* what the process may still take; 0: unknown */
     bool device_in_host;   /* the device's memory comes out of it too */
     uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
+    bool device_updates;   /* gradients stay on the device, where the updates run */
+    bool gather_all;       /* the configuration wants the weights on the device: room for all of them, if there is */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;
     uint32_t future_max; /* uses that the store is told at most */
     uint32_t optimizer_threads;
     bool update_reads_weights;
-    uint64_t tokens; /* of a step */
-    double flops;
+    uint64_t tokens;               /* of a step */
+    double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
@@ -48,6 +55,8 @@ spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
 void spw__plan_activations_device(spw_plan *plan, const plan_input *in, uint64_t room, uint64_t ease);
 void spw__plan_activations_host(spw_plan *plan, const plan_input *in, bool nvme_there, uint64_t room);
 void spw__plan_activations_place(const spw_plan *plan, const plan_input *in);
+/* How much of what lies between checkpoints is kept in so much device memory, instead of computing it again. */
+void spw__plan_activations_tapes(spw_plan *plan, const plan_input *in, uint64_t room);
 /* Adds what they move in a step. */
 void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
@@ -66,6 +75,7 @@ typedef struct rehearsal_input {
     uint64_t cache_bytes, prefetch_elems;
     bool update_reads_weights, prefetch;
     bool early_gate; /* updates need not wait for the norm */
+    double backward; /* time of a block's backward pass over that of its forward pass: 3 with recompute, 2 without */
     double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
 } rehearsal_input;
 typedef struct rehearsal {
@@ -132,6 +142,13 @@ typedef struct stripe_path {
 spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *chunk_bytes, uint32_t chunk_count,
                        uint32_t *path_idx, spw_error *err);
 
+/* What a device that has the choice computes in. Pure. */
+static inline spw_dtype
+spw__config_compute(const spw_config *c)
+{
+    return c->fp16 ? SPW_F16 : c->bf16 ? SPW_BF16 : SPW_F32;
+}
+
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. Pure. */
 bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
 
@@ -181,6 +198,8 @@ spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t wha
 bool spw__engine_parted(const spw_engine *e); /* every rank has a part; else all that are there have everything */
 uint32_t spw__engine_rank(const spw_engine *e);
 spw_state_format spw__engine_format(const spw_engine *e);
+/* May weights come from path (a folder or file as given to create)? SPW_EINVAL when frozen ones stay elsewhere. */
+spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
 /* (unit_count) where the updates released so far take each unit. */

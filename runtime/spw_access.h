@@ -25,8 +25,8 @@ extern "C" {
 
 /*
  * Always fp32 in memory, and exactly what is stored. What is set is rounded as the state format rounds: not at all in fp32,
- * mixed, split and mixed-fp16, but for what spw_split_f32() says of the largest numbers; 8-bit moments share a scale among 32 elements, so that those
- * beside a range that does not begin and end at a multiple of 32 may be rounded anew.
+ * mixed, split and mixed-fp16, but for what spw_split_f32() says of the largest numbers; 8-bit moments share a scale among 64 elements, so that those
+ * beside a range that does not begin and end at a multiple of 64 may be rounded anew.
  */
 typedef enum spw_access_part {
     SPW_ACCESS_MASTER, /* the parameter; setting it sets the weight. Of a frozen one, which has nothing else, the weight */

@@ -104,6 +104,8 @@ typedef struct spw_config {
         double comm_timeout; /* seconds */
         uint32_t ranks;      /* of the world; train_batch_size is over all of them */
         char device[32];
+        char collectives[16];                /* auto, host, nccl */
+        char recompute[16];                  /* auto, always */
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;
@@ -114,7 +116,7 @@ typedef struct spw_config {
         uint32_t optimizer_threads, compute_threads; /* 0: auto */
         bool pin_threads;
         uint32_t weight_slots, record_slots; /* 0: from the budget */
-        bool integrity, prefetch;
+        bool integrity, prefetch, frozen_in_place;
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;
         spw_glob_list lora_targets;

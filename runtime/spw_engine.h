@@ -94,8 +94,14 @@ typedef struct spw_engine_options {
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
     uint64_t caller_bytes;         /* and for what the caller will take besides its batches */
     bool resumes;                  /* a checkpoint will be loaded or saved, whether or not there is a checkpoint_dir */
-    uint64_t room_bytes;           /* what the process may still take; 0: what this machine and its limits leave now */
-    spw_plan *plan_out; /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
+    /*
+     * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With
+     * spillway.frozen_in_place, frozen weights on nvme of the type that the state format gives them stay there, and
+     * nothing else can be loaded; the files must not change. NULL: all are copied.
+     */
+    const char *weights_from;
+    uint64_t room_bytes; /* what the process may still take; 0: what this machine and its limits leave now */
+    spw_plan *plan_out;  /* out: the plan, also one that does not fit (its paths point into config); may be NULL */
 } spw_engine_options;
 
 /*
@@ -131,6 +137,8 @@ spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *
  *         then void.
  */
 spw_status spw_engine_load_weights(spw_engine *engine, const char *path, spw_error *err);
+/* The folder whose weights training starts from, by spillway.start and what is there; NULL: they are drawn. */
+const char *spw_config_start_folder(const spw_config *config);
 /* What spillway.start says: one of the two above. */
 spw_status spw_engine_start(spw_engine *engine, bool *loaded_out, spw_error *err);
 
@@ -194,6 +202,7 @@ void spw_engine_set_updates(spw_engine *engine, uint64_t updates);
 typedef struct spw_data_summary {
     uint64_t files, bytes, tokens;
     char formats[128]; /* of spw_data_formats() */
+    char encoder[64];  /* of spw_data_encoder(); "": not known */
 } spw_data_summary;
 
 typedef struct spw_checkpoint_state {
@@ -216,6 +225,8 @@ typedef struct spw_checkpoint_state {
 typedef struct spw_checkpoint_job spw_checkpoint_job;
 spw_status spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *engine, const spw_config *config, const char *dir,
                                 const spw_checkpoint_state *state, spw_error *err);
+/* About what a checkpoint takes on disk. */
+uint64_t spw_checkpoint_disk_bytes(const spw_engine *engine);
 bool spw_checkpoint_done(spw_checkpoint_job *job);
 spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err);
 /*

@@ -27,6 +27,7 @@ enum { SPW_END_TOKENS_MAX = 8 };
 typedef struct spw_weights {
     char path[SPW_PATH_BYTES]; /* the folder itself; of several checkpoints the newest complete one */
     bool is_checkpoint;
+    char from[SPW_PATH_BYTES + 64]; /* for spw_engine_options: the file or folder that holds them */
     spw_config config; /* its model, weights in host memory, budgets auto: the caller may place them elsewhere */
     int32_t end_tokens[SPW_END_TOKENS_MAX]; /* what ends a text: eos_token_id of its JSON files */
     uint32_t end_token_count;
@@ -77,6 +78,7 @@ typedef struct spw_generator_options {
     uint32_t slots;           /* sequences at once */
     uint64_t positions;       /* tokens that one can have, prompt included; at most the model's */
     uint64_t piece;           /* tokens of a prompt that a forward pass takes, longer ones need several; 0: all */
+    const char *weights_from; /* as of spw_engine_options */
     spw_plan *plan_out;       /* as of spw_engine_options */
 } spw_generator_options;
 

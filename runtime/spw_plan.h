@@ -19,7 +19,7 @@ extern "C" {
 typedef struct spw_decision {
     char name[64], value[64], reason[200];
 } spw_decision;
-enum { SPW_DECISIONS_MAX = 16 };
+enum { SPW_DECISIONS_MAX = 20 };
 
 /* How many times over the store could update everything while a step computes. */
 enum { SPW_PACE_COUNT = 7, SPW_PACE_DEFAULT = 4 /* where rates are not known */ };
@@ -38,18 +38,26 @@ typedef struct spw_plan {
     spw_lack lack;
     uint64_t least_bytes; /* host, device: the budget that would do */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
+    uint64_t weight_in_place; /* of weight_nvme: frozen, read from the files they come from and not in swap */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
+    uint64_t wire_host;    /* staging between ranks whose devices the host cannot address */
+    uint64_t grad_device;  /* gradients that stay on the device; grads_device is where they are made */
     uint64_t parts_device; /* between ranks: this rank's parts of units on their way to be gathered */
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;
+    uint64_t tapes_device; /* what blocks computed between two checkpoints, kept for the backward pass */
+    uint32_t tape_count;   /* so many micro-batches of blocks, the last ones; the others are computed again */
     uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */
     bool device_apart;                           /* the device has memory, and computes, of its own: not the host's */
+    bool device_updates;                         /* and updates its state: no gradient leaves it */
     uint32_t weight_slots, record_slots, path_count;
     /* Checkpoints of activations by tier, and the buffers that those off the device pass through (spw_offload.h). */
     uint32_t activation_count[SPW_TIER_COUNT], activation_working, activation_staging;
     const char *paths[SPW_PATHS_MAX];
     uint64_t path_bytes[SPW_PATHS_MAX], path_limit[SPW_PATHS_MAX]; /* of the swap files; limit 0: none */
     double path_weight[SPW_PATHS_MAX];
+    uint32_t cpu_ranks;                 /* of this host, that share this one's processors, it among them; 0 is 1 */
+    uint32_t path_ranks[SPW_PATHS_MAX]; /* of this host, that swap to its disk, this one among them; 0 is 1 */
     /* One step. */
     uint64_t params, elems, tokens; /* real and padded parameters; tokens of all micro-batches */
     uint64_t trained;               /* of elems: with gradient and record */
@@ -63,7 +71,7 @@ void spw_plan_print(const spw_plan *plan, void (*line)(void *ctx, const char *te
 
 /* ---------------------------------------------------------------- rates and predicted time */
 
-/* Calibrated; 0: unknown. Paths are in the plan's order. */
+/* Calibrated, of whole disks, whoever else uses them; 0: unknown. Paths are in the plan's order. */
 typedef struct spw_rates {
     double nvme_read[SPW_PATHS_MAX], nvme_write[SPW_PATHS_MAX]; /* bytes/s of one direction alone */
     double nvme_mixed[SPW_PATHS_MAX];                           /* bytes/s, as much of each at once */
@@ -101,7 +109,7 @@ void spw_plan_predict(const spw_plan *plan, const spw_rates *rates, uint64_t tbw
 
 /*
  * spw_step_bound - what a step that moved these bytes could not have been faster than. Where compute, optimizer and copies
- * share cores (rates->shared_cores), the processor time of the process over those cores; else the device's time; then
+ * share cores (rates->shared_cores), the processor time of the process over its share of them; else the device's time; then
  * the bytes over the rates of the disks, one way and both ways. seconds[]: 0 where a rate is not known. Pure.
  *   compute_s, cpu_s  the device's busy time; processor time of all threads
  * Returns  the resource with the longest time.

@@ -27,6 +27,8 @@ void parity_copies(const parity *p);
 void parity_queues(const parity *p);
 void parity_memory(const parity *p);
 void parity_nan_spreads(const parity *p);
+void parity_update(const parity *p);
+void parity_spans(const parity *p);
 
 /* Runs every check above as a test of the group; returns how many failed. */
 int parity_run_all(parity *p, const char *group);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -45,7 +46,7 @@ rank_main(uint32_t ranks, uint32_t rank, uint32_t port, const spw_comm_options *
     spw_comm *comm = NULL;
     spw_status st;
     o.backend = SPW_COMM_TCP;
-    o.timeout_s = 20;
+    o.timeout_s = 100; /* a slow disk holds all of them up */
     set_number("RANK", rank);
     set_number("WORLD_SIZE", ranks);
     set_number("MASTER_PORT", port);
@@ -59,22 +60,37 @@ rank_main(uint32_t ranks, uint32_t rank, uint32_t port, const spw_comm_options *
     return st == SPW_OK ? 0 : 1;
 }
 
-/* A port of its own for every world, below those that the system hands out, and free. */
-static uint32_t
-next_port(void)
+/* Other tests may be looking for one at this moment: who has the name in the abstract namespace has the port. */
+static bool
+port_is_ours(uint32_t port)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int own = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fd, rc;
+    assert_true(own >= 0);
+    snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "spw-test-port-%u", port);
+    if (bind(own, (struct sockaddr *)&name, sizeof name) != 0) {
+        close(own);
+        return false;
+    }
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
+    rc = bind(fd, (struct sockaddr *)&at, sizeof at);
+    close(fd);
+    if (rc != 0)
+        close(own);
+    return rc == 0; /* the name is kept until this process ends */
+}
+
+uint32_t
+ranks_port(void)
 {
     static uint32_t port;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    for (;;) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0), rc;
-        assert_true(fd >= 0);
+    do
         port = port == 0 ? 10000 + (uint32_t)getpid() % 10000 : port + 1;
-        at.sin_port = htons((uint16_t)port);
-        rc = bind(fd, (struct sockaddr *)&at, sizeof at);
-        close(fd);
-        if (rc == 0)
-            return port;
-    }
+    while (!port_is_ours(port));
+    return port;
 }
 
 void
@@ -92,13 +108,13 @@ ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ct
     }
     assert_true(ranks <= RANKS_MAX);
     messages = ranks_share(RANKS_MAX * sizeof *messages);
-    port = next_port();
+    port = ranks_port();
     fflush(NULL);
     for (uint32_t i = 0; i < ranks; i++) {
         pids[i] = fork();
         assert_true(pids[i] >= 0);
         if (pids[i] == 0) {
-            alarm(120);
+            alarm(300);
             _exit(rank_main(ranks, i, port, options, fn, ctx, messages[i]));
         }
     }

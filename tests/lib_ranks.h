@@ -11,6 +11,8 @@
  */
 typedef spw_status (*ranks_fn)(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err);
 void ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx);
+/* A port for a world: this process's own as long as it lives, below those that the system hands out. */
+uint32_t ranks_port(void);
 /* Zeroed memory that ranks forked later share. */
 void *ranks_share(uint64_t bytes);
 void ranks_unshare(void *memory, uint64_t bytes);

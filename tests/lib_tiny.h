@@ -4,6 +4,18 @@
 
 #include "spw_engine.h"
 
+/* Sanitizers multiply memory, and emulated kernels take them many times as long. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
 /* Defaults of a run: cpu device, stage 3, everything on host, AdamW with clipping, state format fp32. */
 void tiny_config(spw_config *c, spw_state_format format);
 void tiny_model_config(spw_model_config *m, spw_family family);
@@ -15,10 +27,16 @@ void tiny_dir_remove(const char *path);
 enum { TINY_PROCESS_BYTES = 8 << 20 }; /* what tiny_train's plans count for the process */
 /* The spillway.host_memory with which half of what this configuration has on nvme goes to host memory. */
 uint64_t tiny_half_budget(const spw_config *c, spw_family family);
+/* Sets the device's budget with which it keeps about half of what blocks compute between checkpoints of activations. */
+void tiny_keep_half(spw_config *c, spw_family family);
 /* Sets device and host budgets with which checkpoints of activations lie in all three tiers; it has an nvme_path. */
 void tiny_mix_activations(spw_config *c, spw_family family);
 /* Runs steps and writes the losses; then a digest of all weights and records. Fails the test on any error. */
 uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses);
 uint64_t tiny_digest(spw_engine *e);
+/* Waits until what an update or an edit writes behind its back lies on nvme. */
+void tiny_settle(spw_store *store);
+/* Makes the emulated plugin of this build the device cuda; false where there was no C++ compiler. */
+bool tiny_emulated_device(void);
 
 #endif

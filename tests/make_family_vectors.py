@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/families/<case>/: tiny models of every family by transformers in fp32, with files as it writes them.
+With --random SEED COUNT FOLDER: COUNT models of shapes drawn by SEED, families in turn, in FOLDER (tests/test_random_families.sh).
 
 config.json and the weights (fp32, bf16 or fp16, one file or shards) are save_pretrained's; expect.safetensors has tokens and
 targets (B, T) as fp32, logits (B, T, vocab), the mean loss, and the gradient of every parameter by its Spillway name. Two
 cases are rewritten by hand into what older releases wrote: rope_theta and rope_scaling, and GPT-2 without its prefix but with
 its mask buffers. Weights are drawn large enough that every part of the model shows in the logits.
 """
-import copy, json, math, os, shutil
+import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -29,9 +30,9 @@ def draw(model, dtype):
         p.data = x.to(dtype).float()
 
 
-def make(case, config, dtype, shard=None, rewrite=None):
-    torch.manual_seed(11)
-    folder = os.path.join(OUT, case)
+def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T):
+    torch.manual_seed(seed)
+    folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     draw(model, dtype)
@@ -81,7 +82,58 @@ def rope(theta, kind="default", **more):
     return {"rope_theta": theta, "rope_type": kind, **more}
 
 
-if __name__ == "__main__":
+def rope_any(rng, positions):
+    theta = rng.choice([100.0, 1000.0, 10000.0, 1e6])
+    kind = rng.choice(["default", "linear", "llama3"])
+    if kind == "linear":
+        return rope(theta, kind, factor=rng.choice([1.0, 2.5, 4.0]))
+    if kind == "llama3":
+        return rope(theta, kind, factor=rng.choice([2.0, 8.0, 32.0]), low_freq_factor=1.0, high_freq_factor=rng.choice([2.0, 4.0]),
+                    original_max_position_embeddings=rng.choice([8, 16, positions]))
+    return rope(theta)
+
+
+# Seven wide at least: the gradient of a norm over one or two elements is nothing but rounding.
+def random_case(rng, family):
+    kv = rng.choice([1, 1, 2, 3])
+    heads = kv * rng.choice([1, 2, 3])
+    layers = rng.choice([1, 2, 3])
+    tied = rng.random() < 0.5
+    if family == "gpt2":
+        return GPT2Config(vocab_size=rng.randrange(5, 70), n_embd=heads * rng.randrange(-(-7 // heads), 12), n_layer=layers, n_head=heads,
+                          n_positions=rng.randrange(30, 50), n_inner=rng.choice([None, rng.randrange(3, 60)]),
+                          activation_function=rng.choice(["gelu_new", "gelu_pytorch_tanh"]), tie_word_embeddings=tied,
+                          layer_norm_epsilon=rng.choice([1e-5, 1e-6]), bos_token_id=1, eos_token_id=2)
+    hidden = heads * rng.randrange(-(-7 // heads), 1 + max(40 // heads, 2))
+    more = dict(vocab_size=rng.randrange(5, 70), hidden_size=hidden, intermediate_size=rng.randrange(3, 60), num_hidden_layers=layers,
+                num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=48, head_dim=2 * rng.randrange(1, 9),
+                tie_word_embeddings=tied, rms_norm_eps=rng.choice([1e-5, 1e-6]), rope_parameters=rope_any(rng, 48), bos_token_id=1,
+                eos_token_id=2)
+    window = rng.randrange(1, 12)
+    if family == "llama":
+        return LlamaConfig(**more, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5)
+    if family == "mistral":
+        return MistralConfig(**more, sliding_window=rng.choice([None, window]))
+    if family == "qwen2":
+        return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
+    more["head_dim"] += 6  # which it norms
+    return Qwen3Config(**more, attention_bias=rng.random() < 0.5, use_sliding_window=rng.random() < 0.6, sliding_window=window,
+                       max_window_layers=rng.randrange(layers + 1))
+
+
+def make_random(seed, count, out):
+    rng = random.Random(seed)
+    for i in range(count):
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3"][i % 5]
+        config = random_case(rng, family)
+        dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
+        make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
+             T=rng.randrange(2, 30))
+
+
+if __name__ == "__main__" and sys.argv[1:2] == ["--random"]:
+    make_random(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+elif __name__ == "__main__":
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     make("gpt2", GPT2Config(**gpt2), bf16)
     make("gpt2_untied", GPT2Config(**gpt2, n_inner=31, tie_word_embeddings=False, activation_function="gelu_pytorch_tanh"), f16,

@@ -123,22 +123,18 @@ image_at(const image *im, uint32_t id, int part)
     return im->part[part] + im->e->layout.bases[at->unit_idx] + at->first;
 }
 
-/* Waits for what an edit writes behind its back: at least until so many bytes were written, ten seconds at most. */
+/* After what an edit writes behind its back: when nothing moves and nothing begins to. */
 static spw_store_stats
-quiet_stats(const spw_engine *e, uint64_t written)
+quiet_stats(const spw_engine *e)
 {
     spw_store_stats now, before;
-    uint64_t give_up_ns = spw_now_ns() + 10000000000ull;
-    spw_store_get_stats(e->store, &now);
-    while (now.nvme_write_bytes < written && spw_now_ns() < give_up_ns) {
-        spw_sleep_ns(1000000);
-        spw_store_get_stats(e->store, &now);
-    }
     do {
-        before = now;
-        spw_sleep_ns(30000000);
+        tiny_settle(e->store);
+        spw_store_get_stats(e->store, &before);
+        spw_sleep_ns(10000000);
         spw_store_get_stats(e->store, &now);
-    } while (now.nvme_read_bytes != before.nvme_read_bytes || now.nvme_write_bytes != before.nvme_write_bytes);
+    } while (now.nvme_moving > 0 || now.nvme_read_bytes != before.nvme_read_bytes ||
+             now.nvme_write_bytes != before.nvme_write_bytes);
     return now;
 }
 
@@ -188,7 +184,7 @@ assert_edit_is_narrow(run *r, const char *name, spw_access_part part, uint64_t f
     spw_store_stats s0, s1, s2;
     uint64_t want = 0, touched = 0;
     expect_ok(r, spw_engine_release_gathered(r->e, &r->err)); /* nothing is fetched ahead meanwhile */
-    s0 = quiet_stats(r->e, 0);
+    s0 = quiet_stats(r->e);
     for (uint64_t i = 0; i < count; i++)
         values[i] = (float)(i % 13 + 1) * 0.0078125f;
     for (uint32_t k = 0; k < r->e->layout.chunk_count; k++) {
@@ -203,11 +199,11 @@ assert_edit_is_narrow(run *r, const char *name, spw_access_part part, uint64_t f
             want += c->elems * wb;
     }
     expect_ok(r, spw_access_set_full(r->e, &a, values, 0, &r->err));
-    s1 = quiet_stats(r->e, s0.nvme_write_bytes + want);
+    s1 = quiet_stats(r->e);
     assert_int_equal(s1.nvme_write_bytes - s0.nvme_write_bytes, want);
     assert_true(s1.nvme_read_bytes - s0.nvme_read_bytes <= want); /* weights may still be in a slot */
     expect_ok(r, spw_access_get_full(r->e, &a, got, &r->err));
-    s2 = quiet_stats(r->e, 0);
+    s2 = quiet_stats(r->e);
     assert_int_equal(s2.nvme_write_bytes, s1.nvme_write_bytes);
     assert_true(s2.nvme_read_bytes - s1.nvme_read_bytes <= want);
     for (uint64_t i = 0; i < count; i++) {
@@ -636,7 +632,7 @@ test_release(void **state)
                     expect_ok(&r, spw_engine_release_gathered(r.e, &r.err));
             }
         }
-        h2d[release] = quiet_stats(r.e, 0).h2d_bytes;
+        h2d[release] = quiet_stats(r.e).h2d_bytes;
         digest[release] = tiny_digest(r.e);
         run_close(&r);
     }

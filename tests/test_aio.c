@@ -650,16 +650,15 @@ test_priority_order(void **state)
     free(buf);
 }
 
-static void
-test_delay_holds_back_one(void **state)
+/* Four writes, of which the second is held back: true if it is the last to come, not before it is due. */
+static bool
+held_back_is_last(world *w, uint64_t delay_ns)
 {
-    /* Shows that a completion that is held back delays its own request and no other, and ends a sleep when it is due. */
-    world *w = aio_test_world_or_skip(state);
     spw_aio *aio = aio_test_open(w, 4096, 4);
     spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
-    fault_plan plan = {.delay_offset = 4096, .delay_ns = 60000000};
+    fault_plan plan = {.delay_offset = 4096, .delay_ns = delay_ns};
     unsigned char *buf = aio_test_buffer_new(16 * KIB);
-    spw_aio_request reqs[4];
+    spw_aio_request reqs[4], *last = NULL;
     uint64_t begin = spw_now_ns();
     spw_test_aio_fault(aio, fault_by_plan, &plan);
     for (int i = 0; i < 4; i++) {
@@ -668,13 +667,28 @@ test_delay_holds_back_one(void **state)
         aio_test_submit(aio, &reqs[i]);
     }
     for (int i = 0; i < 4; i++) {
-        spw_aio_request *req = spw_aio_wait(aio, AIO_TEST_LONG_NS);
-        assert_non_null(req);
-        assert_int_equal(req == &reqs[1], i == 3);
+        last = spw_aio_wait(aio, AIO_TEST_LONG_NS);
+        assert_non_null(last);
+        assert_true(last != &reqs[1] || spw_now_ns() - begin >= delay_ns);
     }
-    assert_true(spw_now_ns() - begin >= plan.delay_ns);
     spw_aio_destroy(aio);
     free(buf);
+    return last == &reqs[1];
+}
+
+static void
+test_delay_holds_back_one(void **state)
+{
+    /*
+     * Shows that a completion that is held back delays its own request and no other, and ends a sleep when it is due. A slow
+     * disk's other writes may take as long: a longer delay shows it then.
+     */
+    world *w = aio_test_world_or_skip(state);
+    uint64_t delay_ns = 60000000;
+    while (!held_back_is_last(w, delay_ns)) {
+        delay_ns *= 4;
+        assert_true(delay_ns < 5000000000);
+    }
 }
 
 static void *

@@ -13,6 +13,7 @@ cleanup() {
 }
 trap cleanup EXIT
 export SPW_TEST_AIO_FEW=1 SPW_SCHEDULES=150 CMOCKA_MESSAGE_OUTPUT=TAP
+case $bin in *asan* | *tsan*) SPW_SCHEDULES=50 ;; esac
 
 say() { n=$((n + 1)); echo "$1 $n - $2"; }
 # check NAME COMMAND...: both programs must pass. Every test of the threads backend must have run, and every one of

@@ -1,10 +1,14 @@
 /* The ground floor: half floats against doubles, Philox against its published answers, sizes, errors, pool, regions. */
 #include "spw_base.h"
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* The value of a half with e exponent and m mantissa bits, by definition. */
@@ -155,6 +159,13 @@ test_pool(void **state)
             for (uint32_t i = 0; i < 1000; i++)
                 assert_int_equal(job.hits[i], i < parts ? 1 : 0);
         }
+        for (uint32_t round = 0; round < 5000; round++) { /* back to back: workers come late to most of them */
+            pool_job job = {{0}};
+            uint32_t parts = 2 + round % 5;
+            spw_pool_run(pool, parts, hit, &job);
+            for (uint32_t i = 0; i < 8; i++)
+                assert_int_equal(job.hits[i], i < parts ? 1 : 0);
+        }
         assert_int_equal(spw_pool_threads(pool), threads > 0 ? threads : 1);
         spw_pool_destroy(pool);
     }
@@ -181,13 +192,50 @@ test_regions(void **state)
     spw_region_unmap(&r);
 }
 
+/* The kernel's own view of a thread (sched_getattr(2)): slice in ns and nice value. */
+static uint64_t
+slice_of_this_thread(int *nice_value)
+{
+    uint64_t attr[7] = {0};
+    assert_int_equal(syscall(SYS_sched_getattr, 0, attr, sizeof attr, 0), 0);
+    *nice_value = (int)(int32_t)(attr[2] & 0xffffffffu);
+    return attr[3];
+}
+
+static void *
+prompt_main(void *arg)
+{
+    uint64_t *slice = arg;
+    int nice_before, nice_after;
+    assert_int_equal(setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 3), 0); /* of this thread */
+    slice[0] = slice_of_this_thread(&nice_before);
+    spw_thread_be_prompt();
+    slice[1] = slice_of_this_thread(&nice_after);
+    assert_int_equal(nice_before, nice_after);
+    return NULL;
+}
+
+static void
+test_prompt(void **state)
+{
+    uint64_t slice[2] = {0, 0};
+    pthread_t thread;
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, prompt_main, slice), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    if (slice[0] == 0)
+        skip(); /* a kernel that has no slices of one's own */
+    assert_true(slice[0] > 100000);
+    assert_int_equal(slice[1], 100000);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_halves),  cmocka_unit_test(test_convert), cmocka_unit_test(test_philox),
         cmocka_unit_test(test_bytes),   cmocka_unit_test(test_errors),  cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_regions),
+        cmocka_unit_test(test_regions), cmocka_unit_test(test_prompt),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

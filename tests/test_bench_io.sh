@@ -40,7 +40,7 @@ ok $? "plot draws them"
 for sig in INT TERM; do
     "$bin" bench io "$dir/a" --seconds 20 --size 64MiB >/dev/null 2>"$dir/err" &
     pid=$!
-    for _ in $(seq 100); do empty "$dir/a" || break; sleep 0.05; done
+    for _ in $(seq 1000); do empty "$dir/a" || break; sleep 0.05; done
     sleep 0.3
     kill -$sig $pid
     wait $pid

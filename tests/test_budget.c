@@ -7,7 +7,7 @@
  * often charges to somebody else; RLIMIT_AS and RLIMIT_DATA count what is mapped, and OpenBLAS maps 128 MiB per thread
  * to touch one.
  */
-#include "spw_engine.h"
+#include "lib_tiny.h"
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
@@ -20,17 +20,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 enum { RUNS = 200, LANES = 2, STEPS_MAX = 3, FLOOR_BYTES = 4 << 20 };
 

@@ -99,6 +99,28 @@ echo "one more line" >>"$dir/text.txt"
 r "a file that grew" "  bytes of training data: $(stat -c %s "$dir/copy.txt") in the checkpoint, $(stat -c %s "$dir/text.txt") now"
 check "and its tokens" grep -q "^  tokens of training data: " "$dir/err"
 cp "$dir/copy.txt" "$dir/text.txt"
+# The tokenizer's contents count, not its name alone; and a manifest that says nothing of it goes on as before.
+cp tests/vectors/tok_gpt2.json "$dir/tok.json"
+words="--set model.vocab_size=4096 --set data.tokenizer=$dir/tok.json"
+check "trains through a tokenizer" train $words --set spillway.checkpoint_dir="$dir/words" --set spillway.steps=1
+cp -r "$dir/words" "$dir/silent"
+python3 - "$dir/tok.json" "$dir/silent/step-1/spillway.json" <<'PY'
+import json, sys
+t = json.load(open(sys.argv[1]))
+t["model"]["merges"] = t["model"]["merges"][:-1] + t["model"]["merges"][-1:] * 2  # the same ids, and another file
+json.dump(t, open(sys.argv[1], "w"))
+m = json.load(open(sys.argv[2]))
+assert m["data"].pop("encoder").startswith("tokenizer ")
+json.dump(m, open(sys.argv[2], "w"))
+PY
+r2() { expect 2 "$2" "$1 is named" --resume "$dir/$3" $words --set spillway.checkpoint_dir= --set spillway.steps=2 "${@:4}"; }
+r2 "another tokenizer under the same name" "  encoder of training data: tokenizer " words
+check "alone" grep -qF "1 difference (above)" "$dir/err"
+check "a manifest without it goes on" train --resume "$dir/silent" $words --set spillway.checkpoint_dir= --set spillway.steps=2
+# A manifest that somebody edited is refused by field.
+cp -r "$dir/a/step-3" "$dir/edited"
+sed -i 's/"updates": 3/"updates": "3"/' "$dir/edited/spillway.json"
+expect 1 "$dir/edited/spillway.json: updates: expected an integer of at least 0, got \"3\"" "an edited manifest" --resume "$dir/edited"
 check "--resume-anyway goes on" train --resume "$dir/a/step-3" --resume-anyway $(to any) --set optimizer.params.lr=0.001
 check "and still names the difference" grep -qF "  optimizer.params.lr: 0.002 in the checkpoint, 0.001 now" "$dir/err"
 check "the next checkpoint has the new value" train --resume "$dir/any" $(to any2) --set spillway.steps=7 --set optimizer.params.lr=0.001
@@ -147,6 +169,13 @@ if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then
     check "the last complete one is alone" test "$left" = "step-1" -o "$left" = "step-1 step-2"
     check "and goes on" train --resume "$dir/small" $(to o)
     check "to the same bytes" same "$dir/a/step-6" "$dir/o/step-6"
+    rm -rf "$dir/small"/*
+    head -c 1200000 /dev/zero >"$dir/small/other"
+    expect 1 "spillway.checkpoint_dir $dir/small/new/deep has" "too little room is said before the first step" --set spillway.checkpoint_dir="$dir/small/new/deep"
+    check "first of all" sh -c 'head -n 1 "$1" | grep -q "saving will fail unless room is made"' - "$dir/err"
+    rm -rf "$dir/small"/*
+    train --set spillway.checkpoint_dir="$dir/small" --set spillway.steps=1
+    check "and not where there is room" test "$(grep -c "saving will fail" "$dir/err")" -eq 0
     rm -rf "$dir/small"/*
     check "with keep_last 1 there is room for each" train --set spillway.checkpoint_dir="$dir/small" --set spillway.checkpoint_interval=1 --set spillway.keep_last=1
 else

@@ -97,7 +97,7 @@ check "the same seed gives the same text" cmp -s "$dir/first" "$dir/out"
 for round in 1 2 3 4 5 6; do
     "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_interval=1 --set spillway.checkpoint_dir="$dir/k" --set spillway.run_log= >/dev/null 2>&1 &
     pid=$!
-    for _ in $(seq 300); do [ -n "$(ls -d "$dir"/k/step-* 2>/dev/null | grep -v partial)" ] && break; sleep 0.05; done
+    for _ in $(seq 2000); do [ -n "$(ls -d "$dir"/k/step-* 2>/dev/null | grep -v partial)" ] && break; sleep 0.05; done
     sleep 0.$((RANDOM % 4))$((RANDOM % 10))
     kill -9 $pid
     { wait $pid; } 2>/dev/null
@@ -112,7 +112,7 @@ done
 for sig in INT TERM; do
     "$spw" train "$c" --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/$sig" --set spillway.run_log="$dir/$sig.jsonl" >"$dir/out" 2>"$dir/err" &
     pid=$!
-    for _ in $(seq 200); do [ "$(cat "$dir/$sig.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
+    for _ in $(seq 1000); do [ "$(cat "$dir/$sig.jsonl" 2>/dev/null | wc -l)" -gt 3 ] && break; sleep 0.1; done
     kill -$sig $pid
     wait $pid
     check "SIG$sig ends with 0" test $? -eq 0

@@ -23,8 +23,14 @@ tell() { # good, name
     if [ "$1" -eq 0 ]; then echo "ok $n - $2"; else echo "not ok $n - $2"; head -n 40 "$log" | sed 's/^/# /'; fi
 }
 for mix in 'x:four ranks on one host' '$((OMPI_COMM_WORLD_RANK/2)):two hosts' '$OMPI_COMM_WORLD_RANK:each on its own host'; do
-    launch "${mix%%:*}" A=1 && grep -q '^ok 1' "$log"
-    tell $? "${mix#*:}"
+    # On a machine with ten times the work that it can do mpirun once said that a rank had not finalized, after all checks had
+    # passed; nobody has seen why. A check that fails is not tried again.
+    for _ in 1 2 3; do
+        launch "${mix%%:*}" A=1 && grep -q '^ok 1' "$log"
+        rc=$?
+        [ $rc -eq 0 ] || grep -q 'test_comm.c:' "$log" || ! grep -q '^ok 1' "$log" && break
+    done
+    tell $rc "${mix#*:}"
 done
 # A world that failed does not finalize, and mpirun ends with an error of its own: what ranks say is what counts. The
 # one that is late is ended by mpirun before it can say anything.

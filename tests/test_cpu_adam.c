@@ -102,7 +102,7 @@ skewed_slice(chunk *c, spw_state_format f, spw_dtype grad_dtype, uint64_t n, con
         .elems = n,
         .weights = c->weights + skew[0] * spw_state_weight_bytes(f),
         .master =
-            f == SPW_STATE_FP32 ? NULL : c->record + skew[1] * (spw_state_record_bytes(f, &spw_opt_adam, 32) / 32 - 8),
+            f == SPW_STATE_FP32 ? NULL : c->record + skew[1] * (spw_state_record_bytes(f, &spw_opt_adam, 64) / 64 - 8),
         .m = (float *)(void *)m + skew[2],
         .v = (float *)(void *)v + skew[3],
         .grad = c->grad + skew[4] * spw_dtype_bytes(grad_dtype),
@@ -689,11 +689,11 @@ test_state_facts(void **state)
     spw_state_format f = SPW_STATE_MIXED;
     (void)state;
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_FP32), 4);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_FP32, &spw_opt_adam, 32), 256);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_FP32, &spw_opt_adam, 64), 512);
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_MIXED), 2);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_MIXED, &spw_opt_adam, 32), 384);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_MIXED, &spw_opt_adam, 64), 768);
     assert_int_equal(spw_state_weight_bytes(SPW_STATE_SPLIT), 2);
-    assert_int_equal(spw_state_record_bytes(SPW_STATE_SPLIT, &spw_opt_adam, 32), 320);
+    assert_int_equal(spw_state_record_bytes(SPW_STATE_SPLIT, &spw_opt_adam, 64), 640);
     assert_int_equal(spw_state_weight_dtype(SPW_STATE_SPLIT), SPW_BF16);
     assert_true(spw_state_update_reads_weights(SPW_STATE_FP32) && spw_state_update_reads_weights(SPW_STATE_SPLIT));
     assert_false(spw_state_update_reads_weights(SPW_STATE_MIXED));

@@ -60,6 +60,29 @@ run generate "$c" --prompt "line " --tokens 0
 check "no tokens: the prompt" test "$(cat "$dir/out")" = "line "
 run generate "$c" --prompt "line " --tokens 200 --temperature 0
 check "a text longer than the positions goes on" test "$(wc -c <"$dir/out")" -eq 206
+check "and says so once" test "$(grep -c "the model's 64 positions: it goes on from its last 32 tokens" "$dir/err")" -eq 1
+run generate "$c" --prompt "line " --tokens 59 --temperature 0
+check "one that fits says nothing" test ! -s "$dir/err"
+# Where it starts again it is a prompt of its own: token for token what the last 32 tokens give, three times over.
+run generate "$c" --prompt 108,105,110,101,32 --ids --json --tokens 150 --temperature 0
+cp "$dir/out" "$dir/long.json"
+restarts() {
+    python3 - "$spw" "$c" "$dir/long.json" <<'PY'
+import json, subprocess, sys
+o = json.load(open(sys.argv[3]))
+ids = [108, 105, 110, 101, 32] + o["tokens"]
+if o.get("restarts") != 3 or len(ids) != 155:
+    sys.exit("restarts: %s, %d tokens" % (o.get("restarts"), len(ids)))
+for end in (65, 98, 131):  # 64 are fed and one is drawn, then 32 and 33 more
+    prompt, want = ids[end - 32:end], ids[end:end + 33]
+    out = subprocess.run([sys.argv[1], "generate", sys.argv[2], "--prompt", ",".join(map(str, prompt)), "--ids", "--json", "--tokens",
+                          str(len(want)), "--temperature", "0"], capture_output=True, text=True, check=True)
+    got = json.loads(out.stdout)["tokens"]
+    if got != want:
+        sys.exit("after token %d: %s, wanted %s" % (end, got, want))
+PY
+}
+check "from where the last half of the positions is the prompt" restarts
 
 # Placement changes nothing, and leaves nothing.
 for o in "--nvme $dir/swap" "--nvme $dir/swap --host-memory 64MiB" "--nvme $dir/swap --device-memory 2MiB" "--device-memory 2MiB"; do

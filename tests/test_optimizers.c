@@ -130,7 +130,7 @@ draw_ranges(spw_opt_range *ranges, spw_opt_coef *coefs, const spw_optimizer *o, 
         hp.lr = 1e-3 * (1 + random_below(9));
         hp.weight_decay = random_below(2) * 0.1;
         hp.decoupled = random_below(2);
-        hp.nearest = n % 64 == 32; /* one for the whole step */
+        hp.nearest = n / SPW_STATE_GROUP % 2 == 1; /* one for the whole step */
         coefs[count] = prepared(o, &hp);
         at += count + 1 == RANGES_MAX ? n : 1 + random_below((uint32_t)n);
         ranges[count] = (spw_opt_range){at < n ? at : n, &coefs[count]};
@@ -143,7 +143,7 @@ test_isa_identity(void **state)
 {
     /* Every optimizer, format and gradient type gives the same bytes on every instruction set, for ordinary numbers,
      * denormals, huge ones, zeros, infinities and NaN, with parameter groups anywhere; and counts the same nonfinite. */
-    static const uint64_t sizes[] = {32, 96, 512, 544, 1024, 4096};
+    static const uint64_t sizes[] = {64, 192, 512, 576, 1024, 4096};
     uint32_t compared = 0;
     (void)state;
     for (int o = 0; o < OPTIMIZERS; o++)
@@ -188,7 +188,7 @@ test_cuts(void **state)
             spw_opt_hp hp = usual_hp();
             spw_opt_coef coef = prepared(opt, &hp);
             spw_opt_chunk whole = opt_chunk(&a, (spw_state_format)f, SPW_F32, ELEMS);
-            uint64_t cut = 32 * (1 + random_below(ELEMS / 32 - 1));
+            uint64_t cut = SPW_STATE_GROUP * (1 + random_below(ELEMS / SPW_STATE_GROUP - 1));
             static float want[3][ELEMS], got[3][ELEMS];
             fill(&a, whole.format, opt, SPW_F32, ELEMS, false);
             for (int part = 0; part <= (int)opt->moment_count; part++)
@@ -279,8 +279,9 @@ test_agrees_with_pytorch(void **state)
     for (size_t k = 0; k < sizeof opt_vectors / sizeof *opt_vectors; k++) {
         const opt_vector *v = &opt_vectors[k];
         const spw_optimizer *o = spw_optimizer_find(v->type);
-        float w[32] = {0}, record[64] = {0}, g[32] = {0};
-        spw_opt_chunk c = {.format = SPW_STATE_FP32, .elems = 32, .weights = w, .record = record, .grad = g};
+        enum { N = SPW_STATE_GROUP };
+        float w[N] = {0}, record[2 * N] = {0}, g[N] = {0};
+        spw_opt_chunk c = {.format = SPW_STATE_FP32, .elems = N, .weights = w, .record = record, .grad = g};
         double own = 0, theirs = 0;
         assert_non_null(o);
         for (int i = 0; i < OPT_VECTOR_N; i++)
@@ -302,7 +303,7 @@ test_agrees_with_pytorch(void **state)
             spw_opt_coef coef = prepared(o, &hp);
             for (int i = 0; i < OPT_VECTOR_N; i++)
                 g[i] = (float)(sin(0.7 * i + 1.3 * t) * pow(10.0, i % 5 - 3));
-            spw_opt_step(&c, &(spw_opt_range){32, &coef}, 1);
+            spw_opt_step(&c, &(spw_opt_range){N, &coef}, 1);
         }
         for (int i = 0; i < OPT_VECTOR_N; i++) {
             double ulp = ldexp(1, ilogb(fmax(fabs(v->w64[i]), 1e-3)) - 23);
@@ -312,7 +313,7 @@ test_agrees_with_pytorch(void **state)
         for (int m = 0; m < v->moment_count; m++)
             for (int i = 0; i < OPT_VECTOR_N; i++) {
                 double want = v->m64[m][i], scale = fmax(fabs(want), pow(10.0, (i % 5 - 3) * (m + 1)) * 1e-2);
-                assert_true(fabs(record[m * 32 + i] - want) <= 2e-5 * scale);
+                assert_true(fabs(record[m * N + i] - want) <= 2e-5 * scale);
             }
         print_message("# %-14s %5.1f ulp from float64 (PyTorch's float32: %.1f)\n", v->name, own, theirs);
         assert_true(own <= 2 * theirs + 1);
@@ -329,29 +330,30 @@ test_code_bounds(void **state)
     const spw__opt_table *t = &spw__opt_table_ref;
     (void)state;
     for (uint32_t round = 0; round < 2000; round++) {
-        float x[32], y[32];
-        int8_t code[32], again[32];
+        enum { N = SPW_STATE_GROUP };
+        float x[N], y[N];
+        int8_t code[N], again[N];
         uint16_t scale, scale_again;
         bool positive = round % 2;
         double top = 0, s;
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < N; i++) {
             x[i] = random_below(8) == 0 ? 0.0f : random_float(false) * ldexpf(1, (int)random_below(40) - 30);
             if (positive)
                 x[i] = fabsf(x[i]);
             top = fmax(top, fabs(x[i]));
         }
         if (positive) {
-            t->store_uint8((uint8_t *)code, &scale, x, 32, NULL);
-            t->load_uint8(y, (uint8_t *)code, &scale, 32);
-            t->store_uint8((uint8_t *)again, &scale_again, y, 32, NULL);
+            t->store_uint8((uint8_t *)code, &scale, x, N, NULL);
+            t->load_uint8(y, (uint8_t *)code, &scale, N);
+            t->store_uint8((uint8_t *)again, &scale_again, y, N, NULL);
         } else {
-            t->store_int8(code, &scale, x, 32, NULL);
-            t->load_int8(y, code, &scale, 32);
-            t->store_int8(again, &scale_again, y, 32, NULL);
+            t->store_int8(code, &scale, x, N, NULL);
+            t->load_int8(y, code, &scale, N);
+            t->store_int8(again, &scale_again, y, N, NULL);
         }
         s = spw_bits_f32((uint32_t)scale << 16) * (positive ? 63487.0 : 247.0);
         assert_true(top < 0x1p-90 ? s == 0 : fabs(s - top) <= top / 255);
-        for (int i = 0; i < 32 && s > 0; i++) {
+        for (int i = 0; i < N && s > 0; i++) {
             double error = fabs(x[i]) / 32 + top / (positive ? 2031584.0 : 7904.0);
             if (positive)
                 error = fmax(error, top / 1.0e6 - x[i]); /* code 1 at least */
@@ -359,7 +361,7 @@ test_code_bounds(void **state)
             assert_true(positive ? y[i] > 0 : x[i] != 0 || y[i] == 0);
             assert_true(y[i] == 0 || signbit(y[i]) == signbit(x[i]));
         }
-        for (int i = 0; i < 32; i++) /* minus zero reads as zero */
+        for (int i = 0; i < N; i++) /* minus zero reads as zero */
             assert_true(code[i] == again[i] || (!positive && code[i] == INT8_MIN && again[i] == 0));
         assert_int_equal(scale, scale_again);
     }

@@ -69,7 +69,7 @@ check "with the way to start them" says "spillway train -n 4"
 
 # One of them dies, or fails: all end, and say what happened.
 rm -f "$dir/log"
-train -n 3 --set spillway.steps=100000 &
+train -n 3 --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/k" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2 &
 main=$!
 for i in $(seq 200); do
     sleep 0.05
@@ -87,6 +87,20 @@ check "rank 0 says who is missing" sh -c "grep -E 'spillway: rank 0: .*rank 1' '
 check "rank 2 too" sh -c "grep -E 'spillway: rank 2: .*rank 1' '$dir/err' | grep -qE 'ended|gone|died'"
 check "the next run clears what it left" train -n 2 --set spillway.steps=1
 check "in the swap folder" nothing_left
+
+# What it had saved is whole, and goes on as a run does that nobody disturbed.
+loss_of() { sed -n "s/.*\"step\":$1,\"loss\":\([0-9.e+-]*\),.*/\1/p" "$dir/log" | tail -n 1; }
+saved=$(ls "$dir/k" | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
+end=$((${saved:-0} + 2))
+check "the killed run left a checkpoint" test -n "$saved"
+check "which is whole" sh -c "$spw inspect $dir/k/step-$saved --digest >$dir/out 2>$dir/err"
+rm -f "$dir/log"
+check "undisturbed" train --set spillway.steps=$end --set spillway.eval_interval=0
+want=$(loss_of $end)
+rm -f "$dir/log"
+check "the killed run is resumed on 2 ranks" train -n 2 --set spillway.steps=$end --set spillway.eval_interval=0 --resume "$dir/k"
+got=$(loss_of $end)
+check "and gets to the same loss ($want, $got)" awk -v a="$want" -v b="$got" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && b > 0 && d <= 1e-5 * a) }'
 
 rm -f "$dir/log"
 train -n 3 --set spillway.steps=100000 &

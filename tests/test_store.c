@@ -1,6 +1,7 @@
 /*
  * The store alone, told by hand what will be used: fills that were begun and given up, and how often weights come to the device.
  */
+#include "lib_tiny.h"
 #include "spw_offload.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -120,12 +121,103 @@ test_fetched_once(void **state)
     close_store(&f);
 }
 
+/* Which chunk was updated when, by one worker. */
+typedef struct order {
+    uint32_t count, chunk[UNITS * CHUNKS];
+} order;
+
+static spw_status
+note_update(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first,
+            uint64_t count, spw_error *err)
+{
+    order *o = ctx;
+    (void)weights;
+    (void)record;
+    (void)grad;
+    (void)first;
+    (void)count;
+    (void)err;
+    o->chunk[o->count++] = chunk_idx;
+    return SPW_OK;
+}
+
+/*
+ * Two units' records in host memory, two on nvme, of which some were read ahead: these give their slots back while the first
+ * are updated, and not after all of them.
+ */
+static void
+test_slots_take_turns(void **state)
+{
+    enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
+    fixture f;
+    order o = {0};
+    char dir[256];
+    const char *path = dir;
+    spw_gpu_options gpu = {.name = "cpu", .thread_count = 1};
+    spw_store_config config = {.units = f.units,
+                               .chunks = f.chunks,
+                               .unit_count = UNITS,
+                               .chunk_count = UNITS * CHUNKS,
+                               .weight_bytes = 4,
+                               .record_bytes_32 = 256,
+                               .record_parts = {256},
+                               .record_part_count = 1,
+                               .record_slot_count = SLOTS,
+                               .device_cache_bytes = ELEMS * 4,
+                               .worker_count = 1,
+                               .paths = &path,
+                               .path_count = 1,
+                               .update = note_update,
+                               .update_ctx = &o};
+    spw_store_stats stats;
+    uint32_t early = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    memset(&f, 0, sizeof f);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        f.units[u] =
+            (spw_store_unit){.chunk_first = u * CHUNKS, .chunk_count = CHUNKS, .elems = ELEMS, .trainable = true};
+        for (uint32_t k = 0; k < CHUNKS; k++)
+            f.chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
+                                                         .first = k * 4096,
+                                                         .elems = 4096,
+                                                         .weight_tier = SPW_TIER_HOST,
+                                                         .record_tier = u < 2 ? SPW_TIER_HOST : SPW_TIER_NVME};
+    }
+    assert_int_equal(spw_gpu_open(&f.gpu, &gpu, NULL), SPW_OK);
+    config.gpu = f.gpu;
+    assert_int_equal(spw_store_create(&f.store, &config, NULL), SPW_OK);
+    assert_int_equal(spw_store_sweep(f.store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
+    assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+    spw_store_step_begin(f.store);
+    for (uint32_t u = 0; u < UNITS; u++) {
+        assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
+        memset(spw_store_grad(f.store, u), 0, ELEMS * 4);
+        spw_store_grad_ready(f.store, u);
+    }
+    do {
+        spw_sleep_ns(1000000);
+        spw_store_get_stats(f.store, &stats);
+    } while (stats.nvme_moving > 0 || stats.nvme_read_bytes < SLOTS * RECORD_BYTES);
+    spw_sleep_ns(10000000); /* the mover has taken them in */
+    spw_store_step_go(f.store);
+    assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+    assert_int_equal(o.count, UNITS * CHUNKS);
+    for (uint32_t i = 0; i < 2 * SLOTS + 4; i++)
+        early += o.chunk[i] >= 2 * CHUNKS;
+    if (early < SLOTS - 1)
+        fail_msg("%u of the first %d updates gave a slot back", early, 2 * SLOTS + 4);
+    close_store(&f);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_fetched_once),
+        cmocka_unit_test(test_slots_take_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

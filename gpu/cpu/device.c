@@ -51,6 +51,7 @@ cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw
                    : isa == SPW_ISA_AVX2 ? &spw__cpu_kernels_avx2
                                          : &spw__cpu_kernels_scalar;
     gpu->info = (spw_gpu_info){.name = "cpu",
+                               .link = "",
                                .description = gpu->description,
                                .compute_dtype = SPW_F32,
                                .host_addressable = true,
@@ -148,7 +149,7 @@ spw__cpu_bytes_peak(const spw_gpu *gpu)
 
 /* ---------------------------------------------------------------- queues and events */
 
-typedef enum { CMD_COPY, CMD_NOTIFY, CMD_RECORD, CMD_WAIT } command_kind;
+typedef enum { CMD_COPY, CMD_NOTIFY, CMD_RECORD, CMD_WAIT, CMD_SPAN_BEGIN, CMD_SPAN_END } command_kind;
 
 typedef struct command {
     command_kind kind;
@@ -159,6 +160,8 @@ typedef struct command {
     double *sumsq;
     void (*fn)(void *arg);
     void *arg;
+    const char *name;
+    spw_gpu_span_fn span_fn;
     struct cpu_event *event;
     uint64_t mark;
 } command;
@@ -178,6 +181,9 @@ typedef struct cpu_queue {
     spw_gpu_queue_kind kind;
     pthread_t thread;
     bool started;
+    /* Of the thread that executes. */
+    const char *span_name;
+    uint64_t span_ns;
     spw_pool *copiers;      /* a core alone does not fill the memory bus; NULL: the queue's thread copies by itself */
     const command *copying; /* under way */
     pthread_mutex_t lock;
@@ -268,6 +274,11 @@ execute(cpu_queue *q, const command *c)
     case CMD_NOTIFY: c->fn(c->arg); return;
     case CMD_RECORD: reach(c->event, c->mark); return;
     case CMD_WAIT: await(c->event, c->mark); return;
+    case CMD_SPAN_BEGIN:
+        q->span_name = c->name;
+        q->span_ns = spw_now_ns();
+        return;
+    case CMD_SPAN_END: c->span_fn(c->arg, q->span_name, c->n, q->span_ns, spw_now_ns()); return;
     }
 }
 
@@ -276,6 +287,7 @@ queue_main(void *arg)
 {
     cpu_queue *q = arg;
     (void)pthread_setname_np(pthread_self(), q->kind == SPW_QUEUE_H2D ? "spw-h2d" : "spw-d2h");
+    spw_thread_be_prompt();
     pthread_mutex_lock(&q->lock);
     for (;;) {
         command c;
@@ -375,6 +387,18 @@ void
 spw__cpu_queue_notify(spw_gpu_queue *q, void (*fn)(void *arg), void *arg)
 {
     enqueue((cpu_queue *)q, &(command){.kind = CMD_NOTIFY, .fn = fn, .arg = arg});
+}
+
+void
+spw__cpu_span_begin(spw_gpu_queue *q, const char *name)
+{
+    enqueue((cpu_queue *)q, &(command){.kind = CMD_SPAN_BEGIN, .name = name});
+}
+
+void
+spw__cpu_span_end(spw_gpu_queue *q, uint64_t tag, spw_gpu_span_fn fn, void *arg)
+{
+    enqueue((cpu_queue *)q, &(command){.kind = CMD_SPAN_END, .n = tag, .span_fn = fn, .arg = arg});
 }
 
 spw_status
@@ -496,3 +520,32 @@ const spw_gpu_calls spw__cpu_calls = {.abi = SPW_GPU_ABI,
                                       SPW_GPU_CALLS(X)
 #undef X
 };
+
+/* ---------------------------------------------------------------- links: ranks share this device's memory instead */
+
+spw_status
+spw__cpu_link_probe(spw_gpu *gpu, spw_error *err)
+{
+    (void)gpu;
+    return SPW_RAISE(err, SPW_EUNSUPPORTED, "the cpu device has no links: ranks share its memory");
+}
+
+spw_status
+spw__cpu_link_id(spw_gpu *gpu, unsigned char *id, spw_error *err)
+{
+    (void)id;
+    return spw__cpu_link_probe(gpu, err);
+}
+
+spw_status
+spw__cpu_link_create(spw_gpu_link **out, spw_gpu *gpu, const unsigned char *id, uint32_t rank, uint32_t world,
+                     spw_gpu_going going, void *ctx, spw_error *err)
+{
+    (void)id;
+    (void)rank;
+    (void)world;
+    (void)going;
+    (void)ctx;
+    *out = NULL;
+    return spw__cpu_link_probe(gpu, err);
+}

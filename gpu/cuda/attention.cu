@@ -39,32 +39,34 @@ head_fits(cuda_queue *q, const spw_attention_shape *s)
 }
 
 static void
+launch_forward(cuda_queue *q, const attention_args<float> &args, uint64_t B)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(args.T, F32_TILE), (unsigned)args.Hq, (unsigned)B), F32_THREADS,
+           f32_shared_bytes(3, args.D), (attention_f32_forward_kernel), args);
+}
+
+template <class E>
+static void
+launch_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
+{
+    spw__cuda_attention_forward(q, args, B);
+}
+
+template <class E>
+static void
 forward(cuda_queue *q, void *out, float *lse, const void *query, const void *key, const void *value,
         const spw_attention_cache *cache, const spw_attention_shape *s)
 {
-    if (spw__cuda_is_f32(q)) {
-        attention_args<float> args = args_of<float>(s, query, key, value);
-        args.out = (float *)out;
-        args.lse = lse;
-        if (cache != NULL) {
-            args.capacity = cache->capacity;
-            args.slots = cache->slots;
-            args.starts = cache->starts;
-        }
-        LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
-               f32_shared_bytes(3, args.D), (attention_f32_forward_kernel), args);
-    } else {
-        attention_args<bf16> args = args_of<bf16>(s, query, key, value);
-        args.out = (bf16 *)out;
-        args.lse = lse;
-        args.wide = args.wide && spw__cuda_aligned(out);
-        if (cache != NULL) {
-            args.capacity = cache->capacity;
-            args.slots = cache->slots;
-            args.starts = cache->starts;
-        }
-        spw__cuda_attention_forward_bf16(q, args, s->B);
+    attention_args<E> args = args_of<E>(s, query, key, value);
+    args.out = (E *)out;
+    args.lse = lse;
+    args.wide = args.wide && spw__cuda_aligned(out);
+    if (cache != NULL) {
+        args.capacity = cache->capacity;
+        args.slots = cache->slots;
+        args.starts = cache->starts;
     }
+    launch_forward(q, args, s->B);
 }
 
 void
@@ -76,7 +78,7 @@ spw__cuda_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query
     if (s.window >= s.T)
         s.window = 0;
     if (s.B > 0 && s.T > 0 && head_fits(q, &s))
-        forward(q, out, lse, query, key, value, NULL, &s);
+        BY_TYPE(q, forward<T>(q, out, lse, query, key, value, NULL, &s));
 }
 
 void
@@ -88,16 +90,11 @@ spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, con
     uint64_t width = s.Hk * s.D;
     if (s.B == 0 || s.T == 0 || !head_fits(q, &s))
         return;
-    if (spw__cuda_is_f32(q))
-        LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<float>), (float *)cache->key, (float *)cache->value,
-               (const float *)new_key, (const float *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
-               s.kv_stride, width);
-    else
-        LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<bf16>), (bf16 *)cache->key, (bf16 *)cache->value,
-               (const bf16 *)new_key, (const bf16 *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
-               s.kv_stride, width);
+    BY_TYPE(q, LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<T>), (T *)cache->key, (T *)cache->value,
+                      (const T *)new_key, (const T *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
+                      s.kv_stride, width));
     s.kv_stride = width;
-    forward(q, out, NULL, query, cache->key, cache->value, cache, &s);
+    BY_TYPE(q, forward<T>(q, out, NULL, query, cache->key, cache->value, cache, &s));
 }
 
 template <class E>
@@ -118,6 +115,23 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     return args;
 }
 
+static void
+launch_backward(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes(4, args.D), (attention_f32_dq_kernel), args);
+    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hk, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel), args);
+}
+
+template <class E>
+static void
+launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attention_shape *s)
+{
+    spw__cuda_attention_dq(q, args, s->B);
+    spw__cuda_attention_dkv(q, args, s->B, s->Hk);
+}
+
 void
 spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
                              const float *lse, const act *query, const act *key, const act *value,
@@ -131,17 +145,6 @@ spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *
     if (s.B == 0 || s.T == 0 || !head_fits(q, &s) ||
         (delta = (float *)spw__cuda_scratch(q, s.B * s.Hq * s.T * sizeof *delta)) == NULL)
         return;
-    if (spw__cuda_is_f32(q)) {
-        attention_args<float> args =
-            backward_args<float>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta);
-        LAUNCH(q, dim3(spw__cuda_blocks(s.T, F32_TILE), (unsigned)s.Hq, (unsigned)s.B), F32_THREADS,
-               f32_shared_bytes(4, args.D), (attention_f32_dq_kernel), args);
-        LAUNCH(q, dim3(spw__cuda_blocks(s.T, F32_TILE), (unsigned)s.Hk, (unsigned)s.B), F32_THREADS,
-               f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel), args);
-    } else {
-        attention_args<bf16> args =
-            backward_args<bf16>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta);
-        spw__cuda_attention_dq_bf16(q, args, s.B);
-        spw__cuda_attention_dkv_bf16(q, args, s.B, s.Hk);
-    }
+    BY_TYPE(q, launch_backward(
+                   q, backward_args<T>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta), &s));
 }

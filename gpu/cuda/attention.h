@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* E: bf16 or float. Forward and backward read the fields they need; lse may be NULL in forward. */
+/* E: bf16, f16 or float. Forward and backward read the fields they need; lse may be NULL in forward. */
 template <class E> struct attention_args {
     const E *q, *key, *value, *dout;
     E *out, *dq, *dk, *dv;

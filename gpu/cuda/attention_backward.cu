@@ -5,43 +5,51 @@
 #include "attention_backward.cuh"
 #include "attention_internal.h"
 
-template <int DP, int MT, int BN>
+template <class E, int DP, int MT, int BN>
 static void
-make_dq(cuda_queue *q, const attention_args<bf16> &args, uint64_t B)
+make_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
-    LAUNCH(q, grid, ATTENTION_THREADS, (dq_shared_bytes<DP, MT, BN>()), (attention_dq_kernel<DP, MT, BN>), args);
+    LAUNCH(q, grid, ATTENTION_THREADS, (dq_shared_bytes<DP, MT, BN>()), (attention_dq_kernel<E, DP, MT, BN>), args);
 }
 
-template <int DP, int MT, int BN, bool DK, bool DV>
+template <class E, int DP, int MT, int BN, bool DK, bool DV>
 static void
-make_dkv(cuda_queue *q, const attention_args<bf16> &args, uint64_t B, uint64_t Hk)
+make_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)Hk, (unsigned)B);
-    LAUNCH(q, grid, ATTENTION_THREADS, (dkv_shared_bytes<DP, MT, BN>()), (attention_dkv_kernel<DP, MT, BN, DK, DV>),
+    LAUNCH(q, grid, ATTENTION_THREADS, (dkv_shared_bytes<DP, MT, BN>()), (attention_dkv_kernel<E, DP, MT, BN, DK, DV>),
            args);
 }
 
+template <class E>
 void
-spw__cuda_attention_dq_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B)
+spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     if (args.D <= 64)
-        make_dq<64, 2, 32>(q, args, B);
+        make_dq<E, 64, 2, 32>(q, args, B);
     else if (args.D <= 128)
-        make_dq<128, 1, 64>(q, args, B);
+        make_dq<E, 128, 1, 64>(q, args, B);
     else
-        make_dq<256, 1, 32>(q, args, B);
+        make_dq<E, 256, 1, 32>(q, args, B);
 }
 
+template <class E>
 void
-spw__cuda_attention_dkv_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B, uint64_t Hk)
+spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
     if (args.D <= 64) {
-        make_dkv<64, 2, 32, true, true>(q, args, B, Hk);
+        make_dkv<E, 64, 2, 32, true, true>(q, args, B, Hk);
     } else if (args.D <= 128) {
-        make_dkv<128, 1, 32, true, true>(q, args, B, Hk);
+        make_dkv<E, 128, 1, 32, true, true>(q, args, B, Hk);
     } else {
-        make_dkv<256, 1, 32, true, false>(q, args, B, Hk);
-        make_dkv<256, 1, 32, false, true>(q, args, B, Hk);
+        make_dkv<E, 256, 1, 32, true, false>(q, args, B, Hk);
+        make_dkv<E, 256, 1, 32, false, true>(q, args, B, Hk);
     }
 }
+
+#define FOR(E)                                                                                                         \
+    template void spw__cuda_attention_dq<E>(cuda_queue * q, const attention_args<E> &args, uint64_t B);                \
+    template void spw__cuda_attention_dkv<E>(cuda_queue * q, const attention_args<E> &args, uint64_t B, uint64_t Hk);
+FOR(bf16)
+FOR(f16)

@@ -1,5 +1,5 @@
 /*
- * Causal attention backward on tensor cores, bf16 with fp32 sums, without atomics: one kernel owns query rows and makes dq, one
+ * Causal attention backward on tensor cores, bf16 or fp16 with fp32 sums, without atomics: one kernel owns query rows and makes dq, one
  * owns key rows and makes dk and dv, each going through the other side's tiles in a fixed order. Scores are computed in both, 7
  * products where atomics or an order imposed on blocks would need 5; in return no block waits for another and there is no fp32
  * copy of dq. The key side works on transposed scores, so that they lie in registers as the left factor of its products.
@@ -38,19 +38,19 @@ dq_shared_bytes()
     return (size_t)(2 * 64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <int DP, int MT, int BN>
+template <class E, int DP, int MT, int BN>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    bf16 *q_tile = (bf16 *)shared, *do_tile = q_tile + BM * ld, *k_tile = do_tile + BM * ld, *v_tile = k_tile + BN * ld;
+    E *q_tile = (E *)shared, *do_tile = q_tile + BM * ld, *k_tile = do_tile + BM * ld, *v_tile = k_tile + BN * ld;
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
-    const bf16 *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
-    const bf16 *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
     float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = g.scale * SPW_LOG2E;
 #pragma unroll
@@ -73,30 +73,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
         float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
         copy_wait<0>();
         __syncthreads();
-#pragma unroll
-        for (int d = 0; d < DP; d += 16) {
-            unsigned a[MT][4], c[MT][4];
-            if (d >= g.D)
-                break;
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                load_a(a[m], q_tile, ld, my_row + 16 * m, d);
-                load_a(c[m], do_tile, ld, my_row + 16 * m, d);
-            }
-#pragma unroll
-            for (int n = 0; n < BN; n += 16) {
-                unsigned kb[4], vb[4];
-                load_b_rows(kb, k_tile, ld, n, d);
-                load_b_rows(vb, v_tile, ld, n, d);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(s[m][n / 8], a[m], kb[0], kb[1]);
-                    mma(s[m][n / 8 + 1], a[m], kb[2], kb[3]);
-                    mma(dp[m][n / 8], c[m], vb[0], vb[1]);
-                    mma(dp[m][n / 8 + 1], c[m], vb[2], vb[3]);
-                }
-            }
-        }
+        add_scores<DP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
+        add_scores<DP, MT, BN>(dp, do_tile, my_row, v_tile, g.D);
         __syncthreads(); /* values are read */
         if (next < keys)
             load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
@@ -116,27 +94,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
                     }
                     s[m][n][i] = p * (dp[m][n][i] - delta[m][i / 2]);
                 }
-#pragma unroll
-        for (int n = 0; n < BN; n += 16) {
-            unsigned a[MT][4];
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-            for (int d = 0; d < DP; d += 16) {
-                unsigned kb[4];
-                if (d >= g.D)
-                    break;
-                load_b_columns(kb, k_tile, ld, n, d);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(dq[m][d / 8], a[m], kb[0], kb[1]);
-                    mma(dq[m][d / 8 + 1], a[m], kb[2], kb[3]);
-                }
-            }
-        }
+        add_weighted<DP, MT, BN>(dq, s, k_tile, g.D);
         __syncthreads(); /* keys are read */
         if (next < keys)
             load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
@@ -147,7 +105,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<bf16> g)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = my_row + 16 * m + lane / 4 + 8 * r;
-            bf16 *to = g.dq + ((uint64_t)b * g.T + q0 + (uint64_t)row) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+            E *to = g.dq + ((uint64_t)b * g.T + q0 + (uint64_t)row) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
 #pragma unroll
             for (int d = 0; d < DP / 8; d++)
                 if (row < rows)
@@ -166,14 +124,14 @@ dkv_shared_bytes()
 }
 
 /* Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. */
-template <int DP, int MT, int BN, bool DK, bool DV>
+template <class E, int DP, int MT, int BN, bool DK, bool DV>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    bf16 *k_tile = (bf16 *)shared, *v_tile = k_tile + BM * ld, *q_tile = v_tile + BM * ld, *do_tile = q_tile + BN * ld;
+    E *k_tile = (E *)shared, *v_tile = k_tile + BM * ld, *q_tile = v_tile + BM * ld, *do_tile = q_tile + BN * ld;
     uint64_t k0 = (uint64_t)blockIdx.x * BM,
              out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
@@ -185,8 +143,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g
     if (DK)
         load_tile<BM, DP>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
-        const bf16 *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
-        const bf16 *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.D;
+        const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
+        const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.D;
         const float *lse = g.lse + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         const float *delta = g.delta + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         load_tile<BN, DP>(q_tile, q + first * g.q_stride, g.q_stride, (int64_t)(g.T - first), g.D, g.wide);
@@ -197,34 +155,9 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g
             float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
             copy_wait<0>();
             __syncthreads();
-#pragma unroll
-            for (int d = 0; d < DP; d += 16) {
-                unsigned a[MT][4], c[MT][4];
-                if (d >= g.D)
-                    break;
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    load_a(a[m], k_tile, ld, my_row + 16 * m, d);
-                    if (DK)
-                        load_a(c[m], v_tile, ld, my_row + 16 * m, d);
-                }
-#pragma unroll
-                for (int n = 0; n < BN; n += 16) {
-                    unsigned qb[4], ob[4];
-                    load_b_rows(qb, q_tile, ld, n, d);
-                    if (DK)
-                        load_b_rows(ob, do_tile, ld, n, d);
-#pragma unroll
-                    for (int m = 0; m < MT; m++) {
-                        mma(s[m][n / 8], a[m], qb[0], qb[1]);
-                        mma(s[m][n / 8 + 1], a[m], qb[2], qb[3]);
-                        if (DK) {
-                            mma(dp[m][n / 8], c[m], ob[0], ob[1]);
-                            mma(dp[m][n / 8 + 1], c[m], ob[2], ob[3]);
-                        }
-                    }
-                }
-            }
+            add_scores<DP, MT, BN>(s, k_tile, my_row, q_tile, g.D);
+            if (DK)
+                add_scores<DP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
             /* s becomes p, dp becomes ds without its scale. */
             bool masked = q0 < k0 + BM || q0 + BN > g.T || (g.window > 0 && q0 + BN > k0 + g.window);
 #pragma unroll
@@ -246,56 +179,14 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<bf16> g
                             dp[m][n][i] = p * (dp[m][n][i] - del);
                         }
                 }
-            if (DV) {
-#pragma unroll
-                for (int n = 0; n < BN; n += 16) {
-                    unsigned a[MT][4];
-#pragma unroll
-                    for (int m = 0; m < MT; m++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-                    for (int d = 0; d < DP; d += 16) {
-                        unsigned ob[4];
-                        if (d >= g.D)
-                            break;
-                        load_b_columns(ob, do_tile, ld, n, d);
-#pragma unroll
-                        for (int m = 0; m < MT; m++) {
-                            mma(dv[m][d / 8], a[m], ob[0], ob[1]);
-                            mma(dv[m][d / 8 + 1], a[m], ob[2], ob[3]);
-                        }
-                    }
-                }
-            }
+            if constexpr (DV)
+                add_weighted<DP, MT, BN>(dv, s, do_tile, g.D);
             __syncthreads(); /* dout is read */
             if (next < end)
                 load_tile<BN, DP>(do_tile, dout + next * out_stride, out_stride, (int64_t)(g.T - next), g.D, g.wide);
             copy_commit();
-            if (DK) {
-#pragma unroll
-                for (int n = 0; n < BN; n += 16) {
-                    unsigned a[MT][4];
-#pragma unroll
-                    for (int m = 0; m < MT; m++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            a[m][i] = pack_bf16(dp[m][n / 8 + i / 2][i % 2 * 2], dp[m][n / 8 + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-                    for (int d = 0; d < DP; d += 16) {
-                        unsigned qb[4];
-                        if (d >= g.D)
-                            break;
-                        load_b_columns(qb, q_tile, ld, n, d);
-#pragma unroll
-                        for (int m = 0; m < MT; m++) {
-                            mma(dk[m][d / 8], a[m], qb[0], qb[1]);
-                            mma(dk[m][d / 8 + 1], a[m], qb[2], qb[3]);
-                        }
-                    }
-                }
-            }
+            if constexpr (DK)
+                add_weighted<DP, MT, BN>(dk, dp, q_tile, g.D);
             __syncthreads(); /* queries are read */
             if (next < end)
                 load_tile<BN, DP>(q_tile, q + next * g.q_stride, g.q_stride, (int64_t)(g.T - next), g.D, g.wide);

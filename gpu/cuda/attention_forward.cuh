@@ -1,5 +1,5 @@
 /*
- * Causal attention forward on tensor cores, bf16 in and out, fp32 sums. A block of four warps takes 64 MT query rows of one
+ * Causal attention forward on tensor cores, bf16 or fp16 in and out, fp32 sums. A block of four warps takes 64 MT query rows of one
  * head and walks over tiles of BN keys that some row of it reads; scores live in registers, and the online softmax rescales
  * sums when a row's maximum grows. Keys and values of the next tile travel while this one is computed: K is free once the
  * scores are, V once the sums are. Tiles begin at multiples of BN whatever the rows, and a tile that a row does not read leaves
@@ -14,6 +14,62 @@
 enum { ATTENTION_THREADS = 128 };
 #define SPW_LOG2E 1.44269504088896341f
 
+/* s += A B^T: A the warp's 16 MT rows of a tile, B the BN rows of another, both of D columns. */
+template <int DP, int MT, int BN, class E>
+SPW_DEVICE void
+add_scores(float (&s)[MT][BN / 8][4], const E *a_tile, int my_row, const E *b_tile, int D)
+{
+    const int ld = DP + 8;
+#pragma unroll
+    for (int d = 0; d < DP; d += 16) {
+        unsigned a[MT][4];
+        if (d >= D)
+            break;
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            load_a(a[m], a_tile, ld, my_row + 16 * m, d);
+#pragma unroll
+        for (int n = 0; n < BN; n += 16) {
+            unsigned b[4];
+            load_b_rows(b, b_tile, ld, n, d);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma<E>(s[m][n / 8], a[m], b[0], b[1]);
+                mma<E>(s[m][n / 8 + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* sums += s B, B the BN rows of a tile of D columns: scores lie in registers as a left factor wants them. */
+template <int DP, int MT, int BN, class E>
+SPW_DEVICE void
+add_weighted(float (&sums)[MT][DP / 8][4], const float (&s)[MT][BN / 8][4], const E *b_tile, int D)
+{
+    const int ld = DP + 8;
+#pragma unroll
+    for (int n = 0; n < BN; n += 16) {
+        unsigned a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[m][i] = pack<E>(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int d = 0; d < DP; d += 16) {
+            unsigned b[4];
+            if (d >= D)
+                break;
+            load_b_columns(b, b_tile, ld, n, d);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma<E>(sums[m][d / 8], a[m], b[0], b[1]);
+                mma<E>(sums[m][d / 8 + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
 template <int DP, int MT, int BN>
 constexpr size_t
 forward_shared_bytes()
@@ -21,23 +77,23 @@ forward_shared_bytes()
     return (size_t)(64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <int DP, int MT, int BN>
+template <class E, int DP, int MT, int BN>
 __global__ void
-__launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf16> g)
+__launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    bf16 *q_tile = (bf16 *)shared, *k_tile = q_tile + BM * ld, *v_tile = k_tile + BN * ld;
+    E *q_tile = (E *)shared, *k_tile = q_tile + BM * ld, *v_tile = k_tile + BN * ld;
     /* The last tiles read the most keys: they go first. */
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
-    const bf16 *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
-    const bf16 *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
-    const bf16 *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
+    const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     float o[MT][DP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = g.scale * SPW_LOG2E;
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -53,25 +109,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf1
         float s[MT][BN / 8][4] = {};
         copy_wait<1>(); /* keys are here; values may be on their way */
         __syncthreads();
-#pragma unroll
-        for (int d = 0; d < DP; d += 16) {
-            unsigned a[MT][4];
-            if (d >= g.D)
-                break;
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-                load_a(a[m], q_tile, ld, my_row + 16 * m, d);
-#pragma unroll
-            for (int n = 0; n < BN; n += 16) {
-                unsigned kb[4];
-                load_b_rows(kb, k_tile, ld, n, d);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(s[m][n / 8], a[m], kb[0], kb[1]);
-                    mma(s[m][n / 8 + 1], a[m], kb[2], kb[3]);
-                }
-            }
-        }
+        add_scores<DP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
         __syncthreads(); /* keys are read */
         if (next < keys)
             load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
@@ -121,27 +159,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf1
 
         copy_wait<1>(); /* values are here; the next keys may be on their way */
         __syncthreads();
-#pragma unroll
-        for (int n = 0; n < BN; n += 16) {
-            unsigned a[MT][4];
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) /* scores lie as a left factor wants them */
-                    a[m][i] = pack_bf16(s[m][n / 8 + i / 2][i % 2 * 2], s[m][n / 8 + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-            for (int d = 0; d < DP; d += 16) {
-                unsigned vb[4];
-                if (d >= g.D)
-                    break;
-                load_b_columns(vb, v_tile, ld, n, d);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(o[m][d / 8], a[m], vb[0], vb[1]);
-                    mma(o[m][d / 8 + 1], a[m], vb[2], vb[3]);
-                }
-            }
-        }
+        add_weighted<DP, MT, BN>(o, s, v_tile, g.D);
         __syncthreads(); /* values are read */
         if (next < keys)
             load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
@@ -159,8 +177,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<bf1
             inverse = 1.0f / total;
             if (row >= rows)
                 continue;
-            bf16 *out =
-                g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
+            E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
 #pragma unroll
             for (int d = 0; d < DP / 8; d++)
                 store_pair(out, 8 * d + lane % 4 * 2, g.D, g.wide, o[m][d][2 * r] * inverse,

@@ -11,9 +11,9 @@
 
 enum { HEAD_MAX = 256 };
 
-/* Grids over B sequences. */
-void spw__cuda_attention_forward_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B);
-void spw__cuda_attention_dq_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B);
-void spw__cuda_attention_dkv_bf16(cuda_queue *q, const attention_args<bf16> &args, uint64_t B, uint64_t Hk);
+/* Grids over B sequences. E: bf16 or f16. */
+template <class E> void spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B);
+template <class E> void spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B);
+template <class E> void spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk);
 
 #endif

@@ -172,10 +172,11 @@ spw__cuda_blas_close(struct cuda_blas *b)
  * library refuses.
  */
 static void
-make_plan(struct cuda_blas *b, plan *p, bool f32)
+make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
 {
     const plan_key *k = &p->key;
-    cudaDataType_t in = f32 ? CUDA_R_32F : CUDA_R_16BF, out = f32 || k->f32_out ? CUDA_R_32F : CUDA_R_16BF;
+    cudaDataType_t in = compute == SPW_F32 ? CUDA_R_32F : compute == SPW_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    cudaDataType_t out = k->f32_out ? CUDA_R_32F : in;
     cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
@@ -224,7 +225,7 @@ make_plan(struct cuda_blas *b, plan *p, bool f32)
 
 /* Under lock. */
 static plan *
-find_plan(struct cuda_blas *b, const plan_key *key, bool f32)
+find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 {
     uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
     uint32_t at =
@@ -240,7 +241,7 @@ find_plan(struct cuda_blas *b, const plan_key *key, bool f32)
     b->plans[at].key = *key;
     b->plans[at].used = true;
     b->plan_count++;
-    make_plan(b, &b->plans[at], f32);
+    make_plan(b, &b->plans[at], compute);
     return &b->plans[at];
 }
 
@@ -268,7 +269,7 @@ spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint6
     key.bias = bias != NULL;
     key.alignment = (uint32_t)(low & (~low + 1));
     pthread_mutex_lock(&b->lock);
-    p = find_plan(b, &key, spw__cuda_is_f32(q));
+    p = find_plan(b, &key, q->gpu->info.compute_dtype);
     if (p->possible) {
         if (bias != NULL)
             st = b->cublasLtMatmulDescSetAttribute_(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);

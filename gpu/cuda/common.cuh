@@ -30,6 +30,8 @@ struct bf16 {
 struct f16 {
     uint16_t bits;
 };
+template <class E> constexpr bool is_bf16 = false;
+template <> constexpr bool is_bf16<bf16> = true;
 
 SPW_DEVICE float
 widen(float x)
@@ -66,6 +68,26 @@ pack_bf16(float lo, float hi)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
     return u;
 #endif
+}
+
+SPW_DEVICE unsigned
+pack_f16(float lo, float hi)
+{
+#ifdef SPW_EMULATED
+    return (unsigned)spw_f32_to_f16(lo) | (unsigned)spw_f32_to_f16(hi) << 16;
+#else
+    unsigned u;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
+    return u;
+#endif
+}
+
+/* Two elements of E. */
+template <class E>
+SPW_DEVICE unsigned
+pack(float lo, float hi)
+{
+    return is_bf16<E> ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
 SPW_DEVICE void
@@ -123,33 +145,30 @@ load8(float *v, const float *p, uint64_t left, bool wide)
         v[i] = (uint64_t)i < left ? p[i] : 0.0f;
 }
 
+template <class E>
 SPW_DEVICE void
-unpack_bf16(float *v, unsigned u)
+unpack(float *v, unsigned u)
 {
-    v[0] = __uint_as_float(u << 16);
-    v[1] = __uint_as_float(u & 0xffff0000u);
+    E lo, hi;
+    lo.bits = (uint16_t)u;
+    hi.bits = (uint16_t)(u >> 16);
+    v[0] = widen(lo);
+    v[1] = widen(hi);
 }
 
+/* bf16 and f16. */
+template <class E>
 SPW_DEVICE void
-load8(float *v, const bf16 *p, uint64_t left, bool wide)
+load8(float *v, const E *p, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
         uint4 u = *(const uint4 *)p;
-        unpack_bf16(v, u.x);
-        unpack_bf16(v + 2, u.y);
-        unpack_bf16(v + 4, u.z);
-        unpack_bf16(v + 6, u.w);
+        unpack<E>(v, u.x);
+        unpack<E>(v + 2, u.y);
+        unpack<E>(v + 4, u.z);
+        unpack<E>(v + 6, u.w);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = (uint64_t)i < left ? widen(p[i]) : 0.0f;
-}
-
-SPW_DEVICE void
-load8(float *v, const f16 *p, uint64_t left, bool wide)
-{
-    (void)wide;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] = (uint64_t)i < left ? widen(p[i]) : 0.0f;
@@ -169,23 +188,14 @@ store8(float *p, const float *v, uint64_t left, bool wide)
             p[i] = v[i];
 }
 
+template <class E>
 SPW_DEVICE void
-store8(bf16 *p, const float *v, uint64_t left, bool wide)
+store8(E *p, const float *v, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
-        *(uint4 *)p = uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        *(uint4 *)p = uint4{pack<E>(v[0], v[1]), pack<E>(v[2], v[3]), pack<E>(v[4], v[5]), pack<E>(v[6], v[7])};
         return;
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if ((uint64_t)i < left)
-            narrow(p + i, v[i]);
-}
-
-SPW_DEVICE void
-store8(f16 *p, const float *v, uint64_t left, bool wide)
-{
-    (void)wide;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if ((uint64_t)i < left)

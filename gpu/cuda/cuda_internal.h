@@ -20,7 +20,7 @@ typedef struct cuda_gpu {
     spw_gpu base;
     /* Fixed after open. */
     spw_gpu_info info;
-    char description[160];
+    char description[160], link[128];
     int device_idx;
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
@@ -50,6 +50,10 @@ typedef struct cuda_note {
     cudaEvent_t event;
     void (*fn)(void *arg);
     void *arg;
+    spw_gpu_span_fn span_fn; /* NULL: fn; else the end of a span that began with begin */
+    const char *name;
+    uint64_t tag;
+    cudaEvent_t begin;
 } cuda_note;
 
 typedef struct cuda_queue {
@@ -65,6 +69,13 @@ typedef struct cuda_queue {
     cudaEvent_t ring_passed[SLOTS];
     cuda_parcel parcels[SLOTS];
     uint64_t ring_next;
+    cudaEvent_t span_begins[NOTES + 1]; /* as many spans as notes may be under way, and one is open */
+    const char *span_name;
+    uint64_t span_count;
+    /* Owned by the queue's thread: an event, when it passed by the host's clock, and the least delay seen since. */
+    cudaEvent_t zero;
+    uint64_t zero_ns;
+    int64_t least_delay_ns; /* below 0: the device's clock is ahead */
     /* Under lock; the thread takes notes in order. */
     pthread_t thread;
     bool started, stop;
@@ -83,6 +94,7 @@ typedef struct cuda_event {
 #define X(name) extern "C" __typeof__(spw_gpu_##name) spw__cuda_##name;
 SPW_GPU_CALLS(X)
 #undef X
+extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
 
 /* False, and the device's first error kept, unless e is cudaSuccess. */
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
@@ -153,6 +165,21 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
 #define UNWRAP(...) __VA_ARGS__
 #define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
     spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
+
+/* Runs the statement with T the compute type; the types are common.cuh's. */
+#define BY_TYPE(q, ...)                                                                                                \
+    do {                                                                                                               \
+        if ((q)->gpu->info.compute_dtype == SPW_F32) {                                                                 \
+            typedef float T;                                                                                           \
+            __VA_ARGS__;                                                                                               \
+        } else if ((q)->gpu->info.compute_dtype == SPW_BF16) {                                                         \
+            typedef bf16 T;                                                                                            \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            typedef f16 T;                                                                                             \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
 
 static inline unsigned
 spw__cuda_blocks(uint64_t n, uint64_t per_block)

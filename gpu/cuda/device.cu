@@ -33,9 +33,10 @@ spw__cuda_enter(cuda_gpu *gpu)
 
 /* No device, or none that this build can use. */
 static spw_status
-find_device(uint32_t device_idx, cudaDeviceProp *prop, spw_error *err)
+find_device(uint32_t *idx, uint32_t turn, cudaDeviceProp *prop, int *count_out, spw_error *err)
 {
     int driver = 0, runtime = 0, count = 0;
+    uint32_t device_idx = *idx;
     cudaError_t e;
     (void)cudaRuntimeGetVersion(&runtime);
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
@@ -48,6 +49,9 @@ find_device(uint32_t device_idx, cudaDeviceProp *prop, spw_error *err)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver sees no GPU (CUDA_VISIBLE_DEVICES hides them too)");
     if (e != cudaSuccess)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "the driver does not start: %s", cudaGetErrorString(e));
+    if (device_idx == SPW_GPU_ANY)
+        device_idx = *idx = turn % (uint32_t)count;
+    *count_out = count;
     if (device_idx >= (uint32_t)count)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "there are %d GPUs, counted from 0", count);
     e = cudaGetDeviceProperties(prop, (int)device_idx);
@@ -59,17 +63,96 @@ find_device(uint32_t device_idx, cudaDeviceProp *prop, spw_error *err)
     return SPW_OK;
 }
 
+/* What is asked for, or what the environment says instead. */
+static spw_status
+choose_compute(spw_dtype asked, spw_dtype *out, spw_error *err)
+{
+    const char *wanted = getenv("SPW_CUDA_COMPUTE");
+    *out = asked;
+    for (int t = 0; wanted != NULL && wanted[0] != '\0'; t++) {
+        if (t == SPW_DTYPE_COUNT)
+            return SPW_RAISE(err, SPW_EINVAL, "SPW_CUDA_COMPUTE is %s: fp32, bf16 or fp16", wanted);
+        *out = (spw_dtype)t;
+        if (strcmp(wanted, spw_dtype_name(*out)) == 0)
+            break;
+    }
+    return SPW_OK;
+}
+
+/*
+ * Floating point operations of an SM per clock, dense, fp32 sums, from NVIDIA's descriptions of the architectures. Of one
+ * architecture the fastest counts: consumer parts of 8.6 reach half of it.
+ */
+static double
+peak_flops(int device_idx, const cudaDeviceProp *prop, spw_dtype compute)
+{
+    static const struct {
+        int major, minor;
+        double half, single;
+    } sms[] = {{8, 0, 2048, 128}, {8, 6, 1024, 256},  {8, 9, 512, 256},
+               {9, 0, 4096, 256}, {10, 0, 8192, 256}, {12, 0, 512, 256}};
+    int khz = 0;
+    if (cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, device_idx) != cudaSuccess)
+        khz = 0;
+    for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
+        if (sms[i].major == prop->major && sms[i].minor == prop->minor)
+            return (compute == SPW_F32 ? sms[i].single : sms[i].half) * prop->multiProcessorCount * khz * 1e3;
+    return 0;
+}
+
+/* One line of a file of the device in sysfs, without its end; "" when there is none. */
+static void
+read_line(const char *bus_id, const char *name, char *out, size_t bytes)
+{
+    char path[256];
+    FILE *f;
+    out[0] = '\0';
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/%s", bus_id, name);
+    f = fopen(path, "re");
+    if (f == NULL)
+        return;
+    if (fgets(out, (int)bytes, f) != NULL)
+        out[strcspn(out, "\n")] = '\0';
+    (void)fclose(f);
+}
+
+/* PCIe from what the kernel says of the slot: the CUDA runtime does not tell. An idle link may run slower than it can. */
+static void
+describe_link(int device_idx, char *out, size_t bytes)
+{
+    static const double speeds[] = {2.5, 5, 8, 16, 32, 64}; /* GT/s of generations 1 to 6 */
+    char bus_id[32] = "", speed[64], width[16], now_speed[64], now_width[16];
+    size_t gen = 0;
+    out[0] = '\0';
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_idx) != cudaSuccess)
+        return;
+    for (char *c = bus_id; *c != '\0'; c++)
+        *c = *c >= 'A' && *c <= 'F' ? (char)(*c - 'A' + 'a') : *c;
+    read_line(bus_id, "max_link_speed", speed, sizeof speed);
+    read_line(bus_id, "max_link_width", width, sizeof width);
+    read_line(bus_id, "current_link_speed", now_speed, sizeof now_speed);
+    read_line(bus_id, "current_link_width", now_width, sizeof now_width);
+    while (gen < sizeof speeds / sizeof speeds[0] && strtod(speed, NULL) > speeds[gen])
+        gen++;
+    if (speed[0] != '\0' && gen < sizeof speeds / sizeof speeds[0])
+        snprintf(out, bytes, "PCIe %d.0 x%s at %s, now x%s at %s", (int)gen + 1, width, bus_id, now_width, now_speed);
+    else
+        snprintf(out, bytes, "at %s, whose PCIe link the system does not describe", bus_id);
+}
+
 static spw_status
 cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err)
 {
-    const char *compute = getenv("SPW_CUDA_COMPUTE");
+    spw_dtype compute;
     size_t free_bytes = 0, total = 0;
     char why[256] = "";
     cudaDeviceProp prop;
     cuda_gpu *gpu;
     cudaError_t e;
+    int count = 0;
     *out = NULL;
-    SPW_TRY(find_device(device_idx, &prop, err));
+    SPW_TRY(choose_compute(options->compute_dtype, &compute, err));
+    SPW_TRY(find_device(&device_idx, options->turn, &prop, &count, err));
     gpu = (cuda_gpu *)spw_mem_zalloc(sizeof *gpu);
     if (gpu == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device");
@@ -86,16 +169,20 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
     gpu->blas = spw__cuda_blas_open(gpu, why, sizeof why);
     gpu->info.name = "cuda";
     gpu->info.description = gpu->description;
-    gpu->info.compute_dtype =
-        options->full_precision || (compute != NULL && strcmp(compute, "fp32") == 0) ? SPW_F32 : SPW_BF16;
+    gpu->info.compute_dtype = compute;
     gpu->info.host_addressable = false;
     gpu->info.memory_bytes = options->memory_bytes > 0        ? options->memory_bytes
                              : free_bytes > RESERVE_BYTES * 2 ? free_bytes - RESERVE_BYTES
                                                               : free_bytes / 2;
     gpu->info.thread_count = 1;
+    gpu->info.device_count = (uint32_t)count;
+    memcpy(gpu->info.id, &prop.uuid, sizeof gpu->info.id);
     snprintf(gpu->description, sizeof gpu->description, "%s, %d SMs, %llu MiB, sm_%d%d, %s, %s", prop.name,
              prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,
              spw_dtype_name(gpu->info.compute_dtype), gpu->blas != NULL ? "cuBLASLt" : why);
+    gpu->info.peak_flops = peak_flops(gpu->device_idx, &prop, compute);
+    gpu->info.link = gpu->link;
+    describe_link(gpu->device_idx, gpu->link, sizeof gpu->link);
     gpu->base.calls = &spw__cuda_calls;
     *out = &gpu->base;
     return SPW_OK;
@@ -261,7 +348,7 @@ const spw_gpu_calls spw__cuda_calls = {SPW_GPU_ABI, cuda_open,
 #define X(name) spw__cuda_##name,
                                        SPW_GPU_CALLS(X)
 #undef X
-};
+                                           spw__cuda_update_state};
 
 extern "C" __attribute__((visibility("default"))) const spw_gpu_calls *spw_gpu_plugin(void);
 const spw_gpu_calls *

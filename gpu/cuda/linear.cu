@@ -22,12 +22,10 @@ spw__cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N
         return;
     if (q->gpu->blas != NULL && spw__cuda_blas_gemm(q, trans_a, trans_b, M, N, K, A, B, add, C, f32_out, bias))
         return;
-    if (spw__cuda_is_f32(q))
-        own_gemm<float, float>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias);
-    else if (f32_out)
-        own_gemm<bf16, float>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias);
+    if (f32_out)
+        BY_TYPE(q, own_gemm<T, float>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias));
     else
-        own_gemm<bf16, bf16>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias);
+        BY_TYPE(q, own_gemm<T, T>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias));
 }
 
 template <class T>
@@ -54,10 +52,8 @@ spw__cuda_linear(spw_gpu_queue *queue, act *y, const act *x, const act *w, const
         return;
     if ((flags & SPW_OP_BY_ROW) == 0)
         spw__cuda_gemm(q, false, !in_out, M, N, K, x, w, false, y, false, b);
-    else if (spw__cuda_is_f32(q))
-        linear_by_row<float>(q, y, x, w, b, M, N, K, in_out);
     else
-        linear_by_row<bf16>(q, y, x, w, b, M, N, K, in_out);
+        BY_TYPE(q, linear_by_row<T>(q, y, x, w, b, M, N, K, in_out));
 }
 
 void

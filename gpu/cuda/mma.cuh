@@ -1,5 +1,5 @@
 /*
- * A warp's tensor core instructions as functions: 16x8x16 products of bf16 with fp32 sums, loads of 8x8 matrices from shared
+ * A warp's tensor core instructions as functions: 16x8x16 products of bf16 or f16 (E) with fp32 sums, loads of 8x8 matrices from shared
  * memory, asynchronous copies into it. Each has its C twin for the emulation, written from the same tables of the PTX manual
  * (warp-level matrix instructions). With g = lane / 4 and t = lane % 4, a thread holds
  *
@@ -13,6 +13,7 @@
 #include "common.cuh"
 
 /* C += A B. */
+template <class E>
 SPW_DEVICE void
 mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
 {
@@ -27,31 +28,39 @@ mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
             unsigned ra, rb;
             memcpy(&ra, slots + (row % 8 * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (row / 8 + k / 8 * 2) * 4, 4);
             memcpy(&rb, slots + (col * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
-            sum +=
-                spw_bf16_to_f32((uint16_t)(k % 2 ? ra >> 16 : ra)) * spw_bf16_to_f32((uint16_t)(k % 2 ? rb >> 16 : rb));
+            float x[2], y[2];
+            unpack<E>(x, ra);
+            unpack<E>(y, rb);
+            sum += x[k % 2] * y[k % 2];
         }
         c[i] += sum;
     }
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define SPW_MMA(type)                                                                                                  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "          \
+                 "{%8,%9}, {%0,%1,%2,%3};"                                                                             \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if (is_bf16<E>)
+        SPW_MMA("bf16");
+    else
+        SPW_MMA("f16");
+#undef SPW_MMA
 #endif
 }
 
 /*
  * Four 8x8 matrices; lane l names row l % 8 of matrix l / 8. r[i] is (g, 2t..2t+1) of matrix i, with trans (2t..2t+1, g).
  */
-template <bool TRANS>
+template <bool TRANS, class E>
 SPW_DEVICE void
-load_matrices(unsigned *r, const bf16 *row)
+load_matrices(unsigned *r, const E *row)
 {
 #ifdef SPW_EMULATED
     const unsigned char *slots = emulate::gather(&row, sizeof row);
     int lane = emulate::lane(), g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
-        const bf16 *lo, *hi;
+        const E *lo, *hi;
         memcpy(&lo, slots + (8 * i + (TRANS ? 2 * t : g)) * emulate::SLOT_BYTES, sizeof lo);
         memcpy(&hi, slots + (8 * i + (TRANS ? 2 * t + 1 : g)) * emulate::SLOT_BYTES, sizeof hi);
         r[i] = (unsigned)lo[TRANS ? g : 2 * t].bits | (unsigned)hi[TRANS ? g : 2 * t + 1].bits << 16;
@@ -72,8 +81,9 @@ load_matrices(unsigned *r, const bf16 *row)
 }
 
 /* 16 bytes into shared memory, there after copy_wait(); zeros when not valid, and src is not read. */
+template <class E>
 SPW_DEVICE void
-copy16(bf16 *dst, const bf16 *src, bool valid)
+copy16(E *dst, const E *src, bool valid)
 {
 #ifdef SPW_EMULATED
     emulate::copy_later(dst, src, valid ? 16 : 0);
@@ -109,8 +119,9 @@ copy_wait(void)
 /* ---------------------------------------------------------------- fragments of tiles in shared memory */
 
 /* A = tile rows [row, row + 16), columns [col, col + 16); ld in elements. */
+template <class E>
 SPW_DEVICE void
-load_a(unsigned *a, const bf16 *tile, int ld, int row, int col)
+load_a(unsigned *a, const E *tile, int ld, int row, int col)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<false>(a, tile + (row + lane % 16) * ld + col + lane / 16 * 8);
@@ -118,16 +129,18 @@ load_a(unsigned *a, const bf16 *tile, int ld, int row, int col)
 
 /* Two B's whose columns are rows [row, row + 16) of the tile, and whose depth is its columns [col, col + 16): b[0], b[1] the
  * first eight, b[2], b[3] the others. For products with the tile transposed. */
+template <class E>
 SPW_DEVICE void
-load_b_rows(unsigned *b, const bf16 *tile, int ld, int row, int col)
+load_b_rows(unsigned *b, const E *tile, int ld, int row, int col)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<false>(b, tile + (row + lane / 16 * 8 + lane % 8) * ld + col + lane / 8 % 2 * 8);
 }
 
 /* Two B's whose depth is rows [row, row + 16) of the tile, and whose columns are its columns [col, col + 16). */
+template <class E>
 SPW_DEVICE void
-load_b_columns(unsigned *b, const bf16 *tile, int ld, int row, int col)
+load_b_columns(unsigned *b, const E *tile, int ld, int row, int col)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<true>(b, tile + (row + lane % 16) * ld + col + lane / 16 * 8);
@@ -137,15 +150,15 @@ load_b_columns(unsigned *b, const bf16 *tile, int ld, int row, int col)
  * ROWS rows of D elements, at src + row * stride, into a tile of leading dimension DP + 8 (rows then begin in other banks);
  * zeros beyond `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
  */
-template <int ROWS, int DP>
+template <int ROWS, int DP, class E>
 SPW_DEVICE void
-load_tile(bf16 *tile, const bf16 *src, uint64_t stride, int64_t valid, int D, bool wide)
+load_tile(E *tile, const E *src, uint64_t stride, int64_t valid, int D, bool wide)
 {
     const int eights = DP / 8, ld = DP + 8;
     for (int i = (int)threadIdx.x; i < ROWS * eights; i += (int)blockDim.x) {
         int row = i / eights, col = i % eights * 8;
-        bf16 *to = tile + row * ld + col;
-        const bf16 *from = src + (uint64_t)row * stride + col;
+        E *to = tile + row * ld + col;
+        const E *from = src + (uint64_t)row * stride + col;
         if (wide) {
             bool in = row < valid && col < D;
             copy16(to, in ? from : src, in);
@@ -158,11 +171,12 @@ load_tile(bf16 *tile, const bf16 *src, uint64_t stride, int64_t valid, int D, bo
 }
 
 /* Columns col and col + 1 of a row of D elements; paired: the row begins at a multiple of 4 bytes. */
+template <class E>
 SPW_DEVICE void
-store_pair(bf16 *at, int col, int D, bool paired, float lo, float hi)
+store_pair(E *at, int col, int D, bool paired, float lo, float hi)
 {
     if (paired && col + 1 < D) {
-        *(unsigned *)(at + col) = pack_bf16(lo, hi);
+        *(unsigned *)(at + col) = pack<E>(lo, hi);
         return;
     }
     if (col < D)

@@ -7,18 +7,6 @@
 #include "norms.cuh"
 #include "rows.cuh"
 
-/* Runs body with T the compute type. */
-#define BY_TYPE(q, ...)                                                                                                \
-    do {                                                                                                               \
-        if (spw__cuda_is_f32(q)) {                                                                                     \
-            typedef float T;                                                                                           \
-            __VA_ARGS__;                                                                                               \
-        } else {                                                                                                       \
-            typedef bf16 T;                                                                                            \
-            __VA_ARGS__;                                                                                               \
-        }                                                                                                              \
-    } while (0)
-
 static unsigned
 element_blocks(uint64_t n)
 {

@@ -11,8 +11,43 @@
 #include "cuda_internal.h"
 #include "sums.cuh"
 #include <stdlib.h>
+#ifdef SPW_EMULATED
+#define NVTX_PUSH(name) ((void)(name))
+#define NVTX_POP()      ((void)0)
+#else
+#include <nvtx3/nvToolsExt.h> /* costs nothing unless a tool listens */
+#define NVTX_PUSH(name) ((void)nvtxRangePushA(name))
+#define NVTX_POP()      ((void)nvtxRangePop())
+#endif
 
 /* ---------------------------------------------------------------- notifications */
+
+/*
+ * When a span began and ended by the host's clock. Its events are timed from one that passed at a known time, which is set anew
+ * every second, because the clocks drift apart: by the least delay with which the thread saw a span end.
+ */
+static void
+tell_span(cuda_queue *q, cuda_note *note)
+{
+    const uint64_t period = 1000000000;
+    uint64_t now = spw_now_ns(), begin_ns, end_ns;
+    float begin_ms = 0.0f, end_ms = 0.0f;
+    if (!spw__cuda_ok(q->gpu, cudaEventElapsedTime(&begin_ms, q->zero, note->begin), "time of a span") ||
+        !spw__cuda_ok(q->gpu, cudaEventElapsedTime(&end_ms, q->zero, note->event), "time of a span"))
+        begin_ms = end_ms = 0.0f;
+    begin_ns = q->zero_ns + (uint64_t)((double)begin_ms * 1e6);
+    end_ns = q->zero_ns + (uint64_t)((double)end_ms * 1e6);
+    if ((int64_t)(now - end_ns) < q->least_delay_ns)
+        q->least_delay_ns = (int64_t)(now - end_ns);
+    note->span_fn(note->arg, note->name, note->tag, begin_ns, end_ns);
+    if (end_ns - q->zero_ns > period) { /* the slot is this thread's until it is taken: the events change places */
+        cudaEvent_t zero = q->zero;
+        q->zero = note->event;
+        note->event = zero;
+        q->zero_ns = end_ns + (uint64_t)q->least_delay_ns;
+        q->least_delay_ns = INT64_MAX;
+    }
+}
 
 static void *
 queue_main(void *arg)
@@ -22,15 +57,18 @@ queue_main(void *arg)
     (void)spw__cuda_enter(q->gpu);
     pthread_mutex_lock(&q->lock);
     for (;;) {
-        cuda_note note;
+        cuda_note *note;
         while (q->head == q->tail && !q->stop)
             pthread_cond_wait(&q->filled, &q->lock);
         if (q->head == q->tail)
             break;
-        note = q->notes[q->head % NOTES];
+        note = &q->notes[q->head % NOTES]; /* this thread's until head passes it */
         pthread_mutex_unlock(&q->lock);
-        (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(note.event), "waiting to notify");
-        note.fn(note.arg); /* after an error too: who waits must come to see it */
+        (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(note->event), "waiting to notify");
+        if (note->span_fn != NULL) /* after an error too: who waits must come to see it */
+            tell_span(q, note);
+        else
+            note->fn(note->arg);
         pthread_mutex_lock(&q->lock);
         q->head++;
         pthread_cond_broadcast(&q->drained);
@@ -39,23 +77,61 @@ queue_main(void *arg)
     return NULL;
 }
 
-void
-spw__cuda_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg)
+/* The next note: its event is free, for the note it was for has been taken. */
+static cuda_note *
+take_note(cuda_queue *q)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
     cuda_note *note;
     pthread_mutex_lock(&q->lock);
     while (q->tail - q->head == NOTES)
         pthread_cond_wait(&q->drained, &q->lock);
-    note = &q->notes[q->tail % NOTES]; /* its event is free: the note it was for has been taken */
+    note = &q->notes[q->tail % NOTES];
     pthread_mutex_unlock(&q->lock);
-    note->fn = fn;
-    note->arg = arg;
+    note->span_fn = NULL;
+    return note;
+}
+
+static void
+give_note(cuda_queue *q, const cuda_note *note)
+{
     (void)spw__cuda_ok(q->gpu, cudaEventRecord(note->event, q->stream), "notify");
     pthread_mutex_lock(&q->lock);
     q->tail++;
     pthread_cond_signal(&q->filled);
     pthread_mutex_unlock(&q->lock);
+}
+
+void
+spw__cuda_queue_notify(spw_gpu_queue *queue, void (*fn)(void *arg), void *arg)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    cuda_note *note = take_note(q);
+    note->fn = fn;
+    note->arg = arg;
+    give_note(q, note);
+}
+
+void
+spw__cuda_span_begin(spw_gpu_queue *queue, const char *name)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    NVTX_PUSH(name);
+    q->span_name = name;
+    (void)spw__cuda_ok(q->gpu, cudaEventRecord(q->span_begins[q->span_count % (NOTES + 1)], q->stream), "span");
+}
+
+void
+spw__cuda_span_end(spw_gpu_queue *queue, uint64_t tag, spw_gpu_span_fn fn, void *arg)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    cuda_note *note = take_note(q);
+    note->span_fn = fn;
+    note->arg = arg;
+    note->name = q->span_name;
+    note->tag = tag;
+    note->begin = q->span_begins[q->span_count++ % (NOTES + 1)];
+    give_note(q, note);
+    NVTX_POP();
 }
 
 /* ---------------------------------------------------------------- queues */
@@ -83,7 +159,17 @@ spw__cuda_queue_create(spw_gpu_queue **out, spw_gpu *device, spw_gpu_queue_kind 
     for (int i = 0; e == cudaSuccess && i < SLOTS; i++)
         e = cudaEventCreateWithFlags(&q->ring_passed[i], cudaEventDisableTiming | cudaEventBlockingSync);
     for (int i = 0; e == cudaSuccess && i < NOTES; i++)
-        e = cudaEventCreateWithFlags(&q->notes[i].event, cudaEventDisableTiming | cudaEventBlockingSync);
+        e = cudaEventCreateWithFlags(&q->notes[i].event, cudaEventBlockingSync);
+    for (int i = 0; e == cudaSuccess && i <= NOTES; i++)
+        e = cudaEventCreateWithFlags(&q->span_begins[i], cudaEventDefault);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&q->zero, cudaEventBlockingSync);
+    if (e == cudaSuccess)
+        e = cudaEventRecord(q->zero, q->stream);
+    if (e == cudaSuccess)
+        e = cudaEventSynchronize(q->zero);
+    q->zero_ns = spw_now_ns();
+    q->least_delay_ns = INT64_MAX;
     if (e == cudaSuccess && kind == SPW_QUEUE_COMPUTE && gpu->blas != NULL)
         e = cudaMalloc(&q->blas_workspace, BLAS_BYTES);
     if (e != cudaSuccess) {
@@ -118,6 +204,11 @@ spw__cuda_queue_destroy(spw_gpu_queue *queue) /* accepts a half-built queue */
     for (int i = 0; i < NOTES; i++)
         if (q->notes[i].event != NULL)
             (void)cudaEventDestroy(q->notes[i].event);
+    for (int i = 0; i <= NOTES; i++)
+        if (q->span_begins[i] != NULL)
+            (void)cudaEventDestroy(q->span_begins[i]);
+    if (q->zero != NULL)
+        (void)cudaEventDestroy(q->zero);
     (void)cudaFreeHost(q->ring);
     (void)cudaFree(q->scratch);
     (void)cudaFree(q->blas_workspace);
@@ -197,18 +288,21 @@ spw__cuda_event_sync(spw_gpu_event *base)
 
 /* ---------------------------------------------------------------- scratch and the ring */
 
+/*
+ * Grown in the stream's order: cudaFree waits for all of the device, where a collective may run that waits for another rank,
+ * and that one for what this thread has yet to submit.
+ */
 void *
 spw__cuda_scratch(cuda_queue *q, uint64_t bytes)
 {
     if (bytes <= q->scratch_bytes)
         return q->scratch;
     bytes = spw_round_up(bytes, 1 << 20);
-    if (!spw__cuda_ok(q->gpu, cudaStreamSynchronize(q->stream), "before scratch memory grows"))
+    if (q->scratch != NULL && !spw__cuda_ok(q->gpu, cudaFreeAsync(q->scratch, q->stream), "scratch memory"))
         return NULL;
-    (void)cudaFree(q->scratch);
     q->scratch = NULL;
     q->scratch_bytes = 0;
-    if (!spw__cuda_ok(q->gpu, cudaMalloc(&q->scratch, bytes), "scratch memory"))
+    if (!spw__cuda_ok(q->gpu, cudaMallocAsync(&q->scratch, bytes, q->stream), "scratch memory"))
         return NULL;
     q->scratch_bytes = bytes;
     return q->scratch;

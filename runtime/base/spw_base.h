@@ -206,6 +206,12 @@ char *spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes);
 
 uint64_t spw_now_ns(void); /* CLOCK_MONOTONIC */
 void spw_sleep_ns(uint64_t ns);
+/*
+ * The calling thread is one that others and the disk wait for: it asks the kernel for its shortest time slice, so that it runs as
+ * soon as there is something to do, also when every processor is busy. Its share of the processors and its nice value stay.
+ * Kernels before 6.12 take no notice; a refusal does not matter.
+ */
+void spw_thread_be_prompt(void);
 
 /* Philox 4x32-10 (Salmon et al. 2011): 128 random bits from (key, counter); the same everywhere, no state. */
 void spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);
@@ -321,6 +327,11 @@ uint64_t spw_memory_available_bytes(void);
 /* What this process may still take: the least of that, of its cgroup's limit and of RLIMIT_AS; 0 when unknown. */
 uint64_t spw_memory_room_bytes(void);
 
+/* The disk that a path lies on, or will lie on: of a partition the whole disk. Two paths with the same share it; 0: unknown. */
+uint64_t spw_disk_of(const char *path);
+/* The disk that a block device is a part of. Reads root/sys; root is "" outside of tests. */
+uint64_t spw_disk_behind(const char *root, uint64_t dev);
+
 /* CPU features, probed once. SPW_ISA=scalar|avx2|avx512 in the environment lowers the answer. */
 typedef enum spw_isa { SPW_ISA_SCALAR, SPW_ISA_AVX2, SPW_ISA_AVX512, SPW_ISA_COUNT } spw_isa;
 spw_isa spw_cpu_isa(void);        /* the best that CPU, build and SPW_ISA allow */
@@ -347,6 +358,12 @@ void spw_cpu_affinity(spw_id_set *out);
 void spw_topology_read(spw_topology *out, const char *root, const spw_id_set *allowed);
 /* The nodes that its CPUs are on; returns how many. */
 uint32_t spw_topology_nodes(const spw_topology *topology, spw_id_set *out);
+/*
+ * spw_topology_share - leaves the CPUs of one of several processes that share a machine. Pure.
+ * Computes  nodes are dealt out first, so that nobody lies across more of them than it must; then the whole cores of a node.
+ *           Cores that are fewer than the processes are shared. turn < count.
+ */
+void spw_topology_share(spw_topology *topology, uint32_t turn, uint32_t count);
 
 /*
  * spw_seat_workers - where workers belong. Pure.

@@ -1,13 +1,17 @@
 /*
- * What the machine is: time, allowed CPUs, memory limits and instruction sets.
+ * What the machine is: time, allowed CPUs, memory limits, disks and instruction sets.
  */
 #include "spw_base.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +37,25 @@ spw_sleep_ns(uint64_t ns)
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {
     }
+}
+
+/* As the kernel lays it out; older headers have no name for it. */
+typedef struct thread_attr {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t slice_ns, deadline_ns, period_ns;
+} thread_attr;
+
+void
+spw_thread_be_prompt(void)
+{
+    thread_attr attr = {0};
+    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER)
+        return;
+    attr.slice_ns = 100000; /* the least that the kernel takes */
+    (void)syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
 static bool
@@ -182,6 +205,47 @@ spw_memory_room_bytes(void)
         sscanf(line, "%llu", &value) == 1) /* pages of address space */
         room = least(room, as.rlim_cur, value * (uint64_t)sysconf(_SC_PAGESIZE));
     return room;
+}
+
+uint64_t
+spw_disk_behind(const char *root, uint64_t dev)
+{
+    char path[PATH_MAX], line[64];
+    unsigned whole_major, whole_minor;
+    snprintf(path, sizeof path, "%s/sys/dev/block/%u:%u/partition", root, major(dev), minor(dev));
+    if (access(path, F_OK) != 0)
+        return dev;
+    snprintf(path, sizeof path, "%s/sys/dev/block/%u:%u/../dev", root, major(dev), minor(dev));
+    return read_line(path, line, sizeof line) && sscanf(line, "%u:%u", &whole_major, &whole_minor) == 2
+               ? makedev(whole_major, whole_minor)
+               : dev;
+}
+
+/* The folder that it is in; false: there is none above. */
+static bool
+go_up(char *path)
+{
+    char *slash = strrchr(path, '/');
+    bool more = strcmp(path, ".") != 0 && strcmp(path, "/") != 0;
+    if (slash == NULL)
+        strcpy(path, ".");
+    else
+        slash[slash == path] = '\0';
+    return more;
+}
+
+uint64_t
+spw_disk_of(const char *path)
+{
+    char at[PATH_MAX];
+    struct stat sb;
+    int rc;
+    if (path[0] == '\0' || strlen(path) >= sizeof at)
+        return 0;
+    strcpy(at, path);
+    while ((rc = stat(at, &sb)) != 0 && errno == ENOENT && go_up(at)) {
+    }
+    return rc == 0 ? spw_disk_behind("", sb.st_dev) : 0;
 }
 
 spw_isa

@@ -167,3 +167,38 @@ spw_topology_nodes(const spw_topology *topology, spw_id_set *out)
         spw_id_set_add(out, topology->cpus[i].node);
     return spw_id_set_count(out);
 }
+
+/* The n-th number of a set. */
+static uint32_t
+nth_of(const spw_id_set *set, uint32_t n)
+{
+    uint32_t id = 0;
+    while (!spw_id_set_has(set, id) || n-- > 0)
+        id++;
+    return id;
+}
+
+void
+spw_topology_share(spw_topology *topology, uint32_t turn, uint32_t count)
+{
+    spw_id_set node_set, core_set = {{0}}, mine = {{0}};
+    uint32_t nodes = spw_topology_nodes(topology, &node_set), cores, kept = 0;
+    uint32_t node = turn * nodes / count, node_end = (turn + 1) * nodes / count;
+    /* The turns whose first node is this one: more than one only where there are fewer nodes than processes. */
+    uint32_t turn_first = (node * count + nodes - 1) / nodes, turn_end = ((node + 1) * count + nodes - 1) / nodes;
+    uint32_t core, core_end;
+    SPW_ASSERT(turn < count);
+    for (uint32_t k = node; k == node || k < node_end; k++)
+        for (uint32_t i = 0; i < topology->cpu_count; i++)
+            if (topology->cpus[i].node == nth_of(&node_set, k))
+                spw_id_set_add(&core_set, topology->cpus[i].core);
+    cores = spw_id_set_count(&core_set);
+    core = (turn - turn_first) * cores / (turn_end - turn_first);
+    core_end = (turn - turn_first + 1) * cores / (turn_end - turn_first);
+    for (uint32_t k = core; k == core || k < core_end; k++)
+        spw_id_set_add(&mine, nth_of(&core_set, k));
+    for (uint32_t i = 0; i < topology->cpu_count; i++)
+        if (spw_id_set_has(&mine, topology->cpus[i].core))
+            topology->cpus[kept++] = topology->cpus[i];
+    topology->cpu_count = kept;
+}

@@ -5,7 +5,8 @@
  */
 #include "comm_internal.h"
 
-enum { COPY_BYTES = 4 << 20 }; /* copied before streams are looked after again */
+enum { ELSEWHERE = 0xffffffff }; /* a call's detail: its bytes go another way */
+enum { COPY_BYTES = 4 << 20 };   /* copied before streams are looked after again */
 
 static spw_status
 place_of(spw_channel *ch, spw_collective op, const void *p, uint64_t part, uint64_t *id, uint64_t *offset,
@@ -190,4 +191,12 @@ spw_all_to_all(spw_channel *ch, uint32_t unit, const void *send, void *recv, uin
     }
     SPW_TRY(spw__op_flush(ch, err));
     return end(ch, part_bytes, err);
+}
+
+spw_status
+spw_meet(spw_channel *ch, spw_collective op, uint32_t unit, uint64_t part_bytes, spw_error *err)
+{
+    spw__call call = {.op = op, .unit = unit, .bytes = part_bytes, .detail = ELSEWHERE};
+    SPW_TRY(spw__op_begin(ch, &call, err));
+    return end(ch, op == SPW_COLL_ALL_REDUCE ? 2 * part_bytes : part_bytes, err);
 }

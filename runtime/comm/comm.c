@@ -44,6 +44,7 @@ typedef struct identity {
     char host[200];
     int32_t pid, seats_fd;
     uint64_t start_ticks, staging_bytes;
+    spw_id_set cpus; /* that it may use */
     uint32_t status;
     char text[200];
 } identity;
@@ -80,10 +81,12 @@ number_hosts(spw_comm *comm, const identity *all)
     }
     info->host = comm->peers[info->rank].host;
     info->local_rank = comm->peers[info->rank].local_rank;
-    info->local_world = 0;
+    info->local_world = info->cpu_sharers = 0;
     for (uint32_t r = 0; r < info->world; r++) {
-        if (comm->peers[r].host == info->host)
-            comm->locals[info->local_world++] = r;
+        if (comm->peers[r].host != info->host)
+            continue;
+        comm->locals[info->local_world++] = r;
+        info->cpu_sharers += memcmp(&all[r].cpus, &all[info->rank].cpus, sizeof all[r].cpus) == 0;
     }
 }
 
@@ -150,6 +153,7 @@ find_hosts(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
     if (all == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", world);
     spw__host_identity(mine.host, sizeof mine.host);
+    spw_cpu_affinity(&mine.cpus);
     st = gather(comm, &mine, all, deadline_ns, err);
     for (uint32_t r = 0; st == SPW_OK && r < world; r++) {
         if (all[r].staging_bytes != all[0].staging_bytes)

@@ -44,6 +44,7 @@ typedef struct spw_comm_options {
 typedef struct spw_comm_info {
     uint32_t rank, world;
     uint32_t local_rank, local_world; /* among the ranks of this host */
+    uint32_t cpu_sharers; /* ranks of this host that may use the same CPUs as this one, which is one of them */
     uint32_t host, host_count;
     const char *backend; /* "self", "tcp", "mpi" */
     char reason[200];    /* why this one, with what it found */
@@ -94,6 +95,18 @@ void spw_channel_set_timeout(spw_channel *channel, double timeout_s);
 uint32_t spw_channel_rank(const spw_channel *channel);
 uint32_t spw_channel_size(const spw_channel *channel);
 
+typedef enum spw_collective {
+    SPW_COLL_ALL_GATHER,
+    SPW_COLL_REDUCE_SCATTER,
+    SPW_COLL_ALL_REDUCE,
+    SPW_COLL_ALL_TO_ALL,
+    SPW_COLL_EXCHANGE,
+    SPW_COLL_BROADCAST,
+    SPW_COLL_BARRIER,
+    SPW_COLL_COUNT
+} spw_collective;
+const char *spw_collective_name(spw_collective op); /* "all_gather", ... */
+
 /*
  * spw_all_gather - every rank's part to all, in place.
  *   buf  (size, part_bytes) in memory of spw_comm_alloc, at the same place on every rank: in: part number rank; out: all
@@ -127,6 +140,12 @@ spw_status spw_all_reduce(spw_channel *channel, uint32_t unit, float *buf, uint6
 spw_status
 spw_all_to_all(spw_channel *channel, uint32_t unit, const void *send, void *recv, uint64_t part_bytes, spw_error *err);
 
+/*
+ * spw_meet - the ranks come together for an operation whose bytes then go another way (from device to device): what they call
+ * is compared, and counted as if it were done here. part_bytes as that operation has it. Returns when everybody has come.
+ */
+spw_status spw_meet(spw_channel *channel, spw_collective op, uint32_t unit, uint64_t part_bytes, spw_error *err);
+
 /* Small ones, of any memory. all (size, bytes): every rank's `mine`, at most SPW_EXCHANGE_MAX bytes each. */
 enum { SPW_EXCHANGE_MAX = 4096 };
 spw_status spw_exchange(spw_channel *channel, const void *mine, void *all, uint64_t bytes, spw_error *err);
@@ -135,18 +154,6 @@ spw_status spw_sum(spw_channel *channel, double *values, uint32_t count, spw_err
 /* Any memory, any size. */
 spw_status spw_broadcast(spw_channel *channel, void *buf, uint64_t bytes, uint32_t root, spw_error *err);
 spw_status spw_barrier(spw_channel *channel, spw_error *err);
-
-typedef enum spw_collective {
-    SPW_COLL_ALL_GATHER,
-    SPW_COLL_REDUCE_SCATTER,
-    SPW_COLL_ALL_REDUCE,
-    SPW_COLL_ALL_TO_ALL,
-    SPW_COLL_EXCHANGE,
-    SPW_COLL_BROADCAST,
-    SPW_COLL_BARRIER,
-    SPW_COLL_COUNT
-} spw_collective;
-const char *spw_collective_name(spw_collective op); /* "all_gather", ... */
 
 /* Of this rank since open. Bytes are what it got from others: (size - 1) parts of a gather or reduce-scatter. */
 typedef struct spw_comm_stats {

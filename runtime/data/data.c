@@ -26,7 +26,7 @@ struct spw_data {
     bool mixed;      /* sources were given, with weights */
     uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
     spw_documents documents;
-    char formats[FORMATS_BYTES];
+    char formats[FORMATS_BYTES], encoder[48];
 };
 
 /* ---------------------------------------------------------------- opening */
@@ -221,6 +221,21 @@ check_options(const spw_data_options *o, spw_error *err)
     return SPW_OK;
 }
 
+/* What made tokens of text, if any of the files is text. */
+static void
+say_encoder(spw_data *d, const spw_data_options *o)
+{
+    bool text = false;
+    for (uint32_t i = 0; i < d->file_count; i++)
+        text = text || d->files[i].format == SPW_DATA_TEXT || d->files[i].format == SPW_DATA_JSONL;
+    if (text && o->encode != NULL)
+        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)o->encode_key);
+    else if (!text && o->documents == SPW_DOCUMENTS_MASK && o->end_of_text_set)
+        snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
+    else
+        snprintf(d->encoder, sizeof d->encoder, text ? "bytes" : "none");
+}
+
 static spw_status
 open_sources(spw_data *d, const spw_data_options *o, spw_error *err)
 {
@@ -237,6 +252,7 @@ open_sources(spw_data *d, const spw_data_options *o, spw_error *err)
             spw__data_mix_init(&d->mix[k], weights, d->source_count);
     }
     say_formats(d);
+    say_encoder(d, o);
     return SPW_OK;
 }
 
@@ -301,6 +317,12 @@ const char *
 spw_data_formats(const spw_data *d)
 {
     return d->formats;
+}
+
+const char *
+spw_data_encoder(const spw_data *d)
+{
+    return d->encoder;
 }
 
 uint64_t

@@ -109,6 +109,11 @@ spw_data_sequences(const spw_data *data, spw_split split); /* windows in all fil
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
+/*
+ * What decides the ids besides the files: "bytes", "tokenizer " and its key, or "none" where files hold tokens already, with
+ * the token that ends documents if one was set and documents are masked; never NULL.
+ */
+const char *spw_data_encoder(const spw_data *data);
 
 /*
  * spw_data_fill - the sequences at positions [first, first + count).

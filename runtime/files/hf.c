@@ -378,6 +378,8 @@ read_dropout(const source *s, spw_model_config *c)
         if (p != 0)
             return refuse(s, no_dropout[i], get(s, no_dropout[i])); /* inside attention */
     }
+    if (!spw_hf_config_has_key(c->family, "resid_pdrop"))
+        return SPW_OK;
     SPW_TRY(read_real(s, "resid_pdrop", &resid));
     SPW_TRY(read_real(s, "embd_pdrop", &embd));
     if (resid >= 1 || embd >= 1)

@@ -363,6 +363,18 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
     return SPW_OK;
 }
 
+bool
+spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype)
+{
+    const entry *e;
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
+        return false;
+    e = &r->tensors[r->of_param[param_id]];
+    *out = spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info);
+    *dtype = e->info->dtype;
+    return true;
+}
+
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {

@@ -268,6 +268,7 @@ struct spw_st_reader {
     char path[PATH_BYTES];
     int fd;
     uint64_t data_at, data_bytes;
+    int64_t mtime_ns;
     uint32_t count;
     spw_tensor_info *tensors; /* by offset */
 };
@@ -420,6 +421,7 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
     if (st == SPW_OK) {
         r->data_at = 8 + n;
         r->data_bytes = (uint64_t)info.st_size - r->data_at;
+        r->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
         st = read_header(r, text, n, err);
     }
     spw_mem_free(text);
@@ -461,6 +463,12 @@ spw_st_reader_find(const spw_st_reader *r, const char *name)
             return &r->tensors[i];
     }
     return NULL;
+}
+
+spw_st_extent
+spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t)
+{
+    return (spw_st_extent){r->path, r->data_at + r->data_bytes, r->data_at + t->begin, r->mtime_ns};
 }
 
 spw_status

@@ -48,6 +48,14 @@ const spw_tensor_info *spw_st_reader_find(const spw_st_reader *r, const char *na
 spw_status
 spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 
+/* Where a tensor's bytes lie: the file as it was when it was opened, and the offset in it. path is the reader's. */
+typedef struct spw_st_extent {
+    const char *path;
+    uint64_t file_bytes, offset;
+    int64_t mtime_ns;
+} spw_st_extent;
+spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t);
+
 /* ---------------------------------------------------------------- Hugging Face's config.json */
 
 /*
@@ -103,6 +111,8 @@ bool spw_hf_has_weights(const char *folder);
  * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, a head that differs.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
+/* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter). */
+bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
 /* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);

@@ -2,8 +2,9 @@
  * spw_nn.h - tape, blocks and model families.
  *
  * A block's forward is ordinary C that calls the operations below; backward is derived from the tape. The engine calls
- * forward without recording in the forward pass, and with recording in the backward pass (recompute). Memory comes from
- * one arena that is reset between calls; a dry tape computes nothing and only measures the arena that a call needs.
+ * forward without recording in the forward pass, and with recording in the backward pass (recompute), where it finds its
+ * results when they were kept. Memory comes from an arena that is handed out the same way in every call; a dry tape computes
+ * nothing and only measures the arena that a call needs.
  */
 #ifndef SPW_NN_H
 #define SPW_NN_H
@@ -41,6 +42,12 @@ void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
+/*
+ * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, not recorded, in
+ * the arena `kept`, which nobody has written since. Forward computes nothing and finds everything where it was; backward takes
+ * its memory from `arena`. Blocks that make a loss cannot be called like this (SPW_EINVAL at spw_tape_check()).
+ */
+void spw_tape_reset_kept(spw_tape *tape, void *kept, uint64_t kept_bytes, void *arena, uint64_t arena_bytes);
 /*
  * spw_tape_use_cache - until the next reset, forward takes new tokens of running sequences: the call's one attention reads and
  * extends this cache (rows of width elements), and rope takes row i's position from places[i]. A block need not know.

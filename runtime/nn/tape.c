@@ -42,7 +42,9 @@ struct spw_tape {
     uint32_t act_bytes;
     char *arena;
     uint64_t arena_bytes, used;
-    bool record, dry, by_row, cache_taken;
+    char *after; /* the arena of backward, when forward was kept in another one */
+    uint64_t after_bytes;
+    bool record, dry, kept, by_row, cache_taken;
     spw_status status;
     const spw_attention_cache *cache; /* of the running sequences; NULL: none */
     uint64_t cache_width;
@@ -79,12 +81,29 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->arena_bytes = arena_bytes;
     t->used = 0;
     t->dry = arena == NULL;
+    t->kept = false;
     t->record = record;
     t->status = SPW_OK;
     t->op_count = t->value_count = 0;
     t->cache = NULL;
     t->places = NULL;
     t->by_row = t->cache_taken = false;
+}
+
+void
+spw_tape_reset_kept(spw_tape *t, void *kept, uint64_t kept_bytes, void *arena, uint64_t arena_bytes)
+{
+    spw_tape_reset(t, kept, kept_bytes, true);
+    t->kept = true;
+    t->after = arena;
+    t->after_bytes = arena_bytes;
+}
+
+/* Does forward compute? */
+static bool
+computes(const spw_tape *t)
+{
+    return !t->dry && !t->kept;
 }
 
 void
@@ -206,7 +225,7 @@ spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned fl
     y = new_value(t, x->rows, N, NULL);
     if (y == NULL || (o = new_op(t, T_LINEAR, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_linear(t->queue, y->data, x->data, w->data, b != NULL ? b->data : NULL, x->rows, N, K,
                        flags | (t->by_row ? SPW_OP_BY_ROW : 0u));
     o->in[0] = x;
@@ -226,7 +245,7 @@ embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_
     y = new_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
     if (y == NULL || (o = new_op(t, T_EMBEDDING, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_embedding(t->queue, y->data, ids, table->data, count, table->rows, table->cols, onto != NULL);
     o->in[0] = onto;
     o->param[0] = table;
@@ -259,7 +278,7 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
     rstd = take(t, x->rows * sizeof(float));
     if (y == NULL || mean == NULL || rstd == NULL || (o = new_op(t, T_LAYERNORM, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_layernorm(t->queue, y->data, mean, rstd, x->data, g->data, b->data, x->rows, x->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
@@ -283,7 +302,7 @@ spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
     rstd = take(t, rows * sizeof(float));
     if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
@@ -301,9 +320,9 @@ spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_
     y = new_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
         return fail(t);
-    if (!t->dry && t->places != NULL)
+    if (computes(t) && t->places != NULL)
         spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D);
-    else if (!t->dry)
+    else if (computes(t))
         spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
@@ -341,10 +360,10 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
-    if (!t->dry && t->cache != NULL)
+    if (computes(t) && t->cache != NULL)
         spw_gpu_attention_cached(t->queue, y->data, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
                                  at_col(t, v->data, v_col), t->cache, &o->shape);
-    else if (!t->dry)
+    else if (computes(t))
         spw_gpu_attention(t->queue, y->data, lse, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
                           at_col(t, v->data, v_col), &o->shape);
     o->in[0] = q;
@@ -364,7 +383,7 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
     op *o;
     if (y == NULL || (o = new_op(t, T_GELU, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_gelu(t->queue, y->data, x->data, x->rows * x->cols);
     o->in[0] = x;
     return y;
@@ -380,7 +399,7 @@ spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
     y = new_value(t, gate->rows, gate->cols, NULL);
     if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_silu_mul(t->queue, y->data, gate->data, up->data, y->rows * y->cols);
     o->in[0] = gate;
     o->in[1] = up;
@@ -397,7 +416,7 @@ spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
     y = new_value(t, a->rows, a->cols, NULL);
     if (y == NULL || (o = new_op(t, T_ADD, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_add(t->queue, y->data, a->data, b->data, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
@@ -414,7 +433,7 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
     y = new_value(t, a->rows, a->cols, a->data);
     if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
         return fail(t);
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
@@ -436,7 +455,7 @@ spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint6
     o->p = p;
     o->key = batch->dropout_key + site * 0x9E3779B97F4A7C15ull;
     o->counter = batch->dropout_counter;
-    if (!t->dry)
+    if (computes(t))
         spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p,
                         batch->dropout_key + site * 0x9E3779B97F4A7C15ull, batch->dropout_counter);
     return y;
@@ -470,7 +489,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     y = new_value(t, 1, 1, NULL);
     logits = take(t, rows_per_chunk * w->rows * t->act_bytes);
     dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
-    if (y == NULL || logits == NULL || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
+    if (y == NULL || logits == NULL || t->kept || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
         return fail(t);
     if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
@@ -610,6 +629,12 @@ spw_tape_backward(spw_tape *t, spw_value *out)
 {
     if (out == NULL)
         return;
+    if (t->kept) {
+        t->arena = t->after;
+        t->arena_bytes = t->after_bytes;
+        t->used = 0;
+        t->kept = false;
+    }
     out->grad_set = true;
     for (uint32_t i = t->op_count; i-- > 0 && t->status == SPW_OK;) {
         if (t->ops[i].out->grad_set)

@@ -22,6 +22,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __shared__      static thread_local
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -141,6 +142,37 @@ __uint_as_float(unsigned u)
     memcpy(&f, &u, 4);
     return f;
 }
+/* Compiled without contraction, so that each rounds by itself as on the GPU. */
+inline float
+__fmul_rn(float a, float b)
+{
+    return a * b;
+}
+inline float
+__fadd_rn(float a, float b)
+{
+    return a + b;
+}
+inline float
+__fsub_rn(float a, float b)
+{
+    return a - b;
+}
+inline float
+__fdiv_rn(float a, float b)
+{
+    return a / b;
+}
+inline float
+__fsqrt_rn(float a)
+{
+    return sqrtf(a);
+}
+inline float
+__fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
 template <class T>
 T
 __ldg(const T *p)
@@ -169,6 +201,7 @@ typedef enum cudaError {
     cudaErrorUnknown = 999,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
+    cudaErrorNotReady = 600,
     cudaErrorHostMemoryAlreadyRegistered = 712
 } cudaError_t;
 typedef struct emulated_stream *cudaStream_t;
@@ -177,6 +210,7 @@ typedef void (*cudaHostFn_t)(void *);
 enum cudaMemcpyKind { cudaMemcpyDefault = 4 };
 enum {
     cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
     cudaEventDisableTiming = 2,
     cudaEventBlockingSync = 1,
     cudaHostAllocDefault = 0,
@@ -184,13 +218,15 @@ enum {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaDeviceProp {
-    char name[256];
+    char name[256], uuid[16];
     int major, minor, multiProcessorCount;
     size_t totalGlobalMem, sharedMemPerBlockOptin;
 };
 
 cudaError_t cudaMalloc(void **p, size_t bytes);
 cudaError_t cudaFree(void *p);
+cudaError_t cudaMallocAsync(void **p, size_t bytes, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void *p, cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg);
@@ -202,6 +238,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+/* For libraries beside the plugin: work that is tried until it returns true, at its turn in the stream. */
+extern "C" __attribute__((visibility("default"))) void
+spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
 inline cudaError_t
 cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
@@ -215,14 +256,28 @@ cudaFreeHost(void *p)
     return cudaSuccess;
 }
 inline cudaError_t
-cudaGetDeviceProperties(cudaDeviceProp *p, int)
+cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
 {
     memset(p, 0, sizeof *p);
+    memcpy(p->uuid, &idx, sizeof idx);
     strcpy(p->name, "emulated on the CPU");
     p->major = 8;
     p->multiProcessorCount = 1;
     p->totalGlobalMem = (size_t)16 << 30;
     p->sharedMemPerBlockOptin = 99 << 10;
+    return cudaSuccess;
+}
+enum cudaDeviceAttr { cudaDevAttrClockRate = 13 };
+inline cudaError_t
+cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
+{
+    *value = 0; /* no clock: the peak is not known */
+    return cudaSuccess;
+}
+inline cudaError_t
+cudaDeviceGetPCIBusId(char *out, int bytes, int)
+{
+    strncpy(out, "0000:00:ff.7", (size_t)bytes);
     return cudaSuccess;
 }
 inline cudaError_t
@@ -234,7 +289,8 @@ cudaMemGetInfo(size_t *free_bytes, size_t *total)
 inline cudaError_t
 cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    const char *given = getenv("SPW_EMULATE_DEVICES");
+    *n = given != NULL ? atoi(given) : 1;
     return cudaSuccess;
 }
 inline cudaError_t

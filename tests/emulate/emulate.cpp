@@ -7,10 +7,13 @@
  * begin as NaN. Test code: it may abort.
  */
 #include "cuda_runtime.h"
+#include "spw_base.h"
 #include <stdio.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <vector>
 #if !defined(__x86_64__)
@@ -366,42 +369,78 @@ copy_wait(unsigned groups_left)
 
 /*
  * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
- * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Streams are never
+ * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Work that needs
+ * another process is tried again and again, by whoever waits, and never under the lock meanwhile. Streams are never
  * freed, as events may point at them.
  */
 struct emulated_stream {
-    std::deque<std::function<void()>> work;
+    std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
     uint64_t done, submitted;
+    bool busy; /* its front is being run: the work of a stream is no reason to run that same stream */
 };
 struct emulated_event {
     emulated_stream *stream; /* NULL: never recorded */
     uint64_t mark;
+    std::shared_ptr<uint64_t> passed_ns; /* NULL: without timing. The stream's too: it may outlive the event */
 };
 
 static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
 static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
 
+/* Lock held. As far as it goes now; whether that is to the mark. */
+static bool
+run_towards(emulated_stream *s, uint64_t mark)
+{
+    while (s != NULL && !s->busy && s->done < mark) {
+        s->busy = true;
+        bool finished = s->work.front()();
+        s->busy = false;
+        if (!finished)
+            return false;
+        s->work.pop_front();
+        s->done++;
+    }
+    return s == NULL || s->done >= mark;
+}
+
 static void
 run_until(emulated_stream *s, uint64_t mark)
 {
-    while (s != NULL && s->done < mark) {
-        std::function<void()> next = std::move(s->work.front());
-        s->work.pop_front();
-        s->done++;
-        next();
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> hold(device);
+            if (run_towards(s, mark))
+                return;
+        }
+        usleep(50);
     }
 }
 
 static cudaError_t
-submit(emulated_stream *s, std::function<void()> work)
+submit_trying(emulated_stream *s, std::function<bool()> work)
 {
     const char *given = getenv("SPW_EMULATE_STREAMS");
     std::lock_guard<std::recursive_mutex> hold(device);
     s->work.push_back(std::move(work));
     s->submitted++;
     if (given == NULL || strcmp(given, "late") != 0)
-        run_until(s, s->submitted);
+        (void)run_towards(s, s->submitted);
     return cudaSuccess;
+}
+
+static cudaError_t
+submit(emulated_stream *s, std::function<void()> work)
+{
+    return submit_trying(s, [=] {
+        work();
+        return true;
+    });
+}
+
+void
+spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg)
+{
+    submit_trying(stream, [=] { return try_it(arg); });
 }
 
 void
@@ -440,8 +479,12 @@ cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
 cudaError_t
 cudaStreamSynchronize(cudaStream_t stream)
 {
-    std::lock_guard<std::recursive_mutex> hold(device);
-    run_until(stream, stream->submitted);
+    uint64_t mark;
+    {
+        std::lock_guard<std::recursive_mutex> hold(device);
+        mark = stream->submitted;
+    }
+    run_until(stream, mark);
     return cudaSuccess;
 }
 
@@ -457,13 +500,15 @@ cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
     std::lock_guard<std::recursive_mutex> hold(device);
     emulated_stream *other = event->stream;
     uint64_t mark = event->mark;
-    return submit(stream, [=] { run_until(other, mark); });
+    return submit_trying(stream, [=] { return run_towards(other, mark); });
 }
 
 cudaError_t
-cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     *event = new emulated_event();
+    if ((flags & cudaEventDisableTiming) == 0)
+        (*event)->passed_ns = std::make_shared<uint64_t>(0);
     return cudaSuccess;
 }
 
@@ -479,6 +524,10 @@ cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     event->stream = stream;
+    if (event->passed_ns != NULL) {
+        std::shared_ptr<uint64_t> passed = event->passed_ns;
+        submit(stream, [=] { *passed = spw_now_ns(); });
+    }
     event->mark = stream->submitted;
     return cudaSuccess;
 }
@@ -486,8 +535,31 @@ cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t
 cudaEventSynchronize(cudaEvent_t event)
 {
+    emulated_stream *stream;
+    uint64_t mark;
+    {
+        std::lock_guard<std::recursive_mutex> hold(device);
+        stream = event->stream;
+        mark = event->mark;
+    }
+    run_until(stream, mark);
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaEventQuery(cudaEvent_t event)
+{
     std::lock_guard<std::recursive_mutex> hold(device);
-    run_until(event->stream, event->mark);
+    return run_towards(event->stream, event->mark) ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t
+cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    if (begin->passed_ns == NULL || end->passed_ns == NULL || *begin->passed_ns == 0 || *end->passed_ns == 0)
+        return cudaErrorInvalidValue;
+    *ms = (float)((double)(int64_t)(*end->passed_ns - *begin->passed_ns) * 1e-6);
     return cudaSuccess;
 }
 
@@ -506,9 +578,25 @@ cudaMalloc(void **p, size_t bytes)
 cudaError_t
 cudaFree(void *p)
 {
-    std::lock_guard<std::recursive_mutex> hold(device);
-    for (emulated_stream *s : streams) /* as the real one, which waits for the device */
+    std::vector<emulated_stream *> all;
+    {
+        std::lock_guard<std::recursive_mutex> hold(device);
+        all = streams;
+    }
+    for (emulated_stream *s : all) /* as the real one, which waits for the device */
         run_until(s, s->submitted);
     free(p);
     return cudaSuccess;
+}
+
+cudaError_t
+cudaMallocAsync(void **p, size_t bytes, cudaStream_t)
+{
+    return cudaMalloc(p, bytes);
+}
+
+cudaError_t
+cudaFreeAsync(void *p, cudaStream_t stream)
+{
+    return submit(stream, [=] { free(p); });
 }

@@ -1,0 +1,251 @@
+/*
+ * What a store takes: bytes of every kind before it exists, for the plan, and the same memory cut up when it does. Both are
+ * here, so that they cannot differ.
+ */
+#include "offload_internal.h"
+#include <stdio.h>
+#include <unistd.h>
+
+static uint64_t
+compute_bytes_of(const spw_store_config *cfg)
+{
+    return spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
+}
+
+static uint64_t
+page_up(uint64_t bytes)
+{
+    return spw_round_up(bytes, 4096);
+}
+
+/* Largest chunk with a copy on nvme, in elements; 0: none. */
+static uint64_t
+largest_nvme_chunk(const spw_store_config *cfg, bool records)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
+                               : c->weight_tier == SPW_TIER_NVME;
+        if (on_nvme && c->elems > largest)
+            largest = c->elems;
+    }
+    return largest;
+}
+
+static uint64_t
+chunk_bytes(const spw_store_config *cfg, uint64_t elems, bool records)
+{
+    return records ? elems / 32 * cfg->record_bytes_32 : elems * cfg->weight_bytes;
+}
+
+/* All of a unit is there, or nothing (check_config). */
+bool
+spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx)
+{
+    const spw_store_unit *u = &cfg->units[unit_idx];
+    return u->trainable && !spw_gpu_get_info(cfg->gpu)->host_addressable && u->chunk_count > 0 &&
+           cfg->chunks[u->chunk_first].record_tier == SPW_TIER_DEVICE;
+}
+
+/* The largest chunk that only staging memory shows to workers. */
+static uint64_t
+largest_staged(const spw_store_config *cfg, bool records)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count && !spw_gpu_get_info(cfg->gpu)->host_addressable; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        if (c->weight_tier == SPW_TIER_DEVICE && (!records || cfg->units[c->unit_idx].trainable) && c->elems > largest)
+            largest = c->elems;
+    }
+    return page_up(chunk_bytes(cfg, largest, records));
+}
+
+uint64_t
+spw_store_stage_bytes(const spw_store_config *cfg)
+{
+    return largest_staged(cfg, false) + largest_staged(cfg, true);
+}
+
+void
+spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
+{
+    need->host_bytes = 0;
+    need->device_bytes = page_up(cfg->device_cache_bytes);
+    for (uint32_t i = 0; need->path_bytes != NULL && i < cfg->path_count; i++)
+        need->path_bytes[i] = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        for (int records = 0; records < 2; records++) {
+            spw_tier tier = records ? c->record_tier : c->weight_tier;
+            uint64_t bytes = page_up(chunk_bytes(cfg, c->elems, records));
+            if (records && !cfg->units[c->unit_idx].trainable)
+                continue;
+            if (tier == SPW_TIER_HOST)
+                need->host_bytes += bytes;
+            else if (tier == SPW_TIER_DEVICE)
+                need->device_bytes += bytes;
+            else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
+                need->path_bytes[c->path_idx] += bytes;
+        }
+    }
+    for (uint32_t i = 0; i < cfg->unit_count; i++) {
+        uint64_t grad = page_up(cfg->units[i].elems * spw_dtype_bytes(cfg->grad_dtype));
+        if (cfg->units[i].trainable)
+            *(spw__store_on_device(cfg, i) ? &need->device_bytes : &need->host_bytes) += grad;
+    }
+    need->host_bytes += spw_store_stage_bytes(cfg);
+    need->host_bytes += cfg->weight_slot_count * page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
+    need->host_bytes += cfg->record_slot_count * page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
+}
+
+uint64_t
+spw_store_table_bytes(const spw_store_config *cfg)
+{
+    uint64_t threads = (cfg->worker_count > 0 ? cfg->worker_count : 1) + 1; /* and the mover */
+    uint64_t slots = (uint64_t)cfg->weight_slot_count + cfg->record_slot_count;
+    return sizeof(spw_store) + cfg->unit_count * (sizeof(unit) + 4 * sizeof(spw_store_use)) +
+           cfg->chunk_count * (sizeof(chunk) + LOANS_PER_CHUNK * sizeof(loan)) + slots * sizeof(int32_t) +
+           threads * spw_touched_bytes(SPW_STACK_BYTES) +
+           (cfg->path_count > 0 ? spw_aio_memory_bytes(&cfg->aio, cfg->path_count + (cfg->file_count > 0)) : 0) +
+           (cfg->file_count > 0 ? spw_aio_bounce_bytes(&cfg->aio) : 0);
+}
+
+/* The gradients' memory, from s->grads to end, in record slots. */
+static void
+lay_loans(spw_store *s, const char *end)
+{
+    uint64_t most = (uint64_t)LOANS_PER_CHUNK * s->chunk_count;
+    if (s->slot_record_bytes == 0 || s->grads == NULL)
+        return;
+    s->loan_count = (uint32_t)((uint64_t)(end - s->grads) / s->slot_record_bytes);
+    if (s->loan_count > most)
+        s->loan_count = (uint32_t)most;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        uint64_t first, last;
+        if (!s->units[c->plan.unit_idx].plan.trainable || s->units[c->plan.unit_idx].on_device)
+            continue;
+        first = (uint64_t)(spw__store_grad_of(s, c) - s->grads);
+        last = first + c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype) - 1;
+        c->loan_first = (uint32_t)(first / s->slot_record_bytes);
+        c->loan_end = (uint32_t)(last / s->slot_record_bytes) + 1;
+        if (c->loan_end > s->loan_count)
+            c->loan_end = s->loan_count;
+    }
+}
+
+spw_status
+spw__store_carve(spw_store *s, spw_error *err)
+{
+    const spw_store_config *cfg = &s->cfg;
+    spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
+    spw_carve host, device;
+    spw_id_set nodes = {{0}};
+    spw_status st = SPW_OK;
+    if (need.path_bytes == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "store");
+    spw_store_compute_need(cfg, &need);
+    if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */
+        (void)spw_topology_nodes(cfg->topology, &nodes);
+    st = spw_region_map_over(&s->host, need.host_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
+    if (st == SPW_OK)
+        st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
+    if (st != SPW_OK)
+        goto out;
+    s->pinned = spw__pin_host(cfg->gpu, &s->host);
+    if (cfg->pin_memory && !s->host.locked && s->host.bytes > 0)
+        spw_log(SPW_LOG_WARN, "the host arena (%llu bytes) is not page-locked: RLIMIT_MEMLOCK is too small (ulimit -l)",
+                (unsigned long long)s->host.bytes);
+    host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
+    device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
+    s->slot_weight_bytes = page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
+    s->slot_record_bytes = page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
+    s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
+    s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
+    s->stage_weights = spw_carve_take(&host, largest_staged(cfg, false));
+    s->stage_record = spw_carve_take(&host, largest_staged(cfg, true));
+    s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
+    memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
+    for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */
+        for (uint32_t i = 0; i < s->chunk_count; i++) {
+            chunk *c = &s->chunks[i];
+            spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
+            uint64_t bytes = page_up(chunk_bytes(cfg, c->plan.elems, records));
+            void *home;
+            if (records && !cfg->units[c->plan.unit_idx].trainable)
+                continue;
+            home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
+            if (records) {
+                c->record = home;
+                c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
+            } else {
+                c->weights = home;
+                c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
+            }
+            s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
+            if (tier == SPW_TIER_NVME && (records || !spw__in_place(&c->plan))) {
+                *(records ? &c->record_offset : &c->weight_offset) = need.path_bytes[c->plan.path_idx];
+                need.path_bytes[c->plan.path_idx] += bytes;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        if (u->plan.trainable)
+            u->grad = spw_carve_take(u->on_device ? &device : &host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
+        if (s->grads == NULL && !u->on_device)
+            s->grads = u->grad;
+    }
+    lay_loans(s, host.base + host.used);
+    if (s->any_nvme) {
+        char job[64];
+        snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());
+        s->cfg.aio.fixed = &s->host;
+        if (s->cfg.aio.probe_dir == NULL)
+            s->cfg.aio.probe_dir = cfg->paths[0];
+        st = spw_aio_create(&s->aio, &s->cfg.aio, err);
+        if (st == SPW_OK && cfg->aio_faults != NULL)
+            spw_test_aio_fault(s->aio, spw_test_aio_scheduled, cfg->aio_faults);
+        for (uint32_t i = 0; st == SPW_OK && i < cfg->path_count; i++)
+            st = spw_swap_open(&s->swaps[i], s->aio, cfg->paths[i], cfg->job != NULL ? cfg->job : job, cfg->rank,
+                               need.path_bytes[i] > 0 ? need.path_bytes[i] : 4096, err);
+        if (st == SPW_OK)
+            st = spw__in_place_open(s, err);
+    }
+out:
+    spw_mem_free(need.path_bytes);
+    return st;
+}
+
+spw_status
+spw__store_check_config(const spw_store_config *cfg, spw_error *err)
+{
+    uint64_t largest_unit = 0;
+    for (uint32_t i = 0; i < cfg->unit_count; i++) {
+        if (cfg->units[i].elems > largest_unit)
+            largest_unit = cfg->units[i].elems;
+    }
+    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes)
+        return SPW_RAISE(err, SPW_EINVAL, "the largest unit takes %llu bytes on the device, its cache has %llu",
+                         (unsigned long long)(largest_unit * compute_bytes_of(cfg)),
+                         (unsigned long long)cfg->device_cache_bytes);
+    if ((largest_nvme_chunk(cfg, false) > 0 && cfg->weight_slot_count == 0) ||
+        (largest_nvme_chunk(cfg, true) > 0 && cfg->record_slot_count == 0))
+        return SPW_RAISE(err, SPW_EINVAL, "chunks on nvme need at least one slot of each kind");
+    for (uint32_t i = 0; i < cfg->chunk_count && !spw_gpu_get_info(cfg->gpu)->host_addressable; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        bool there = spw__store_on_device(cfg, c->unit_idx);
+        if (cfg->units[c->unit_idx].trainable &&
+            ((c->weight_tier == SPW_TIER_DEVICE) != there || (c->record_tier == SPW_TIER_DEVICE) != there))
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             "chunk %u of unit %u: weights on %s and record on %s; device %s, whose memory the host "
+                             "cannot address, holds all of a unit or nothing",
+                             i, c->unit_idx, spw_tier_name(c->weight_tier), spw_tier_name(c->record_tier),
+                             spw_gpu_get_info(cfg->gpu)->name);
+        if (there && (cfg->update_device == NULL || cfg->bad_fn == NULL))
+            return SPW_RAISE(err, SPW_EINVAL, "records on device %s and no function that updates them there",
+                             spw_gpu_get_info(cfg->gpu)->name);
+    }
+    return SPW_OK;
+}

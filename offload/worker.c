@@ -1,0 +1,396 @@
+/*
+ * The store's workers: they verify checksums, show chunks to the function that changes numbers (updates, sweeps, snapshots), and
+ * take the checksums of what it leaves. The mover hands them chunks; what they finish goes back to it.
+ */
+#include "offload_internal.h"
+
+/* ---------------------------------------------------------------- checksums */
+
+static spw_status
+corrupt(const spw_store *s, const chunk *c, bool is_weight, uint64_t found, spw_error *err)
+{
+    return SPW_RAISE(err, SPW_ECORRUPT,
+                     "%s at offset %llu (%s of chunk %u, unit %u, generation %llu): checksum is %016llx, %016llx was "
+                     "written; the swap file changed on disk",
+                     spw_aio_file_path(spw_swap_file(s->swaps[c->plan.path_idx])),
+                     (unsigned long long)(is_weight ? c->weight_offset : c->record_offset),
+                     is_weight ? "weights" : "record", c->idx, c->plan.unit_idx, (unsigned long long)c->generation,
+                     (unsigned long long)found, (unsigned long long)(is_weight ? c->weight_sum : c->record_sum));
+}
+
+/* Checksums of one job, counted. */
+typedef struct sums {
+    uint64_t bytes, ns;
+} sums;
+
+enum { PIECE = 16384 }; /* elements; all its arrays together fit a core's cache */
+
+/* Of elements [first, first + n) of one array, after `before`. */
+static uint64_t
+sum_more(uint64_t before, const void *array, uint64_t first, uint64_t n, uint32_t bytes_32, sums *count)
+{
+    uint64_t begin = spw_now_ns(), bytes = n / 32 * bytes_32;
+    uint64_t sum = spw_checksum_more(before, (const char *)array + first / 32 * bytes_32, bytes);
+    count->bytes += bytes;
+    count->ns += spw_now_ns() - begin;
+    return sum;
+}
+
+static uint64_t
+sum_weights(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    return sum_more(before, c->weights, first, n, 32 * s->cfg.weight_bytes, count);
+}
+
+static uint64_t
+sum_record(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    const char *array = c->record;
+    for (uint32_t k = 0; k < s->cfg.record_part_count; k++) {
+        before = sum_more(before, array, first, n, s->cfg.record_parts[k], count);
+        array += c->plan.elems / 32 * s->cfg.record_parts[k];
+    }
+    return before;
+}
+
+static uint64_t
+piece_at(const chunk *c, uint64_t first)
+{
+    return c->plan.elems - first < PIECE ? c->plan.elems - first : PIECE;
+}
+
+char *
+spw__store_grad_of(const spw_store *s, const chunk *c)
+{
+    const unit *u = &s->units[c->plan.unit_idx];
+    return (char *)u->grad + (c->plan.first - u->plan.first) * spw_dtype_bytes(s->cfg.grad_dtype);
+}
+
+/* ---------------------------------------------------------------- where a worker sees a chunk */
+
+/* A chunk's arrays in memory that the host addresses: where they are or, of a device apart, a copy that is this worker's. */
+typedef struct view {
+    void *weights, *record;
+    bool staged;
+} view;
+
+static bool
+is_staged(const spw_store *s, const chunk *c)
+{
+    return s->apart && c->plan.weight_tier == SPW_TIER_DEVICE;
+}
+
+/* Both arrays, one way; blocks. Words of 4 bytes: every array has whole pages. */
+static void
+move_staged(spw_store *s, const chunk *c, bool in)
+{
+    bool record = s->units[c->plan.unit_idx].on_device;
+    char *host[2] = {s->stage_weights, s->stage_record}, *device[2] = {c->weights, c->record};
+    uint64_t bytes[2] = {c->plan.elems * s->cfg.weight_bytes, c->plan.elems / 32 * s->cfg.record_bytes_32};
+    for (int k = 0; k < (record ? 2 : 1); k++) {
+        if (in)
+            spw_gpu_copy_d2h(s->stage_queue, host[k], SPW_F32, device[k], SPW_F32, bytes[k] / 4, NULL);
+        else
+            spw_gpu_copy_h2d(s->stage_queue, device[k], SPW_F32, host[k], SPW_F32, bytes[k] / 4);
+    }
+    spw_gpu_queue_sync(s->stage_queue);
+}
+
+/* read: the copy begins as what is there. No lock held. */
+static view
+open_view(spw_store *s, const chunk *c, bool read)
+{
+    view v = {c->weights, c->record, is_staged(s, c)};
+    if (!v.staged)
+        return v;
+    pthread_mutex_lock(&s->stage_lock);
+    if (read)
+        move_staged(s, c, true);
+    v.weights = s->stage_weights;
+    v.record = s->stage_record;
+    return v;
+}
+
+/* write: what is there becomes the copy. */
+static void
+close_view(spw_store *s, const chunk *c, const view *v, bool write)
+{
+    if (!v->staged)
+        return;
+    if (write)
+        move_staged(s, c, false);
+    pthread_mutex_unlock(&s->stage_lock);
+}
+
+/* One of the store's functions with the chunk as arguments, changed or only seen. */
+static spw_status
+call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, bool read, bool write, spw_error *err)
+{
+    bool trainable = s->units[c->plan.unit_idx].plan.trainable;
+    view v = open_view(s, c, read);
+    spw_status st = v.staged ? spw_gpu_check(s->cfg.gpu, err) : SPW_OK;
+    if (st == SPW_OK)
+        st = fn(ctx, c->idx, v.weights, trainable ? v.record : NULL, NULL, err);
+    close_view(s, c, &v, write && st == SPW_OK);
+    return st == SPW_OK && v.staged ? spw_gpu_check(s->cfg.gpu, err) : st;
+}
+
+/* ---------------------------------------------------------------- jobs */
+
+/* Of a record that has just been read, before somebody else than an update looks at it. */
+static spw_status
+verify_record(const spw_store *s, const chunk *c, sums *count, spw_error *err)
+{
+    uint64_t found = 0;
+    for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+        found = sum_record(s, c, found, first, piece_at(c, first), count);
+    return found == c->record_sum ? SPW_OK : corrupt(s, c, false, found, err);
+}
+
+/* Hands the chunk to the snapshot as it is; no lock held, nobody changes it meanwhile. */
+static spw_status
+take_snapshot(spw_store *s, const chunk *c, sums *count, spw_error *err)
+{
+    if (c->record_fresh && s->cfg.integrity)
+        SPW_TRY(verify_record(s, c, count, err));
+    return call_with(s, c, s->snap_fn, s->snap_ctx, true, false, err);
+}
+
+/*
+ * The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece.
+ * snap: the snapshot gets the chunk before it is updated.
+ */
+static spw_status
+run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *err)
+{
+    const unit *u = &s->units[c->plan.unit_idx];
+    const char *grad = op == OP_UPDATE ? spw__store_grad_of(s, c) : NULL;
+    void *record = u->plan.trainable ? c->record : NULL;
+    bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
+    bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
+    bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
+    uint64_t found = 0, weight_sum = 0, record_sum = 0;
+    spw_status st = SPW_OK;
+    spw__store_chaos_delay(s, c->idx);
+    if (op == OP_EDIT && verify) {
+        SPW_TRY(verify_record(s, c, count, err));
+        verify = false;
+    }
+    if (op == OP_INIT || op == OP_EDIT)
+        st = call_with(s, c, s->sweep_fn, s->sweep_ctx, op == OP_EDIT, true, err);
+    if (op == OP_UPDATE && snap) {
+        SPW_TRY(take_snapshot(s, c, count, err));
+        verify = false; /* it has been */
+    }
+    if (op == OP_UPDATE && u->on_device) /* it runs elsewhere, once the chunk is handed back */
+        return SPW_OK;
+    for (uint64_t first = 0, n; first < c->plan.elems && st == SPW_OK; first += n) {
+        n = piece_at(c, first);
+        if (verify)
+            found = sum_record(s, c, found, first, n, count);
+        if (op == OP_UPDATE)
+            st = s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, first, n, err);
+        if (sum_w)
+            weight_sum = sum_weights(s, c, weight_sum, first, n, count);
+        if (sum_r)
+            record_sum = sum_record(s, c, record_sum, first, n, count);
+    }
+    if (st == SPW_OK && verify && found != c->record_sum) /* before anybody sees what came of it */
+        return corrupt(s, c, false, found, err);
+    if (st == SPW_OK && op == OP_VISIT && (snap || !s->snap_sweep))
+        st = call_with(s, c, s->sweep_fn, s->sweep_ctx, true, false, err);
+    if (op == OP_UPDATE && s->cfg.chaos_seed != 0)
+        memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
+    c->weight_sum = sum_w ? weight_sum : c->weight_sum;
+    c->record_sum = sum_r ? record_sum : c->record_sum;
+    return st;
+}
+
+static void
+mark_dirty(spw_store *s, chunk *c)
+{
+    if (!c->in_dirty) {
+        c->in_dirty = true;
+        c->next_dirty = s->dirty_head;
+        s->dirty_head = c;
+    }
+}
+
+/* Lock held. */
+static void
+snapshot_has(spw_store *s, chunk *c)
+{
+    c->snap = false;
+    s->snap_left--;
+}
+
+/* At most half of the workers: the others are there for what training waits for. */
+static bool
+may_snap_idle(const spw_store *s)
+{
+    return s->snap_left > 0 && !s->snap_sweep && s->snap_idle < (s->worker_started + 1) / 2;
+}
+
+/* Lock held. A chunk that the snapshot lacks, whole in memory, with nobody about to change it; NULL: none. */
+static chunk *
+idle_chunk(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        uint32_t at = (s->snap_next + i) % s->chunk_count;
+        chunk *c = &s->chunks[at];
+        if (spw__snap_wants(c) && (c->r == R_READY || c->r == R_NONE) &&
+            (c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING)) {
+            s->snap_next = at + 1;
+            return c;
+        }
+    }
+    return NULL;
+}
+
+/* Lock held, released in between. The pin keeps the weights, the state of the record keeps its update from starting. */
+static void
+snap_idle(spw_store *s, chunk *c, sums *count, spw_error *err)
+{
+    bool record = c->r == R_READY;
+    uint64_t begin = spw_now_ns();
+    c->pins++;
+    c->r = record ? R_UPDATING : c->r;
+    s->snap_idle++;
+    pthread_mutex_unlock(&s->lock);
+    spw__store_chaos_delay(s, c->idx);
+    (void)take_snapshot(s, c, count, err);
+    pthread_mutex_lock(&s->lock);
+    spw_timeline_add(SPW_LANE_ADAM, "save", c->plan.unit_idx, begin, spw_now_ns());
+    s->snap_idle--;
+    c->r = record ? R_READY : c->r;
+    c->pins--;
+    if (err->status == SPW_OK)
+        snapshot_has(s, c);
+    pthread_cond_broadcast(&s->main_cond);
+}
+
+/* Under the lock. The snapshot has seen a chunk whose update was to run on the device: it still is. */
+static void
+hand_back(spw_store *s, chunk *c)
+{
+    unit *u = &s->units[c->plan.unit_idx];
+    uint32_t k = c->idx - u->plan.chunk_first;
+    c->w = W_CLEAN;
+    c->r = R_READY;
+    c->started = false;
+    u->job_next = k < u->job_next ? k : u->job_next;
+}
+
+/* Hands the chunk back, under the lock. */
+void
+spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
+{
+    unit *u = &s->units[c->plan.unit_idx];
+    bool record_on_nvme = c->plan.record_tier == SPW_TIER_NVME && c->r != R_NONE;
+    c->record_fresh = false;
+    if (op == OP_VISIT) {
+        c->pins--;
+        if (record_on_nvme) { /* unchanged: the slot goes back without a write */
+            spw__store_free_record_slot(s, c);
+        } else if (c->r != R_NONE) {
+            c->r = R_READY;
+        }
+    } else if (spw__in_place(&c->plan)) {
+        c->generation = 0;
+    } else {
+        c->w = c->plan.weight_tier == SPW_TIER_NVME ? W_DIRTY : W_CLEAN;
+        if (c->r != R_NONE)
+            c->r = record_on_nvme ? R_DIRTY : R_READY;
+        if (c->w == W_DIRTY || c->r == R_DIRTY)
+            mark_dirty(s, c);
+        if (op == OP_UPDATE)
+            spw__store_hold_grad(s, c, false);
+        c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
+        s->stats.updates += op == OP_UPDATE;
+    }
+    if (++u->done_next == u->op_end) {
+        u->op = OP_NONE;
+        u->generation = c->generation;
+        pthread_cond_broadcast(&s->main_cond);
+    }
+}
+
+/*
+ * Lock held. The list whose first chunk is the next job. Chunks without a slot are ready all at once when updates may run, lowest
+ * first, which is what the forward pass wants; but the disk would rest until those that were read ahead have had their turn.
+ */
+static chunk **
+next_jobs(spw_store *s)
+{
+    bool passing = s->passing_head != NULL && (s->job_head == NULL || s->passing_turn);
+    if (s->passing_head != NULL && s->job_head != NULL)
+        s->passing_turn = !s->passing_turn;
+    return passing ? &s->passing_head : &s->job_head;
+}
+
+void *
+spw__store_worker_main(void *arg)
+{
+    spw_store *s = arg;
+    (void)pthread_setname_np(pthread_self(), "spw-adam");
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        bool verify = s->verify_head != NULL;
+        chunk **jobs = verify ? &s->verify_head : next_jobs(s), *c = *jobs;
+        spw_error err = {0};
+        sums count = {0};
+        uint64_t begin;
+        bool idle = c == NULL && !s->stop && s->poison.status == SPW_OK && may_snap_idle(s);
+        if (idle)
+            idle = (c = idle_chunk(s)) != NULL;
+        if (c == NULL || s->poison.status != SPW_OK) {
+            if (s->stop)
+                break;
+            pthread_cond_wait(&s->work_cond, &s->lock);
+            continue;
+        }
+        s->jobs_running++;
+        if (idle) {
+            snap_idle(s, c, &count, &err);
+        } else if (verify) {
+            uint64_t sum = 0;
+            *jobs = c->next_job;
+            pthread_mutex_unlock(&s->lock);
+            spw__store_chaos_delay(s, c->idx);
+            for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+                sum = sum_weights(s, c, sum, first, piece_at(c, first), &count);
+            if (spw__in_place(&c->plan))
+                spw__in_place_verify(s, c, sum, &err);
+            else if (sum != c->weight_sum)
+                corrupt(s, c, true, sum, &err);
+            pthread_mutex_lock(&s->lock);
+            if (err.status == SPW_OK)
+                c->w = W_CLEAN;
+        } else {
+            unit_op op = s->units[c->plan.unit_idx].op;
+            bool snap = spw__snap_wants(c);
+            *jobs = c->next_job;
+            pthread_mutex_unlock(&s->lock);
+            begin = spw_now_ns();
+            (void)run_job(s, c, op, snap, &count, &err);
+            pthread_mutex_lock(&s->lock);
+            if (err.status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
+                snapshot_has(s, c);
+            s->stats.update_busy_ns += spw_now_ns() - begin;
+            spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
+                             spw_now_ns());
+            if (err.status == SPW_OK && op == OP_UPDATE && s->units[c->plan.unit_idx].on_device)
+                hand_back(s, c);
+            else if (err.status == SPW_OK)
+                spw__store_finish_job(s, c, op);
+        }
+        s->jobs_running--;
+        s->stats.checked_bytes += count.bytes;
+        s->stats.checksum_ns += count.ns;
+        if (err.status != SPW_OK)
+            spw__store_poison(s, &err);
+        spw__store_kick(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}

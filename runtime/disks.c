@@ -1,0 +1,58 @@
+/*
+ * Which ranks of this host swap to the same disks: what a disk delivers is theirs together, so the plan and the bound of a rank
+ * count with its share. Decides nothing about where bytes go; that is the configuration's and the planner's.
+ */
+#include "engine_internal.h"
+
+enum { LISTS = 2, DISKS_MAX = LISTS * SPW_PATHS_MAX };
+
+/* What a rank says of itself. */
+typedef struct offer {
+    uint32_t host;
+    uint64_t disks[DISKS_MAX]; /* by list and place in it; 0: none, or not known */
+} offer;
+
+static uint32_t
+count_ranks(const offer *all, uint32_t world, uint32_t host, uint64_t disk)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < world; r++) {
+        bool there = false;
+        for (uint32_t i = 0; i < DISKS_MAX && all[r].host == host; i++)
+            there = there || all[r].disks[i] == disk;
+        n += there;
+    }
+    return n;
+}
+
+spw_status
+spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
+{
+    const spw_path_list *lists[LISTS] = {&e->config.zero.param_path, &e->config.zero.optimizer_path};
+    spw_channel *channel = NULL;
+    offer mine = {0}, *all;
+    spw_status st;
+    for (uint32_t k = 0; k < LISTS; k++) {
+        for (uint32_t i = 0; i < lists[k]->count; i++) {
+            mine.disks[k * SPW_PATHS_MAX + i] = spw_disk_of(lists[k]->item[i]);
+            e->path_ranks[k][i] = e->local_world; /* all of them have this configuration */
+        }
+    }
+    if (e->comm == NULL || plan_only)
+        return SPW_OK;
+    mine.host = spw_comm_get_info(e->comm)->host;
+    all = spw_mem_calloc(e->world, sizeof *all);
+    st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "disks", err)
+                     : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
+    if (st == SPW_OK)
+        st = spw_exchange(channel, &mine, all, sizeof mine, err);
+    for (uint32_t k = 0; k < LISTS && st == SPW_OK; k++) {
+        for (uint32_t i = 0; i < lists[k]->count; i++) {
+            uint64_t disk = mine.disks[k * SPW_PATHS_MAX + i];
+            e->path_ranks[k][i] = disk != 0 ? count_ranks(all, e->world, mine.host, disk) : 1;
+        }
+    }
+    spw_channel_close(channel);
+    spw_mem_free(all);
+    return st;
+}

@@ -1,0 +1,496 @@
+/*
+ * State on a device that the host cannot address, the emulated cuda device: updates run there, gradients stay there, and nothing
+ * of it changes a bit beside the same device with its state in host memory or on nvme. Streams work as late as they may.
+ */
+#include "lib_ranks.h"
+#include "lib_tiny.h"
+#include "engine_internal.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { STEPS = 2 };
+
+static void
+device_config(spw_config *c, spw_state_format f)
+{
+    tiny_config(c, f);
+    snprintf(c->run.device, sizeof c->run.device, "cuda");
+    c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_DEVICE;
+    c->run.chunk_elems = 4096;
+    if (f != SPW_STATE_MIXED_F16)
+        return;
+    c->bf16 = false;
+    c->fp16 = true;
+    c->run.grad_dtype = SPW_F16;
+    c->loss_scale.initial_power = 10;
+    c->loss_scale.window = 1000;
+    c->loss_scale.hysteresis = 1;
+    c->loss_scale.min = 1;
+}
+
+/* Every format and optimizer, with gradients of several types, passes, no clipping, decay groups and random delays. */
+static void
+test_same_bits(void **state)
+{
+    static const char *const types[] = {"AdamW", "Lion", "SGD", "Adagrad"};
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (int f = 0; f < SPW_STATE_COUNT; f++) {
+        if (SANITIZED && f != SPW_STATE_SPLIT && f != SPW_STATE_SPLIT_INT8)
+            continue; /* what differs between formats is shown without them */
+        double want[STEPS], got[STEPS];
+        uint64_t digest = 0;
+        for (int k = 0; k < (f == SPW_STATE_SPLIT ? 5 : 3); k++) {
+            const spw_tier weights[] = {SPW_TIER_HOST, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_DEVICE,
+                                        SPW_TIER_NVME};
+            const spw_tier records[] = {SPW_TIER_HOST, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME};
+            spw_config c;
+            uint64_t sum;
+            device_config(&c, (spw_state_format)f);
+            snprintf(c.optimizer.type, sizeof c.optimizer.type, "%s", types[f % 4]);
+            c.optimizer.momentum = 0.9;
+            c.zero.offload_param = weights[k];
+            c.zero.offload_optimizer = records[k];
+            if (f == SPW_STATE_SPLIT)
+                c.run.micro_batches_per_pass = 1;
+            if (f == SPW_STATE_SPLIT || f == SPW_STATE_SPLIT_INT8)
+                c.gradient_clipping = 0; /* updates run while the backward pass goes on */
+            if (f == SPW_STATE_SPLIT_BF16 || f == SPW_STATE_MIXED)
+                c.run.grad_dtype = SPW_BF16;
+            c.run.chaos_seed = k >= 2 ? 30 + (uint64_t)k : 0;
+            c.run.chunk_elems = k == 2 ? 1 << 20 : 4096;
+            ranks_use_dir(&c, dir);
+            sum = tiny_train(&c, f % 2 ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, STEPS, k == 0 ? want : got);
+            digest = k == 0 ? sum : digest;
+            if (k > 0 && (memcmp(want, got, sizeof want) != 0 || sum != digest))
+                fail_msg("%s, weights on %s, records on %s: losses end with %.17g, not %.17g; digest %llx, not %llx",
+                         spw_state_name((spw_state_format)f), spw_tier_name(weights[k]), spw_tier_name(records[k]),
+                         got[STEPS - 1], want[STEPS - 1], (unsigned long long)sum, (unsigned long long)digest);
+        }
+    }
+    tiny_dir_remove(dir);
+}
+
+/* ---------------------------------------------------------------- one engine */
+
+typedef struct run {
+    spw_config c;
+    spw_model *model;
+    spw_engine *e;
+    spw_step_result last;
+    spw_error err;
+    uint64_t seen; /* checksum of the gradient that the hook read */
+} run;
+
+static spw_status
+run_open(run *r, const spw_config *c)
+{
+    spw_model_config mc;
+    memset(r, 0, sizeof *r);
+    r->c = *c;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    assert_int_equal(spw_model_build(&r->model, &mc, &r->err), SPW_OK);
+    if (c->run.freeze.count > 0)
+        assert_true(spw_model_freeze(r->model, r->c.run.freeze.item[0]) > 0);
+    SPW_TRY(spw_engine_create(
+        &r->e, &(spw_engine_options){.config = &r->c, .model = r->model, .process_bytes = TINY_PROCESS_BYTES},
+        &r->err));
+    return spw_engine_init_params(r->e, 7, &r->err);
+}
+
+static void
+run_close(run *r)
+{
+    spw_engine_destroy(r->e);
+    spw_model_destroy(r->model);
+}
+
+static spw_status
+run_step(run *r, uint64_t s)
+{
+    int32_t tokens[96], targets[96];
+    tiny_batch(s, r->model->config.vocab, 96, tokens, targets);
+    return spw_engine_step(r->e, tokens, targets, 2, r->c.optimizer.lr, &r->last, &r->err);
+}
+
+static void
+expect_ok(run *r, spw_status st)
+{
+    if (st != SPW_OK)
+        fail_msg("%s", r->err.message);
+}
+
+static void
+read_gradient(void *ctx, spw_engine *e)
+{
+    static float values[61 * 32];
+    run *r = ctx;
+    expect_ok(r, spw_access_get_full(e, &(spw_access){"wte.weight", SPW_ACCESS_GRAD, 0, 0}, values, &r->err));
+    r->seen = r->seen * 31 + spw_checksum(values, sizeof values);
+}
+
+/* Gradients, masters and moments by name are those of state in host memory; a change is what training goes on from. */
+static void
+test_access(void **state)
+{
+    uint64_t digest[2], seen[2];
+    (void)state;
+    for (int there = 0; there < 2; there++) {
+        float moments[100], one = 0.25f;
+        spw_config c;
+        run r;
+        device_config(&c, SPW_STATE_SPLIT);
+        c.run.grad_dtype = SPW_BF16;
+        if (!there)
+            c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        expect_ok(&r, run_open(&r, &c));
+        assert_int_equal(spw_store_grad_on_device(r.e->store, 0), there);
+        spw_engine_on_gradients(r.e, read_gradient, &r);
+        expect_ok(&r, run_step(&r, 0));
+        expect_ok(
+            &r, spw_access_get_full(r.e, &(spw_access){"wte.weight", SPW_ACCESS_EXP_AVG_SQ, 32, 100}, moments, &r.err));
+        expect_ok(&r, spw_access_set_full(r.e, &(spw_access){"ln_f.weight", SPW_ACCESS_MASTER, 4, 1}, &one, 0, &r.err));
+        expect_ok(
+            &r, spw_access_set_full(r.e, &(spw_access){"wte.weight", SPW_ACCESS_EXP_AVG, 64, 100}, moments, 0, &r.err));
+        expect_ok(&r, run_step(&r, 1));
+        digest[there] = tiny_digest(r.e);
+        seen[there] = r.seen + spw_checksum(moments, sizeof moments);
+        if (there) {
+            assert_int_equal(r.last.d2h, 0);
+            assert_int_equal(r.last.h2d, 0);
+            assert_true(r.e->plan.grad_host == 0 && r.e->plan.record_host == 0 && r.e->plan.record_device > 0);
+            assert_true(spw_gpu_bytes_live(r.e->gpu) <= r.e->plan.device_bytes);
+        }
+        run_close(&r);
+    }
+    assert_int_equal(digest[0], digest[1]);
+    assert_int_equal(seen[0], seen[1]);
+}
+
+/* With clipping a step that is not finite changes nothing; without, the run ends and says which unit, as on the host. */
+static void
+test_nonfinite(void **state)
+{
+    float nan = NAN;
+    (void)state;
+    for (int clip = 0; clip < 2; clip++) {
+        uint64_t before;
+        spw_config c;
+        run r;
+        device_config(&c, SPW_STATE_SPLIT);
+        c.gradient_clipping = clip;
+        expect_ok(&r, run_open(&r, &c));
+        expect_ok(&r, spw_access_set_full(r.e, &(spw_access){"ln_f.weight", SPW_ACCESS_MASTER, 4, 1}, &nan, 0, &r.err));
+        before = tiny_digest(r.e);
+        if (clip) {
+            expect_ok(&r, run_step(&r, 0));
+            assert_true(r.last.skipped);
+            assert_int_equal(tiny_digest(r.e), before);
+        } else {
+            spw_status st = run_step(&r, 0);
+            st = st == SPW_OK ? spw_engine_drain(r.e, &r.err) : st;
+            assert_int_equal(st, SPW_ENONFINITE);
+            assert_non_null(strstr(r.err.message, "infinite or NaN"));
+        }
+        run_close(&r);
+    }
+}
+
+/* Frozen parameters lie on the device too, and the trained ones have the bits that they have with all state on the host. */
+static void
+test_frozen(void **state)
+{
+    uint64_t digest[2];
+    (void)state;
+    for (int there = 0; there < 2; there++) {
+        spw_config c;
+        run r;
+        device_config(&c, SPW_STATE_SPLIT);
+        c.run.freeze.count = 1;
+        snprintf(c.run.freeze.item[0], sizeof c.run.freeze.item[0], "h.[01].*");
+        if (!there)
+            c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+        expect_ok(&r, run_open(&r, &c));
+        for (uint64_t s = 0; s < STEPS; s++)
+            expect_ok(&r, run_step(&r, s));
+        digest[there] = tiny_digest(r.e);
+        run_close(&r);
+    }
+    assert_int_equal(digest[0], digest[1]);
+}
+
+/* ---------------------------------------------------------------- snapshots */
+
+typedef struct copy {
+    spw_engine *e;
+    uint64_t sums[64];
+    uint32_t calls;
+} copy;
+
+static spw_status
+copy_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    copy *c = ctx;
+    const spw_store_chunk *chunk = &c->e->layout.chunks[chunk_idx];
+    (void)grad;
+    (void)err;
+    assert_true(chunk_idx < 64);
+    c->sums[chunk_idx] = spw_checksum(weights, chunk->elems * spw_state_weight_bytes(SPW_STATE_SPLIT)) * 31 +
+                         spw_checksum(record, spw_state_record_bytes(SPW_STATE_SPLIT, c->e->optimizer, chunk->elems));
+    __atomic_fetch_add(&c->calls, 1, __ATOMIC_RELAXED);
+    return SPW_OK;
+}
+
+/* A snapshot has every chunk as it was when it began, whoever hands it over: idle workers, updates to come, or its end. */
+static void
+test_snapshot(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= (SANITIZED ? 2 : 6); seed++) {
+        copy still = {0}, moving = {0};
+        spw_config c;
+        run r;
+        device_config(&c, SPW_STATE_SPLIT);
+        c.run.chaos_seed = seed;
+        c.gradient_clipping = seed % 2;
+        c.run.optimizer_threads = 1 + (uint32_t)seed % 3;
+        expect_ok(&r, run_open(&r, &c));
+        expect_ok(&r, run_step(&r, 0));
+        expect_ok(&r, spw_engine_drain(r.e, &r.err));
+        still.e = moving.e = r.e;
+        expect_ok(&r, spw_store_sweep(r.e->store, SPW_SWEEP_VISIT, copy_chunk, &still, &r.err));
+        expect_ok(&r, spw_store_snapshot_begin(r.e->store, r.e->generations, copy_chunk, &moving, &r.err));
+        for (uint64_t s = 1; s < seed; s++)
+            expect_ok(&r, run_step(&r, s));
+        expect_ok(&r, spw_store_snapshot_finish(r.e->store, &r.err));
+        assert_int_equal(moving.calls, r.e->layout.chunk_count);
+        assert_memory_equal(still.sums, moving.sums, sizeof still.sums);
+        expect_ok(&r, run_step(&r, 9));
+        run_close(&r);
+    }
+}
+
+/* ---------------------------------------------------------------- ranks */
+
+enum { WORLD = 2, NUMBERS_MAX = 61 * 32 };
+
+/* What a world found, in memory that ranks share. */
+typedef struct found {
+    double losses[STEPS + 1];
+    uint64_t sums[4];
+    uint64_t device_bytes, planned, nonfinite;
+} found;
+
+typedef struct world {
+    spw_config c;
+    bool poisons; /* a weight that is not a number, before the last step */
+    found *out;
+} world;
+
+static spw_status
+rank_step(spw_engine *e, uint32_t rank, uint64_t s, spw_step_result *r, spw_error *err)
+{
+    int32_t tokens[24 * WORLD * 2], targets[24 * WORLD * 2];
+    uint64_t n = e->config.data.seq_length, each = e->config.accumulation;
+    tiny_batch(s, 61, n * WORLD * each, tokens, targets);
+    for (uint64_t i = 0; i < each; i++) {
+        memmove(tokens + i * n, tokens + (i * WORLD + rank) * n, n * sizeof *tokens);
+        memmove(targets + i * n, targets + (i * WORLD + rank) * n, n * sizeof *targets);
+    }
+    return spw_engine_step(e, tokens, targets, (uint32_t)each, e->config.optimizer.lr, r, err);
+}
+
+typedef struct seen {
+    uint64_t sum;
+    spw_status st;
+    spw_error err;
+} seen;
+
+static uint64_t
+read_sum(spw_engine *e, const char *name, spw_access_part part, uint64_t sum, spw_status *st, spw_error *err)
+{
+    static float values[NUMBERS_MAX];
+    memset(values, 0, sizeof values);
+    if (*st == SPW_OK)
+        *st = spw_access_get_full(e, &(spw_access){name, part, 0, 0}, values, err);
+    return sum * 31 + spw_checksum(values, sizeof values);
+}
+
+static void
+read_gradients(void *ctx, spw_engine *e)
+{
+    seen *g = ctx;
+    g->sum = read_sum(e, "wte.weight", SPW_ACCESS_GRAD, g->sum, &g->st, &g->err);
+    g->sum = read_sum(e, "ln_f.bias", SPW_ACCESS_GRAD, g->sum, &g->st, &g->err);
+}
+
+static spw_status
+rank_main(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    static const spw_access_part parts[] = {SPW_ACCESS_MASTER, SPW_ACCESS_EXP_AVG, SPW_ACCESS_EXP_AVG_SQ};
+    float some[3] = {0.25f, rank == 1 ? 0.5f : 9, NAN};
+    world *w = ctx;
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    spw_step_result r;
+    seen g = {0};
+    spw_status st = SPW_OK;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    SPW_TRY(spw_engine_create(
+        &e, &(spw_engine_options){.config = &w->c, .model = model, .comm = comm, .process_bytes = TINY_PROCESS_BYTES},
+        err));
+    SPW_TRY(spw_engine_init_params(e, 7, err));
+    if (w->c.gradient_clipping > 0)
+        spw_engine_on_gradients(e, read_gradients, &g);
+    for (uint64_t s = 0; s < STEPS; s++) {
+        SPW_TRY(rank_step(e, rank, s, &r, err));
+        SPW_TRY(g.st == SPW_OK ? SPW_OK : (*err = g.err, g.st));
+        if (rank == 0)
+            w->out->losses[s] = r.loss;
+        if (s == 0)
+            SPW_TRY(spw_access_set_full(e, &(spw_access){"ln_f.weight", SPW_ACCESS_MASTER, 4, 2}, some, 1, err));
+    }
+    for (int p = 0; p < 3; p++) {
+        uint64_t sum = read_sum(e, "wte.weight", parts[p], g.sum, &st, err);
+        sum = read_sum(e, "h.1.mlp.c_fc.bias", parts[p], sum, &st, err);
+        if (rank == 0)
+            w->out->sums[p] = sum;
+    }
+    SPW_TRY(st);
+    if (rank == 0 && e->device_updates) {
+        w->out->device_bytes = spw_gpu_bytes_live(e->gpu);
+        w->out->planned = e->plan.device_bytes;
+    }
+    if (w->poisons) { /* every rank ends with it, whoever has that weight's part */
+        SPW_TRY(spw_access_set_full(e, &(spw_access){"ln_f.weight", SPW_ACCESS_MASTER, 4, 3}, some, 0, err));
+        st = rank_step(e, rank, 0, &r, err);
+        st = st == SPW_OK ? spw_engine_drain(e, err) : st;
+        if (rank == 0)
+            w->out->nonfinite = st != SPW_OK && strstr(err->message, "infinite or NaN") != NULL;
+        *err = (spw_error){0};
+    }
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return st == SPW_OK || w->poisons ? SPW_OK : st;
+}
+
+/*
+ * A rank's part of the state on the device, or all of it in stage 0: losses, gradients, state by name, with and without links
+ * between devices, and the bits are those of state in host memory.
+ */
+static void
+test_ranks(void **state)
+{
+    const struct {
+        uint32_t stage;
+        spw_tier tier;
+        bool linked;
+        uint64_t chaos;
+    } runs[2][3] = {{{3, SPW_TIER_HOST, false, 0}, {3, SPW_TIER_DEVICE, false, 3}, {0, SPW_TIER_DEVICE, true, 4}},
+                    {{3, SPW_TIER_HOST, false, 0}, {0, SPW_TIER_DEVICE, false, 5}, {1, SPW_TIER_DEVICE, true, 6}}};
+    char nccl[1200];
+    (void)state;
+    snprintf(nccl, sizeof nccl, "%.*slibnccl.so.2",
+             (int)(strlen(getenv("SPW_CUDA_PLUGIN")) - strlen("spillway-cuda.so")), getenv("SPW_CUDA_PLUGIN"));
+    for (int passes = SANITIZED; passes < 2; passes++) {
+        found *first = ranks_share(sizeof *first), *other = ranks_share(sizeof *other);
+        for (int k = 0; k < 3; k++) {
+            world w = {.poisons = passes && k == 1, .out = k == 0 ? first : other};
+            ranks_config(&w.c, SPW_STATE_SPLIT);
+            snprintf(w.c.run.device, sizeof w.c.run.device, "cuda");
+            w.c.micro_batch = 1;
+            w.c.run.ranks = WORLD;
+            w.c.accumulation = 2;
+            w.c.train_batch_size = 2 * WORLD;
+            w.c.run.micro_batches_per_pass = (uint64_t)passes;
+            w.c.gradient_clipping = !passes; /* without, updates run while other units are summed up */
+            w.c.run.grad_dtype = passes ? SPW_F32 : SPW_BF16;
+            w.c.zero.stage = runs[passes][k].stage;
+            w.c.zero.offload_param = w.c.zero.offload_optimizer = runs[passes][k].tier;
+            w.c.run.chaos_seed = runs[passes][k].chaos;
+            setenv("SPW_NCCL", nccl, 1);
+            setenv("SPW_EMULATE_DEVICES", runs[passes][k].linked ? "2" : "1", 1);
+            ranks_run(WORLD, &(spw_comm_options){.chaos_seed = runs[passes][k].chaos}, rank_main, &w);
+            assert_memory_equal(first->losses, w.out->losses, sizeof first->losses);
+            assert_memory_equal(first->sums, w.out->sums, sizeof first->sums);
+            assert_true(other->device_bytes <= other->planned && (k == 0) == (other->planned == 0));
+            assert_int_equal(w.out->nonfinite, w.poisons);
+            memset(other, 0, sizeof *other);
+        }
+        ranks_unshare(first, sizeof *first);
+        ranks_unshare(other, sizeof *other);
+    }
+    unsetenv("SPW_EMULATE_DEVICES");
+}
+
+/* ---------------------------------------------------------------- what is refused, and what replaces it */
+
+static void
+test_refused(void **state)
+{
+    spw_config c;
+    run r;
+    (void)state;
+    device_config(&c, SPW_STATE_SPLIT);
+    c.zero.offload_param = SPW_TIER_HOST;
+    assert_int_equal(run_open(&r, &c), SPW_EUNSUPPORTED);
+    assert_non_null(strstr(r.err.message, "offload_optimizer.device to cpu"));
+    run_close(&r);
+    /* device auto does it on the cpu device instead */
+    snprintf(c.run.device, sizeof c.run.device, "auto");
+    expect_ok(&r, run_open(&r, &c));
+    assert_string_equal(spw_gpu_get_info(r.e->gpu)->name, "cpu");
+    expect_ok(&r, run_step(&r, 0));
+    run_close(&r);
+    c.zero.offload_param = SPW_TIER_DEVICE;
+    expect_ok(&r, run_open(&r, &c));
+    assert_string_equal(spw_gpu_get_info(r.e->gpu)->name, "cuda");
+    run_close(&r);
+}
+
+/* A device that is too small for all state: the nearest configuration that fits takes weights and records off together. */
+static void
+test_nearest(void **state)
+{
+    spw_suggestion near;
+    spw_config c;
+    run r;
+    (void)state;
+    device_config(&c, SPW_STATE_SPLIT);
+    expect_ok(&r, run_open(&r, &c));
+    c.run.device_memory = r.e->plan.device_bytes - r.e->plan.record_device;
+    run_close(&r);
+    assert_int_equal(run_open(&r, &c), SPW_ENOFIT);
+    assert_int_equal(
+        spw_plan_nearest(&(spw_engine_options){.config = &c, .model = r.model, .process_bytes = TINY_PROCESS_BYTES},
+                         &near, &r.err),
+        SPW_OK);
+    assert_true(near.found);
+    for (uint32_t i = 0; i < near.count; i++)
+        assert_non_null(strstr(near.set[i], "offload_"));
+    run_close(&r);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks), /* first: it forks */
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_access),   cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_snapshot), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_nearest),
+    };
+    if (!tiny_emulated_device()) {
+        printf("1..1\nok 1 - device state # SKIP no C++ compiler when this was built\n");
+        return 77;
+    }
+    setenv("SPW_EMULATE_STREAMS", "late", 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

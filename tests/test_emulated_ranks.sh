@@ -1,0 +1,130 @@
+#!/bin/bash
+# Several ranks on the emulated cuda device, whose memory neither the host nor other ranks can address, with streams that work only
+# when somebody waits for them too. In fp32 their losses are those of one rank up to rounding; with one number of ranks every stage,
+# placement and way between ranks, through the host or by (emulated) NCCL, has the same losses to the last digit. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+[ -f "$build/emulated/spillway-cuda.so" ] || { echo "1..1"; echo "ok 1 - emulated ranks # SKIP no C++ compiler when this was built"; exit 77; }
+case $build in *asan | *tsan) echo "1..1"; echo "ok 1 - emulated ranks # SKIP minutes under a sanitizer; test_ranks runs the same threads there"; exit 77 ;; esac
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-emur-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+before=$(ls /dev/shm/spw-nccl-* 2>/dev/null)
+export OPENBLAS_NUM_THREADS=1 XDG_CACHE_HOME=$dir/cache SPW_CUDA_PLUGIN=$(realpath "$build/emulated/spillway-cuda.so") SPW_CUDA_COMPUTE=fp32
+export SPW_NCCL=$(realpath "$build/emulated/libnccl.so.2")
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/gpt2.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 3, "n_head": 2},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 16, "seed": 1},
+  "train_batch_size": 12, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "eps": 1e-4}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+  "spillway": {"steps": 4, "seed": 3, "device": "cuda", "chunk_elems": 4096, "eval_interval": 2, "eval_batches": 2} }
+JSON
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; tail -n 6 "$dir/out" 2>/dev/null | sed 's/^/# /'; }
+check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+# train RANKS STREAMS LOG OVERRIDES...
+train() {
+    rm -f "$3"; count=(); [ "$1" -gt 1 ] && count=(-n "$1")
+    SPW_EMULATE_STREAMS=$2 timeout -s KILL 120 "$spw" train "$dir/gpt2.json" --quiet "${count[@]}" --set spillway.run_log="$3" "${@:4}" >"$dir/out" 2>&1
+}
+# Every number that training decides: losses, norms, evaluations.
+losses() { sed -n 'h; s/.*"eval_loss":\([^,}]*\).*/\1/p; g; s/.*"step":[0-9]*,"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p' "$1"; }
+near() {
+    paste <(losses "$1" | tr ' ' '\n') <(losses "$2" | tr ' ' '\n') |
+    awk -v within="$3" '{ d = $1 - $2; rows++; if (!(d <= within * $1 && -d <= within * $1)) { print "# number " rows ": " $1 " and " $2; bad = 1 } }
+         END { if (rows != 10) print "# " rows " numbers"; exit bad || rows != 10 }'
+}
+same() { losses "$1" >"$dir/one"; losses "$2" >"$dir/two"; [ "$(wc -w <"$dir/one")" -eq 10 ] && cmp -s "$dir/one" "$dir/two"; }
+# placed RANKS NAME STREAMS OVERRIDES...: the numbers of the first run with so many ranks. On one device ranks go through the host.
+placed() { train "$1" "$3" "$dir/log" "${@:4}"; check "$1 ranks, $wire, ${3:-early} streams, $2" same "$dir/ranks$1" "$dir/log"; }
+host() { unset SPW_EMULATE_DEVICES; wire="by host"; }
+nccl() { export SPW_EMULATE_DEVICES=4; wire="by nccl"; }
+nvme="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
+all_nvme=(--set zero_optimization.offload_param="$nvme" --set zero_optimization.offload_optimizer="$nvme")
+on_device=(--set zero_optimization.offload_param.device=none --set zero_optimization.offload_optimizer.device=none)
+# Bytes between host and device in a step of rank 0.
+crossed() { sed -n 's/.*"step":[0-9]*,.*"h2d":\([0-9]*\),"d2h":\([0-9]*\).*/\1 \2/p' "$1" | sort -u | tr '\n' ';'; }
+train 1 "" "$dir/ranks1"
+for ranks in 2 3; do
+    host
+    train $ranks "" "$dir/ranks$ranks"
+    check "$ranks ranks have the losses of one" near "$dir/ranks1" "$dir/ranks$ranks" 1e-5
+    check "and say that they share a GPU" test "$(grep -c "warning: $ranks ranks of this host share 1 GPU: " "$dir/out")" -eq 1
+    train $ranks "" "$dir/log" --set spillway.device=cpu
+    check "$ranks ranks have the losses of the cpu device" near "$dir/log" "$dir/ranks$ranks" 1e-4
+    placed $ranks "everything on nvme, small pieces, random delays" late "${all_nvme[@]}" --set spillway.chaos_seed=$ranks
+    placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000
+    placed $ranks "state on the device, stage $((6 - 2 * ranks))" late "${on_device[@]}" --set zero_optimization.stage=$((6 - 2 * ranks)) \
+        --set spillway.chaos_seed=6
+    nccl
+    placed $ranks "in host memory" "" --set spillway.collectives=nccl
+    check "and nobody shares" test "$(grep -c warning: "$dir/out")" -eq 0
+    placed $ranks "everything on nvme, small pieces, random delays" late "${all_nvme[@]}" --set spillway.chaos_seed=$ranks
+    placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000 --set spillway.chaos_seed=7
+    placed $ranks "stage 2" late --set zero_optimization.stage=2 --set zero_optimization.offload_param.device=none
+    placed $ranks "state on the device, stage 1, no prefetching" "" "${on_device[@]}" --set zero_optimization.stage=1 --set spillway.prefetch=false
+    placed $ranks "state on the device, stage $((9 - 3 * ranks))" late "${on_device[@]}" --set zero_optimization.stage=$((9 - 3 * ranks)) \
+        --set spillway.chaos_seed=9
+    check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
+done
+host
+train 2 "" "$dir/ranks2" --set spillway.micro_batches_per_pass=2
+placed 2 "passes added up in host memory" late --set spillway.micro_batches_per_pass=2 --set spillway.chaos_seed=4
+nccl
+placed 2 "passes added up in host memory" late --set spillway.micro_batches_per_pass=2 --set spillway.chaos_seed=4
+train 2 "" "$dir/ranks2" --set communication_data_type=bf16
+placed 2 "gradients in bf16 between ranks, stage 0, small pieces" late "${on_device[@]}" --set zero_optimization.stage=0 \
+    --set communication_data_type=bf16 --set spillway.chaos_seed=5
+host
+placed 2 "gradients in bf16 between ranks, stage 0" late "${on_device[@]}" --set zero_optimization.stage=0 --set communication_data_type=bf16
+train 2 "" "$dir/log" --set communication_data_type=bf16 --set spillway.device=cpu
+check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-4
+
+# bf16 is what a GPU computes in, and gathers.
+SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"
+sed -i 's/"grad_norm":[^,]*/"grad_norm":1/' "$dir/ranks1" "$dir/bf16"
+check "2 ranks in bf16 have losses near them" near "$dir/ranks1" "$dir/bf16" 5e-3
+
+# A checkpoint of two ranks, all on the device, goes on with three, and theirs with one on the cpu device.
+train 2 late "$dir/log" "${on_device[@]}" --set spillway.checkpoint_dir="$dir/ck" --set spillway.steps=2 &&
+    train 3 "" "$dir/log2" --resume "$dir/ck" --set spillway.checkpoint_dir="$dir/ck" --set spillway.steps=3 --set spillway.eval_interval=0 &&
+    train 1 "" "$dir/log3" --resume "$dir/ck" --set spillway.checkpoint_dir="$dir/ck" --set spillway.device=cpu
+cat "$dir/log" "$dir/log2" "$dir/log3" | sed 's/"grad_norm":[^,]*/"grad_norm":1/' >"$dir/legs"
+check "checkpoints go from ranks to ranks and from device to device" near "$dir/ranks1" "$dir/legs" 1e-4
+
+# What cannot be linked is said by name.
+refuse() { name=$1 text=$2; shift 2; "$@"; check "$name" grep -qF -- "$text" "$dir/out"; }
+refuse "one GPU for two ranks is no link" "spillway.collectives nccl: ranks 0 and 1 share a GPU" train 2 "" "$dir/log" --set spillway.collectives=nccl
+nccl
+SPW_NCCL=$dir/none refuse "without NCCL there is none" "spillway.collectives nccl: rank 0: no libnccl.so.2" train 2 "" "$dir/log" --set spillway.collectives=nccl
+SPW_EMULATE_NCCL_FAIL=1:9 refuse "an operation that fails is named" "rank 1 gave up: NCCL, rank 1 of 3, all_gather: emulated system error" train 3 "" "$dir/log"
+check "to all ranks" test "$(grep -cE "^spillway: rank [012]: .*NCCL, rank 1 of 3" "$dir/out")" -eq 3
+
+# One of them dies while the others wait for it.
+for wire in host nccl; do
+    $wire
+    rm -f "$dir/log4"
+    timeout -s KILL 100 "$spw" train "$dir/gpt2.json" -n 3 --quiet --set spillway.steps=100000 --set spillway.run_log="$dir/log4" >"$dir/out" 2>&1 &
+    main=$!
+    for i in $(seq 200); do sleep 0.05; grep -q '"step":3,' "$dir/log4" 2>/dev/null && break; done
+    victim=$(pgrep -f "$dir/gpt2.json" | while read -r p; do tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx RANK=1 && echo "$p"; done | head -n 1)
+    begin=$(date +%s)
+    kill -9 "$victim"
+    wait $main
+    check "after a kill the run fails, $wire" test $? -ne 0
+    check "soon" test $(($(date +%s) - begin)) -le 20
+    check "and says who is missing" grep -qE 'rank [02]: .*rank 1.*(ended|gone|died)' "$dir/out"
+done
+left() { # shared memory of processes that have ended; others may be at work
+    for f in /dev/shm/spw-nccl-*; do
+        pid=${f#*nccl-} pid=${pid%-*}
+        [ -e "$f" ] && ! kill -0 "$pid" 2>/dev/null && ! echo "$before" | grep -qx "$f" && echo "$f"
+    done
+}
+check "no shared memory is left" test -z "$(left)"
+echo "1..$n"
