@@ -8,6 +8,7 @@
 #include "spw_comm.h"
 #include "spw_gpu.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -944,11 +945,24 @@ test_environment(void **state)
 /* Of the sanitizer, where there is one: at exit MPI has unloaded parts of itself, and their leaks have no name any more. */
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
+/* The last thing that a rank under MPI does: says whether it has left MPI as one should. */
+static void
+say_finalized(void)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "MPI_Finalized");
+    int (*finalized)(int *) = NULL;
+    int ended = 0;
+    memcpy(&finalized, &symbol, sizeof finalized);
+    if (finalized != NULL && finalized(&ended) == 0 && ended)
+        printf("# finalized\n");
+}
+
 /* One rank of a world that somebody else started. */
 static int
 main_as_rank(void)
 {
     static const int variants[] = {0, 1};
+    (void)atexit(say_finalized); /* before MPI is loaded: what is said first runs last */
     if (getenv("RANK") == NULL)
         setenv("RANK", getenv("OMPI_COMM_WORLD_RANK") != NULL ? getenv("OMPI_COMM_WORLD_RANK") : "?", 1);
     for (size_t i = 0; i < 2; i++)
