@@ -40,7 +40,13 @@ enum {
     RING_ENTRY_BYTES = 64 + 2 * 16 + 4, /* one submission, two completions, one index */
 };
 static const uint64_t MEMLOCK_PAUSE_NS = 1000000;    /* doubled with each try */
-static const uint64_t BUFFER_BYTES_MAX = 1ull << 30; /* the kernel's limit for one registered buffer */
+/*
+ * The region is registered in parts: only where all pages of a registered buffer are huge ones does the kernel see them as
+ * such, so one small page in it (the rest of a region at its end, or a huge page that was not to be had) would cut every
+ * transfer of that buffer into pieces of 4 KiB, of which a disk takes a few hundred to a request.
+ */
+static const uint64_t BUFFER_BYTES_MIN = 64ull << 20, HUGE_BYTES = 2ull << 20;
+enum { BUFFERS_WANTED = 8192 }; /* the kernel's limit is twice that, and 1 GiB for each */
 static const unsigned SQPOLL_IDLE_MS = 20;           /* then the kernel's thread sleeps until it is woken */
 static bool iopoll_pretend;
 
@@ -60,6 +66,8 @@ typedef struct uring_backend {
     bool files_registered;
     int slots[SLOT_COUNT]; /* descriptors, as registered; -1: free */
     uint64_t fixed_bytes;  /* 0: not registered */
+    uint64_t whole_bytes;  /* of the region, in huge pages; what is left is the last buffer */
+    uint64_t buffer_bytes;
     struct iovec *iovecs;  /* the region, cut; kept because a rebuilt ring registers it again */
     uint32_t iovec_count;
     uint32_t inflight; /* pieces in the ring */
@@ -282,16 +290,21 @@ uring_create(void **out, const spw_aio_options *options, int wake_fd, spw_error 
     if (options->fixed != NULL) {
         uint64_t bytes = options->fixed->bytes;
         u->fixed = options->fixed;
-        u->iovec_count = (uint32_t)((bytes + BUFFER_BYTES_MAX - 1) / BUFFER_BYTES_MAX);
+        u->whole_bytes = bytes / HUGE_BYTES * HUGE_BYTES;
+        u->buffer_bytes = BUFFER_BYTES_MIN;
+        while (u->whole_bytes / u->buffer_bytes > BUFFERS_WANTED)
+            u->buffer_bytes *= 2;
+        u->iovec_count =
+            (uint32_t)((u->whole_bytes + u->buffer_bytes - 1) / u->buffer_bytes) + (bytes > u->whole_bytes);
         u->iovecs = spw_mem_calloc(u->iovec_count, sizeof *u->iovecs);
         if (u->iovecs == NULL) {
             st = SPW_RAISE(err, SPW_ENOMEM, "list of %u registered buffers", u->iovec_count);
             goto fail;
         }
-        for (uint32_t i = 0; i < u->iovec_count; i++) {
-            uint64_t at = i * BUFFER_BYTES_MAX, left = bytes - at;
+        for (uint64_t i = 0, at = 0; i < u->iovec_count; at += u->iovecs[i++].iov_len) {
+            uint64_t left = (at < u->whole_bytes ? u->whole_bytes : bytes) - at;
             u->iovecs[i].iov_base = (char *)u->fixed->base + at;
-            u->iovecs[i].iov_len = left < BUFFER_BYTES_MAX ? left : BUFFER_BYTES_MAX;
+            u->iovecs[i].iov_len = left < u->buffer_bytes ? left : u->buffer_bytes;
         }
     }
     rc = ring_init(u);
@@ -363,7 +376,11 @@ fixed_index(const uring_backend *u, const char *buf, uint64_t bytes)
     if (buf < base || (uint64_t)(buf - base) >= u->fixed_bytes || bytes > u->fixed_bytes - (uint64_t)(buf - base))
         return -1;
     at = (uint64_t)(buf - base);
-    return at / BUFFER_BYTES_MAX == (at + bytes - 1) / BUFFER_BYTES_MAX ? (int)(at / BUFFER_BYTES_MAX) : -1;
+    if (at >= u->whole_bytes)
+        return (int)u->iovec_count - 1;
+    return at / u->buffer_bytes == (at + bytes - 1) / u->buffer_bytes && at + bytes <= u->whole_bytes
+               ? (int)(at / u->buffer_bytes)
+               : -1;
 }
 
 /* Whole blocks only: the kernel polls for nothing else. */

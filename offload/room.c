@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+enum { HUGE_BYTES = 2 << 20 };
+
 static uint64_t
 compute_bytes_of(const spw_store_config *cfg)
 {
@@ -111,13 +113,16 @@ spw_store_table_bytes(const spw_store_config *cfg)
            (cfg->file_count > 0 ? spw_aio_bounce_bytes(&cfg->aio) : 0);
 }
 
-/* The gradients' memory, from s->grads to end, in record slots. */
+/* The gradients' memory, from s->grads to end, in record slots. What lies on small pages would be slow to read and write. */
 static void
 lay_loans(spw_store *s, const char *end)
 {
+    const char *whole = (char *)s->host.base + s->host.bytes / HUGE_BYTES * HUGE_BYTES;
     uint64_t most = (uint64_t)LOANS_PER_CHUNK * s->chunk_count;
     if (s->slot_record_bytes == 0 || s->grads == NULL)
         return;
+    if (whole > s->grads && end > whole)
+        end = whole;
     s->loan_count = (uint32_t)((uint64_t)(end - s->grads) / s->slot_record_bytes);
     if (s->loan_count > most)
         s->loan_count = (uint32_t)most;
@@ -163,6 +168,15 @@ spw__store_carve(spw_store *s, spw_error *err)
     s->slot_record_bytes = page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
     s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        if (u->plan.trainable)
+            u->grad = spw_carve_take(u->on_device ? &device : &host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
+        if (s->grads == NULL && !u->on_device)
+            s->grads = u->grad;
+    }
+    lay_loans(s, host.base + host.used);
+    /* What never meets a disk comes last, where the rest of a huge page is small ones. */
     s->stage_weights = spw_carve_take(&host, largest_staged(cfg, false));
     s->stage_record = spw_carve_take(&host, largest_staged(cfg, true));
     s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
@@ -190,14 +204,6 @@ spw__store_carve(spw_store *s, spw_error *err)
             }
         }
     }
-    for (uint32_t i = 0; i < s->unit_count; i++) {
-        unit *u = &s->units[i];
-        if (u->plan.trainable)
-            u->grad = spw_carve_take(u->on_device ? &device : &host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
-        if (s->grads == NULL && !u->on_device)
-            s->grads = u->grad;
-    }
-    lay_loans(s, host.base + host.used);
     if (s->any_nvme) {
         char job[64];
         snprintf(job, sizeof job, "%ld-%llx", (long)getpid(), (unsigned long long)spw_now_ns());

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -328,6 +329,90 @@ test_registered_region(void **state)
     spw_aio_destroy(aio);
     spw_region_unmap(&region);
     free(other);
+}
+
+/* Reads that the device of a file has done since boot; -1: it is not listed. */
+static long long
+device_reads(int fd)
+{
+    char line[512];
+    long long found = -1;
+    struct stat sb;
+    FILE *f = fopen("/proc/diskstats", "re");
+    assert_int_equal(fstat(fd, &sb), 0);
+    while (f != NULL && found < 0 && fgets(line, sizeof line, f) != NULL) {
+        unsigned a, b;
+        long long reads;
+        if (sscanf(line, "%u %u %*s %lld", &a, &b, &reads) == 3 && a == major(sb.st_dev) && b == minor(sb.st_dev))
+            found = reads;
+    }
+    if (f != NULL)
+        fclose(f);
+    return found;
+}
+
+/* How much of the mapping at base lies on huge pages. */
+static uint64_t
+huge_bytes(const void *base)
+{
+    char line[512], start[32];
+    uint64_t kib = 0;
+    bool inside = false;
+    FILE *f = fopen("/proc/self/smaps", "re");
+    snprintf(start, sizeof start, "%lx-", (unsigned long)(uintptr_t)base);
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        unsigned long long n;
+        if (sscanf(line, "AnonHugePages: %llu", &n) == 1)
+            kib += inside ? n : 0;
+        else if (strchr(line, '-') != NULL && strstr(line, "kB") == NULL)
+            inside = strncmp(line, start, strlen(start)) == 0;
+    }
+    if (f != NULL)
+        fclose(f);
+    return kib * KIB;
+}
+
+/*
+ * A region whose end is not a huge page: blocks in its huge pages reach the disk whole. When one small page makes the kernel
+ * see all of them as such, a disk that takes 254 pieces of memory at once gets two requests for each block of 1 MiB.
+ */
+static void
+test_whole_requests(void **state)
+{
+    enum { MIB = 1024 * KIB, REGION = 66 * MIB + 12 * KIB, FILE_BYTES = 32 * MIB, TRIES = 10 };
+    world *w = aio_test_world_or_skip(state);
+    spw_region region = {0};
+    spw_aio *aio = NULL;
+    long long least = INT64_MAX;
+    spw_error err = {0};
+    assert_int_equal(spw_region_map(&region, REGION, 0, &err), SPW_OK);
+    memset(region.base, 1, region.bytes);
+    spw_aio_options options = {.backend = w->backend, .block_bytes = MIB, .probe_dir = w->dir, .fixed = &region};
+    assert_int_equal(spw_aio_create(&aio, &options, &err), SPW_OK);
+    spw_aio_file *file = aio_test_file_open(aio, w, "whole", 0);
+    char *base = region.base;
+    aio_test_pattern_fill((unsigned char *)base, FILE_BYTES, 5);
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_WRITE, base, FILE_BYTES, 0), SPW_OK);
+    for (int try = 0; try < TRIES; try++) { /* others may read too */
+        long long before = device_reads(spw_aio_file_fd(file));
+        /* over the border of two registered buffers */
+        assert_int_equal(
+            aio_test_transfer(aio, file, SPW_AIO_READ, base + REGION - 12 * KIB - FILE_BYTES, FILE_BYTES, 0), SPW_OK);
+        long long reads = device_reads(spw_aio_file_fd(file)) - before;
+        least = before >= 0 && reads < least ? reads : least;
+        assert_memory_equal(base, base + REGION - 12 * KIB - FILE_BYTES, FILE_BYTES);
+    }
+    bool huge = huge_bytes(base) >= 64 * MIB;
+    bool listed = least < INT64_MAX && spw_aio_file_direct(file);
+    /* and up to the last byte, which is in the last buffer */
+    assert_int_equal(aio_test_transfer(aio, file, SPW_AIO_READ, base + REGION - 20 * KIB, 20 * KIB, 4096), SPW_OK);
+    assert_memory_equal(base + 4096, base + REGION - 20 * KIB, 20 * KIB);
+    spw_aio_destroy(aio);
+    spw_region_unmap(&region);
+    if (!huge || !listed)
+        skip(); /* no huge pages were to be had, or no disk counts the reads */
+    print_message("# %lld requests for %d blocks\n", least, FILE_BYTES / MIB);
+    assert_in_range(least, 1, FILE_BYTES / MIB * 5 / 4);
 }
 
 /* ---------------------------------------------------------------- failures */
@@ -939,6 +1024,7 @@ main(void)
         ON_EACH_BACKEND(test_many_against_small_queue),
         ON_EACH_BACKEND(test_beyond_2_gib),
         ON_EACH_BACKEND(test_registered_region),
+        ON_EACH_BACKEND(test_whole_requests),
         ON_EACH_BACKEND(test_short_and_again),
         ON_EACH_BACKEND(test_eagain_for_ever),
         ON_EACH_BACKEND(test_io_error),
