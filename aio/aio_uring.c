@@ -39,15 +39,15 @@ enum {
     CQE_BATCH = 64,
     RING_ENTRY_BYTES = 64 + 2 * 16 + 4, /* one submission, two completions, one index */
 };
-static const uint64_t MEMLOCK_PAUSE_NS = 1000000;    /* doubled with each try */
+static const uint64_t MEMLOCK_PAUSE_NS = 1000000; /* doubled with each try */
 /*
  * The region is registered in parts: only where all pages of a registered buffer are huge ones does the kernel see them as
  * such, so one small page in it (the rest of a region at its end, or a huge page that was not to be had) would cut every
  * transfer of that buffer into pieces of 4 KiB, of which a disk takes a few hundred to a request.
  */
 static const uint64_t BUFFER_BYTES_MIN = 64ull << 20, HUGE_BYTES = 2ull << 20;
-enum { BUFFERS_WANTED = 8192 }; /* the kernel's limit is twice that, and 1 GiB for each */
-static const unsigned SQPOLL_IDLE_MS = 20;           /* then the kernel's thread sleeps until it is woken */
+enum { BUFFERS_WANTED = 8192 };            /* the kernel's limit is twice that, and 1 GiB for each */
+static const unsigned SQPOLL_IDLE_MS = 20; /* then the kernel's thread sleeps until it is woken */
 static bool iopoll_pretend;
 
 typedef struct uring_backend {
@@ -68,7 +68,7 @@ typedef struct uring_backend {
     uint64_t fixed_bytes;  /* 0: not registered */
     uint64_t whole_bytes;  /* of the region, in huge pages; what is left is the last buffer */
     uint64_t buffer_bytes;
-    struct iovec *iovecs;  /* the region, cut; kept because a rebuilt ring registers it again */
+    struct iovec *iovecs; /* the region, cut; kept because a rebuilt ring registers it again */
     uint32_t iovec_count;
     uint32_t inflight; /* pieces in the ring */
     uint32_t queued;   /* entries that no enter has handed over */

@@ -170,13 +170,14 @@ spw_status spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error
 /*
  * Every result is the same from run to run, whatever the thread count: work is cut by shape, not by threads.
  * ACCUMULATE flags say whether an input gradient is added to what is there or written. Parameter gradients (dw, db, dg)
- * are always added to. An input gradient that is NULL is not computed.
+ * are added to, but for dw with SPW_OP_SET_DW. An input gradient that is NULL is not computed.
  */
 enum {
     SPW_OP_W_IN_OUT = 1, /* linear: w is (K, N), y = x w; default (N, K), y = x w^T */
     SPW_OP_ACC_DX = 2,   /* dx (or da, dgate...) is added to */
     SPW_OP_ACC_DX2 = 4,  /* the second input's gradient (db, dup) is added to */
     SPW_OP_BY_ROW = 8,   /* linear: a row of y has the same bits whatever M is; for a few rows at a time */
+    SPW_OP_SET_DW = 16,  /* linear, head: dw is written, whatever was there: neither zeros nor another reading of it */
 };
 
 void spw_gpu_zero(spw_gpu_queue *q, void *p, uint64_t bytes);
@@ -273,7 +274,7 @@ void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p
  * Linear head and cross-entropy, chunked over rows so that at most rows_per_chunk x V logits exist.
  *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, V) act
  *   losses (M) fp32 out: -log p(target), 0 where there is no target
- *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to: gradients of grad_scale * sum(losses); dx NULL: loss only
+ *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to (or SET_DW): gradients of grad_scale * sum(losses); dx NULL: loss only
  */
 void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                                   const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,

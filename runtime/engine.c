@@ -303,6 +303,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
+    e->grad_begun = spw_mem_calloc(e->model->param_count, sizeof *e->grad_begun);
     e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
     e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
@@ -312,7 +313,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) || !e->activation_places || !e->notes ||
         !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
-        !e->generations || !e->future)
+        !e->grad_begun || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
@@ -408,6 +409,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);
+    spw_mem_free(e->grad_begun);
     spw_mem_free(e->ranges);
     spw_mem_free(e->range_first);
     spw_mem_free(e->device_ranges);

@@ -97,6 +97,7 @@ struct spw_engine {
     uint64_t *unit_partial; /* where a unit's partials start */
     uint32_t *chain, chain_count;
     int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
+    bool *grad_begun;              /* of a parameter: something of this pass is in its gradient */
     uint64_t *generations;
     spw_trace traces[MODE_COUNT];
     spw_store_use *future; /* (future_max); between ranks as many more for the store */

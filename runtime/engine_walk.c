@@ -91,7 +91,8 @@ spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, s
             j++;
         params[k] = spw_tape_param(
             e->tape, run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
-            run->grads[j] == NULL ? NULL : run->grads[j] + at->first, p->rows, p->cols);
+            run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]], p->rows,
+            p->cols);
     }
     return b->forward(&call, x);
 }
@@ -347,7 +348,33 @@ buffer_of(spw_engine *e, uint32_t unit_idx)
     return NULL;
 }
 
-/* A free buffer for the unit, zeroed or, in a later group, holding what earlier groups added up. */
+/*
+ * Makes ready for a unit's gradient, or, once all blocks that use it had their turn (over), fills in what nobody wrote. A matrix is
+ * not zeroed before: what is computed first is written there.
+ */
+static void
+clear_grad(spw_engine *e, uint32_t unit_idx, float *data, bool over)
+{
+    uint64_t at = 0, elems = spw__grad_elems(e, unit_idx);
+    if (!over && e->config.run.chaos_seed != 0 && e->host_addressable)
+        memset(data, 0xff, elems * sizeof(float));
+    for (uint32_t p = 0; p < e->model->param_count; p++) {
+        const spw_place *place = &e->layout.places[p];
+        bool matrix = e->model->params[p].rows > 1 && e->model->params[p].cols > 1;
+        if (place->unit_idx != unit_idx)
+            continue;
+        if (over && !e->grad_begun[p])
+            spw_gpu_zero(e->compute, data + place->first, place->elems * sizeof(float));
+        if (!over && matrix && place->first > at)
+            spw_gpu_zero(e->compute, data + at, (place->first - at) * sizeof(float));
+        at = matrix ? place->first + place->elems : at;
+        e->grad_begun[p] = over || !matrix;
+    }
+    if (!over && at < elems)
+        spw_gpu_zero(e->compute, data + at, (elems - at) * sizeof(float));
+}
+
+/* A free buffer for the unit, cleared or, in a later group, holding what earlier groups added up. */
 static spw_status
 open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
 {
@@ -365,7 +392,7 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
     best->turn = ++e->buffer_turn;
     if (e->ranks != NULL) {
         SPW_TRY(spw__ranks_wait_free(e->ranks, best, err));
-        spw_gpu_zero(e->compute, best->data, elems * sizeof(float)); /* passes are added up by the sum over the ranks */
+        clear_grad(e, unit_idx, best->data, false); /* passes are added up by the sum over the ranks */
         return SPW_OK;
     }
     begin = spw_now_ns();
@@ -385,7 +412,7 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
                          elems);
         e->h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
     } else {
-        spw_gpu_zero(e->compute, best->data, elems * sizeof(float));
+        clear_grad(e, unit_idx, best->data, false);
     }
     return SPW_OK;
 }
@@ -404,6 +431,7 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
     uint64_t elems = e->layout.units[unit_idx].elems;
     double *sums = final_group ? e->partials + e->unit_partial[unit_idx] : NULL;
     spw_gpu_queue *out = e->d2h;
+    clear_grad(e, unit_idx, b->data, true);
     if (e->ranks != NULL) {
         b->unit_idx = UINT32_MAX;
         spw__ranks_send(e->ranks, unit_idx, b, later_group, final_group);

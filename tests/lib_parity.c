@@ -209,7 +209,7 @@ linear_of(const parity *p, uint64_t M, uint64_t N, uint64_t K, bool bias, unsign
                                 {ACT_OUT, M * N, 0, 0},
                                 {ACT, M * N, 0, 0},
                                 {flags & SPW_OP_ACC_DX ? ACT : ACT_OUT, M * K, 0, 0},
-                                {FP32, N * K, 0, 0},
+                                {flags & SPW_OP_SET_DW ? FP32_OUT : FP32, N * K, 0, 0},
                                 {FP32, N, 0, 0}},
                           .d = {M, N, K, bias},
                           .flags = flags,
@@ -223,9 +223,9 @@ parity_linear(const parity *p)
     static const uint64_t sizes[][3] = {{1, 1, 1},    {3, 7, 5},      {17, 33, 19},   {70, 66, 40},     {130, 3, 65},
                                         {8, 136, 72}, {64, 192, 768}, {333, 250, 84}, {1000, 768, 3072}};
     for (size_t i = 0; i < (p->large ? sizeof sizes / sizeof sizes[0] : 6); i++)
-        for (unsigned f = 0; f < 4; f++)
+        for (unsigned f = 0; f < 6; f++)
             linear_of(p, sizes[i][0], sizes[i][1], sizes[i][2], f != 1,
-                      (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0));
+                      (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0));
 }
 
 void
@@ -460,18 +460,18 @@ parity_loss(const parity *p)
     static const uint64_t sizes[][4] = {{1, 2, 1, 1},      {5, 61, 16, 2},  {9, 17, 33, 4},
                                         {40, 104, 24, 40}, {2, 1500, 8, 2}, {600, 50257, 768, 256}};
     for (size_t i = 0; i < (p->large ? 6 : 5); i++)
-        for (unsigned f = 0; f < 4; f++) {
+        for (unsigned f = 0; f < 5; f++) {
             const uint64_t *d = sizes[i];
             examine(p, &(subject){.name = "loss",
                                   .a = {{ACT, d[0] * d[2], 0, 0},
                                         {ACT, d[1] * d[2], 0, 0},
                                         {FP32_OUT, d[0], 0, 0},
                                         {f & 1 || f == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
-                                        {FP32, d[1] * d[2], 0, 0},
+                                        {f == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
                                         {INT, d[0], d[1] + 1, -1},
                                         {FP32_OUT, d[3] * d[1], 0, 0}},
                                   .d = {d[0], d[1], d[2], d[3], f != 2, f != 3},
-                                  .flags = f & 1 ? SPW_OP_ACC_DX : 0,
+                                  .flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f == 4 ? SPW_OP_SET_DW : 0),
                                   .slack = 5,
                                   .run = run_loss});
         }

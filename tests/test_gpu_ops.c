@@ -148,6 +148,8 @@ static void
 linear_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
+    if (s->flags & SPW_OP_SET_DW)
+        memset(g[1], 0xff, s->n[1] * sizeof(float)); /* not to be looked at */
     spw_gpu_linear_backward(q, g[0], g[1], g[2], dout, in[0], in[1], s->d[0], s->d[1], s->d[2], s->flags);
 }
 
@@ -158,9 +160,9 @@ test_linear(void **state)
     static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 7, 5}, {17, 33, 19}, {1, 130, 40}, {130, 3, 65}, {64, 70, 260}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        for (unsigned f = 0; f < 4; f++) {
+        for (unsigned f = 0; f < 6; f++) {
             uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
-            unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0);
+            unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0);
             examine(&(subject){
                 "linear", 3, {M * K, N * K, N}, M * N, {M, N, K}, flags, linear_ref, linear_fwd, linear_bwd});
         }

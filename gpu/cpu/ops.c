@@ -242,12 +242,13 @@ spw__cpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const 
                          uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
     bool in_out = flags & SPW_OP_W_IN_OUT;
+    float before = flags & SPW_OP_SET_DW ? 0.0f : 1.0f;
     if (db != NULL)
         run(q, &(args){.fout = db, .a = dy, .rows = M, .cols = N}, N, COL_GRAIN, column_sum_part);
     if (dw != NULL && in_out)
-        spw__cpu_gemm(q, true, false, K, N, M, x, K, dy, N, 1.0f, dw, N);
+        spw__cpu_gemm(q, true, false, K, N, M, x, K, dy, N, before, dw, N);
     else if (dw != NULL)
-        spw__cpu_gemm(q, true, false, N, K, M, dy, N, x, K, 1.0f, dw, K);
+        spw__cpu_gemm(q, true, false, N, K, M, dy, N, x, K, before, dw, K);
     if (dx != NULL)
         spw__cpu_gemm(q, false, in_out, M, K, N, dy, N, w, in_out ? N : K, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f, dx, K);
 }
@@ -468,7 +469,8 @@ spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *d
             spw__cpu_gemm(q, false, false, m, C, V, logits, V, w, C, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f,
                           (float *)dx + first * C, C);
         if (dw != NULL)
-            spw__cpu_gemm(q, true, false, V, C, m, logits, V, xs, C, 1.0f, dw, C);
+            spw__cpu_gemm(q, true, false, V, C, m, logits, V, xs, C,
+                          first == 0 && (flags & SPW_OP_SET_DW) ? 0.0f : 1.0f, dw, C);
     }
 }
 

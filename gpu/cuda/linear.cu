@@ -61,13 +61,13 @@ spw__cuda_linear_backward(spw_gpu_queue *queue, act *dx, float *dw, float *db, c
                           const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    bool in_out = (flags & SPW_OP_W_IN_OUT) != 0;
+    bool in_out = (flags & SPW_OP_W_IN_OUT) != 0, add = (flags & SPW_OP_SET_DW) == 0;
     if (db != NULL)
         spw__cuda_column_sums(q, db, dy, NULL, NULL, NULL, M, N);
     if (dw != NULL && in_out)
-        spw__cuda_gemm(q, true, false, K, N, M, x, dy, true, dw, true, NULL);
+        spw__cuda_gemm(q, true, false, K, N, M, x, dy, add, dw, true, NULL);
     else if (dw != NULL)
-        spw__cuda_gemm(q, true, false, N, K, M, dy, x, true, dw, true, NULL);
+        spw__cuda_gemm(q, true, false, N, K, M, dy, x, add, dw, true, NULL);
     if (dx != NULL)
         spw__cuda_gemm(q, false, in_out, M, K, N, dy, w, (flags & SPW_OP_ACC_DX) != 0, dx, false, NULL);
 }

@@ -244,6 +244,7 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
             spw__cuda_gemm(q, false, false, m, C, V, logits, w, (flags & SPW_OP_ACC_DX) != 0,
                            (char *)dx + first * C * elem_bytes, false, NULL);
         if (dw != NULL)
-            spw__cuda_gemm(q, true, false, V, C, m, logits, xs, true, dw, true, NULL);
+            spw__cuda_gemm(q, true, false, V, C, m, logits, xs, first > 0 || (flags & SPW_OP_SET_DW) == 0, dw, true,
+                           NULL);
     }
 }

@@ -21,7 +21,8 @@ extern "C" {
 typedef struct spw_value {
     act *data;
     act *grad;     /* activations: allocated when first written */
-    float *w_grad; /* parameters: fp32, added to; NULL: frozen */
+    float *w_grad; /* parameters: fp32; NULL: frozen */
+    bool *w_begun; /* something is in w_grad already, and more is added; NULL: it is */
     uint64_t rows, cols;
     bool needs_grad, grad_set, is_param;
 } spw_value;
@@ -58,9 +59,12 @@ void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64
                         bool by_row);
 /* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
 spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
-/* A value over memory of the caller's: an input (needs_grad), or a parameter (w_grad). */
+/*
+ * A value over memory of the caller's: an input (needs_grad), or a parameter. Its gradient is added to w_grad, or, where w_begun
+ * says false, written there first, whatever was in it; then w_begun is true.
+ */
 spw_value *spw_tape_input(spw_tape *tape, act *data, uint64_t rows, uint64_t cols, bool needs_grad);
-spw_value *spw_tape_param(spw_tape *tape, const act *data, float *w_grad, uint64_t rows, uint64_t cols);
+spw_value *spw_tape_param(spw_tape *tape, const act *data, float *w_grad, bool *w_begun, uint64_t rows, uint64_t cols);
 /* Runs backward from `out`, whose grad was set by the caller (or by a loss); fills the grads of inputs and parameters. */
 void spw_tape_backward(spw_tape *tape, spw_value *out);
 

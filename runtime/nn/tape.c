@@ -197,11 +197,12 @@ spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_
 }
 
 spw_value *
-spw_tape_param(spw_tape *t, const act *data, float *w_grad, uint64_t rows, uint64_t cols)
+spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint64_t rows, uint64_t cols)
 {
     spw_value *v = new_value(t, rows, cols, data != NULL ? (act *)(uintptr_t)data : (void *)(uintptr_t)256);
     if (v != NULL) {
         v->w_grad = w_grad;
+        v->w_begun = w_begun;
         v->needs_grad = false;
         v->is_param = true;
     }
@@ -475,6 +476,25 @@ grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
     return v->grad;
 }
 
+/* True once, for the first gradient of a parameter: nothing is there yet to which it could be added. */
+static bool
+begins(const spw_tape *t, spw_value *w)
+{
+    if (t->dry || w == NULL || w->w_grad == NULL || w->w_begun == NULL || *w->w_begun)
+        return false;
+    *w->w_begun = true;
+    return true;
+}
+
+/* The gradient of a parameter for an operation that only adds; NULL: nobody wants it. */
+static float *
+sum_of(spw_tape *t, spw_value *w)
+{
+    if (begins(t, w))
+        spw_gpu_zero(t->queue, w->w_grad, w->rows * w->cols * sizeof(float));
+    return w == NULL ? NULL : w->w_grad;
+}
+
 spw_value *
 spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk)
 {
@@ -489,6 +509,8 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     y = new_value(t, 1, 1, NULL);
     logits = take(t, rows_per_chunk * w->rows * t->act_bytes);
     dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
+    if (t->record && begins(t, w))
+        flags |= SPW_OP_SET_DW;
     if (y == NULL || logits == NULL || t->kept || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
         return fail(t);
     if (!t->dry)
@@ -499,12 +521,6 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
 }
 
 /* ---------------------------------------------------------------- backward */
-
-static float *
-param_grad(const spw_value *v)
-{
-    return v == NULL ? NULL : v->w_grad;
-}
 
 static void
 pass_through(spw_tape *t, spw_value *to, const spw_value *from)
@@ -542,28 +558,30 @@ backward_op(spw_tape *t, op *o)
         spw_value *w = o->param[0];
         uint64_t K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (begins(t, w))
+            flags |= SPW_OP_SET_DW;
         if (!t->dry)
-            spw_gpu_linear_backward(q, dx, w->w_grad, param_grad(o->param[1]), y->grad, x->data, w->data, x->rows,
+            spw_gpu_linear_backward(q, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, w->data, x->rows,
                                     y->cols, K, flags);
         return;
     }
     case T_EMBEDDING: {
         spw_value *table = o->param[0];
         if (!t->dry && table->w_grad != NULL)
-            spw_gpu_embedding_backward(q, table->w_grad, y->grad, o->ids, y->rows, table->rows, table->cols);
+            spw_gpu_embedding_backward(q, sum_of(t, table), y->grad, o->ids, y->rows, table->rows, table->cols);
         share_grad(x, y);
         return;
     }
     case T_LAYERNORM:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry)
-            spw_gpu_layernorm_backward(q, dx, o->param[0]->w_grad, o->param[1]->w_grad, y->grad, x->data,
+            spw_gpu_layernorm_backward(q, dx, sum_of(t, o->param[0]), sum_of(t, o->param[1]), y->grad, x->data,
                                        o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols, flags);
         return;
     case T_RMSNORM:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, o->param[0]->w_grad, y->grad, x->data, o->param[0]->data, o->saved[0],
+            spw_gpu_rmsnorm_backward(q, dx, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, o->saved[0],
                                      x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols, flags);
         return;
     case T_ROPE:
