@@ -197,10 +197,22 @@ finish_request(spw_store *s, spw_aio_request *req)
 }
 
 /*
- * Records on their way out, in chunks: enough to keep a disk busy, and few while updates read, because somebody waits for
- * those; what is held back can still be put in order.
+ * Records on their way out, in chunks: enough to keep a disk busy, and few while updates read. What is held back can still be put
+ * in order. Once all gradients are there, the next forward pass waits for those reads, and a disk that does both does
+ * neither as fast: then records go out only to make room for the next reads, and the rest beside the backward pass.
  */
 enum { WRITES_MAX = 8, WRITES_BESIDE_READS = 2, READS_ENOUGH = 4 };
+enum { FORWARD_FOR_ROOM = 3, FORWARD_BESIDE_READS = 1, FORWARD_READS_ENOUGH = 2 };
+
+static uint32_t
+writes_now(const spw_store *s)
+{
+    if (s->backward)
+        return s->update_reads >= READS_ENOUGH ? WRITES_BESIDE_READS : WRITES_MAX;
+    if (s->update_reads < FORWARD_READS_ENOUGH)
+        return s->out_of_slots ? FORWARD_FOR_ROOM : WRITES_MAX;
+    return s->out_of_slots ? FORWARD_BESIDE_READS : 0;
+}
 
 /* Whose memory is needed first: what a gradient waits for, then high loans, where a backward pass begins. */
 static uint32_t
@@ -214,7 +226,7 @@ write_rank(const spw_store *s, const chunk *c)
 static void
 schedule_writes(spw_store *s)
 {
-    uint32_t most = s->update_reads >= READS_ENOUGH ? WRITES_BESIDE_READS : WRITES_MAX;
+    uint32_t most = writes_now(s);
     for (;;) {
         chunk **best = NULL, *c;
         for (chunk **at = &s->dirty_head; (c = *at) != NULL;) {
@@ -626,11 +638,14 @@ static void
 schedule_updates(spw_store *s)
 {
     bool may_load = true;
+    s->out_of_slots = s->backward = false;
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
+        s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
         if (u->op == OP_NONE || (s->gate_open && !op_may_run(s, u)))
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;
+        s->out_of_slots = s->out_of_slots || (!may_load && op_may_run(s, u));
     }
 }
 

@@ -130,6 +130,8 @@ struct spw_store {
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
+    bool out_of_slots;                    /* an update that may run has no memory for its next record */
+    bool backward;                        /* a gradient of this step is still to come */
     spw_store_fn sweep_fn;
     void *sweep_ctx;
     spw_store_fn snap_fn; /* NULL: no snapshot is under way */

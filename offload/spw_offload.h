@@ -203,10 +203,12 @@ void spw_store_release(spw_store *store, uint32_t unit_idx, spw_gpu_queue *reade
  * Host buffer (unit elems, grad_dtype) for the unit's reduced gradient: the caller's from spw_store_grad_open to
  * spw_store_grad_ready, and readable until step_go. The update consumes it: afterwards records pass through its memory, and open
  * waits until the last of them is on nvme. Open again before the update (more micro-batches, a skipped step): no change.
- * Of a unit on a device that the host cannot address it is device memory.
+ * Of a unit on a device that the host cannot address it is device memory. Ask is for whoever is about to make a gradient: what lies in
+ * its memory leaves before other records. True: nothing is there any more, open will not wait. Ask never waits; any thread.
  */
 void *spw_store_grad(spw_store *store, uint32_t unit_idx);
 bool spw_store_grad_on_device(const spw_store *store, uint32_t unit_idx);
+bool spw_store_grad_ask(spw_store *store, uint32_t unit_idx);
 spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *err);
 /*
  * A step: begin (records may be read ahead) -> grad_ready per unit -> go (updates may run; may come first) -> the units

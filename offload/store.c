@@ -463,6 +463,20 @@ in_the_way(spw_store *s, const unit *u)
     return found;
 }
 
+bool
+spw_store_grad_ask(spw_store *s, uint32_t unit_idx)
+{
+    const unit *u = &s->units[unit_idx];
+    bool free;
+    pthread_mutex_lock(&s->lock);
+    hold_unit_grad(s, u);
+    free = in_the_way(s, u) == NULL;
+    if (!free)
+        spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+    return free;
+}
+
 spw_status
 spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
 {

@@ -158,6 +158,7 @@ take_memory(spw_engine *e, spw_error *err)
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         e->buffers[i].data = spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
+        SPW_TRY(spw_gpu_event_create(&e->buffers[i].made, e->gpu, err));
     }
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -387,8 +388,10 @@ spw_engine_destroy(spw_engine *e)
     spw_store_destroy(e->store);
     spw_act_destroy(e->act);
     spw_tape_destroy(e->tape);
-    for (uint32_t i = 0; i < e->buffer_count; i++)
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
         spw_gpu_event_destroy(e->buffers[i].sent);
+        spw_gpu_event_destroy(e->buffers[i].made);
+    }
     spw_gpu_event_destroy(e->passed);
     spw_gpu_queue_destroy(e->compute);
     if (ranks_read(e))

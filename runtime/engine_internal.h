@@ -14,6 +14,8 @@ typedef struct grad_buffer {
     uint32_t unit_idx;   /* UINT32_MAX: free */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the host */
+    spw_gpu_event *made; /* what is to be copied */
+    bool leaves, final;  /* it is to be copied; with all of the step's passes */
 } grad_buffer;
 
 typedef struct spw_ranks spw_ranks;

@@ -374,11 +374,60 @@ clear_grad(spw_engine *e, uint32_t unit_idx, float *data, bool over)
         spw_gpu_zero(e->compute, data + at, (elems - at) * sizeof(float));
 }
 
-/* A free buffer for the unit, cleared or, in a later group, holding what earlier groups added up. */
-static spw_status
-open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
+static void
+grad_arrived(void *arg)
 {
-    uint64_t elems = spw__grad_elems(e, unit_idx), begin;
+    grad_note *note = arg;
+    spw_store_grad_ready(note->store, note->unit_idx);
+}
+
+/* The buffer that waits longest for its copy to the store; NULL: none does. */
+static grad_buffer *
+leaving(spw_engine *e)
+{
+    grad_buffer *first = NULL;
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
+        grad_buffer *b = &e->buffers[i];
+        if (b->leaves && (first == NULL || b->turn < first->turn))
+            first = b;
+    }
+    return first;
+}
+
+/* Waits for the gradient's memory, if records are still there. */
+static spw_status
+ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
+{
+    uint32_t unit_idx = b->unit_idx;
+    uint64_t elems = e->layout.units[unit_idx].elems;
+    double *sums = b->final ? e->partials + e->unit_partial[unit_idx] : NULL;
+    spw_gpu_queue *out = e->d2h;
+    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
+    if (spw_store_grad_on_device(e->store, unit_idx)) { /* it stays there, and so does the order of compute */
+        out = e->compute;
+        spw_gpu_copy_d2d(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                         sums);
+    } else {
+        spw_gpu_event_wait(b->made, out);
+        spw_gpu_span_begin(out, "gradient");
+        spw_gpu_copy_d2h(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
+                         sums);
+        spw_gpu_span_end(out, unit_idx, copied_out, NULL);
+        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    }
+    spw_gpu_event_record(b->sent, out);
+    b->unit_idx = UINT32_MAX;
+    b->leaves = false;
+    if (b->final) {
+        e->notes[unit_idx] = (grad_note){e->store, unit_idx};
+        spw_gpu_queue_notify(out, grad_arrived, &e->notes[unit_idx]);
+    }
+    return SPW_OK;
+}
+
+static grad_buffer *
+free_buffer(spw_engine *e, uint64_t elems)
+{
     grad_buffer *best = NULL;
     for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
         grad_buffer *b = &e->buffers[i];
@@ -386,6 +435,27 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
             (best == NULL || b->elems < best->elems || (b->elems == best->elems && b->turn < best->turn)))
             best = b;
     }
+    return best;
+}
+
+/* Sends gradients on their way until a buffer for the unit's is free, or none is left to send. */
+static spw_status
+make_free(spw_engine *e, uint32_t unit_idx, spw_error *err)
+{
+    grad_buffer *b;
+    while (free_buffer(e, spw__grad_elems(e, unit_idx)) == NULL && (b = leaving(e)) != NULL)
+        SPW_TRY(ship_grad(e, b, err));
+    return SPW_OK;
+}
+
+/* A free buffer for the unit, cleared or, in a later group, holding what earlier groups added up. */
+static spw_status
+open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
+{
+    uint64_t elems = spw__grad_elems(e, unit_idx), begin;
+    grad_buffer *best;
+    SPW_TRY(make_free(e, unit_idx, err));
+    best = free_buffer(e, elems);
     if (best == NULL)
         return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
     best->unit_idx = unit_idx;
@@ -417,46 +487,22 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
     return SPW_OK;
 }
 
-static void
-grad_arrived(void *arg)
-{
-    grad_note *note = arg;
-    spw_store_grad_ready(note->store, note->unit_idx);
-}
-
 static spw_status
 send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
-    uint64_t elems = e->layout.units[unit_idx].elems;
-    double *sums = final_group ? e->partials + e->unit_partial[unit_idx] : NULL;
-    spw_gpu_queue *out = e->d2h;
     clear_grad(e, unit_idx, b->data, true);
     if (e->ranks != NULL) {
         b->unit_idx = UINT32_MAX;
         spw__ranks_send(e->ranks, unit_idx, b, later_group, final_group);
         return SPW_OK;
     }
-    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
-    if (spw_store_grad_on_device(e->store, unit_idx)) { /* it stays there, and so does the order of compute */
-        out = e->compute;
-        spw_gpu_copy_d2d(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
-                         sums);
-    } else {
-        spw_gpu_event_record(e->passed, e->compute);
-        spw_gpu_event_wait(e->passed, out);
-        spw_gpu_span_begin(out, "gradient");
-        spw_gpu_copy_d2h(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
-                         sums);
-        spw_gpu_span_end(out, unit_idx, copied_out, NULL);
-        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
-    }
-    spw_gpu_event_record(b->sent, out);
-    b->unit_idx = UINT32_MAX;
-    if (final_group) {
-        e->notes[unit_idx] = (grad_note){e->store, unit_idx};
-        spw_gpu_queue_notify(out, grad_arrived, &e->notes[unit_idx]);
-    }
+    spw_gpu_event_record(b->made, e->compute);
+    b->turn = ++e->buffer_turn;
+    b->leaves = true;
+    b->final = final_group;
+    while ((b = leaving(e)) != NULL && spw_store_grad_ask(e->store, b->unit_idx))
+        SPW_TRY(ship_grad(e, b, err));
     return SPW_OK;
 }
 
@@ -502,11 +548,17 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         computing timed;
         spw_status st;
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
-        timed = begin_compute(e, "backward");
         st = SPW_OK;
+        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) { /* a wait is none of compute's time */
+            if (e->layout.units[run.units[k]].trainable && e->last_use[run.units[k]] == (int32_t)c)
+                st = make_free(e, run.units[k], err);
+        }
+        timed = begin_compute(e, "backward");
         for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
             if (!e->layout.units[run.units[k]].trainable)
                 continue;
+            if (e->first_use[run.units[k]] == (int32_t)c)
+                spw_store_grad_ask(e->store, run.units[k]);
             if (e->last_use[run.units[k]] == (int32_t)c)
                 st = open_grad(e, run.units[k], later_group, err);
             if (st == SPW_OK)
@@ -523,5 +575,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         if (st != SPW_OK)
             return st;
     }
+    for (grad_buffer *b; (b = leaving(e)) != NULL;)
+        SPW_TRY(ship_grad(e, b, err));
     return SPW_OK;
 }

@@ -705,14 +705,14 @@ assert_close(const char *name, const char *what, double predicted, double measur
 
 /*
  * Steps from the third on move what the plan says; reads within read_within of what it says for one of the paces of updates:
- * which one that is depends on the machine. What moves at the moment when the window begins and ends, at most a step's
- * bytes, may fall to either side of it.
+ * which one that is depends on the machine. What moves at the moment when the window begins and ends may fall to
+ * either side of it: a step's bytes, on a busy machine part of the one before. test_traffic.sh holds the formula to 1 %.
  */
 static void
 beside_training(const char *name, const spw_config *c, double read_within)
 {
     enum { STEPS = 42, FIRST = 3 };
-    const double EDGE = 1.0 / (STEPS - FIRST);
+    const double EDGE = 2.0 / (STEPS - FIRST);
     static spw_plan p;
     spw_model *model = make_model();
     spw_engine *e = NULL;

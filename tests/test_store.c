@@ -141,21 +141,15 @@ note_update(void *ctx, uint32_t chunk_idx, void *weights, void *record, const vo
     return SPW_OK;
 }
 
-/*
- * Two units' records in host memory, two on nvme, of which some were read ahead: these give their slots back while the first
- * are updated, and not after all of them.
- */
+enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
+
+/* All units trainable, records of the first two in host memory, of the others on nvme, read ahead as far as slots go. */
 static void
-test_slots_take_turns(void **state)
+open_trainable(fixture *f, order *o, const char *const *path, spw_test_aio_schedule *faults)
 {
-    enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
-    fixture f;
-    order o = {0};
-    char dir[256];
-    const char *path = dir;
     spw_gpu_options gpu = {.name = "cpu", .thread_count = 1};
-    spw_store_config config = {.units = f.units,
-                               .chunks = f.chunks,
+    spw_store_config config = {.units = f->units,
+                               .chunks = f->chunks,
                                .unit_count = UNITS,
                                .chunk_count = UNITS * CHUNKS,
                                .weight_bytes = 4,
@@ -165,41 +159,54 @@ test_slots_take_turns(void **state)
                                .record_slot_count = SLOTS,
                                .device_cache_bytes = ELEMS * 4,
                                .worker_count = 1,
-                               .paths = &path,
+                               .paths = path,
                                .path_count = 1,
                                .update = note_update,
-                               .update_ctx = &o};
+                               .update_ctx = o,
+                               .aio_faults = faults};
     spw_store_stats stats;
-    uint32_t early = 0;
-    (void)state;
-    tiny_dir_make(dir);
-    memset(&f, 0, sizeof f);
+    memset(f, 0, sizeof *f);
+    memset(o, 0, sizeof *o);
     for (uint32_t u = 0; u < UNITS; u++) {
-        f.units[u] =
+        f->units[u] =
             (spw_store_unit){.chunk_first = u * CHUNKS, .chunk_count = CHUNKS, .elems = ELEMS, .trainable = true};
         for (uint32_t k = 0; k < CHUNKS; k++)
-            f.chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
-                                                         .first = k * 4096,
-                                                         .elems = 4096,
-                                                         .weight_tier = SPW_TIER_HOST,
-                                                         .record_tier = u < 2 ? SPW_TIER_HOST : SPW_TIER_NVME};
+            f->chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
+                                                          .first = k * 4096,
+                                                          .elems = 4096,
+                                                          .weight_tier = SPW_TIER_HOST,
+                                                          .record_tier = u < 2 ? SPW_TIER_HOST : SPW_TIER_NVME};
     }
-    assert_int_equal(spw_gpu_open(&f.gpu, &gpu, NULL), SPW_OK);
-    config.gpu = f.gpu;
-    assert_int_equal(spw_store_create(&f.store, &config, NULL), SPW_OK);
-    assert_int_equal(spw_store_sweep(f.store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
-    assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
-    spw_store_step_begin(f.store);
+    assert_int_equal(spw_gpu_open(&f->gpu, &gpu, NULL), SPW_OK);
+    config.gpu = f->gpu;
+    assert_int_equal(spw_store_create(&f->store, &config, NULL), SPW_OK);
+    assert_int_equal(spw_store_sweep(f->store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
+    assert_int_equal(spw_store_drain(f->store, NULL), SPW_OK);
+    spw_store_step_begin(f->store);
     for (uint32_t u = 0; u < UNITS; u++) {
-        assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
-        memset(spw_store_grad(f.store, u), 0, ELEMS * 4);
-        spw_store_grad_ready(f.store, u);
+        assert_int_equal(spw_store_grad_open(f->store, u, NULL), SPW_OK);
+        memset(spw_store_grad(f->store, u), 0, ELEMS * 4);
+        spw_store_grad_ready(f->store, u);
     }
     do {
         spw_sleep_ns(1000000);
-        spw_store_get_stats(f.store, &stats);
+        spw_store_get_stats(f->store, &stats);
     } while (stats.nvme_moving > 0 || stats.nvme_read_bytes < SLOTS * RECORD_BYTES);
     spw_sleep_ns(10000000); /* the mover has taken them in */
+}
+
+/* Those that were read ahead give their slots back while records in host memory are updated, and not after all of them. */
+static void
+test_slots_take_turns(void **state)
+{
+    fixture f;
+    order o;
+    char dir[256];
+    const char *path = dir;
+    uint32_t early = 0;
+    (void)state;
+    tiny_dir_make(dir);
+    open_trainable(&f, &o, &path, NULL);
     spw_store_step_go(f.store);
     assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
     assert_int_equal(o.count, UNITS * CHUNKS);
@@ -211,6 +218,43 @@ test_slots_take_turns(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Asked whether a gradient's memory is free of records, the store says so without waiting, and from then on none goes there. */
+static void
+test_asked(void **state)
+{
+    spw_test_aio_schedule late = {.seed = 3, .delays = 1000, .delay_ns_max = 500000000};
+    fixture f;
+    order o;
+    char dir[256];
+    const char *path = dir;
+    spw_store_stats stats;
+    bool waits = false;
+    (void)state;
+    tiny_dir_make(dir);
+    open_trainable(&f, &o, &path, &late);
+    spw_store_step_go(f.store);
+    do { /* until records lie in the memory of gradients; all of unit 0's are consumed before */
+        spw_sleep_ns(1000000);
+        spw_store_get_stats(f.store, &stats);
+    } while (stats.loans == 0);
+    for (uint32_t u = 0; u < 2; u++)
+        waits = !spw_store_grad_ask(f.store, u) || waits;
+    assert_true(waits); /* a transfer takes a quarter of a second */
+    for (uint32_t u = 0; u < 2; u++) {
+        while (!spw_store_grad_ask(f.store, u))
+            spw_sleep_ns(1000000);
+        assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
+    }
+    spw_store_get_stats(f.store, &stats);
+    assert_int_equal(stats.stall_ns[SPW_STALL_NVME_WRITE] + stats.stall_ns[SPW_STALL_NVME_READ] +
+                         stats.stall_ns[SPW_STALL_OPTIMIZER],
+                     0);
+    assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+    assert_int_equal(o.count, UNITS * CHUNKS);
+    close_store(&f);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
@@ -218,6 +262,7 @@ main(void)
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_fetched_once),
         cmocka_unit_test(test_slots_take_turns),
+        cmocka_unit_test(test_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
