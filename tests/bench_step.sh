@@ -1,10 +1,11 @@
 #!/bin/sh
-# Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run; medians
-# of eta (the step's bound over its time), of the time over all-host's, and of what the computing thread waited for.
+# Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run. Of each run the
+# steps from the fourth on count, together, because what one step leaves to be written the next one pays for; shown are medians
+# over the runs of eta (bounds over time), of the time over all-host's, and of what the computing thread waited for.
 # Disks are measured anew before every run, because what they deliver changes from minute to minute. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
-rounds=${1:-3}
+rounds=${1:-5}
 dir=$(mktemp -d "${2:-${TMPDIR:-/tmp}}/spw-bench-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 mkdir "$dir/swap"
@@ -13,7 +14,7 @@ cp docs/DESIGN.md "$dir/text"
 all() { # command, then settings
     command=$1
     shift
-    ./spillway "$command" examples/demo.json --set "data.path=$dir/text" --set spillway.steps=9 --set spillway.checkpoint_dir= \
+    ./spillway "$command" examples/demo.json --set "data.path=$dir/text" --set spillway.checkpoint_dir= \
         --set spillway.eval_interval=0 --set spillway.device_memory=auto --set spillway.run_log="$dir/log" \
         --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
         --set spillway.host_memory=auto "$@"
@@ -22,9 +23,14 @@ one() { # name, then settings: lines of step_s eta bound_by compute other readin
     name=$1
     shift
     all plan --calibrate >/dev/null
-    all train "$@" --quiet >/dev/null
+    all train "$@" --set spillway.steps="$steps" --quiet >/dev/null
     sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*"bound_by":"\([a-z_]*\)","eta":\([0-9.e-]*\),.*"compute_s":\([0-9.e-]*\),"stall_s":{"nvme_read":\([0-9.e-]*\),"nvme_write":\([0-9.e-]*\),"h2d":\([0-9.e-]*\),"optimizer":\([0-9.e-]*\),"d2h":\([0-9.e-]*\),.*"other_s":\([0-9.e-]*\),.*/\1 \2 \4 \3 \5 \6 \7 \8 \9 &/p' "$dir/log" |
-        sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk '$1 > 3' >>"$dir/$name"
+        sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk '
+        $1 > 3 { n++; t += $2; b += $2 * $3; by[$4]++; for (k = 5; k <= 11; k++) s[k] += $k }
+        END { for (x in by) if (by[x] > most) { most = by[x]; bound = x }
+              printf "%d %.6g %.6g %s", n, t / n, b / t, bound
+              for (k = 5; k <= 11; k++) printf " %.6g", s[k] / n
+              print "" }' >>"$dir/$name"
 }
 median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 column() { awk -v k="$2" '{ print $k }' "$dir/$1" | median; }
@@ -35,8 +41,8 @@ host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
 for round in $(seq "$rounds"); do
     for tokens in many few unclipped; do
-        more=
-        [ $tokens = many ] || more=$few
+        more= steps=9
+        [ $tokens = many ] || { more=$few; steps=24; }
         [ $tokens = unclipped ] && more="$more --set gradient_clipping=0"
         one host-$tokens $host $more
         one records-$tokens $records $more
@@ -44,7 +50,7 @@ for round in $(seq "$rounds"); do
         one half-$tokens $half $more
     done
 done
-echo "# bench step  10.8 M parameters, split, cpu device; medians of $((rounds * 6)) steps, interleaved"
+echo "# bench step  10.8 M parameters, split, cpu device; medians of $rounds runs, interleaved"
 echo "#  tokens  on nvme       step s  of host's    eta  bound by    computing  waiting for: nvme read  write    h2d  optimizer    d2h  other"
 for tokens in many few unclipped; do
     n=2048
