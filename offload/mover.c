@@ -645,7 +645,7 @@ schedule_updates(spw_store *s)
         if (u->op == OP_NONE || (s->gate_open && !op_may_run(s, u)))
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;
-        s->out_of_slots = s->out_of_slots || (!may_load && op_may_run(s, u));
+        s->out_of_slots = s->out_of_slots || (!may_load && u->op == OP_UPDATE && op_may_run(s, u));
     }
 }
 
