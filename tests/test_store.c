@@ -32,34 +32,39 @@ fill_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     return SPW_OK;
 }
 
-/* Frozen units in host memory, and a device on which `room` of them fit. */
+/* A store of UNITS units, weights in host memory; records from unit `nvme_from` on are on nvme, and config knows the rest. */
 static void
-open_store(fixture *f, uint32_t room, uint64_t chaos)
+open_units(fixture *f, spw_store_config config, bool trainable, uint32_t nvme_from)
 {
-    spw_gpu_options gpu = {.name = "cpu", .thread_count = 1};
-    spw_store_config config = {.units = f->units,
-                               .chunks = f->chunks,
-                               .unit_count = UNITS,
-                               .chunk_count = UNITS * CHUNKS,
-                               .weight_bytes = 4,
-                               .record_bytes_32 = 256,
-                               .device_cache_bytes = room * ELEMS * 4,
-                               .worker_count = 1,
-                               .chaos_seed = chaos};
     memset(f, 0, sizeof *f);
     for (uint32_t u = 0; u < UNITS; u++) {
-        f->units[u] = (spw_store_unit){.chunk_first = u * CHUNKS, .chunk_count = CHUNKS, .elems = ELEMS};
+        f->units[u] =
+            (spw_store_unit){.chunk_first = u * CHUNKS, .chunk_count = CHUNKS, .elems = ELEMS, .trainable = trainable};
         for (uint32_t k = 0; k < CHUNKS; k++)
             f->chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
                                                           .first = k * 4096,
                                                           .elems = 4096,
                                                           .weight_tier = SPW_TIER_HOST,
-                                                          .record_tier = SPW_TIER_HOST};
+                                                          .record_tier = u < nvme_from ? SPW_TIER_HOST : SPW_TIER_NVME};
     }
-    assert_int_equal(spw_gpu_open(&f->gpu, &gpu, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_open(&f->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
     config.gpu = f->gpu;
+    config.units = f->units;
+    config.chunks = f->chunks;
+    config.unit_count = UNITS;
+    config.chunk_count = UNITS * CHUNKS;
+    config.weight_bytes = 4;
+    config.record_bytes_32 = 256;
+    config.worker_count = 1;
     assert_int_equal(spw_store_create(&f->store, &config, NULL), SPW_OK);
     assert_int_equal(spw_store_sweep(f->store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
+}
+
+/* Frozen units in host memory, and a device on which `room` of them fit. */
+static void
+open_store(fixture *f, uint32_t room, uint64_t chaos)
+{
+    open_units(f, (spw_store_config){.device_cache_bytes = room * ELEMS * 4, .chaos_seed = chaos}, false, UNITS);
 }
 
 static void
@@ -147,40 +152,18 @@ enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
 static void
 open_trainable(fixture *f, order *o, const char *const *path, spw_test_aio_schedule *faults)
 {
-    spw_gpu_options gpu = {.name = "cpu", .thread_count = 1};
-    spw_store_config config = {.units = f->units,
-                               .chunks = f->chunks,
-                               .unit_count = UNITS,
-                               .chunk_count = UNITS * CHUNKS,
-                               .weight_bytes = 4,
-                               .record_bytes_32 = 256,
-                               .record_parts = {256},
+    spw_store_config config = {.record_parts = {256},
                                .record_part_count = 1,
                                .record_slot_count = SLOTS,
                                .device_cache_bytes = ELEMS * 4,
-                               .worker_count = 1,
                                .paths = path,
                                .path_count = 1,
                                .update = note_update,
                                .update_ctx = o,
                                .aio_faults = faults};
     spw_store_stats stats;
-    memset(f, 0, sizeof *f);
     memset(o, 0, sizeof *o);
-    for (uint32_t u = 0; u < UNITS; u++) {
-        f->units[u] =
-            (spw_store_unit){.chunk_first = u * CHUNKS, .chunk_count = CHUNKS, .elems = ELEMS, .trainable = true};
-        for (uint32_t k = 0; k < CHUNKS; k++)
-            f->chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
-                                                          .first = k * 4096,
-                                                          .elems = 4096,
-                                                          .weight_tier = SPW_TIER_HOST,
-                                                          .record_tier = u < 2 ? SPW_TIER_HOST : SPW_TIER_NVME};
-    }
-    assert_int_equal(spw_gpu_open(&f->gpu, &gpu, NULL), SPW_OK);
-    config.gpu = f->gpu;
-    assert_int_equal(spw_store_create(&f->store, &config, NULL), SPW_OK);
-    assert_int_equal(spw_store_sweep(f->store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
+    open_units(f, config, true, 2);
     assert_int_equal(spw_store_drain(f->store, NULL), SPW_OK);
     spw_store_step_begin(f->store);
     for (uint32_t u = 0; u < UNITS; u++) {
