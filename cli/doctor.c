@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <math.h>
 #include <numa.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -112,6 +113,30 @@ check_workers(void)
             spw_id_set_format(list, sizeof list, &nodes));
 }
 
+static void *
+ask_priority(void *given)
+{
+    *(bool *)given = spw_thread_be_prompt();
+    return NULL;
+}
+
+/* In a thread of its own: this one stays as it is. */
+static void
+check_priority(void)
+{
+    pthread_t thread;
+    bool given = false;
+    if (pthread_create(&thread, NULL, ask_priority, &given) != 0)
+        return;
+    (void)pthread_join(thread, NULL);
+    row("priority", given, "%s",
+        given ? "threads that move data come before those that compute" : "a nice value of -10 is refused");
+    if (!given)
+        printf(
+            "           fix: ulimit -e 30, or docker run --cap-add SYS_NICE; without it the disk may wait for a busy "
+            "processor,\n           which costs a step that is bound by nvme a few percent\n");
+}
+
 static void
 check_memory(void)
 {
@@ -190,6 +215,7 @@ cli_doctor(int argc, char **argv)
     if (argc == 1)
         ok = check_path(tmp);
     check_workers();
+    check_priority();
     check_memory();
     check_gpu();
     return ok ? EXIT_DONE : EXIT_FAILED;

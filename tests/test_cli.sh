@@ -54,6 +54,10 @@ all=$(workers)
 check "doctor shows the workers" test -n "$all"
 OMP_NUM_THREADS=7 run doctor "$dir"
 check "whatever OMP_NUM_THREADS says" test "$(workers)" = "$all"
+if setpriv --bounding-set=-sys_nice true 2>/dev/null && [ "$(ulimit -e)" = 0 ]; then
+    meek() { setpriv --bounding-set=-sys_nice "$spw" doctor "$dir" >"$dir/out" 2>"$dir/err" && grep -q 'missing  priority' "$dir/out" && grep -q 'ulimit -e' "$dir/out"; }
+    check "doctor says what a refused priority needs" meek
+fi
 last=$(taskset -cp $$ | sed 's/.*[^0-9]//') # of the CPUs that this test may use
 on_last() { taskset -c "$last" "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
 check "doctor on CPU $last alone" on_last doctor "$dir"

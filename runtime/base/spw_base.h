@@ -207,11 +207,12 @@ char *spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes);
 uint64_t spw_now_ns(void); /* CLOCK_MONOTONIC */
 void spw_sleep_ns(uint64_t ns);
 /*
- * The calling thread is one that others and the disk wait for: it asks the kernel for its shortest time slice, so that it runs as
- * soon as there is something to do, also when every processor is busy. Its share of the processors and its nice value stay.
- * Kernels before 6.12 take no notice; a refusal does not matter.
+ * The calling thread is one that others and the disk wait for, and works little: it asks the kernel for its shortest time slice
+ * (Linux 6.12) and for a nice value 10 below its own, so that it runs as soon as there is something to do, also when every
+ * processor is busy. With the slice alone, having just run it may wait for the next tick, milliseconds, behind a thread that
+ * never sleeps. False: the nice value was refused (it takes CAP_SYS_NICE or RLIMIT_NICE) and stays.
  */
-void spw_thread_be_prompt(void);
+bool spw_thread_be_prompt(void);
 
 /* Philox 4x32-10 (Salmon et al. 2011): 128 random bits from (key, counter); the same everywhere, no state. */
 void spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);

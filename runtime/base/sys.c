@@ -48,14 +48,22 @@ typedef struct thread_attr {
     uint64_t slice_ns, deadline_ns, period_ns;
 } thread_attr;
 
-void
+bool
 spw_thread_be_prompt(void)
 {
+    enum { PROMPT_NICE = 10 };
     thread_attr attr = {0};
+    int32_t own;
     if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER)
-        return;
+        return false;
+    own = attr.nice;
     attr.slice_ns = 100000; /* the least that the kernel takes */
+    attr.nice = own > PROMPT_NICE - 20 ? own - PROMPT_NICE : -20;
+    if (syscall(SYS_sched_setattr, 0, &attr, 0) == 0)
+        return true;
+    attr.nice = own;
     (void)syscall(SYS_sched_setattr, 0, &attr, 0);
+    return false;
 }
 
 static bool
