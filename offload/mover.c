@@ -573,6 +573,16 @@ start_job(spw_store *s, unit *u, chunk *c)
     pthread_cond_signal(&s->work_cond);
 }
 
+/*
+ * Records are still on their way out of memory that gradients need. What is read ahead comes after them: gradients get their place
+ * without waiting for those reads, and the disk has something to do while the last of them arrive and the norm is formed.
+ */
+static bool
+leaving(const spw_store *s)
+{
+    return s->backward && (s->record_writes > 0 || s->dirty_head != NULL);
+}
+
 /* may_load: new record slots may be taken. False: there was none left to take. */
 static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
@@ -583,7 +593,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
         if (c->r == R_EMPTY) {
-            if (!take_record_slot(s, c, runs && u->op == OP_UPDATE)) {
+            if ((!runs && leaving(s)) || !take_record_slot(s, c, runs && u->op == OP_UPDATE)) {
                 slots_left = false;
                 break;
             }

@@ -128,7 +128,7 @@ test_fetched_once(void **state)
 
 /* Which chunk was updated when, by one worker. */
 typedef struct order {
-    uint32_t count, chunk[UNITS * CHUNKS];
+    uint32_t count, chunk[2 * UNITS * CHUNKS];
 } order;
 
 static spw_status
@@ -238,14 +238,51 @@ test_asked(void **state)
     tiny_dir_remove(dir);
 }
 
+/* In a backward pass records leave the memory that gradients need before others are read ahead. */
+static void
+test_leave_first(void **state)
+{
+    const uint64_t on_nvme = 2 * CHUNKS * RECORD_BYTES;
+    spw_test_aio_schedule late = {.seed = 5, .delays = 1000, .delay_ns_max = 200000000};
+    fixture f;
+    order o;
+    char dir[256];
+    const char *path = dir;
+    spw_store_stats stats, first;
+    (void)state;
+    tiny_dir_make(dir);
+    open_trainable(&f, &o, &path, &late);
+    spw_store_get_stats(f.store, &first);
+    spw_store_step_go(f.store);
+    do {
+        spw_sleep_ns(1000000);
+        spw_store_get_stats(f.store, &stats);
+    } while (stats.updates < UNITS * CHUNKS);
+    spw_store_step_begin(f.store);
+    assert_true(stats.nvme_write_bytes - first.nvme_write_bytes < on_nvme); /* else this shows nothing */
+    for (uint64_t read = stats.nvme_read_bytes; stats.nvme_read_bytes == read;) {
+        spw_sleep_ns(100000);
+        spw_store_get_stats(f.store, &stats);
+    }
+    assert_int_equal(stats.nvme_write_bytes - first.nvme_write_bytes, on_nvme);
+    for (uint32_t u = UNITS; u-- > 0;) {
+        assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
+        memset(spw_store_grad(f.store, u), 0, ELEMS * 4);
+        spw_store_grad_ready(f.store, u);
+    }
+    spw_store_step_go(f.store);
+    assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+    assert_int_equal(o.count, 2 * UNITS * CHUNKS);
+    close_store(&f);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_given_up),
-        cmocka_unit_test(test_fetched_once),
-        cmocka_unit_test(test_slots_take_turns),
-        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_given_up), cmocka_unit_test(test_fetched_once), cmocka_unit_test(test_slots_take_turns),
+        cmocka_unit_test(test_asked),    cmocka_unit_test(test_leave_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
