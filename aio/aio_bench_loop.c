@@ -134,6 +134,11 @@ bare_take(bare_ring *b, bool sleep)
 
 /* ---------------------------------------------------------------- blocks */
 
+typedef struct bench_buffer {
+    char *base;
+    uint64_t offset; /* of what it holds; UINT64_MAX: nothing yet */
+} bench_buffer;
+
 typedef struct block_loop {
     spw_aio_bench *bench;
     const spw_aio_bench_run *run;
@@ -144,12 +149,23 @@ typedef struct block_loop {
     double reads;          /* share of the bytes */
     spw__bench_stream streams[SPW_AIO_BENCH_DIRS_MAX][2];
     uint64_t issued[SPW_AIO_BENCH_DIRS_MAX][2];
+    bench_buffer *spare; /* (spare_count), a ring: the one that has rested longest is taken */
+    uint32_t spare_count, spare_at;
 } block_loop;
+
+/* One for each request, and those that rest meanwhile. */
+static uint32_t
+block_buffers(const spw_aio_bench_run *run)
+{
+    const uint64_t least = (uint64_t)run->aio->queue_depth * run->dir_count;
+    const uint64_t asked = run->memory_bytes / run->aio->block_bytes;
+    return (uint32_t)(asked > least ? asked : least);
+}
 
 uint64_t
 spw__bench_blocks_bytes(const spw_aio_bench_run *run)
 {
-    return run->aio->block_bytes * run->aio->queue_depth * run->dir_count;
+    return run->aio->block_bytes * block_buffers(run);
 }
 
 static spw_status
@@ -160,7 +176,14 @@ block_start(block_loop *l, spw_aio_request *req, spw_error *err)
     int side = l->reads >= 1 || (l->reads > 0 && (double)issued[0] * (1 - l->reads) <= (double)issued[1] * l->reads)
                    ? SIDE_READ
                    : SIDE_WRITE;
-    uint64_t old_offset = req->offset;
+    uint64_t old_offset;
+    if (l->spare_count > 0) {
+        bench_buffer *spare = &l->spare[l->spare_at++ % l->spare_count], own = {req->buf, req->offset};
+        req->buf = spare->base;
+        req->offset = spare->offset;
+        *spare = own;
+    }
+    old_offset = req->offset;
     req->op = side == SIDE_READ ? SPW_AIO_READ : SPW_AIO_WRITE;
     req->offset = stream_take(&l->streams[i][side], req->bytes);
     issued[side] += req->bytes;
@@ -217,9 +240,15 @@ spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *a
     l.reads = run->pattern == SPW_AIO_PATTERN_READ ? 1 : run->pattern == SPW_AIO_PATTERN_WRITE ? 0 : 0.5;
     if (run->pattern == SPW_AIO_PATTERN_MIXED && run->reads > 0)
         l.reads = run->reads;
+    l.spare_count = block_buffers(run) - total;
     l.reqs = spw_mem_calloc(total, sizeof *l.reqs);
-    if (l.reqs == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "bench requests");
+    l.spare = spw_mem_calloc(l.spare_count + 1, sizeof *l.spare);
+    if (l.reqs == NULL || l.spare == NULL) {
+        st = SPW_RAISE(err, SPW_ENOMEM, "bench requests");
+        goto out;
+    }
+    for (uint32_t i = 0; i < l.spare_count; i++)
+        l.spare[i] = (bench_buffer){(char *)region->base + (total + i) * run->aio->block_bytes, UINT64_MAX};
     for (uint32_t i = 0; i < total; i++) {
         l.reqs[i].file = files[i / depth];
         l.reqs[i].bytes = run->aio->block_bytes;
@@ -238,7 +267,9 @@ spw__bench_blocks(spw_aio_bench *bench, const spw_aio_bench_run *run, spw_aio *a
     if (st == SPW_OK)
         st = block_loop_run(&l, count, err);
     bare_close(&l.bare);
+out:
     spw_mem_free(l.reqs);
+    spw_mem_free(l.spare);
     return st;
 }
 

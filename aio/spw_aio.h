@@ -176,6 +176,8 @@ typedef struct spw_aio_bench_run {
     bool bare;    /* the same requests on a bare io_uring loop: what the path gives without this library (not SWAP) */
     double reads; /* bare and MIXED: share of the bytes that is read; 0: half */
     bool verify;  /* afterwards, untimed: every byte of the files */
+    /* Buffers take turns over so much memory (not SWAP); 0: one for each request, which may all stay in the caches. */
+    uint64_t memory_bytes;
 } spw_aio_bench_run;
 
 typedef struct spw_aio_bench_result {

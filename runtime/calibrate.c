@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STATE_BYTES = 128 << 20 /* more than caches hold: chunks come from memory */ };
+enum { STATE_BYTES = 128 << 20 /* more than caches hold: chunks come from memory, and transfers go there */ };
 enum { FILE_BYTES = 64 << 20, BLOCK_MAX = 4 << 20, INFLIGHT_MAX = 32 << 20, GEMM_MAX = 1024 };
 static const uint64_t LOOP_NS = 150000000, DISK_NS = 150000000;
 
@@ -53,7 +53,8 @@ measure_path(const calibration *c, const char *dir, double rates[3], spw_error *
     st = spw_aio_bench_open(
         &bench, &(spw_aio_bench_options){.dirs = &dir, .dir_count = 1, .file_bytes = FILE_BYTES, .aio = &aio}, err);
     for (int i = 0; i < 3 && st == SPW_OK; i++) {
-        spw_aio_bench_run run = {.pattern = patterns[i], .aio = &aio, .duration_ns = DISK_NS, .dir_count = 1};
+        spw_aio_bench_run run = {
+            .pattern = patterns[i], .aio = &aio, .duration_ns = DISK_NS, .dir_count = 1, .memory_bytes = STATE_BYTES};
         spw_aio_bench_result result;
         st = spw_aio_bench_measure(bench, &run, &result, err);
         if (st == SPW_OK)

@@ -2,7 +2,8 @@
 # Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run. Of each run the
 # steps from the fourth on count, together, because what one step leaves to be written the next one pays for; shown are medians
 # over the runs of eta (bounds over time), of the time over all-host's, and of what the computing thread waited for.
-# Disks are measured anew before every run, because what they deliver changes from minute to minute. usage: bench_step.sh [ROUNDS] [FOLDER]
+# Disks are measured between all runs, because what they deliver changes from second to second: a run's bound is the mean of what
+# the measurements before and after it say. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
 rounds=${1:-5}
@@ -19,16 +20,19 @@ all() { # command, then settings
         --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
         --set spillway.host_memory=auto "$@"
 }
+predicted() { sed -n 's/.*predicted step \([0-9.e-]*\) s.*/\1/p'; }
 one() { # name, then settings: lines of step_s eta bound_by compute other reading writing h2d d2h optimizer
     name=$1
     shift
-    all plan --calibrate >/dev/null
+    before=$(all plan "$@" | predicted)
     all train "$@" --set spillway.steps="$steps" --quiet >/dev/null
+    after=$(all plan --calibrate "$@" | predicted)
     sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*"bound_by":"\([a-z_]*\)","eta":\([0-9.e-]*\),.*"compute_s":\([0-9.e-]*\),"stall_s":{"nvme_read":\([0-9.e-]*\),"nvme_write":\([0-9.e-]*\),"h2d":\([0-9.e-]*\),"optimizer":\([0-9.e-]*\),"d2h":\([0-9.e-]*\),.*"other_s":\([0-9.e-]*\),.*/\1 \2 \4 \3 \5 \6 \7 \8 \9 &/p' "$dir/log" |
-        sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk '
+        sed 's/{.*"d2h":\([0-9.e-]*\),"coll.*"other_s":\([0-9.e-]*\),.*/\1 \2/' | awk -v rates="$before $after" '
         $1 > 3 { n++; t += $2; b += $2 * $3; by[$4]++; for (k = 5; k <= 11; k++) s[k] += $k }
         END { for (x in by) if (by[x] > most) { most = by[x]; bound = x }
-              printf "%d %.6g %.6g %s", n, t / n, b / t, bound
+              split(rates, r, " ")
+              printf "%d %.6g %.6g %s", n, t / n, b / t * (r[1] + r[2]) / 2 / r[1], bound
               for (k = 5; k <= 11; k++) printf " %.6g", s[k] / n
               print "" }' >>"$dir/$name"
 }
@@ -39,6 +43,7 @@ few='--set train_micro_batch_size_per_gpu=1 --set gradient_accumulation_steps=1 
 records='--set zero_optimization.offload_param.device=cpu'
 host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
+all plan --calibrate >/dev/null
 for round in $(seq "$rounds"); do
     for tokens in many few unclipped; do
         more= steps=9

@@ -33,11 +33,14 @@ measure(spw_aio_bench *b, const world *w, spw_aio_pattern pattern, uint64_t bloc
         spw_error *err)
 {
     spw_aio_options aio = {.backend = w->backend, .block_bytes = block, .queue_depth = 3, .thread_count = 3};
-    return spw_aio_bench_measure(
-        b,
-        &(spw_aio_bench_run){
-            .pattern = pattern, .aio = &aio, .duration_ns = 20000000, .dir_count = 1, .verify = verify},
-        r, err);
+    return spw_aio_bench_measure(b,
+                                 &(spw_aio_bench_run){.pattern = pattern,
+                                                      .aio = &aio,
+                                                      .duration_ns = 20000000,
+                                                      .dir_count = 1,
+                                                      .verify = verify,
+                                                      .memory_bytes = block > 8192 ? 7 * block : 0},
+                                 r, err);
 }
 
 /* The only file in the folder; NULL when there is none. */
