@@ -1,7 +1,8 @@
 #!/bin/sh
 # Training steps with state on host, on nvme and in between, compute-bound and disk-bound, interleaved in one run. Of each run the
 # steps from the fourth on count, together, because what one step leaves to be written the next one pays for; shown are medians
-# over the runs of eta (bounds over time), of the time over all-host's, and of what the computing thread waited for.
+# over the runs (few tokens: twice as many) of eta (bounds over time), of the time over all-host's (many tokens: of the run beside it),
+# and of what the computing thread waited for.
 # Disks are measured between all runs, because what they deliver changes from second to second: a run's bound is the mean of what
 # the measurements before and after it say. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
@@ -43,29 +44,49 @@ few='--set train_micro_batch_size_per_gpu=1 --set gradient_accumulation_steps=1 
 records='--set zero_optimization.offload_param.device=cpu'
 host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
+last_s() { tail -1 "$dir/$1" | cut -d' ' -f2; }
+pair() { # place: a run of it and one of all-host beside it, in turns first; their ratio
+    case $1 in
+        records) settings=$records ;;
+        half) settings=$half ;;
+        *) settings= ;;
+    esac
+    if [ $((round % 2)) = 0 ]; then
+        one host-many $host
+        one "$1-many" $settings
+    else
+        one "$1-many" $settings
+        one host-many $host
+    fi
+    echo "$(last_s "$1-many") $(last_s host-many)" | awk '{ print $1 / $2 }' >>"$dir/ratio-$1"
+}
 all plan --calibrate >/dev/null
 for round in $(seq "$rounds"); do
-    for tokens in many few unclipped; do
-        more= steps=9
-        [ $tokens = many ] || { more=$few; steps=24; }
-        [ $tokens = unclipped ] && more="$more --set gradient_clipping=0"
+    steps=9
+    for place in records all half; do
+        pair $place
+    done
+    steps=48
+    for more in "$few" "$few --set gradient_clipping=0" "$few" "$few --set gradient_clipping=0"; do
+        case $more in *clipping*) tokens=unclipped ;; *) tokens=few ;; esac
         one host-$tokens $host $more
         one records-$tokens $records $more
         one all-$tokens $more
         one half-$tokens $half $more
     done
 done
-echo "# bench step  10.8 M parameters, split, cpu device; medians of $rounds runs, interleaved"
+echo "# bench step  10.8 M parameters, split, cpu device; medians of $rounds runs, $((2 * rounds)) with few tokens, interleaved"
 echo "#  tokens  on nvme       step s  of host's    eta  bound by    computing  waiting for: nvme read  write    h2d  optimizer    d2h  other"
 for tokens in many few unclipped; do
     n=2048
     [ $tokens = many ] || n=16
     [ $tokens = unclipped ] && echo "#  without clipping, where updates need not wait for the norm of the whole gradient:"
-    base=$(column host-$tokens 2)
     for place in host records all half; do
         f=$place-$tokens
+        ratio=$(awk -v a="$(column $f 2)" -v b="$(column host-$tokens 2)" 'BEGIN { print a / b }')
+        [ ! -e "$dir/ratio-$place" ] || [ $tokens != many ] || ratio=$(median <"$dir/ratio-$place")
         printf '   %6d  %-10s %9.4f %10.3f %6.2f  %-10s %8.1f%% %23.1f%% %5.1f%% %5.1f%% %9.1f%% %5.1f%% %5.1f%%\n' $n \
-            "$(echo $place | sed 's/host/nothing/')" "$(column $f 2)" "$(awk -v a="$(column $f 2)" -v b="$base" 'BEGIN { print a / b }')" \
+            "$(echo $place | sed 's/host/nothing/')" "$(column $f 2)" "$ratio" \
             "$(column $f 3)" "$(awk '{ n[$4]++; if (n[$4] > m) { m = n[$4]; b = $4 } } END { print b }' "$dir/$f")" "$(share $f 5)" \
             "$(share $f 6)" "$(share $f 7)" "$(share $f 8)" "$(share $f 9)" "$(share $f 10)" "$(share $f 11)"
     done
