@@ -4,7 +4,8 @@
 # over the runs (few tokens: twice as many) of eta (bounds over time), of the time over all-host's (many tokens: of the run beside it),
 # and of what the computing thread waited for.
 # Disks are measured between all runs, because what they deliver changes from second to second: a run's bound is the mean of what
-# the measurements before and after it say. usage: bench_step.sh [ROUNDS] [FOLDER]
+# the measurements before and after it say. Fails where eta is below 0.85 (with clipping) or many tokens take more than 1.05 of
+# all-host's time. usage: bench_step.sh [ROUNDS] [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
 rounds=${1:-5}
@@ -41,6 +42,7 @@ median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 column() { awk -v k="$2" '{ print $k }' "$dir/$1" | median; }
 share() { awk -v k="$2" '{ print 100 * $k / $2 }' "$dir/$1" | median; }
 few='--set train_micro_batch_size_per_gpu=1 --set gradient_accumulation_steps=1 --set data.seq_length=16'
+failed=
 records='--set zero_optimization.offload_param.device=cpu'
 host="$records --set zero_optimization.offload_optimizer.device=cpu"
 half='--set spillway.host_memory=130MiB'
@@ -89,5 +91,8 @@ for tokens in many few unclipped; do
             "$(echo $place | sed 's/host/nothing/')" "$(column $f 2)" "$ratio" \
             "$(column $f 3)" "$(awk '{ n[$4]++; if (n[$4] > m) { m = n[$4]; b = $4 } } END { print b }' "$dir/$f")" "$(share $f 5)" \
             "$(share $f 6)" "$(share $f 7)" "$(share $f 8)" "$(share $f 9)" "$(share $f 10)" "$(share $f 11)"
+        [ $tokens = unclipped ] || awk -v eta="$(column $f 3)" -v ratio="$ratio" -v tokens=$tokens 'BEGIN {
+            exit eta < 0.85 || (tokens == "many" && ratio > 1.05) }' || failed="$failed $f"
     done
 done
+[ -z "$failed" ] || { echo "# FAILED:$failed: eta below 0.85, or the time above 1.05 of all-host's" && exit 1; }
