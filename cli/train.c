@@ -245,6 +245,15 @@ fill(run *r, spw_split split, uint64_t position, uint64_t batches, spw_error *er
     return SPW_OK;
 }
 
+/* The next step's sequences come from disk while this one computes. */
+static void
+ask_ahead(const run *r, uint64_t position)
+{
+    uint64_t B = r->config.micro_batch;
+    for (uint64_t i = 0; i < r->config.accumulation; i++)
+        spw_data_ask(r->data, SPW_SPLIT_TRAIN, position + (i * r->world + r->rank) * B, B);
+}
+
 /* The same sequences whatever the number of ranks: where they do not share out evenly, some have one without targets. */
 static spw_status
 evaluate(run *r, double *loss_out, spw_error *err)
@@ -474,6 +483,7 @@ train_loop(run *r, spw_error *err)
         if (!more)
             break;
         SPW_TRY(fill(r, SPW_SPLIT_TRAIN, r->at.data_position, c->accumulation, err));
+        ask_ahead(r, r->at.data_position + per_step);
         data_s = (double)(spw_now_ns() - begin) * 1e-9;
         SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
                                 &s, err));

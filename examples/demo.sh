@@ -14,4 +14,4 @@ fi
 OPENBLAS_NUM_THREADS=1 ./spillway train examples/demo.json --set "data.path=$paths"
 echo
 echo "--- text drawn from the checkpoint ---"
-OPENBLAS_NUM_THREADS=1 ./spillway generate demo-out --prompt "The " --tokens 300 --temperature 0.7 --top-k 40
+OPENBLAS_NUM_THREADS=1 ./spillway generate demo-out --prompt "The " --tokens 120 --temperature 0.7 --top-k 40

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -1073,6 +1074,58 @@ test_faults(void **state)
     }
 }
 
+/* Pages of a file that are in the page cache. */
+static uint32_t
+cached_pages(int fd, size_t bytes)
+{
+    unsigned char seen[256];
+    uint32_t count = 0;
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(map != MAP_FAILED && bytes <= sizeof seen * 4096);
+    assert_int_equal(mincore(map, bytes, seen), 0);
+    for (size_t i = 0; i < bytes / 4096; i++)
+        count += seen[i] & 1;
+    munmap(map, bytes);
+    return count;
+}
+
+/* What is asked for comes from disk while nobody waits for it, and no more than that. */
+static void
+test_asked_ahead(void **state)
+{
+    enum { LONG = 8192, PAGES = 256, WINDOWS = 4 };
+    static unsigned char bytes[PAGES * 4096];
+    static int32_t tokens[2][WINDOWS * LONG], targets[WINDOWS * LONG];
+    spw_data_options o = options_for("f");
+    spw_data *d;
+    uint32_t before, after = 0;
+    int fd;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 24);
+    write_bytes("f", bytes, sizeof bytes);
+    o.seq_length = LONG;
+    d = open_with(&o);
+    fill(d, SPW_SPLIT_TRAIN, 5, WINDOWS, tokens[0], targets);
+    fd = open(path_of("f"), O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    before = cached_pages(fd, sizeof bytes);
+    if (before < PAGES / 8) { /* else the file system is memory */
+        spw_data_ask(d, SPW_SPLIT_TRAIN, 5, WINDOWS);
+        for (int i = 0; i < 5000 && after < WINDOWS * LONG / 4096; i++) {
+            spw_sleep_ns(1000000);
+            after = cached_pages(fd, sizeof bytes) - before;
+        }
+        assert_in_range(after, WINDOWS * LONG / 4096, WINDOWS * (LONG / 4096 + 2));
+    }
+    fill(d, SPW_SPLIT_TRAIN, 5, WINDOWS, tokens[1], targets);
+    assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);
+    close(fd);
+    spw_data_close(d);
+}
+
 int
 main(void)
 {
@@ -1100,6 +1153,7 @@ main(void)
         IN_DIR(test_large),
         IN_DIR(test_many_files),
         IN_DIR(test_faults),
+        IN_DIR(test_asked_ahead),
     };
     return cmocka_run_group_tests_name("data", tests, NULL, NULL);
 }

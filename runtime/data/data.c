@@ -4,6 +4,7 @@
  */
 #include "data_internal.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -396,7 +397,16 @@ read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32
     return mask && f->format == SPW_DATA_MEGATRON ? spw__data_megatron_mask(f, first, T, targets, err) : SPW_OK;
 }
 
-/* Window w of a source's split. */
+/* Begins to bring a window to the page cache. What fails here fails again, and is told, when it is read. */
+static void
+ask_window(const spw_data *d, const data_file *f, int fd, uint64_t first)
+{
+    uint32_t width = spw__data_element_bytes(f->element);
+    (void)posix_fadvise(fd, (off_t)(f->begin + first * width), (off_t)((d->seq_length + 1) * width),
+                        POSIX_FADV_WILLNEED);
+}
+
+/* Window w of a source's split; tokens NULL: is only asked for. */
 static spw_status
 fill_window(const spw_data *d, const source *s, spw_split split, uint64_t w, int32_t *tokens, int32_t *targets,
             spw_error *err)
@@ -405,7 +415,7 @@ fill_window(const spw_data *d, const source *s, spw_split split, uint64_t w, int
     const data_file *files = d->files + s->file_first, *f;
     uint64_t at;
     int fd;
-    spw_status st;
+    spw_status st = SPW_OK;
     while (low < high) { /* the last file that starts at or before w and has windows */
         uint32_t mid = (low + high + 1) / 2;
         if (files[mid].window_first[split] <= w)
@@ -415,17 +425,21 @@ fill_window(const spw_data *d, const source *s, spw_split split, uint64_t w, int
     }
     f = &files[low];
     at = w - f->window_first[split] + (split == SPW_SPLIT_VALIDATION ? f->window_count[SPW_SPLIT_TRAIN] : 0);
-    if (f->fd >= 0)
-        return read_window(d, f, f->fd, at * d->seq_length, tokens, targets, err);
-    SPW_TRY(spw__data_fd(&fd, f->store, true, err));
-    st = read_window(d, f, fd, at * d->seq_length, tokens, targets, err);
-    close(fd);
+    fd = f->fd;
+    if (fd < 0)
+        SPW_TRY(spw__data_fd(&fd, f->store, true, err));
+    if (tokens == NULL)
+        ask_window(d, f, fd, at * d->seq_length);
+    else
+        st = read_window(d, f, fd, at * d->seq_length, tokens, targets, err);
+    if (f->fd < 0)
+        close(fd);
     return st;
 }
 
-spw_status
-spw_data_fill(const spw_data *d, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets,
-              spw_error *err)
+static spw_status
+fill_windows(const spw_data *d, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets,
+             spw_error *err)
 {
     uint64_t T = d->seq_length;
     data_draw draw;
@@ -440,7 +454,21 @@ spw_data_fill(const spw_data *d, spw_split split, uint64_t first, uint64_t count
         w = index % n;
         if (split == SPW_SPLIT_TRAIN)
             w = spw__data_permute(d->seed + s * 0x9e3779b97f4a7c15ull, index / n, w, n);
-        SPW_TRY(fill_window(d, &d->sources[s], split, w, tokens + i * T, targets + i * T, err));
+        SPW_TRY(fill_window(d, &d->sources[s], split, w, tokens != NULL ? tokens + i * T : NULL,
+                            tokens != NULL ? targets + i * T : NULL, err));
     }
     return SPW_OK;
+}
+
+spw_status
+spw_data_fill(const spw_data *d, spw_split split, uint64_t first, uint64_t count, int32_t *tokens, int32_t *targets,
+              spw_error *err)
+{
+    return fill_windows(d, split, first, count, tokens, targets, err);
+}
+
+void
+spw_data_ask(const spw_data *d, spw_split split, uint64_t first, uint64_t count)
+{
+    (void)fill_windows(d, split, first, count, NULL, NULL, NULL);
 }

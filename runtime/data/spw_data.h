@@ -130,6 +130,8 @@ const char *spw_data_encoder(const spw_data *data);
  */
 spw_status spw_data_fill(const spw_data *data, spw_split split, uint64_t first, uint64_t count, int32_t *tokens,
                          int32_t *targets, spw_error *err);
+/* Begins to bring to the page cache what spw_data_fill() of the same positions will read, and waits for none of it. Any thread. */
+void spw_data_ask(const spw_data *data, spw_split split, uint64_t first, uint64_t count);
 
 #ifdef __cplusplus
 }
