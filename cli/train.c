@@ -234,13 +234,19 @@ save(run *r, bool wait, spw_error *err)
     return wait ? finish_save(r, err) : SPW_OK;
 }
 
-/* Micro-batch i of a split goes to rank i mod world, so that the ranks see together what one would see. */
+/* Where micro-batch i of this rank begins: they go to the ranks in turn, so that these see together what one would see. */
+static uint64_t
+own_share(const run *r, uint64_t position, uint64_t i)
+{
+    return position + (i * r->world + r->rank) * r->config.micro_batch;
+}
+
 static spw_status
 fill(run *r, spw_split split, uint64_t position, uint64_t batches, spw_error *err)
 {
     uint64_t B = r->config.micro_batch, tokens = B * r->config.data.seq_length;
     for (uint64_t i = 0; i < batches; i++)
-        SPW_TRY(spw_data_fill(r->data, split, position + (i * r->world + r->rank) * B, B, r->tokens + i * tokens,
+        SPW_TRY(spw_data_fill(r->data, split, own_share(r, position, i), B, r->tokens + i * tokens,
                               r->targets + i * tokens, err));
     return SPW_OK;
 }
@@ -251,7 +257,7 @@ ask_ahead(const run *r, uint64_t position)
 {
     uint64_t B = r->config.micro_batch;
     for (uint64_t i = 0; i < r->config.accumulation; i++)
-        spw_data_ask(r->data, SPW_SPLIT_TRAIN, position + (i * r->world + r->rank) * B, B);
+        spw_data_ask(r->data, SPW_SPLIT_TRAIN, own_share(r, position, i), B);
 }
 
 /* The same sequences whatever the number of ranks: where they do not share out evenly, some have one without targets. */

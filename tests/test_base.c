@@ -213,6 +213,8 @@ prompt_main(void *arg)
     raised = spw_thread_be_prompt();
     slice[1] = slice_of_this_thread(&nice_after);
     assert_int_equal(nice_after, raised ? nice_before - 10 : nice_before);
+    if (!raised) /* then nobody here may do it */
+        assert_int_equal(setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice_before - 10), -1);
     return NULL;
 }
 

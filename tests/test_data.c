@@ -1112,7 +1112,7 @@ test_asked_ahead(void **state)
     assert_int_equal(fsync(fd), 0);
     assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
     before = cached_pages(fd, sizeof bytes);
-    if (before < PAGES / 8) { /* else the file system is memory */
+    if (before < PAGES / 8) {
         spw_data_ask(d, SPW_SPLIT_TRAIN, 5, WINDOWS);
         for (int i = 0; i < 5000 && after < WINDOWS * LONG / 4096; i++) {
             spw_sleep_ns(1000000);
@@ -1124,6 +1124,8 @@ test_asked_ahead(void **state)
     assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);
     close(fd);
     spw_data_close(d);
+    if (before >= PAGES / 8)
+        skip(); /* the file system is memory: nothing can be brought */
 }
 
 int

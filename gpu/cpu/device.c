@@ -239,11 +239,7 @@ copy_block(const command *c, const cpu_kernels *k, uint64_t first, uint64_t n)
         return;
     }
     spw_convert(dst, c->dst_type, src, c->src_type, n);
-    if (c->sumsq == NULL)
-        return;
-    if (c->dst_type == SPW_F32) {
-        c->sumsq[first / BLOCK] = k->sumsq((const float *)(const void *)dst, n);
-    } else {
+    if (c->sumsq != NULL) { /* of what arrives, rounded */
         float wide[BLOCK];
         spw_convert(wide, SPW_F32, dst, c->dst_type, n);
         c->sumsq[first / BLOCK] = k->sumsq(wide, n);
