@@ -57,7 +57,7 @@ CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=
 EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions -ffp-contract=off -Wall -Wextra -Werror -Wno-unused-function \
               -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g,$(CFLAGS_$(VARIANT)))
 CUDA_PLUGIN := $(if $(filter 1,$(CUDA)),$(BUILD)/spillway-cuda.so)
-EMULATED   := $(if $(shell command -v $(CXX) 2>/dev/null),$(BUILD)/emulated/spillway-cuda.so $(BUILD)/emulated/libnccl.so.2)
+EMULATED   := $(if $(shell command -v $(CXX) 2>/dev/null),$(BUILD)/emulated/spillway-cuda.so $(BUILD)/emulated/libnccl.so.2 $(BUILD)/emulated/libcublasLt.so.0)
 
 MPI_SRC  := runtime/comm/mpi.c
 LIB_SRC  := $(filter-out $(MPI_SRC),$(foreach m,$(MODULES),$(wildcard $(m)/*.c)))
@@ -146,13 +146,17 @@ $(BUILD)/emulated/%.o: %.cpp
 	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu -Igpu/cuda $(EMU_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
-	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed -Wl,-rpath,'$$ORIGIN' $(LDLIBS)
 
 # NCCL for the emulated device: ranks are processes, streams are the plugin's.
 $(BUILD)/emulated/libnccl.so.2: $(BUILD)/emulated/tests/emulate/nccl.o $(BUILD)/emulated/spillway-cuda.so
 	@$(CXX) -shared $(EMU_FLAGS) -o $@ $< -L$(BUILD)/emulated -l:spillway-cuda.so -Wl,-rpath,'$$ORIGIN' -lrt
 
--include $(BUILD)/emulated/tests/emulate/nccl.d
+# And cuBLASLt, under a version that nobody has.
+$(BUILD)/emulated/libcublasLt.so.0: $(BUILD)/emulated/tests/emulate/cublaslt.o $(BUILD)/emulated/spillway-cuda.so
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $< -L$(BUILD)/emulated -l:spillway-cuda.so -Wl,-rpath,'$$ORIGIN' -L$(BUILD) -l:libspillway.a $(LDLIBS)
+
+-include $(BUILD)/emulated/tests/emulate/nccl.d $(BUILD)/emulated/tests/emulate/cublaslt.d
 -include $(CUDA_SRC:%=$(BUILD)/%.d) $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.d) $(BUILD)/emulated/tests/emulate/emulate.d
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(TEST_BIN:=.d) $(TEST_LIB:.o=.d) $(EX_BIN:=.d)
 

@@ -250,6 +250,27 @@ spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *
 }
 
 void
+spw_gpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *w, const act *b, uint64_t M,
+                   uint64_t N, uint64_t K, unsigned flags)
+{
+    q->calls->linear_add(q, y, onto, x, w, b, M, N, K, flags);
+}
+
+void
+spw_gpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
+                    uint64_t N, uint64_t K, unsigned flags)
+{
+    q->calls->linear_gelu(q, y, gelu_in, x, w, b, M, N, K, flags);
+}
+
+void
+spw_gpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x,
+                             const act *gelu_in, const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    q->calls->linear_gelu_backward(q, dx, dw, db, dy, x, gelu_in, w, M, N, K, flags);
+}
+
+void
 spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
                         uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
@@ -278,10 +299,10 @@ spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act 
 }
 
 void
-spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
-                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
+                           const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
-    q->calls->layernorm_backward(q, dx, dg, db, dy, x, g, mean, rstd, M, C, flags);
+    q->calls->layernorm_backward(q, dx, onto, dg, db, dy, x, g, mean, rstd, M, C);
 }
 
 void
@@ -291,10 +312,10 @@ spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *
 }
 
 void
-spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
-                         const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
+                         const act *g, const float *rstd, uint64_t M, uint64_t C)
 {
-    q->calls->rmsnorm_backward(q, dx, dg, dy, x, g, rstd, M, C, flags);
+    q->calls->rmsnorm_backward(q, dx, onto, dg, dy, x, g, rstd, M, C);
 }
 
 void

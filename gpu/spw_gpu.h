@@ -44,8 +44,10 @@ typedef struct spw_gpu_info {
     uint32_t thread_count;
     uint32_t device_count; /* cuda: how many there are, at least 1 */
     unsigned char id[16];  /* cuda: of this one, the same in every process */
-    double peak_flops;     /* of products in compute_dtype, at the highest clock; 0: not known */
-    const char *link;      /* to host memory, "PCIe 4.0 x16, ..."; "": none, or not known */
+    uint32_t
+        loss_rows; /* that a loss should take at a time: each time all of its weights' gradient is read and written */
+    double peak_flops; /* of products in compute_dtype, at the highest clock; 0: not known */
+    const char *link;  /* to host memory, "PCIe 4.0 x16, ..."; "": none, or not known */
 } spw_gpu_info;
 
 /*
@@ -190,9 +192,18 @@ void spw_gpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, fl
 /* y(M,N) = x(M,K) w^T + b(N); b may be NULL. */
 void spw_gpu_linear(spw_gpu_queue *q, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
                     uint64_t K, unsigned flags);
+/* The same onto what is there: y = onto + x w^T + b. y may be onto, but not with SPW_OP_BY_ROW. */
+void spw_gpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *w, const act *b, uint64_t M,
+                        uint64_t N, uint64_t K, unsigned flags);
+/* gelu_in = x w^T + b, y = gelu(gelu_in). */
+void spw_gpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
+                         uint64_t N, uint64_t K, unsigned flags);
 /* dw (fp32, shape of w) and db (N) may be NULL (frozen). */
 void spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
                              uint64_t M, uint64_t N, uint64_t K, unsigned flags);
+/* The same where x = gelu(gelu_in): dx gets the gradient of gelu_in instead; it is written, never added to. */
+void spw_gpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x,
+                                  const act *gelu_in, const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags);
 
 /* y(M,C) = table[ids[i]]; ids in device memory, each in [0, V). With add: y += table[ids[i]]. */
 void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
@@ -204,14 +215,15 @@ void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, 
 /* y = (x - mean) * rstd * g + b over rows of C. mean, rstd (M) fp32 out. */
 void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
                        uint64_t M, uint64_t C, float eps);
+/* dx = onto + the gradient of x; onto NULL: nothing. It may be dx. dg, db NULL: frozen. */
 void
-spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
-                           const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags);
+spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
+                           const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C);
 /* y = x * rstd * g, rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. */
 void
 spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps);
-void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
-                              const float *rstd, uint64_t M, uint64_t C, unsigned flags);
+void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
+                              const act *g, const float *rstd, uint64_t M, uint64_t C);
 
 /*
  * Rotary embedding, rotate-half form, in place, on H heads of D at x + row * stride: pairs (j, j + D/2).
@@ -272,10 +284,16 @@ void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p
 
 /*
  * Linear head and cross-entropy, chunked over rows so that at most rows_per_chunk x V logits exist.
- *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, V) act
+ *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, spw_gpu_logits_stride(V)) act
  *   losses (M) fp32 out: -log p(target), 0 where there is no target
  *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to (or SET_DW): gradients of grad_scale * sum(losses); dx NULL: loss only
  */
+/* A row of logits begins where every load of a tensor core may begin, whatever V is: products that read them are slow elsewhere. */
+static inline uint64_t
+spw_gpu_logits_stride(uint64_t V)
+{
+    return spw_round_up(V, 64);
+}
 void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                                   const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
                                   uint64_t C, float grad_scale, unsigned flags);

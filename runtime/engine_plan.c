@@ -31,6 +31,8 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
         if (x != NULL)
             x->grad = x->data;
         y = spw__call_forward(e, &run, &batch, x, true, head && logit_rows > 0);
+        if (y != NULL && !head)
+            y->grad = y->data; /* it lies in the flow */
         if (!head && spw_tape_arena_used(e->tape) > e->tape_bytes)
             e->tape_bytes = spw_round_up(spw_tape_arena_used(e->tape), 4096);
         if (!e->inference)

@@ -228,6 +228,61 @@ parity_linear(const parity *p)
                       (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0));
 }
 
+static void
+run_linear_add(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    spw_gpu_linear_add(q, p[3], p[4], p[0], p[1], s->d[3] ? p[2] : NULL, M, N, K, s->flags);
+    if ((s->flags & SPW_OP_BY_ROW) == 0)
+        spw_gpu_linear_add(q, p[4], p[4], p[0], p[1], p[2], M, N, K, s->flags);
+}
+
+/* Through a gelu, and back through a second layer with the same weights the other way round. */
+static void
+run_linear_gelu(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    unsigned turned = (s->flags & ~SPW_OP_BY_ROW) ^ SPW_OP_W_IN_OUT;
+    spw_gpu_linear_gelu(q, p[3], p[4], p[0], p[1], s->d[3] ? p[2] : NULL, M, N, K, s->flags);
+    spw_gpu_linear_gelu_backward(q, p[5], p[6], p[7], p[0], p[3], p[4], p[1], M, K, N, turned);
+}
+
+/* What a product does on its way out: onto another array, into a gelu, and back through one. */
+void
+parity_linear_and_more(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {3, 7, 5},    {17, 33, 19},   {70, 66, 40},
+                                        {130, 3, 65}, {8, 136, 72}, {333, 256, 84}, {1000, 3072, 768}};
+    for (size_t i = 0; i < (p->large ? 8 : 6); i++)
+        for (unsigned f = 0; f < 4; f++) {
+            uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+            unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_BY_ROW : 0);
+            examine(p, &(subject){.name = "linear, added",
+                                  .a = {{ACT, M * K, 0, 0},
+                                        {ACT, N * K, 0, 0},
+                                        {ACT, N, 0, 0},
+                                        {ACT_OUT, M * N, 0, 0},
+                                        {ACT, M * N, 0, 0}},
+                                  .d = {M, N, K, f != 1},
+                                  .flags = flags,
+                                  .slack = 4,
+                                  .run = run_linear_add});
+            examine(p, &(subject){.name = "linear, gelu",
+                                  .a = {{ACT, M * K, 0, 0},
+                                        {ACT, N * K, 0, 0},
+                                        {ACT, N, 0, 0},
+                                        {ACT_OUT, M * N, 0, 0},
+                                        {ACT_OUT, M * N, 0, 0},
+                                        {ACT_OUT, M * N, 0, 0},
+                                        {FP32, N * K, 0, 0},
+                                        {FP32, K, 0, 0}},
+                                  .d = {M, N, K, f != 1},
+                                  .flags = flags,
+                                  .slack = 6,
+                                  .run = run_linear_gelu});
+        }
+}
+
 void
 parity_linear_by_row(const parity *p)
 {
@@ -350,7 +405,7 @@ parity_elements(const parity *p)
     }
 }
 
-/* ---------------------------------------------------------------- norms: d = M, C */
+/* ---------------------------------------------------------------- norms: d = M, C, the array that dx is put onto (8: none) */
 
 static void
 run_layernorm(const subject *s, spw_gpu_queue *q, void **p)
@@ -358,7 +413,7 @@ run_layernorm(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t M = s->d[0], C = s->d[1];
     float *mean = p[6], *rstd = mean + M, *dg = p[7], *db = dg + C;
     spw_gpu_layernorm(q, p[2], mean, rstd, p[0], p[1], p[5], M, C, 0.01f);
-    spw_gpu_layernorm_backward(q, p[4], dg, db, p[3], p[0], p[1], mean, rstd, M, C, s->flags);
+    spw_gpu_layernorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, dg, db, p[3], p[0], p[1], mean, rstd, M, C);
 }
 
 static void
@@ -368,7 +423,7 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
     float *rstd = (float *)p[6] + M;
     spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* fills what rmsnorm leaves */
     spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], M, C, 0.01f);
-    spw_gpu_rmsnorm_backward(q, p[4], p[7], p[3], p[0], p[1], rstd, M, C, s->flags);
+    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], rstd, M, C);
 }
 
 void
@@ -377,19 +432,19 @@ parity_norms(const parity *p)
     static const uint64_t sizes[][2] = {{1, 1},   {1, 8},    {5, 3},    {7, 33},     {3, 200},
                                         {70, 45}, {70, 264}, {6, 1030}, {100, 8192}, {4100, 768}};
     for (size_t i = 0; i < (p->large ? 10 : 8); i++)
-        for (unsigned f = 0; f < 4; f++) {
+        for (unsigned f = 0; f < 6; f++) {
+            static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
             uint64_t M = sizes[i][0], C = sizes[i][1];
             examine(p, &(subject){.name = f & 1 ? "rmsnorm" : "layernorm",
                                   .a = {{ACT, M * C, 0, 0},
                                         {ACT, C, 0, 0},
                                         {ACT_OUT, M * C, 0, 0},
                                         {ACT, M * C, 0, 0},
-                                        {f & 2 ? ACT : ACT_OUT, M * C, 0, 0},
+                                        {f / 2 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
                                         {ACT, C, 0, 0},
                                         {FP32_OUT, 2 * M, 0, 0},
                                         {FP32, 2 * C, 0, 0}},
-                                  .d = {M, C},
-                                  .flags = f & 2 ? SPW_OP_ACC_DX : 0,
+                                  .d = {M, C, onto[f / 2]},
                                   .slack = 4,
                                   .run = f & 1 ? run_rmsnorm : run_layernorm});
         }
@@ -451,7 +506,7 @@ run_loss(const subject *s, spw_gpu_queue *q, void **p)
     const uint64_t *d = s->d;
     spw_gpu_linear_cross_entropy(q, p[2], d[4] ? p[3] : NULL, d[5] ? p[4] : NULL, p[0], p[1], p[5], p[6], d[3], d[0],
                                  d[1], d[2], 0.5f, s->flags);
-    spw_gpu_zero(q, p[6], d[3] * d[1] * 4); /* scratch: nothing to compare */
+    spw_gpu_zero(q, p[6], d[3] * spw_gpu_logits_stride(d[1]) * 4); /* scratch: nothing to compare */
 }
 
 void
@@ -469,7 +524,7 @@ parity_loss(const parity *p)
                                         {f & 1 || f == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
                                         {f == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
                                         {INT, d[0], d[1] + 1, -1},
-                                        {FP32_OUT, d[3] * d[1], 0, 0}},
+                                        {FP32_OUT, d[3] * spw_gpu_logits_stride(d[1]), 0, 0}},
                                   .d = {d[0], d[1], d[2], d[3], f != 2, f != 3},
                                   .flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f == 4 ? SPW_OP_SET_DW : 0),
                                   .slack = 5,
@@ -897,7 +952,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_rmsnorm(q, at_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 1, C, 1e-5f);
     spw_gpu_linear(q, at_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
-    spw_gpu_zero(q, p[5], C * 4);
+    spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
     spw_gpu_attention(q, at_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
                       &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0});
 }
@@ -1057,7 +1112,7 @@ parity_nan_spreads(const parity *p)
                                 {ACT_OUT, 6 * C, 0, 0},
                                 {INT, 1, C, 0},
                                 {FP32_OUT, 5, 0, 0},
-                                {FP32_OUT, C, 0, 0}},
+                                {FP32_OUT, spw_gpu_logits_stride(C), 0, 0}},
                           .d = {1, C},
                           .run = run_nan,
                           .prepare = one_nan});
@@ -1072,6 +1127,13 @@ test_linear(void **state)
 {
     (void)state;
     parity_linear(device);
+}
+
+static void
+test_linear_and_more(void **state)
+{
+    (void)state;
+    parity_linear_and_more(device);
 }
 
 static void
@@ -1177,6 +1239,7 @@ parity_run_all(parity *p, const char *group)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_and_more),
         cmocka_unit_test(test_linear_by_row),
         cmocka_unit_test(test_elements),
         cmocka_unit_test(test_norms),
@@ -1191,6 +1254,18 @@ parity_run_all(parity *p, const char *group)
         cmocka_unit_test(test_nan_spreads),
         cmocka_unit_test(test_update),
         cmocka_unit_test(test_spans),
+    };
+    device = p;
+    return cmocka_run_group_tests_name(group, tests, NULL, NULL);
+}
+
+int
+parity_run_products(parity *p, const char *group)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_and_more),
+        cmocka_unit_test(test_loss),
     };
     device = p;
     return cmocka_run_group_tests_name(group, tests, NULL, NULL);

@@ -15,6 +15,7 @@ typedef struct parity {
 
 /* One per group of operations; fails the running cmocka test. */
 void parity_linear(const parity *p);
+void parity_linear_and_more(const parity *p);
 void parity_linear_by_row(const parity *p);
 void parity_elements(const parity *p);
 void parity_norms(const parity *p);
@@ -32,5 +33,7 @@ void parity_spans(const parity *p);
 
 /* Runs every check above as a test of the group; returns how many failed. */
 int parity_run_all(parity *p, const char *group);
+/* Those of them that multiply matrices. */
+int parity_run_products(parity *p, const char *group);
 
 #endif

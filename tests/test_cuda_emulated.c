@@ -2,6 +2,7 @@
  * The cuda device without a GPU: its plugin compiled for the CPU (tests/emulate), opened as the real one is, and every operation
  * beside the cpu device, in fp32, bf16 and fp16. The threads of a block run in three orders, which must not change a bit: a barrier
  * that is missing shows there (emulate.cpp). In fp32 streams work as late as they may besides, so that a missing wait shows.
+ * Products are those of an emulated cuBLASLt (cublaslt.cpp), in all the ways that it may refuse them, and our own.
  */
 #include "lib_parity.h"
 #include "lib_tiny.h"
@@ -15,6 +16,22 @@ static const char *const orders[] = {"", "ahead", "behind", NULL};
 static parity device;
 static const char *const groups[SPW_DTYPE_COUNT] = {"emulated fp32", "emulated bf16", "emulated fp16"};
 
+/* Opens the device, with products as the library makes them that SPW_EMULATE_BLAS says. */
+static bool
+open_device(spw_dtype type, const char *blas, const char *called)
+{
+    spw_gpu_options options = {.name = "cuda", .compute_dtype = type};
+    spw_error err = {0};
+    setenv("SPW_EMULATE_BLAS", blas, 1);
+    if (spw_gpu_open(&device.gpu, &options, &err) != SPW_OK)
+        printf("not ok - %s\n", err.message);
+    else if (strstr(spw_gpu_get_info(device.gpu)->description, called) == NULL)
+        printf("not ok - products of %s, not of %s\n", spw_gpu_get_info(device.gpu)->description, called);
+    else
+        return true;
+    return false;
+}
+
 int
 main(void)
 {
@@ -24,16 +41,24 @@ main(void)
         return 77;
     }
     for (int t = 0; t < (SANITIZED ? 2 : SPW_DTYPE_COUNT); t++) { /* with them, for accesses out of bounds */
-        spw_gpu_options options = {.name = "cuda", .compute_dtype = (spw_dtype)t};
-        spw_error err = {0};
-        if (spw_gpu_open(&device.gpu, &options, &err) != SPW_OK) {
-            printf("not ok - %s\n", err.message);
+        if (!open_device((spw_dtype)t, "", "cuBLASLt"))
             return 1;
-        }
         device.orders = SANITIZED ? orders + 2 : orders;
         setenv("SPW_EMULATE_STREAMS", t == SPW_F32 ? "late" : "", 1);
         failed += parity_run_all(&device, groups[t]);
         spw_gpu_close(device.gpu);
+    }
+    for (int t = 0; t < (SANITIZED ? 0 : SPW_DTYPE_COUNT); t++) { /* without its epilogues, and without it */
+        if (!open_device((spw_dtype)t, "plain", "cuBLASLt"))
+            return 1;
+        failed += parity_run_products(&device, "products without epilogues");
+        spw_gpu_close(device.gpu);
+        setenv("SPW_CUDA_BLAS", "0", 1);
+        if (!open_device((spw_dtype)t, "", "own products"))
+            return 1;
+        failed += parity_run_products(&device, "own products");
+        spw_gpu_close(device.gpu);
+        unsetenv("SPW_CUDA_BLAS");
     }
     return failed;
 }

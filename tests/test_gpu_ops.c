@@ -169,6 +169,123 @@ test_linear(void **state)
     }
 }
 
+static double
+gelu_of(double x)
+{
+    return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+}
+
+static void
+linear_add_ref(const subject *s, double *const *in, double *out)
+{
+    linear_ref(s, in, out);
+    for (uint64_t i = 0; i < s->out_n; i++)
+        out[i] += in[3][i];
+}
+
+/* Onto another array without and with a bias, which is taken off again, and in place. */
+static void
+linear_add_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    spw_gpu_linear_add(q, saved[0], in[3], in[0], in[1], NULL, M, N, K, s->flags);
+    spw_gpu_linear_add(q, saved[1], in[3], in[0], in[1], in[2], M, N, K, s->flags);
+    for (uint64_t i = 0; i < s->out_n; i++)
+        assert_true(fabsf(saved[1][i] - saved[0][i] - in[2][i % N]) < 1e-4f);
+    memcpy(out, in[3], s->out_n * sizeof *out);
+    if (s->flags & SPW_OP_BY_ROW)
+        spw_gpu_linear_add(q, out, in[3], in[0], in[1], in[2], M, N, K, s->flags);
+    else
+        spw_gpu_linear_add(q, out, out, in[0], in[1], in[2], M, N, K, s->flags);
+    assert_memory_equal(out, saved[1], s->out_n * sizeof *out);
+}
+
+static void
+linear_gelu_ref(const subject *s, double *const *in, double *out)
+{
+    linear_ref(s, in, out);
+    for (uint64_t i = 0; i < s->out_n; i++)
+        out[i] = gelu_of(out[i]);
+}
+
+static void
+linear_gelu_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_linear_gelu(q, out, saved[0], in[0], in[1], in[2], s->d[0], s->d[1], s->d[2], s->flags);
+}
+
+static void
+linear_gelu_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+                float *const *g)
+{
+    spw_gpu_gelu_backward(q, saved[1], dout, saved[0], s->out_n, 0);
+    linear_bwd(s, q, in, out, saved[1], g);
+}
+
+/* Of a gelu: in[0] is what goes into it. */
+static void
+gelu_linear_ref(const subject *s, double *const *in, double *out)
+{
+    static double x[N_MAX];
+    double *after[INPUTS_MAX] = {x, in[1], in[2]};
+    for (uint64_t i = 0; i < s->n[0]; i++)
+        x[i] = gelu_of(in[0][i]);
+    linear_ref(s, after, out);
+}
+
+static void
+gelu_linear_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_gelu(q, saved[0], in[0], s->n[0]);
+    spw_gpu_linear(q, out, saved[0], in[1], in[2], s->d[0], s->d[1], s->d[2], s->flags);
+}
+
+static void
+gelu_linear_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+                float *const *g)
+{
+    (void)out;
+    spw_gpu_linear_gelu_backward(q, g[0], g[1], g[2], dout, saved[0], in[0], in[1], s->d[0], s->d[1], s->d[2],
+                                 s->flags);
+}
+
+/* What a linear layer does on the way: added onto another array, into a gelu, and back through one. */
+static void
+test_linear_and_more(void **state)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 7, 5}, {17, 33, 19}, {130, 3, 65}, {64, 70, 260}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2], n = M * N;
+        for (unsigned f = 0; f < 4; f++) {
+            unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_BY_ROW : 0);
+            subject add = {"linear, added", 4,   {M * K, N * K, N, n}, n, {M, N, K}, flags, linear_add_ref,
+                           linear_add_fwd,  NULL};
+            subject into = {"linear, gelu",
+                            3,
+                            {M * K, N * K, N},
+                            n,
+                            {M, N, K},
+                            flags,
+                            linear_gelu_ref,
+                            linear_gelu_fwd,
+                            f & 2 ? NULL : linear_gelu_bwd};
+            subject back = {"gelu, linear",
+                            3,
+                            {M * K, N * K, N},
+                            n,
+                            {M, N, K},
+                            flags,
+                            gelu_linear_ref,
+                            gelu_linear_fwd,
+                            f & 2 ? NULL : gelu_linear_bwd};
+            examine(&add);
+            examine(&into);
+            examine(&back);
+        }
+    }
+}
+
 /* Row by row: right in both layouts, sizes beyond a stripe of columns and rest rows; a row alone has the bits it has among others. */
 static void
 test_linear_by_row(void **state)
@@ -218,8 +335,7 @@ static void
 gelu_ref(const subject *s, double *const *in, double *out)
 {
     for (uint64_t i = 0; i < s->d[0]; i++) {
-        double x = 4 * in[0][i];
-        out[i] = 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+        out[i] = gelu_of(4 * in[0][i]);
     }
 }
 
@@ -354,7 +470,8 @@ layernorm_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float 
               float *const *g)
 {
     (void)out;
-    spw_gpu_layernorm_backward(q, g[0], g[1], g[2], dout, in[0], in[1], saved[0], saved[1], s->d[0], s->d[1], s->flags);
+    spw_gpu_layernorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, g[1], g[2], dout, in[0], in[1],
+                               saved[0], saved[1], s->d[0], s->d[1]);
 }
 
 static void
@@ -380,7 +497,8 @@ static void
 rmsnorm_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_rmsnorm_backward(q, g[0], g[1], dout, in[0], in[1], saved[1], s->d[0], s->d[1], s->flags);
+    spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, g[1], dout, in[0], in[1], saved[1],
+                             s->d[0], s->d[1]);
 }
 
 /* LayerNorm and RMSNorm over rows shorter than the lanes, odd, and cut into several parts. */
@@ -805,7 +923,7 @@ static void
 test_nan_spreads(void **state)
 {
     enum { C = 40, V = 50 };
-    static float x[C], g[C], b[C], y[V], w[V * C], mean, rstd, loss, logits[V];
+    static float x[C], g[C], b[C], y[V], w[V * C], mean, rstd, loss, logits[64];
     static const int32_t target = 3;
     spw_gpu *gpu = NULL;
     spw_gpu_queue *q = NULL;
@@ -917,6 +1035,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_and_more),
         cmocka_unit_test(test_linear_by_row),
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_norms),

@@ -42,19 +42,19 @@ draw(uint64_t n, uint64_t key)
 }
 
 static void
-open_layer(layer *l, spw_family family, uint32_t block_idx)
+open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
 {
     spw_model_config c;
     spw_error err = {0};
     memset(l, 0, sizeof *l);
     tiny_model_config(&c, family);
-    c.dropout = family == SPW_FAMILY_GPT2 ? 0.1 : 0;
+    c.dropout = family == SPW_FAMILY_GPT2 ? dropout : 0;
     c.qk_norm = family == SPW_FAMILY_QWEN3;
     assert_int_equal(spw_model_build(&l->model, &c, &err), SPW_OK);
     l->block = &l->model->blocks[block_idx];
     assert_int_equal(spw_gpu_open(&l->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, &err), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&l->queue, l->gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
-    assert_int_equal(spw_tape_create(&l->tape, l->queue, SPW_F32, &err), SPW_OK);
+    assert_int_equal(spw_tape_create(&l->tape, l->queue, spw_gpu_get_info(l->gpu), &err), SPW_OK);
     l->cos_sin = draw(POSITIONS * c.head_dim, 1);
     l->x = draw(ROWS * c.width, 2);
     l->dy = draw(ROWS * c.width, 3);
@@ -156,13 +156,14 @@ backward(layer *l, spw_value *y)
 static void
 test_kept(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2, SPW_FAMILY_QWEN3};
+    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2,
+                                          SPW_FAMILY_QWEN3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
         float *want, *got, *other;
         uint64_t used, bytes;
-        open_layer(&l, families[f], 1);
+        open_layer(&l, families[f], 1, f == 0 ? 0.1 : 0);
         bytes = (ROWS * l.model->config.width + l.grad_elems) * sizeof(float);
         spw_tape_reset(l.tape, l.arena, ARENA, true);
         want = backward(&l, forward(&l, true));
@@ -189,7 +190,8 @@ test_kept(void **state)
 static void
 test_begun(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2, SPW_FAMILY_QWEN3};
+    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2,
+                                          SPW_FAMILY_QWEN3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;
@@ -197,7 +199,7 @@ test_begun(void **state)
             layer l;
             float *want, *got, *twice;
             uint64_t n;
-            open_layer(&l, families[f], block);
+            open_layer(&l, families[f], block, f == 0 ? 0.1 : 0);
             n = ROWS * l.model->config.width;
             spw_tape_reset(l.tape, l.arena, ARENA, true);
             want = backward(&l, forward(&l, true));
@@ -234,7 +236,7 @@ test_refused(void **state)
     spw_value *y;
     uint64_t used;
     (void)state;
-    open_layer(&l, SPW_FAMILY_GPT2, 1);
+    open_layer(&l, SPW_FAMILY_GPT2, 1, 0.1);
     spw_tape_reset(l.tape, l.kept, ARENA, false);
     (void)forward(&l, false);
     used = spw_tape_arena_used(l.tape);
@@ -250,7 +252,7 @@ test_refused(void **state)
     err = (spw_error){0};
     assert_int_equal(spw_tape_check(l.tape, &err), SPW_ENOMEM);
     close_layer(&l);
-    open_layer(&l, SPW_FAMILY_GPT2, 4);
+    open_layer(&l, SPW_FAMILY_GPT2, 4, 0.1);
     spw_tape_reset_kept(l.tape, l.kept, ARENA, l.arena, ARENA);
     assert_null(forward(&l, true));
     err = (spw_error){0};
@@ -258,10 +260,114 @@ test_refused(void **state)
     close_layer(&l);
 }
 
+/* ---------------------------------------------------------------- gradients that change hands */
+
+enum { SIDE = 6, CELLS = SIDE * SIDE, GRAPHS = 12 };
+
+/* w[0] to w[2] are weights, w[3] is a value that wants no gradient. plain: gelu as an operation of its own. */
+static spw_value *
+gelu_layer(spw_tape *t, spw_value *x, spw_value *w, bool plain)
+{
+    return plain ? spw_nn_gelu(t, spw_nn_linear(t, x, w, NULL, 0)) : spw_nn_linear_gelu(t, x, w, NULL, 0);
+}
+
+static spw_value *
+graph(spw_tape *t, int number, spw_value *x, spw_value **w, bool plain)
+{
+    spw_value *a, *b;
+    switch (number) {
+    case 0: return spw_nn_add(t, x, x);
+    case 1: return spw_nn_linear_add(t, x, x, w[0], NULL, 0);
+    case 2: return spw_nn_linear_add(t, x, w[3], w[0], NULL, 0); /* nothing else comes to x */
+    case 3: a = spw_nn_linear(t, x, w[0], NULL, 0); return spw_nn_add(t, spw_nn_linear_add(t, a, x, w[1], NULL, 0), a);
+    case 4: a = spw_nn_add(t, x, x); return spw_nn_linear_add(t, a, a, w[0], NULL, 0);
+    case 5:
+        a = spw_nn_linear(t, x, w[0], NULL, 0);
+        b = spw_nn_add(t, a, x);
+        return spw_nn_add(t, spw_nn_linear_add(t, b, a, w[1], NULL, 0), b);
+    case 6:
+        a = spw_nn_linear_add(t, x, spw_nn_linear(t, x, w[0], NULL, 0), w[1], NULL, 0);
+        return spw_nn_add_scaled(t, a, spw_nn_linear(t, x, w[2], NULL, 0), 0.5f);
+    case 7: a = spw_nn_linear_add(t, x, x, w[0], NULL, 0); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
+    /* from here on with a gelu: taken once, twice, as what is added to as well, and by nothing but a sum */
+    case 8: return spw_nn_linear(t, gelu_layer(t, x, w[0], plain), w[1], NULL, 0);
+    case 9:
+        a = gelu_layer(t, x, w[0], plain);
+        return spw_nn_linear_add(t, spw_nn_linear(t, a, w[1], NULL, 0), a, w[2], NULL, 0);
+    case 10: a = gelu_layer(t, x, w[0], plain); return spw_nn_linear_add(t, a, a, w[1], NULL, 0);
+    default: return spw_nn_add(t, x, gelu_layer(t, x, w[0], plain));
+    }
+}
+
+/* The output's sum weighted by dy; with grads also gradients of x and the weights (4, CELLS). */
+static double
+run_graph(layer *l, int number, float *const *in, const float *dy, float *grads, bool plain)
+{
+    float out_grad[CELLS];
+    spw_value *w[4], *x, *y;
+    spw_error err = {0};
+    double sum = 0;
+    spw_tape_reset(l->tape, l->arena, ARENA, true);
+    x = spw_tape_input(l->tape, in[0], SIDE, SIDE, true);
+    x->grad = grads;
+    memset(grads, 0, (size_t)4 * CELLS * sizeof *grads);
+    for (int k = 0; k < 3; k++)
+        w[k] = spw_tape_param(l->tape, in[k + 1], grads + (k + 1) * CELLS, NULL, SIDE, SIDE);
+    w[3] = spw_tape_input(l->tape, in[4], SIDE, SIDE, false);
+    y = graph(l->tape, number, x, w, plain);
+    assert_non_null(y);
+    for (int i = 0; i < CELLS; i++)
+        sum += (double)((const float *)y->data)[i] * (double)dy[i];
+    memcpy(out_grad, dy, sizeof out_grad);
+    y->grad = out_grad;
+    spw_tape_backward(l->tape, y);
+    assert_int_equal(spw_tape_check(l->tape, &err), SPW_OK);
+    return sum;
+}
+
+/*
+ * Every way in which a gradient is handed on, added to or made elsewhere: gradients of x are those of differences, which are exact
+ * because these graphs are linear in x; behind a gelu they are those of the graph with operations of their own.
+ */
+static void
+test_handed_over(void **state)
+{
+    layer l;
+    float *in[5], *dy = draw(CELLS, 77), grads[4 * CELLS], other[4 * CELLS];
+    (void)state;
+    open_layer(&l, SPW_FAMILY_GPT2, 1, 0);
+    for (uint64_t k = 0; k < 5; k++)
+        in[k] = draw(CELLS, 70 + k);
+    for (int number = 0; number < GRAPHS; number++) {
+        (void)run_graph(&l, number, in, dy, grads, false);
+        (void)run_graph(&l, number, in, dy, other, true);
+        for (int i = 0; i < 4 * CELLS; i++)
+            if (!(fabsf(grads[i] - other[i]) <= 1e-5f))
+                fail_msg("graph %d: gradient %d is %g, of operations of their own %g", number, i, (double)grads[i],
+                         (double)other[i]);
+        for (int i = 0; i < CELLS && number < 8; i++) {
+            float before = in[0][i];
+            double up, down;
+            in[0][i] = before + 1;
+            up = run_graph(&l, number, in, dy, other, false);
+            in[0][i] = before - 1;
+            down = run_graph(&l, number, in, dy, other, false);
+            in[0][i] = before;
+            if (!(fabs((up - down) / 2 - (double)grads[i]) <= 1e-5))
+                fail_msg("graph %d: gradient %d of x is %g, differences give %g", number, i, (double)grads[i],
+                         (up - down) / 2);
+        }
+    }
+    for (int k = 0; k < 5; k++)
+        free(in[k]);
+    free(dy);
+    close_layer(&l);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept), cmocka_unit_test(test_begun),
-                                       cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_handed_over), cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
 }

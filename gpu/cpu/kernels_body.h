@@ -63,9 +63,11 @@ k_gelu(float *restrict y, const float *restrict x, uint64_t n)
         y[i] = x[i] * gelu_sigmoid(x[i]);
 }
 
+/* dx may be dy: the one address that both may have in common is that of the same element. */
 static void
-k_gelu_backward(float *restrict dx, const float *restrict dy, const float *restrict x, uint64_t n, bool acc)
+k_gelu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc)
 {
+#pragma GCC ivdep
     for (uint64_t i = 0; i < n; i++) {
         float s = gelu_sigmoid(x[i]);
         float du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x[i] * x[i]);
@@ -172,8 +174,8 @@ k_layernorm_row(float *restrict y, float *mean, float *rstd, const float *restri
 }
 
 static void
-k_layernorm_dx_row(float *restrict dx, const float *restrict dy, const float *restrict x, const float *restrict g,
-                   float mean, float rstd, uint64_t C, bool acc)
+k_layernorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float mean,
+                   float rstd, uint64_t C)
 {
     float a[LANES] = {0}, b[LANES] = {0}, ma, mb;
     uint64_t i = 0;
@@ -189,9 +191,10 @@ k_layernorm_dx_row(float *restrict dx, const float *restrict dy, const float *re
     }
     ma = sum_lanes(a) / (float)C;
     mb = sum_lanes(b) / (float)C;
+#pragma GCC ivdep
     for (i = 0; i < C; i++) {
         float d = (dy[i] * g[i] - ma - (x[i] - mean) * rstd * mb) * rstd;
-        dx[i] = acc ? dx[i] + d : d;
+        dx[i] = onto != NULL ? onto[i] + d : d;
     }
 }
 
@@ -205,8 +208,7 @@ k_rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const flo
 }
 
 static void
-k_rmsnorm_dx_row(float *restrict dx, const float *restrict dy, const float *restrict x, const float *restrict g,
-                 float rstd, uint64_t C, bool acc)
+k_rmsnorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float rstd, uint64_t C)
 {
     float b[LANES] = {0}, mb;
     uint64_t i = 0;
@@ -216,9 +218,10 @@ k_rmsnorm_dx_row(float *restrict dx, const float *restrict dy, const float *rest
     for (int j = 0; i < C; i++, j++)
         b[j] += dy[i] * g[i] * (x[i] * rstd);
     mb = sum_lanes(b) / (float)C;
+#pragma GCC ivdep
     for (i = 0; i < C; i++) {
         float d = (dy[i] * g[i] - x[i] * rstd * mb) * rstd;
-        dx[i] = acc ? dx[i] + d : d;
+        dx[i] = onto != NULL ? onto[i] + d : d;
     }
 }
 

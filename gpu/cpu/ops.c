@@ -253,6 +253,56 @@ spw__cpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const 
         spw__cpu_gemm(q, false, in_out, M, K, N, dy, N, w, in_out ? N : K, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f, dx, K);
 }
 
+/* y = onto + b, b NULL: onto alone. */
+static void
+onto_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *y = (float *)g->out + r * g->cols;
+        if (g->b != NULL)
+            g->k->add(y, g->a + r * g->cols, g->b, g->cols);
+        else
+            memcpy(y, g->a + r * g->cols, g->cols * sizeof *y);
+    }
+}
+
+void
+spw__cpu_linear_add(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *w, const act *b, uint64_t M,
+                    uint64_t N, uint64_t K, unsigned flags)
+{
+    bool in_out = flags & SPW_OP_W_IN_OUT;
+    if (flags & SPW_OP_BY_ROW) {
+        SPW_ASSERT(y != onto);
+        linear_by_row(q, y, x, w, b, M, N, K, in_out);
+        spw__cpu_add(q, y, onto, y, M * N);
+        return;
+    }
+    if (b != NULL || y != onto)
+        run(q, &(args){.out = y, .a = onto, .b = b, .rows = M, .cols = N}, M, row_grain(N), onto_part);
+    spw__cpu_gemm(q, false, !in_out, M, N, K, x, K, w, in_out ? N : K, 1.0f, y, N);
+}
+
+void
+spw__cpu_linear_gelu(spw_gpu_queue *q, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
+                     uint64_t N, uint64_t K, unsigned flags)
+{
+    spw__cpu_linear(q, gelu_in, x, w, b, M, N, K, flags);
+    spw__cpu_gelu(q, y, gelu_in, M * N);
+}
+
+void
+spw__cpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x,
+                              const act *gelu_in, const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    SPW_ASSERT((flags & SPW_OP_ACC_DX) == 0);
+    spw__cpu_linear_backward(q, dx, dw, db, dy, x, w, M, N, K, flags);
+    if (dx != NULL)
+        spw__cpu_gelu_backward(q, dx, dx, gelu_in, M * K, 0);
+}
+
 /* ---------------------------------------------------------------- embedding */
 
 static void
@@ -336,14 +386,14 @@ norm_dx_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const args *g = ctx;
     uint64_t first, n = slice(g, g->rows, part_idx, &first);
-    bool acc = g->flags & SPW_OP_ACC_DX;
     (void)worker_idx;
     for (uint64_t r = first; r < first + n; r++) {
         uint64_t o = r * g->cols;
+        const float *onto = at(g->out2, o);
         if (g->d != NULL)
-            g->k->layernorm_dx_row((float *)g->out + o, g->a + o, g->b + o, g->c, g->d[r], g->e[r], g->cols, acc);
+            g->k->layernorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->d[r], g->e[r], g->cols);
         else
-            g->k->rmsnorm_dx_row((float *)g->out + o, g->a + o, g->b + o, g->c, g->e[r], g->cols, acc);
+            g->k->rmsnorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->e[r], g->cols);
     }
 }
 
@@ -372,10 +422,11 @@ norm_backward(spw_gpu_queue *q, args *g)
 }
 
 void
-spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
-                            const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
+                            const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
     norm_backward(q, &(args){.out = dx,
+                             .out2 = (void *)onto,
                              .fout = dg,
                              .fout2 = db,
                              .a = dy,
@@ -384,16 +435,16 @@ spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, float *dg, float *db, con
                              .d = mean,
                              .e = rstd,
                              .rows = M,
-                             .cols = C,
-                             .flags = flags});
+                             .cols = C});
 }
 
 void
-spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, float *dg, const act *dy, const act *x, const act *g,
-                          const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
+                          const act *g, const float *rstd, uint64_t M, uint64_t C)
 {
     norm_backward(
-        q, &(args){.out = dx, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C, .flags = flags});
+        q,
+        &(args){.out = dx, .out2 = (void *)onto, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C});
 }
 
 /* ---------------------------------------------------------------- rope */

@@ -8,30 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#ifdef SPW_EMULATED
-
-struct cuda_blas *
-spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
-{
-    (void)gpu;
-    snprintf(why, why_bytes, "own products");
-    return NULL;
-}
-
-void
-spw__cuda_blas_close(struct cuda_blas *blas)
-{
-    (void)blas;
-}
-
-bool
-spw__cuda_blas_gemm(cuda_queue *, bool, bool, uint64_t, uint64_t, uint64_t, const void *, const void *, bool, void *,
-                    bool, const void *)
-{
-    return false;
-}
-
-#else
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -43,8 +19,8 @@ enum { PLANS = 1024 };
 
 /* What a plan is found by. */
 typedef struct plan_key {
-    uint64_t M, N, K;
-    uint32_t trans_a, trans_b, add, f32_out, bias, alignment;
+    uint64_t M, N, K, a_stride, c_stride;
+    uint32_t trans_a, trans_b, add, f32_out, bias, after, alignment, unused;
 } plan_key;
 
 typedef struct plan {
@@ -181,8 +157,13 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = k->alignment;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const void *like = (const void *)(uintptr_t)k->alignment;
+    cublasLtEpilogue_t epilogue = k->after == AFTER_GELU_BACKWARD     ? CUBLASLT_EPILOGUE_DGELU
+                                  : k->after == AFTER_GELU && k->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                  : k->after == AFTER_GELU            ? CUBLASLT_EPILOGUE_GELU_AUX
+                                  : k->bias                           ? CUBLASLT_EPILOGUE_BIAS
+                                                                      : CUBLASLT_EPILOGUE_DEFAULT;
+    int64_t gelu_stride = (int64_t)k->N;
+    const void *like = (const void *)(uintptr_t)k->alignment; /* looked at for its alignment only */
     size_t workspace = BLAS_BYTES;
     int count = 0;
     bool ok = b->cublasLtMatmulDescCreate_(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS;
@@ -190,17 +171,21 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     ok = ok && b->cublasLtMatmulDescSetAttribute_(p->desc, what, &value, sizeof value) == CUBLAS_STATUS_SUCCESS
     SET(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     SET(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+    SET(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     if (k->bias) {
-        SET(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
         SET(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
-        SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, like); /* looked at for its alignment only */
+        SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, like);
+    }
+    if (k->after != AFTER_NOTHING) {
+        SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gelu_stride);
+        SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, like);
     }
 #undef SET
     ok = ok && b->cublasLtMatrixLayoutCreate_(&p->a, in, k->trans_b ? k->K : k->N, k->trans_b ? k->N : k->K,
                                               (int64_t)(k->trans_b ? k->K : k->N)) == CUBLAS_STATUS_SUCCESS;
     ok = ok && b->cublasLtMatrixLayoutCreate_(&p->b, in, k->trans_a ? k->M : k->K, k->trans_a ? k->K : k->M,
-                                              (int64_t)(k->trans_a ? k->M : k->K)) == CUBLAS_STATUS_SUCCESS;
-    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->c, out, k->N, k->M, (int64_t)k->N) == CUBLAS_STATUS_SUCCESS;
+                                              (int64_t)k->a_stride) == CUBLAS_STATUS_SUCCESS;
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->c, out, k->N, k->M, (int64_t)k->c_stride) == CUBLAS_STATUS_SUCCESS;
     ok = ok && b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS;
 #define PREFER(what, value)                                                                                            \
     ok = ok && b->cublasLtMatmulPreferenceSetAttribute_(preference, what, &value, sizeof value) == CUBLAS_STATUS_SUCCESS
@@ -228,8 +213,9 @@ static plan *
 find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 {
     uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
-    uint32_t at =
-        (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23) % PLANS;
+    uint32_t at = (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23 +
+                             key->after * 31) %
+                  PLANS;
     if (b->plan_count > PLANS * 3 / 4) { /* too many shapes: choose again, the same */
         for (int i = 0; i < PLANS; i++)
             forget(b, &b->plans[i]);
@@ -246,38 +232,47 @@ find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 }
 
 bool
-spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
-                    const void *B, bool add, void *C, bool f32_out, const void *bias)
+spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
 {
     struct cuda_blas *b = q->gpu->blas;
-    uintptr_t low = ((uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)bias | 16) & 31;
-    float one = 1.0f, beta = add ? 1.0f : 0.0f;
+    uintptr_t low = ((uintptr_t)p->A | (uintptr_t)p->B | (uintptr_t)p->C | (uintptr_t)p->onto | (uintptr_t)p->bias |
+                     (uintptr_t)p->gelu_in | 16) &
+                    31;
+    float one = 1.0f, beta = p->onto != NULL ? 1.0f : 0.0f;
+    const void *onto = p->onto != NULL ? p->onto : p->C;
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     plan_key key;
-    plan *p;
+    plan *way;
     bool done = false;
-    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || K == 0 || q->blas_workspace == NULL)
+    if (p->M > INT32_MAX || p->N > INT32_MAX || p->K > INT32_MAX || p->K == 0 || q->blas_workspace == NULL)
         return false;
     memset(&key, 0, sizeof key);
-    key.M = M;
-    key.N = N;
-    key.K = K;
-    key.trans_a = trans_a;
-    key.trans_b = trans_b;
-    key.add = add;
-    key.f32_out = f32_out;
-    key.bias = bias != NULL;
+    key.M = p->M;
+    key.N = p->N;
+    key.K = p->K;
+    key.a_stride = p->a_stride > 0 ? p->a_stride : p->trans_a ? p->M : p->K;
+    key.c_stride = p->c_stride > 0 ? p->c_stride : p->N;
+    key.trans_a = p->trans_a;
+    key.trans_b = p->trans_b;
+    key.add = p->onto != NULL;
+    key.f32_out = p->f32_out;
+    key.bias = p->bias != NULL;
+    key.after = p->after;
     key.alignment = (uint32_t)(low & (~low + 1));
     pthread_mutex_lock(&b->lock);
-    p = find_plan(b, &key, q->gpu->info.compute_dtype);
-    if (p->possible) {
-        if (bias != NULL)
-            st = b->cublasLtMatmulDescSetAttribute_(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    way = find_plan(b, &key, q->gpu->info.compute_dtype);
+    if (way->possible) {
+        if (p->bias != NULL)
+            st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                                    sizeof p->bias);
+        if (p->after != AFTER_NOTHING && st == CUBLAS_STATUS_SUCCESS)
+            st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->gelu_in,
+                                                    sizeof p->gelu_in);
         if (st == CUBLAS_STATUS_SUCCESS)
-            st = b->cublasLtMatmul_(b->handle, p->desc, &one, B, p->a, A, p->b, &beta, C, p->c, C, p->c, &p->algo,
-                                    q->blas_workspace, p->workspace_bytes, q->stream);
+            st = b->cublasLtMatmul_(b->handle, way->desc, &one, p->B, way->a, p->A, way->b, &beta, onto, way->c, p->C,
+                                    way->c, &way->algo, q->blas_workspace, way->workspace_bytes, q->stream);
         if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE)
-            p->possible = false; /* refused before anything started: ours from now on */
+            way->possible = false; /* refused before anything started: ours from now on */
         else
             done = true;
     }
@@ -286,5 +281,3 @@ spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint6
         (void)spw__cuda_ok(q->gpu, cudaErrorUnknown, "cublasLtMatmul");
     return done;
 }
-
-#endif

@@ -35,9 +35,14 @@ enum {
     SLOT_BYTES = 64 << 10, /* each */
     PIECE_BYTES = 8 << 20, /* of a converting copy in staging memory on the device */
     NOTES = 256,           /* notifications under way */
-    BLAS_BYTES = 32 << 20, /* cuBLASLt's workspace on a compute queue */
     SUM_ELEMS = 4096,      /* one sum of squares each */
 };
+
+#ifdef SPW_EMULATED
+enum { BLAS_BYTES = 64 << 10 };
+#else
+enum { BLAS_BYTES = 32 << 20 }; /* cuBLASLt's workspace on a compute queue */
+#endif
 
 /* What a slot of the ring brings to pageable host memory once it has arrived. */
 typedef struct cuda_parcel {
@@ -120,21 +125,43 @@ void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, ui
 void spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n);
 
 /*
- * C(M,N) = A B + beta C, beta 0 or 1, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype,
- * C likewise or fp32; bias (N) of compute_dtype is added to each row, NULL: none.
+ * C(M,N) = A B + onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or
+ * fp32. Then what `after` says: C gets gelu() of that and gelu_in the sum itself, or C gets it times gelu'(gelu_in).
  */
-void spw__cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
-                    const void *B, bool add, void *C, bool f32_out, const void *bias);
-/* sums(C) += of rows of a (M,C); x, mean, rstd: of a * (x - mean) * rstd instead; mean NULL: 0. */
-void spw__cuda_column_sums(cuda_queue *q, float *sums, const void *a, const void *x, const float *mean,
+typedef enum cuda_after { AFTER_NOTHING, AFTER_GELU, AFTER_GELU_BACKWARD } cuda_after;
+typedef struct cuda_product {
+    bool trans_a, trans_b, f32_out;
+    cuda_after after;
+    uint64_t M, N, K;
+    const void *A, *B;
+    void *C;
+    uint64_t a_stride, c_stride; /* elements from row to row; 0: dense */
+    const void *onto;            /* as C; may be C. NULL: nothing */
+    const void *bias;            /* (N) of compute_dtype; NULL: none */
+    void *gelu_in;               /* (M,N) of compute_dtype */
+} cuda_product;
+static inline cuda_product
+spw__cuda_product(void *C, const void *A, const void *B, uint64_t M, uint64_t N, uint64_t K)
+{
+    cuda_product p = {};
+    p.C = C;
+    p.A = A;
+    p.B = B;
+    p.M = M;
+    p.N = N;
+    p.K = K;
+    return p;
+}
+void spw__cuda_gemm(cuda_queue *q, const cuda_product *p);
+/* sums(C) += of rows of a (M,C); scaled(C) += of a * (x - mean) * rstd, mean NULL: 0. Either may be NULL. */
+void spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                            const float *rstd, uint64_t M, uint64_t C);
 
 /* cuBLASLt, opened at run time. NULL and a reason when it is not there. */
 struct cuda_blas *spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes);
 void spw__cuda_blas_close(struct cuda_blas *blas);
 /* False when the library has no way for this product; nothing has been started then. */
-bool spw__cuda_blas_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
-                         const void *B, bool add, void *C, bool f32_out, const void *bias);
+bool spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p);
 
 /* ---------------------------------------------------------------- launches */
 

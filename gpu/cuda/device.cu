@@ -8,6 +8,12 @@
 
 extern const spw_gpu_calls spw__cuda_calls;
 
+/*
+ * Of a loss at a time. Each time the products read and write all of the head's gradient, 8 bytes for 6 operations a row; from a
+ * few thousand rows on that takes less time than the operations do.
+ */
+enum { LOSS_ROWS = 4096 };
+
 /* Left to modules, local memory and the library's own buffers when the limit is "what is free". */
 static const uint64_t RESERVE_BYTES = 512ull << 20;
 
@@ -176,6 +182,7 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
                                                               : free_bytes / 2;
     gpu->info.thread_count = 1;
     gpu->info.device_count = (uint32_t)count;
+    gpu->info.loss_rows = LOSS_ROWS;
     memcpy(gpu->info.id, &prop.uuid, sizeof gpu->info.id);
     snprintf(gpu->description, sizeof gpu->description, "%s, %d SMs, %llu MiB, sm_%d%d, %s, %s", prop.name,
              prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,

@@ -6,26 +6,43 @@
 
 template <class T, class O>
 static void
-own_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A, const void *B,
-         bool add, void *C, const void *bias)
+own_gemm(cuda_queue *q, const cuda_product *p)
 {
-    dim3 grid(spw__cuda_blocks(M, GEMM_TILE), spw__cuda_blocks(N, GEMM_TILE));
-    LAUNCH(q, grid, GEMM_THREADS, 0, (gemm_kernel<T, O>), (O *)C, (const T *)A, (const T *)B, (const T *)bias, M, N, K,
-           trans_a ? 1 : K, trans_a ? M : 1, trans_b ? 1 : N, trans_b ? K : 1, add);
+    dim3 grid(spw__cuda_blocks(p->M, GEMM_TILE), spw__cuda_blocks(p->N, GEMM_TILE));
+    uint64_t a_stride = p->a_stride > 0 ? p->a_stride : p->trans_a ? p->M : p->K;
+    LAUNCH(q, grid, GEMM_THREADS, 0, (gemm_kernel<T, O>), (O *)p->C, (const T *)p->A, (const T *)p->B,
+           (const O *)p->onto, (const T *)p->bias, p->M, p->N, p->K, p->trans_a ? 1 : a_stride,
+           p->trans_a ? a_stride : 1, p->trans_b ? 1 : p->N, p->trans_b ? p->K : 1,
+           p->c_stride > 0 ? p->c_stride : p->N);
+}
+
+static void
+plain_gemm(cuda_queue *q, const cuda_product *p)
+{
+    if (q->gpu->blas != NULL && spw__cuda_blas_gemm(q, p))
+        return;
+    if (p->f32_out)
+        BY_TYPE(q, own_gemm<T, float>(q, p));
+    else
+        BY_TYPE(q, own_gemm<T, T>(q, p));
 }
 
 void
-spw__cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const void *A,
-               const void *B, bool add, void *C, bool f32_out, const void *bias)
+spw__cuda_gemm(cuda_queue *q, const cuda_product *p)
 {
-    if (M == 0 || N == 0 || (K == 0 && add))
+    cuda_product plain = *p;
+    if (p->M == 0 || p->N == 0 || (p->K == 0 && p->onto == p->C))
         return;
-    if (q->gpu->blas != NULL && spw__cuda_blas_gemm(q, trans_a, trans_b, M, N, K, A, B, add, C, f32_out, bias))
+    if (p->after != AFTER_NOTHING && q->gpu->blas != NULL && spw__cuda_blas_gemm(q, p))
         return;
-    if (f32_out)
-        BY_TYPE(q, own_gemm<T, float>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias));
-    else
-        BY_TYPE(q, own_gemm<T, T>(q, trans_a, trans_b, M, N, K, A, B, add, C, bias));
+    plain.after = AFTER_NOTHING;
+    plain.gelu_in = NULL;
+    plain.C = p->after == AFTER_GELU ? p->gelu_in : p->C;
+    plain_gemm(q, &plain);
+    if (p->after == AFTER_GELU)
+        spw__cuda_gelu(&q->base, p->C, p->gelu_in, p->M * p->N);
+    else if (p->after == AFTER_GELU_BACKWARD)
+        spw__cuda_gelu_backward(&q->base, p->C, p->C, p->gelu_in, p->M * p->N, 0);
 }
 
 template <class T>
@@ -42,32 +59,86 @@ linear_by_row(cuda_queue *q, void *y, const void *x, const void *w, const void *
                (const T *)w, (const T *)b, M, N, K, K % 8 == 0 && spw__cuda_aligned(x, w));
 }
 
+/* y = x w^T + b in its variants. */
+static void
+linear(cuda_queue *q, cuda_product *p, unsigned flags)
+{
+    p->trans_b = (flags & SPW_OP_W_IN_OUT) == 0;
+    if ((flags & SPW_OP_BY_ROW) == 0)
+        spw__cuda_gemm(q, p);
+    else if (p->M > 0)
+        BY_TYPE(q, linear_by_row<T>(q, p->C, p->A, p->B, p->bias, p->M, p->N, p->K, !p->trans_b));
+}
+
 void
 spw__cuda_linear(spw_gpu_queue *queue, act *y, const act *x, const act *w, const act *b, uint64_t M, uint64_t N,
                  uint64_t K, unsigned flags)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
+    cuda_product p = spw__cuda_product(y, x, w, M, N, K);
+    p.bias = b;
+    linear(spw__cuda_queue_of(queue), &p, flags);
+}
+
+void
+spw__cuda_linear_add(spw_gpu_queue *queue, act *y, const act *onto, const act *x, const act *w, const act *b,
+                     uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    cuda_product p = spw__cuda_product(y, x, w, M, N, K);
+    SPW_ASSERT((flags & SPW_OP_BY_ROW) == 0 || y != onto);
+    p.onto = onto;
+    p.bias = b;
+    linear(spw__cuda_queue_of(queue), &p, flags);
+    if (flags & SPW_OP_BY_ROW)
+        spw__cuda_add(queue, y, onto, y, M * N);
+}
+
+void
+spw__cuda_linear_gelu(spw_gpu_queue *queue, act *y, act *gelu_in, const act *x, const act *w, const act *b, uint64_t M,
+                      uint64_t N, uint64_t K, unsigned flags)
+{
+    bool by_row = (flags & SPW_OP_BY_ROW) != 0;
+    cuda_product p = spw__cuda_product(by_row ? gelu_in : y, x, w, M, N, K);
+    p.after = by_row ? AFTER_NOTHING : AFTER_GELU;
+    p.bias = b;
+    p.gelu_in = gelu_in;
+    linear(spw__cuda_queue_of(queue), &p, flags);
+    if (by_row)
+        spw__cuda_gelu(queue, y, gelu_in, M * N);
+}
+
+/* gelu_in NULL: x is no gelu. */
+static void
+linear_backward(cuda_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *gelu_in,
+                const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
     bool in_out = (flags & SPW_OP_W_IN_OUT) != 0;
-    if (M == 0)
-        return;
-    if ((flags & SPW_OP_BY_ROW) == 0)
-        spw__cuda_gemm(q, false, !in_out, M, N, K, x, w, false, y, false, b);
-    else
-        BY_TYPE(q, linear_by_row<T>(q, y, x, w, b, M, N, K, in_out));
+    cuda_product of_w = in_out ? spw__cuda_product(dw, x, dy, K, N, M) : spw__cuda_product(dw, dy, x, N, K, M);
+    cuda_product of_x = spw__cuda_product(dx, dy, w, M, K, N);
+    of_w.trans_a = of_w.f32_out = true;
+    of_w.onto = flags & SPW_OP_SET_DW ? NULL : dw;
+    of_x.trans_b = in_out;
+    of_x.onto = flags & SPW_OP_ACC_DX ? dx : NULL;
+    of_x.after = gelu_in != NULL ? AFTER_GELU_BACKWARD : AFTER_NOTHING;
+    of_x.gelu_in = (void *)gelu_in;
+    if (db != NULL)
+        spw__cuda_column_sums(q, db, NULL, dy, NULL, NULL, NULL, M, N);
+    if (dw != NULL)
+        spw__cuda_gemm(q, &of_w);
+    if (dx != NULL)
+        spw__cuda_gemm(q, &of_x);
 }
 
 void
 spw__cuda_linear_backward(spw_gpu_queue *queue, act *dx, float *dw, float *db, const act *dy, const act *x,
                           const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    bool in_out = (flags & SPW_OP_W_IN_OUT) != 0, add = (flags & SPW_OP_SET_DW) == 0;
-    if (db != NULL)
-        spw__cuda_column_sums(q, db, dy, NULL, NULL, NULL, M, N);
-    if (dw != NULL && in_out)
-        spw__cuda_gemm(q, true, false, K, N, M, x, dy, add, dw, true, NULL);
-    else if (dw != NULL)
-        spw__cuda_gemm(q, true, false, N, K, M, dy, x, add, dw, true, NULL);
-    if (dx != NULL)
-        spw__cuda_gemm(q, false, in_out, M, K, N, dy, w, (flags & SPW_OP_ACC_DX) != 0, dx, false, NULL);
+    linear_backward(spw__cuda_queue_of(queue), dx, dw, db, dy, x, NULL, w, M, N, K, flags);
+}
+
+void
+spw__cuda_linear_gelu_backward(spw_gpu_queue *queue, act *dx, float *dw, float *db, const act *dy, const act *x,
+                               const act *gelu_in, const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags)
+{
+    SPW_ASSERT((flags & SPW_OP_ACC_DX) == 0);
+    linear_backward(spw__cuda_queue_of(queue), dx, dw, db, dy, x, gelu_in, w, M, N, K, flags);
 }

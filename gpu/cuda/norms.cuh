@@ -50,8 +50,8 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
 
 template <class T>
 __global__ void
-norm_backward_kernel(T *dx, const T *dy, const T *x, const T *g, const float *mean, const float *rstd, uint64_t C,
-                     bool add, bool wide)
+norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, const float *mean, const float *rstd,
+                     uint64_t C, bool wide)
 {
     uint64_t row = blockIdx.x, at = row * C;
     float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8] = {0};
@@ -71,8 +71,8 @@ norm_backward_kernel(T *dx, const T *dy, const T *x, const T *g, const float *me
         load8(v, x + at + c, C - c, wide);
         load8(d, dy + at + c, C - c, wide);
         load8(gain, g + c, C - c, wide);
-        if (add)
-            load8(old, dx + at + c, C - c, wide);
+        if (onto != NULL)
+            load8(old, onto + at + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             d[j] = old[j] + (d[j] * gain[j] - a - (v[j] - mu) * r * b) * r;
@@ -82,32 +82,76 @@ norm_backward_kernel(T *dx, const T *dy, const T *x, const T *g, const float *me
 
 /* ---------------------------------------------------------------- sums over rows */
 
-enum { COLUMN_LANES = 32, ROW_LANES = 8 }; /* threads of a block: columns by rows */
+enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 2 }; /* threads of a block: columns by rows */
 
-/* partial(slices, C): slice s sums rows s rows_per_slice and on; a, or a * (x - mean) * rstd when x is not NULL. */
+template <class T>
+SPW_DEVICE void
+load2(float *v, const T *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 2 && sizeof(T) == 2) {
+        unsigned u = *(const unsigned *)(const void *)p;
+        T lo, hi;
+        memcpy(&lo, &u, sizeof lo);
+        u >>= 16;
+        memcpy(&hi, &u, sizeof hi);
+        v[0] = widen(lo);
+        v[1] = widen(hi);
+        return;
+    }
+    v[0] = left > 0 ? widen(p[0]) : 0.0f;
+    v[1] = left > 1 ? widen(p[1]) : 0.0f;
+}
+
+/* Sums over the row lanes of a block, in their order, for the columns of the lane. */
+SPW_DEVICE void
+put_partial(float *partial, const float *sum, uint64_t c, uint64_t C)
+{
+    __shared__ float lanes[ROW_LANES][COLUMN_LANES * LANE_COLUMNS];
+    unsigned lane = threadIdx.x / COLUMN_LANES, column = threadIdx.x % COLUMN_LANES * LANE_COLUMNS;
+    __syncthreads(); /* what the call before left has been read */
+    lanes[lane][column] = sum[0];
+    lanes[lane][column + 1] = sum[1];
+    __syncthreads();
+    for (unsigned j = 0; j < LANE_COLUMNS && lane == 0 && c + j < C; j++) {
+        float all = lanes[0][column + j];
+        for (int i = 1; i < ROW_LANES; i++)
+            all += lanes[i][column + j];
+        partial[blockIdx.y * C + c + j] = all;
+    }
+}
+
+/*
+ * partial(slices, C): slice s sums rows s rows_per_slice and on of a; scaled(slices, C): of a * (x - mean) * rstd. Either may
+ * be NULL.
+ */
 template <class T>
 __global__ void
-column_sums_kernel(float *partial, const T *a, const T *x, const float *mean, const float *rstd, uint64_t M, uint64_t C,
-                   uint64_t rows_per_slice)
+column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const float *mean, const float *rstd,
+                   uint64_t M, uint64_t C, uint64_t rows_per_slice, bool wide)
 {
-    __shared__ float lanes[ROW_LANES][COLUMN_LANES];
-    uint64_t c = (uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES;
+    uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES) * LANE_COLUMNS;
     uint64_t first = blockIdx.y * rows_per_slice, end = least(M, first + rows_per_slice);
-    unsigned lane = threadIdx.x / COLUMN_LANES;
-    float sum = 0.0f;
-    for (uint64_t r = first + lane; r < end && c < C; r += ROW_LANES) {
-        float v = widen(a[r * C + c]);
-        if (x != NULL)
-            v *= (widen(x[r * C + c]) - (mean != NULL ? mean[r] : 0.0f)) * rstd[r];
-        sum += v;
+    float sum[LANE_COLUMNS] = {0}, sum_scaled[LANE_COLUMNS] = {0};
+#pragma unroll 4
+    for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end; r += ROW_LANES) {
+        float v[LANE_COLUMNS] = {0}, w[LANE_COLUMNS] = {0}, mu = 0.0f, scale = 0.0f;
+        if (c < C)
+            load2(v, a + r * C + c, C - c, wide);
+        if (scaled != NULL && c < C) {
+            load2(w, x + r * C + c, C - c, wide);
+            mu = mean != NULL ? mean[r] : 0.0f;
+            scale = rstd[r];
+        }
+#pragma unroll
+        for (int j = 0; j < LANE_COLUMNS; j++) {
+            sum[j] += v[j];
+            sum_scaled[j] += v[j] * ((w[j] - mu) * scale);
+        }
     }
-    lanes[lane][threadIdx.x % COLUMN_LANES] = sum;
-    __syncthreads();
-    if (lane == 0 && c < C) {
-        for (int i = 1; i < ROW_LANES; i++)
-            sum += lanes[i][threadIdx.x];
-        partial[blockIdx.y * C + c] = sum;
-    }
+    if (partial != NULL)
+        put_partial(partial, sum, c, C);
+    if (scaled != NULL)
+        put_partial(scaled, sum_scaled, c, C);
 }
 
 SPW_KERNEL void

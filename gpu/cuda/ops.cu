@@ -148,22 +148,28 @@ spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *co
 /* ---------------------------------------------------------------- norms */
 
 void
-spw__cuda_column_sums(cuda_queue *q, float *sums, const void *a, const void *x, const float *mean, const float *rstd,
-                      uint64_t M, uint64_t C)
+spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
+                      const float *rstd, uint64_t M, uint64_t C)
 {
     uint64_t slices = (M + 63) / 64, rows_per_slice;
-    float *partial;
-    if (M == 0)
+    float *partial, *of_sums, *of_scaled;
+    if (M == 0 || (sums == NULL && scaled == NULL))
         return;
     slices = slices > 64 ? 64 : slices;
     rows_per_slice = (M + slices - 1) / slices;
     slices = (M + rows_per_slice - 1) / rows_per_slice;
-    partial = (float *)spw__cuda_scratch(q, slices * C * sizeof *partial);
+    partial = (float *)spw__cuda_scratch(q, 2 * slices * C * sizeof *partial);
     if (partial == NULL)
         return;
-    BY_TYPE(q, LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
-                      (column_sums_kernel<T>), partial, (const T *)a, (const T *)x, mean, rstd, M, C, rows_per_slice));
-    LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, partial, C, (unsigned)slices);
+    of_sums = sums != NULL ? partial : NULL;
+    of_scaled = scaled != NULL ? partial + slices * C : NULL;
+    BY_TYPE(q, LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices),
+                      COLUMN_LANES * ROW_LANES, 0, (column_sums_kernel<T>), of_sums, of_scaled, (const T *)a,
+                      (const T *)x, mean, rstd, M, C, rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x)));
+    if (sums != NULL)
+        LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, of_sums, C, (unsigned)slices);
+    if (scaled != NULL)
+        LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), scaled, of_scaled, C, (unsigned)slices);
 }
 
 static void
@@ -194,34 +200,31 @@ spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const
 
 /* The parameters' gradients first: dx may be dy. */
 static void
-norm_backward(spw_gpu_queue *queue, act *dx, float *dg, float *db, const act *dy, const act *x, const act *g,
-              const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy, const act *x,
+              const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g) && spw__cuda_aligned(onto);
     if (M == 0)
         return;
-    if (dg != NULL)
-        spw__cuda_column_sums(q, dg, dy, x, mean, rstd, M, C);
-    if (db != NULL)
-        spw__cuda_column_sums(q, db, dy, NULL, NULL, NULL, M, C);
+    spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
     if (dx != NULL)
-        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)dy,
-                          (const T *)x, (const T *)g, mean, rstd, C, (flags & SPW_OP_ACC_DX) != 0, wide));
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)onto,
+                          (const T *)dy, (const T *)x, (const T *)g, mean, rstd, C, wide));
 }
 
 void
-spw__cuda_layernorm_backward(spw_gpu_queue *queue, act *dx, float *dg, float *db, const act *dy, const act *x,
-                             const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cuda_layernorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy,
+                             const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(queue, dx, dg, db, dy, x, g, mean, rstd, M, C, flags);
+    norm_backward(queue, dx, onto, dg, db, dy, x, g, mean, rstd, M, C);
 }
 
 void
-spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, float *dg, const act *dy, const act *x, const act *g,
-                           const float *rstd, uint64_t M, uint64_t C, unsigned flags)
+spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, const act *dy, const act *x,
+                           const act *g, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(queue, dx, dg, NULL, dy, x, g, NULL, rstd, M, C, flags);
+    norm_backward(queue, dx, onto, dg, NULL, dy, x, g, NULL, rstd, M, C);
 }
 
 /* ---------------------------------------------------------------- loss */
@@ -232,19 +235,27 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
                                uint64_t C, float grad_scale, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint32_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype);
+    uint64_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype), stride = spw_gpu_logits_stride(V);
     bool want_grad = dx != NULL || dw != NULL;
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
         const char *xs = (const char *)x + first * C * elem_bytes;
-        spw__cuda_gemm(q, false, true, m, V, C, xs, w, false, logits, false, NULL);
+        char *dxs = (char *)dx + first * C * elem_bytes;
+        bool set_dw = first == 0 && (flags & SPW_OP_SET_DW);
+        cuda_product of_logits = spw__cuda_product(logits, xs, w, m, V, C);
+        cuda_product of_x = spw__cuda_product(dxs, logits, w, m, C, V);
+        cuda_product of_w = spw__cuda_product(dw, logits, xs, V, C, m);
+        of_logits.trans_b = true;
+        of_logits.c_stride = of_x.a_stride = of_w.a_stride = stride;
+        of_x.onto = flags & SPW_OP_ACC_DX ? dxs : NULL;
+        of_w.trans_a = of_w.f32_out = true;
+        of_w.onto = set_dw ? NULL : dw;
+        spw__cuda_gemm(q, &of_logits);
         BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T>), losses + first, (T *)logits,
-                          targets + first, V, grad_scale, want_grad, V % 8 == 0 && spw__cuda_aligned(logits)));
+                          targets + first, V, stride, grad_scale, want_grad, spw__cuda_aligned(logits)));
         if (dx != NULL)
-            spw__cuda_gemm(q, false, false, m, C, V, logits, w, (flags & SPW_OP_ACC_DX) != 0,
-                           (char *)dx + first * C * elem_bytes, false, NULL);
+            spw__cuda_gemm(q, &of_x);
         if (dw != NULL)
-            spw__cuda_gemm(q, true, false, V, C, m, logits, xs, first > 0 || (flags & SPW_OP_SET_DW) == 0, dw, true,
-                           NULL);
+            spw__cuda_gemm(q, &of_w);
     }
 }

@@ -114,11 +114,11 @@ put_rows_kernel(T *key, T *value, const T *new_key, const T *new_value, const in
 /* One row of logits: the loss, and in place scale * (softmax - one-hot) when wanted. */
 template <class T>
 __global__ void
-cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, float scale, bool want_grad,
-                     bool wide)
+cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, uint64_t stride, float scale,
+                     bool want_grad, bool wide)
 {
     uint64_t row = blockIdx.x;
-    T *in = logits + row * V;
+    T *in = logits + row * stride;
     int32_t target = targets[row];
     float max = -INFINITY, sum = 0.0f, v[8], at_target = target >= 0 ? widen(in[target]) : 0.0f, all;
     if (target < 0) {

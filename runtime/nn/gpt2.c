@@ -6,8 +6,6 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { LOSS_ROWS = 256 };
-
 spw_value *
 spw__nn_head(const spw_call *call, spw_value *x, spw_value *w)
 {
@@ -15,7 +13,7 @@ spw__nn_head(const spw_call *call, spw_value *x, spw_value *w)
         spw_value *y = spw_nn_linear(call->tape, x, w, NULL, 0);
         return y;
     }
-    return spw_nn_head_loss(call->tape, x, w, call->batch, LOSS_ROWS);
+    return spw_nn_head_loss(call->tape, x, w, call->batch);
 }
 
 spw_value *
@@ -26,6 +24,17 @@ spw_gpt2_embed_forward(const spw_call *call, spw_value *x)
     x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
     x = spw_nn_embedding_add(call->tape, x, b->places, call->params[1]);
     return call->training ? spw_nn_dropout(call->tape, x, call->model->config.dropout, b, 0) : x;
+}
+
+/* x + what a half of the block makes of h at last, which drops out at the site. */
+static spw_value *
+add_half(const spw_call *call, spw_value *x, spw_value *h, uint32_t w, spw_value *bias, uint64_t site)
+{
+    float p = call->training ? (float)call->model->config.dropout : 0.0f;
+    if (p == 0)
+        return spw__nn_adapted(call, x, h, w, bias, SPW_OP_W_IN_OUT);
+    h = spw__nn_adapted(call, NULL, h, w, bias, SPW_OP_W_IN_OUT);
+    return spw_nn_add(call->tape, x, spw_nn_dropout(call->tape, h, p, call->batch, site));
 }
 
 enum { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
@@ -44,19 +53,15 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
                                  .D = c->head_dim,
                                  .scale = 1.0f / sqrtf((float)c->head_dim)};
     spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
-    spw_value *qkv = spw__nn_adapted(call, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
+    spw_value *qkv = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
     h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);
-    h = spw__nn_adapted(call, h, PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT);
-    if (call->training)
-        h = spw_nn_dropout(t, h, c->dropout, call->batch, site);
-    x = spw_nn_add(t, x, h);
+    x = add_half(call, x, h, PROJ_W, p[PROJ_B], site);
     h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
-    h = spw__nn_adapted(call, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT);
-    h = spw_nn_gelu(t, h);
-    h = spw__nn_adapted(call, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT);
-    if (call->training)
-        h = spw_nn_dropout(t, h, c->dropout, call->batch, site + 1);
-    return spw_nn_add(t, x, h);
+    if (call->block->adapter_at[FC_W] == 0)
+        h = spw_nn_linear_gelu(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
+    else
+        h = spw_nn_gelu(t, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
+    return add_half(call, x, h, OUT_W, p[OUT_B], site + 1);
 }
 
 spw_value *

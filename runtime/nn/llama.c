@@ -16,13 +16,16 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
     return spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
 }
 
-/* y = x w^T, with the bias that may follow w in the block's list; at moves past both. The adapter lies at the list's end. */
+/*
+ * y = x w^T, with the bias that may follow w in the block's list, and onto if that is not NULL; at moves past both. The adapter
+ * lies at the list's end.
+ */
 static spw_value *
-linear(const spw_call *call, uint32_t *at, spw_value *x, bool bias)
+linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool bias)
 {
     uint32_t w = (*at)++;
     spw_value *b = bias ? call->params[(*at)++] : NULL;
-    return spw__nn_adapted(call, x, w, b, 0);
+    return spw__nn_adapted(call, onto, x, w, b, 0);
 }
 
 /* Queries or keys: linear, norm of each head, rope. */
@@ -30,7 +33,7 @@ static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 {
     const spw_model_config *c = &call->model->config;
-    x = linear(call, at, x, c->qkv_bias);
+    x = linear(call, at, NULL, x, c->qkv_bias);
     if (c->qk_norm)
         x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
@@ -53,14 +56,14 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
     q = turned(call, &at, h, c->heads);
     k = turned(call, &at, h, c->kv_heads);
-    v = linear(call, &at, h, c->qkv_bias);
+    v = linear(call, &at, NULL, h, c->qkv_bias);
     h = spw_nn_attention(t, q, 0, k, 0, v, 0, &shape);
-    x = spw_nn_add(t, x, linear(call, &at, h, c->out_bias));
+    x = linear(call, &at, x, h, c->out_bias);
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
-    gate = linear(call, &at, h, c->mlp_bias);
-    up = linear(call, &at, h, c->mlp_bias);
+    gate = linear(call, &at, NULL, h, c->mlp_bias);
+    up = linear(call, &at, NULL, h, c->mlp_bias);
     h = spw_nn_silu_mul(t, gate, up);
-    return spw_nn_add(t, x, linear(call, &at, h, c->mlp_bias));
+    return linear(call, &at, x, h, c->mlp_bias);
 }
 
 spw_value *

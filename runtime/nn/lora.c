@@ -17,12 +17,14 @@ spw_lora_scale(const spw_lora *lora)
 enum { FIRST_SITE = 1 << 20 };
 
 spw_value *
-spw__nn_adapted(const spw_call *call, spw_value *x, uint32_t w, spw_value *bias, unsigned flags)
+spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags)
 {
     spw_tape *t = call->tape;
     const spw_lora *lora = &call->model->lora;
     uint32_t a = call->block->adapter_at[w];
-    spw_value *y = spw_nn_linear(t, x, call->params[w], bias, flags), *low = x;
+    spw_value *y = onto != NULL ? spw_nn_linear_add(t, onto, x, call->params[w], bias, flags)
+                                : spw_nn_linear(t, x, call->params[w], bias, flags);
+    spw_value *low = x;
     if (a == 0)
         return y;
     if (call->training)

@@ -8,8 +8,9 @@ void spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *nam
                  uint32_t ndim, spw_init init, float std);
 void spw__nn_build_gpt2(spw_model *m);
 void spw__nn_build_llama(spw_model *m); /* and its relatives */
-/* y = x w^T for the block's parameter at index w, with bias (may be NULL) and the adapter that it may have (lora.c). */
-spw_value *spw__nn_adapted(const spw_call *call, spw_value *x, uint32_t w, spw_value *bias, unsigned flags);
+/* y = onto + x w^T for the block's parameter at index w, with the adapter that it may have (lora.c). onto, bias: or NULL. */
+spw_value *
+spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags);
 /* Loss in training and evaluation, logits when call->logits_out is set. */
 spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
 

@@ -20,11 +20,15 @@ extern "C" {
 /* A matrix of activations (rows, cols) on the device, or a parameter. */
 typedef struct spw_value {
     act *data;
-    act *grad;     /* activations: allocated when first written */
+    act *grad; /* activations: allocated when first written */
+    act *
+        so_far; /* what there is of grad, where that is not there yet: another value's, which needs it no more; NULL: none */
+    act *gelu_in;  /* data is gelu() of this; NULL: of nothing that is known */
     float *w_grad; /* parameters: fp32; NULL: frozen */
     bool *w_begun; /* something is in w_grad already, and more is added; NULL: it is */
     uint64_t rows, cols;
     bool needs_grad, grad_set, is_param;
+    bool grad_of_gelu_in; /* grad went through the gelu already */
 } spw_value;
 
 /* What one micro-batch brings. Arrays on the device, one int32 per token. */
@@ -37,8 +41,8 @@ typedef struct spw_batch {
 } spw_batch;
 
 typedef struct spw_tape spw_tape;
-/* act_dtype: the compute type of queue's device. */
-spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_dtype act_dtype, spw_error *err);
+/* queue: of device, whose compute type values have. */
+spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, const spw_gpu_info *device, spw_error *err);
 void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
@@ -71,6 +75,9 @@ void spw_tape_backward(spw_tape *tape, spw_value *out);
 /* ---------------------------------------------------------------- operations; a NULL or failed input gives NULL */
 
 spw_value *spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
+/* onto + linear(x), and gelu(linear(x)): as two operations would, with less to move. */
+spw_value *spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
+spw_value *spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags);
 spw_value *spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *table);
 /* x + table[ids], in x's memory. */
 spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table);
@@ -88,8 +95,11 @@ spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
-/* Chunked linear head and cross-entropy; losses go to batch->losses. While recording also all gradients. */
-spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk);
+/*
+ * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
+ * recording also all gradients.
+ */
+spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch);
 
 /* ---------------------------------------------------------------- models */
 

@@ -39,7 +39,7 @@ enum { OPS_MAX = 256, VALUES_MAX = 512 };
 struct spw_tape {
     spw_gpu_queue *queue;
     spw_dtype act_dtype;
-    uint32_t act_bytes;
+    uint32_t act_bytes, loss_rows;
     char *arena;
     uint64_t arena_bytes, used;
     char *after; /* the arena of backward, when forward was kept in another one */
@@ -56,15 +56,16 @@ struct spw_tape {
 };
 
 spw_status
-spw_tape_create(spw_tape **out, spw_gpu_queue *queue, spw_dtype act_dtype, spw_error *err)
+spw_tape_create(spw_tape **out, spw_gpu_queue *queue, const spw_gpu_info *device, spw_error *err)
 {
     spw_tape *t = spw_mem_zalloc(sizeof *t);
     *out = t;
     if (t == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "tape");
     t->queue = queue;
-    t->act_dtype = act_dtype;
-    t->act_bytes = spw_dtype_bytes(act_dtype);
+    t->act_dtype = device->compute_dtype;
+    t->act_bytes = spw_dtype_bytes(device->compute_dtype);
+    t->loss_rows = device->loss_rows;
     return SPW_OK;
 }
 
@@ -211,29 +212,56 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
 
 /* ---------------------------------------------------------------- forward */
 
-spw_value *
-spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+/* onto NULL: onto nothing. gelu: of the result. */
+static spw_value *
+linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
 {
-    uint64_t K, N;
+    unsigned how = flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
+    uint64_t M, K, N;
+    const act *bias = b != NULL ? b->data : NULL;
     spw_value *y;
     op *o;
     if (x == NULL || w == NULL)
         return fail(t);
+    M = x->rows;
     K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
     N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
-    if (K != x->cols || (b != NULL && b->rows * b->cols != N))
+    if (K != x->cols || (b != NULL && b->rows * b->cols != N) || (onto != NULL && (onto->rows != M || onto->cols != N)))
         return fail(t);
-    y = new_value(t, x->rows, N, NULL);
-    if (y == NULL || (o = new_op(t, T_LINEAR, y)) == NULL)
+    y = new_value(t, M, N, NULL);
+    if (y == NULL || (gelu && (y->gelu_in = take(t, M * N * t->act_bytes)) == NULL) ||
+        (o = new_op(t, T_LINEAR, y)) == NULL)
         return fail(t);
-    if (computes(t))
-        spw_gpu_linear(t->queue, y->data, x->data, w->data, b != NULL ? b->data : NULL, x->rows, N, K,
-                       flags | (t->by_row ? SPW_OP_BY_ROW : 0u));
+    if (computes(t) && gelu)
+        spw_gpu_linear_gelu(t->queue, y->data, y->gelu_in, x->data, w->data, bias, M, N, K, how);
+    else if (computes(t) && onto != NULL)
+        spw_gpu_linear_add(t->queue, y->data, onto->data, x->data, w->data, bias, M, N, K, how);
+    else if (computes(t))
+        spw_gpu_linear(t->queue, y->data, x->data, w->data, bias, M, N, K, how);
     o->in[0] = x;
+    o->in[1] = onto;
     o->param[0] = w;
     o->param[1] = b;
     o->flags = flags;
     return y;
+}
+
+spw_value *
+spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+{
+    return linear(t, NULL, x, w, b, flags, false);
+}
+
+spw_value *
+spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+{
+    return onto == NULL ? fail(t) : linear(t, onto, x, w, b, flags, false);
+}
+
+spw_value *
+spw_nn_linear_gelu(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
+{
+    return linear(t, NULL, x, w, b, flags, true);
 }
 
 static spw_value *
@@ -462,6 +490,15 @@ spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint6
     return y;
 }
 
+/* Brings what there is of a gradient to where it is to lie. */
+static void
+settle(spw_tape *t, spw_value *v)
+{
+    if (v->so_far != NULL && !t->dry)
+        spw_gpu_copy_d2d(t->queue, v->grad, t->act_dtype, v->so_far, t->act_dtype, v->rows * v->cols, NULL);
+    v->so_far = NULL;
+}
+
 /* Where an input's gradient goes; NULL when nobody wants it. Sets the accumulate flag when something is there already. */
 static act *
 grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
@@ -470,8 +507,24 @@ grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
         return NULL;
     if (v->grad == NULL)
         v->grad = take(t, v->rows * v->cols * t->act_bytes);
+    settle(t, v);
     if (v->grad_set)
         *flags |= flag;
+    v->grad_set = true;
+    return v->grad;
+}
+
+/* The same for an operation that adds to what lies anywhere. */
+static act *
+grad_onto(spw_tape *t, spw_value *v, const act **onto)
+{
+    *onto = NULL;
+    if (v == NULL || !v->needs_grad)
+        return NULL;
+    if (v->grad == NULL)
+        v->grad = take(t, v->rows * v->cols * t->act_bytes);
+    *onto = v->so_far != NULL ? v->so_far : v->grad_set ? v->grad : NULL;
+    v->so_far = NULL;
     v->grad_set = true;
     return v->grad;
 }
@@ -495,19 +548,30 @@ sum_of(spw_tape *t, spw_value *w)
     return w == NULL ? NULL : w->w_grad;
 }
 
-spw_value *
-spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, uint64_t rows_per_chunk)
+/* By shape and device alone, because the sum of the weights' gradient depends on it. Chunks of about the same size. */
+static uint64_t
+rows_at_a_time(const spw_tape *t, uint64_t M, uint64_t V)
 {
-    uint64_t M = batch->sequences * batch->positions;
+    enum { STEP = 256, LOGITS_BYTES = 256 << 20 };
+    uint64_t most = LOGITS_BYTES / (spw_gpu_logits_stride(V) * t->act_bytes) / STEP * STEP, chunks, rows;
+    most = most < STEP ? STEP : most < t->loss_rows ? most : t->loss_rows;
+    chunks = (M + most - 1) / most;
+    rows = chunks > 0 ? spw_round_up((M + chunks - 1) / chunks, STEP) : 0;
+    return rows < M ? rows : M;
+}
+
+spw_value *
+spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch)
+{
+    uint64_t M = batch->sequences * batch->positions, rows;
     unsigned flags = 0;
     spw_value *y;
     act *logits, *dx;
     if (x == NULL || w == NULL || x->rows != M || x->cols != w->cols)
         return fail(t);
-    if (rows_per_chunk > M)
-        rows_per_chunk = M;
+    rows = rows_at_a_time(t, M, w->rows);
     y = new_value(t, 1, 1, NULL);
-    logits = take(t, rows_per_chunk * w->rows * t->act_bytes);
+    logits = take(t, rows * spw_gpu_logits_stride(w->rows) * t->act_bytes);
     dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
     if (t->record && begins(t, w))
         flags |= SPW_OP_SET_DW;
@@ -515,8 +579,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
         return fail(t);
     if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
-                                     batch->targets, logits, rows_per_chunk, M, w->rows, w->cols, batch->grad_scale,
-                                     flags);
+                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, flags);
     return y;
 }
 
@@ -527,12 +590,38 @@ pass_through(spw_tape *t, spw_value *to, const spw_value *from)
 {
     unsigned acc = 0;
     act *dx = grad_of(t, to, 1, &acc);
-    if (dx == NULL || t->dry || dx == from->grad)
+    if (dx == NULL || t->dry)
         return;
     if (acc)
         spw_gpu_add(t->queue, dx, dx, from->grad, from->rows * from->cols);
     else
         spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, from->grad, t->act_dtype, from->rows * from->cols, NULL);
+}
+
+/* from's gradient is a part of to's, and was needed for the last time: its memory is to's from now on, if to has none. */
+static void
+hand_over(spw_tape *t, spw_value *to, const spw_value *from)
+{
+    if (to == NULL || !to->needs_grad)
+        return;
+    if (to->grad_set)
+        pass_through(t, to, from);
+    else if (to->grad == NULL)
+        to->grad = from->grad;
+    else
+        to->so_far = from->grad;
+    to->grad_set = true;
+}
+
+/* Nothing else takes v than this operation, once: the gradient that it gives v is all there is. */
+static bool
+only_user(const spw_tape *t, const op *user, const spw_value *v)
+{
+    uint32_t uses = 0;
+    for (const op *o = t->ops; o <= user; o++)
+        for (int i = 0; i < 3; i++)
+            uses += o->in[i] == v;
+    return uses == 1 && !v->grad_set; /* those behind it are done */
 }
 
 /* An operation whose output lies in its input's memory: both gradients are one buffer. */
@@ -547,24 +636,41 @@ share_grad(spw_value *in, const spw_value *out)
 }
 
 static void
+linear_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[0], *w = o->param[0];
+    unsigned flags = o->flags;
+    uint64_t M = x->rows, N = y->cols, K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
+    bool through_gelu = x->gelu_in != NULL && x->needs_grad && only_user(t, o, x);
+    act *dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+    x->grad_of_gelu_in = through_gelu;
+    if (begins(t, w))
+        flags |= SPW_OP_SET_DW;
+    if (t->dry) {
+        hand_over(t, o->in[1], y);
+        return;
+    }
+    if (y->gelu_in != NULL && !y->grad_of_gelu_in)
+        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
+    if (through_gelu)
+        spw_gpu_linear_gelu_backward(t->queue, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, x->gelu_in,
+                                     w->data, M, N, K, flags);
+    else
+        spw_gpu_linear_backward(t->queue, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, w->data, M, N, K,
+                                flags);
+    hand_over(t, o->in[1], y);
+}
+
+static void
 backward_op(spw_tape *t, op *o)
 {
     spw_gpu_queue *q = t->queue;
     spw_value *y = o->out, *x = o->in[0];
     unsigned flags = o->flags;
+    const act *onto;
     act *dx, *d2;
     switch (o->kind) {
-    case T_LINEAR: {
-        spw_value *w = o->param[0];
-        uint64_t K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
-        if (begins(t, w))
-            flags |= SPW_OP_SET_DW;
-        if (!t->dry)
-            spw_gpu_linear_backward(q, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, w->data, x->rows,
-                                    y->cols, K, flags);
-        return;
-    }
+    case T_LINEAR: linear_backward(t, o); return;
     case T_EMBEDDING: {
         spw_value *table = o->param[0];
         if (!t->dry && table->w_grad != NULL)
@@ -573,16 +679,16 @@ backward_op(spw_tape *t, op *o)
         return;
     }
     case T_LAYERNORM:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        dx = grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_layernorm_backward(q, dx, sum_of(t, o->param[0]), sum_of(t, o->param[1]), y->grad, x->data,
-                                       o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols, flags);
+            spw_gpu_layernorm_backward(q, dx, onto, sum_of(t, o->param[0]), sum_of(t, o->param[1]), y->grad, x->data,
+                                       o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols);
         return;
     case T_RMSNORM:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        dx = grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, o->saved[0],
-                                     x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols, flags);
+            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data,
+                                     o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
         return;
     case T_ROPE:
         if (!t->dry)
@@ -615,8 +721,8 @@ backward_op(spw_tape *t, op *o)
             spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
         return;
     case T_ADD:
-        pass_through(t, x, y);
         pass_through(t, o->in[1], y);
+        hand_over(t, x, y);
         return;
     case T_ADD_SCALED: {
         unsigned acc = 0;
@@ -658,4 +764,6 @@ spw_tape_backward(spw_tape *t, spw_value *out)
         if (t->ops[i].out->grad_set)
             backward_op(t, &t->ops[i]);
     }
+    for (uint32_t i = 0; i < t->value_count && t->status == SPW_OK; i++)
+        settle(t, &t->values[i]);
 }

@@ -1,0 +1,339 @@
+/*
+ * cuBLASLt as far as the plugin uses it, for tests without a GPU: products as its documentation defines them, columns first, in the
+ * order of emulated streams. It is stricter than the library: what is promised when an algorithm is chosen (shapes, alignments,
+ * workspace) and not kept when it is used stops the test. With SPW_EMULATE_BLAS=plain it has no way for an epilogue with a
+ * GELU, with "none" for nothing at all: then the plugin's own kernels serve. Test code.
+ */
+#include "cublasLt.h"
+#include "common.cuh"
+#include <stdio.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+struct emulated_blas {
+    int open;
+};
+struct emulated_desc {
+    cublasOperation_t op_a, op_b;
+    cublasLtEpilogue_t epilogue;
+    const void *bias;
+    void *aux;
+    cudaDataType_t bias_type;
+    int64_t aux_ld;
+};
+struct emulated_layout {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct emulated_preference {
+    size_t workspace;
+    uint32_t schemes, align_a, align_b, align_c, align_d;
+};
+
+namespace
+{
+enum { WORKSPACE = 4096 };
+
+struct product {
+    emulated_desc desc;
+    emulated_layout a, b, d;
+    const char *A, *B, *C;
+    char *D, *workspace;
+    float alpha, beta;
+};
+
+[[noreturn]] void
+stop(const char *why)
+{
+    fprintf(stderr, "emulated cuBLASLt: %s\n", why);
+    abort();
+}
+
+uint64_t
+size_of(cudaDataType_t type)
+{
+    return type == CUDA_R_32F ? 4 : 2;
+}
+
+float
+get(const void *base, cudaDataType_t type, uint64_t i)
+{
+    return type == CUDA_R_32F    ? ((const float *)base)[i]
+           : type == CUDA_R_16BF ? widen(((const bf16 *)base)[i])
+                                 : widen(((const f16 *)base)[i]);
+}
+
+void
+put(void *base, cudaDataType_t type, uint64_t i, float v)
+{
+    if (type == CUDA_R_32F)
+        ((float *)base)[i] = v;
+    else if (type == CUDA_R_16BF)
+        narrow((bf16 *)base + i, v);
+    else
+        narrow((f16 *)base + i, v);
+}
+
+float
+tanh_of(float x)
+{
+    return tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
+}
+
+float
+gelu(float x)
+{
+    return 0.5f * x * (1.0f + tanh_of(x));
+}
+
+float
+gelu_slope(float x)
+{
+    float t = tanh_of(x), du = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du;
+}
+
+/* Element (i, j) of op(X), whose stored form is x. */
+float
+factor(const char *X, const emulated_layout &x, cublasOperation_t op, uint64_t i, uint64_t j)
+{
+    return get(X, x.type, op == CUBLAS_OP_N ? i + j * (uint64_t)x.ld : j + i * (uint64_t)x.ld);
+}
+
+bool
+run(void *arg)
+{
+    product *p = (product *)arg;
+    const emulated_desc &e = p->desc;
+    uint64_t K = e.op_a == CUBLAS_OP_N ? p->a.cols : p->a.rows;
+    if (p->workspace != NULL)
+        memset(p->workspace, 0xff, WORKSPACE);
+    for (uint64_t j = 0; j < p->d.cols; j++)
+        for (uint64_t i = 0; i < p->d.rows; i++) {
+            uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
+            float sum = 0.0f;
+            for (uint64_t k = 0; k < K; k++)
+                sum += factor(p->A, p->a, e.op_a, i, k) * factor(p->B, p->b, e.op_b, k, j);
+            sum *= p->alpha;
+            if (p->beta != 0.0f)
+                sum += p->beta * get(p->C, p->d.type, at);
+            if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+                sum += get(e.bias, e.bias_type, i);
+            if (e.epilogue == CUBLASLT_EPILOGUE_DGELU)
+                sum *= gelu_slope(get(e.aux, p->d.type, aux_at));
+            if (e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                put(e.aux, p->d.type, aux_at, sum);
+                sum = gelu(sum);
+            }
+            put(p->D, p->d.type, at, sum);
+        }
+    delete p;
+    return true;
+}
+
+bool
+with_gelu(const emulated_desc *desc)
+{
+    return desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           desc->epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+uint64_t
+alignment_of(const void *p)
+{
+    uint64_t bits = (uint64_t)(uintptr_t)p | 256;
+    return bits & (~bits + 1);
+}
+
+/* What an algorithm was chosen for. */
+struct choice {
+    uint64_t mark, shape[4], align, pointers, epilogue;
+};
+
+choice
+choose(const emulated_desc *desc, const emulated_layout *a, const emulated_layout *b, const emulated_layout *d)
+{
+    choice c = {};
+    c.mark = 0x6c74;
+    c.shape[0] = d->rows;
+    c.shape[1] = d->cols;
+    c.shape[2] = a->rows * 31 + a->cols + (uint64_t)a->ld * 7 + (uint64_t)desc->op_a;
+    c.shape[3] = b->rows * 31 + b->cols + (uint64_t)b->ld * 7 + (uint64_t)desc->op_b + (uint64_t)d->ld * 13;
+    c.epilogue = (uint64_t)desc->epilogue;
+    return c;
+}
+
+template <class T>
+cublasStatus_t
+create(T **out)
+{
+    *out = (T *)calloc(1, sizeof **out);
+    return *out != NULL ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+template <class T>
+cublasStatus_t
+copy_in(T *to, const void *value, size_t bytes)
+{
+    if (bytes != sizeof *to)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+} // namespace
+
+EXPORT cublasStatus_t
+cublasLtCreate(cublasLtHandle_t *handle)
+{
+    return create(handle);
+}
+
+EXPORT cublasStatus_t
+cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute_type, cudaDataType_t scale_type)
+{
+    if (compute_type != CUBLAS_COMPUTE_32F || scale_type != CUDA_R_32F)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (create(desc) != CUBLAS_STATUS_SUCCESS)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    (*desc)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
+{
+    free(desc);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value,
+                               size_t bytes)
+{
+    switch (what) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return copy_in(&desc->op_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return copy_in(&desc->op_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return copy_in(&desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return copy_in(&desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return copy_in(&desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return copy_in(&desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return copy_in(&desc->aux_ld, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows, uint64_t cols,
+                           int64_t ld)
+{
+    if (ld < (int64_t)rows)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (create(layout) != CUBLAS_STATUS_SUCCESS)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    **layout = emulated_layout{type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+    free(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
+{
+    return create(preference);
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    free(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t what,
+                                     const void *value, size_t bytes)
+{
+    switch (what) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return copy_in(&preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return copy_in(&preference->schemes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return copy_in(&preference->align_a, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return copy_in(&preference->align_b, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return copy_in(&preference->align_c, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return copy_in(&preference->align_d, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                               cublasLtMatmulPreference_t preference, int wanted,
+                               cublasLtMatmulHeuristicResult_t *results, int *count)
+{
+    const char *mode = getenv("SPW_EMULATE_BLAS");
+    uint64_t k_a = desc->op_a == CUBLAS_OP_N ? a->cols : a->rows, m = desc->op_a == CUBLAS_OP_N ? a->rows : a->cols;
+    uint64_t k_b = desc->op_b == CUBLAS_OP_N ? b->rows : b->cols, n = desc->op_b == CUBLAS_OP_N ? b->cols : b->rows;
+    choice found = choose(desc, a, b, d);
+    *count = 0;
+    if (wanted < 1 || k_a != k_b || m != d->rows || n != d->cols || c->rows != d->rows || c->cols != d->cols ||
+        c->ld != d->ld || c->type != d->type || a->type != b->type || (d->type != a->type && d->type != CUDA_R_32F))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (preference->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+        stop("sums whose order may change");
+    if ((mode != NULL && (strcmp(mode, "none") == 0 || (strcmp(mode, "plain") == 0 && with_gelu(desc)))) ||
+        preference->workspace < WORKSPACE)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (with_gelu(desc) && (desc->aux_ld % 8 != 0 || desc->aux_ld < (int64_t)d->rows || d->type == CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (preference->align_a != preference->align_b || preference->align_a != preference->align_c ||
+        preference->align_a != preference->align_d)
+        stop("alignments that differ");
+    found.align = preference->align_a;
+    found.pointers = with_gelu(desc) ? alignment_of(desc->aux) : 256;
+    if (desc->bias != NULL && alignment_of(desc->bias) < found.pointers)
+        found.pointers = alignment_of(desc->bias);
+    memset(results, 0, sizeof *results);
+    static_assert(sizeof found <= sizeof results->algo, "it fits");
+    memcpy(&results->algo, &found, sizeof found);
+    results->workspaceSize = WORKSPACE;
+    results->state = CUBLAS_STATUS_SUCCESS;
+    *count = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EXPORT cublasStatus_t
+cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t a,
+               const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C, cublasLtMatrixLayout_t c,
+               void *D, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace,
+               size_t workspace_bytes, cudaStream_t stream)
+{
+    choice was, is = choose(desc, a, b, d);
+    uint64_t align = alignment_of((void *)((uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D));
+    memcpy(&was, algo, sizeof was);
+    is.align = was.align;
+    is.pointers = was.pointers;
+    if (memcmp(&is, &was, sizeof is) != 0 || c != d)
+        stop("an algorithm for another product");
+    if (align < was.align || (desc->bias != NULL && alignment_of(desc->bias) < was.pointers) ||
+        (with_gelu(desc) && alignment_of(desc->aux) < was.pointers))
+        stop("less alignment than was promised");
+    if (workspace == NULL || workspace_bytes < WORKSPACE)
+        stop("no workspace");
+    spw_emulate_submit(stream, run,
+                       new product{*desc, *a, *b, *d, (const char *)A, (const char *)B, (const char *)C, (char *)D,
+                                   (char *)workspace, *(const float *)alpha, *(const float *)beta});
+    return CUBLAS_STATUS_SUCCESS;
+}
