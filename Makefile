@@ -278,7 +278,7 @@ help:
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
 	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
-	@echo "make gpu-bench  products, attention and copies on the GPU, from the same kit"
+	@echo "make gpu-bench  products, attention, copies and training on the GPU, from the same kit"
 	@echo "make lint     include direction, formatting, names            make format clang-format in place"
 	@echo "make install  PREFIX=/usr/local  DESTDIR=                     make clean"
 	@echo "variables     VARIANT=release|debug|checked|asan|tsan  CC=gcc|clang  URING=0|1  MPI=0|1  CUDA=0|1  CUDA_ARCHS=\"80 86 89 90 100 120\""

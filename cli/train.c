@@ -352,14 +352,17 @@ log_start(run *r)
 {
     const spw_config *c = &r->config;
     const spw_layout *l = spw_engine_layout(r->engine);
+    const spw_gpu_info *device = spw_gpu_get_info(spw_engine_gpu(r->engine));
     spw_model_config m = r->model->config;
     json_t *plan = use_rates(r);
-    log_object(r, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:o}", "run", "spillway", "version",
-                            SPW_VERSION, "family", spw_family_name(c->model.family), "params", (json_int_t)l->params,
-                            "layers", (json_int_t)m.layers, "width", (json_int_t)m.width, "chunk_elems",
-                            (json_int_t)c->run.chunk_elems, "state_format", spw_state_name(c->run.state_format), "aio",
-                            spw_store_aio_reason(spw_engine_store(r->engine)), "first_step",
-                            (json_int_t)(r->at.step + 1), "plan", plan));
+    log_object(r,
+               json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:s, s:f, s:f, s:o}", "run", "spillway",
+                         "version", SPW_VERSION, "family", spw_family_name(c->model.family), "params",
+                         (json_int_t)l->params, "layers", (json_int_t)m.layers, "width", (json_int_t)m.width,
+                         "chunk_elems", (json_int_t)c->run.chunk_elems, "state_format",
+                         spw_state_name(c->run.state_format), "aio", spw_store_aio_reason(spw_engine_store(r->engine)),
+                         "first_step", (json_int_t)(r->at.step + 1), "device", device->description, "peak_flops",
+                         device->peak_flops, "model_flops", spw_engine_plan(r->engine)->model_flops, "plan", plan));
 }
 
 static void
@@ -406,6 +409,11 @@ closing_table(run *r)
             printf("%s%s %.0f%%", shown++ ? ", " : "", spw_resource_name((spw_resource)k), 100 * s->bounds_s[k] / wall);
     }
     printf(" of the time%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them");
+    printf("  model            %.3g FLOP a step, %.4g TFLOP/s", p->model_flops, p->model_flops * n / wall * 1e-12);
+    if (spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops > 0)
+        printf(", %.1f%% of the device's peak (MFU)",
+               100 * p->model_flops * n / wall / spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops);
+    printf("\n");
     printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");

@@ -572,6 +572,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     p->device_updates = in->device_updates;
     p->tokens = in->tokens;
     p->flops = in->flops;
+    p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;
     collect_paths(p, in);

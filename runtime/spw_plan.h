@@ -59,9 +59,10 @@ typedef struct spw_plan {
     uint32_t cpu_ranks;                 /* of this host, that share this one's processors, it among them; 0 is 1 */
     uint32_t path_ranks[SPW_PATHS_MAX]; /* of this host, that swap to its disk, this one among them; 0 is 1 */
     /* One step. */
-    uint64_t params, elems, tokens; /* real and padded parameters; tokens of all micro-batches */
-    uint64_t trained;               /* of elems: with gradient and record */
-    double flops;
+    uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches */
+    uint64_t trained;                    /* of elems: with gradient and record */
+    double flops;                        /* that the device is to do */
+    double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
     uint32_t decision_count;
     spw_decision decisions[SPW_DECISIONS_MAX];

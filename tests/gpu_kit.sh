@@ -8,7 +8,13 @@ mkdir -p "$kit/bin" "$kit/lib"
 cp "$build/spillway" "$build/tests/test_cuda" "$build/tests/test_link" "$build/tests/test_gpu_ops" "$kit/bin/"
 cp "$build/spillway-cuda.so" "$kit/lib/"
 cp "$(dirname "$0")/gpu_run.sh" "$kit/run.sh"
-chmod +x "$kit/run.sh"
+cp "$(dirname "$0")/gpu_train.sh" "$kit/train.sh"
+chmod +x "$kit/run.sh" "$kit/train.sh"
+cd "$(dirname "$0")/.."
+case $build in /*) ;; *) build=$OLDPWD/$build ;; esac
+case $kit in /*) ;; *) kit=$OLDPWD/$kit ;; esac
+"$build/spillway" tokenize README.md docs/*.md runtime/*.[ch] runtime/*/*.[ch] offload/*.[ch] aio/*.[ch] tests/*.[ch] --tokenizer tests/vectors/tok_gpt2.json \
+    -o "$kit/tokens.bin" >/dev/null
 for f in "$kit"/bin/* "$kit/lib/spillway-cuda.so"; do ldd "$f"; done | awk '$3 ~ /^\// { print $3 }' | sort -u |
     grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' | while read -r lib; do cp -L "$lib" "$kit/lib/"; done
 strip --strip-unneeded "$kit"/bin/* "$kit"/lib/*.so*

@@ -1,5 +1,6 @@
 #!/bin/sh
-# On the GPU machine, beside bin/ and lib/: run.sh [test|sanitize|bench|all]. Needs the driver; cuBLASLt of the toolkit where it is.
+# On the GPU machine, beside bin/ and lib/: run.sh [test|sanitize|bench|train|all]. Needs the driver; cuBLASLt of the toolkit where it is.
+# train alone: the benchmarks of whole runs, about ten minutes; train.sh beside this file says what they are.
 # Exits 77 where there is no GPU, with the line that says why.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
@@ -45,6 +46,9 @@ if [ "$what" = test ] || [ "$what" = all ]; then
         (train_ranks) || { echo "== two ranks on two GPUs failed"; failed=1; }
     fi
 fi
+if [ "$what" = test ] || [ "$what" = all ]; then
+    step "whole runs" 500 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" places curves
+fi
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [ "$what" = sanitize ] || [ "$what" = all ]; then
     if [ -n "$sanitizer" ]; then
@@ -58,5 +62,8 @@ if [ "$what" = bench ] || [ "$what" = all ]; then
     for kind in gemm attention "copy --seconds 0.3"; do # shellcheck disable=SC2086
         step "bench $kind" 200 "$here/bin/spillway" bench $kind --device cuda
     done
+fi
+if [ "$what" = train ] || [ "$what" = bench ] || [ "$what" = all ]; then
+    step "training" 900 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" speed offload
 fi
 exit $failed

@@ -1,0 +1,110 @@
+#!/bin/bash
+# Whole training runs on a GPU, as the kit (gpu_kit.sh) brings them there:
+#   curves   GPT-2 124M from one seed in fp32 on the cpu device and on cuda, 20 losses within 1e-4; bf16 beside them
+#   places   the same model in bf16 with its state on the device, in host memory, on nvme and mixed: losses and norms to the last digit
+#   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B
+#   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
+#            (95 GB in host memory), whose state is larger than a card of 80 GB
+# Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
+# usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
+set -u
+small=
+[ "${1:-}" = --small ] && { small=1; shift; }
+spw=$1 data=$2
+shift 2
+dir=$(mktemp -d "${SPW_KIT_DIR:-${TMPDIR:-/tmp}}/spw-gpu-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+mkdir "$dir/swap"
+export XDG_CACHE_HOME=$dir/cache
+failed=0
+fail() { echo "FAILED: $*"; failed=1; }
+
+# model NAME WIDTH LAYERS HEADS POSITIONS MICRO_BATCH ACCUMULATION: its configuration is $dir/NAME.json; 128 wide heads: a Llama.
+model() {
+    name=$1 width=$2 layers=$3 heads=$4 T=$5 micro=$6 acc=$7 vocab=50257
+    [ -n "$small" ] && { width=64 layers=2 heads=2 T=32 micro=2 vocab=512; }
+    case $name in
+    llama*) what="\"model_type\": \"llama\", \"hidden_size\": $width, \"intermediate_size\": $((width * 11 / 4 / 64 * 64)), \"num_hidden_layers\": $layers,
+            \"num_attention_heads\": $heads, \"num_key_value_heads\": $(((heads + 7) / 8)), \"max_position_embeddings\": $T, \"tie_word_embeddings\": false" ;;
+    *) what="\"model_type\": \"gpt2\", \"n_embd\": $width, \"n_layer\": $layers, \"n_head\": $heads, \"n_positions\": $T" ;;
+    esac
+    cat >"$dir/$name.json" <<JSON
+{ "model": {$what, "vocab_size": $vocab}, "data": {"path": ["$data"], "seq_length": $T},
+  "train_micro_batch_size_per_gpu": $micro, "gradient_accumulation_steps": $acc, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "zero_optimization": {"stage": 3},
+  "spillway": {"seed": 1, "device": "cuda", "eval_interval": 0, "checkpoint_dir": ""} }
+JSON
+}
+# run NAME LABEL STEPS SETTINGS...: its log is $dir/LABEL.log. What it says at its end is shown where it fails.
+run() {
+    name=$1 label=$2 steps=$3
+    shift 3
+    "$spw" train "$dir/$name.json" --set spillway.steps="$steps" --set spillway.run_log="$dir/$label.log" "$@" >"$dir/$label.out" 2>&1 && return
+    tail -n 5 "$dir/$label.out"
+    fail "$label"
+    return 1
+}
+host='{"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}'
+records='{"stage": 2, "offload_optimizer": {"device": "cpu"}}'
+nvme="{\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}}"
+losses() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2 \3/p' "$dir/$1.log"; }
+field() { sed -n "s/.*\"$2\":\\([-0-9.e+]*\\).*/\\1/p" "$dir/$1.log"; }
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'; }
+late() { grep '"step":' "$dir/$1.log" | tail -n +4 | sed -n "s/.*\"$2\":\\([-0-9.e+]*\\).*/\\1/p" | median; }
+# show LABEL: a line of what a run reached, and the closing lines that say where the time went.
+show() {
+    awk -v label="$1" -v s="$(late "$1" step_s)" -v tokens="$(late "$1" tokens)" -v flops="$(field "$1" model_flops | head -n 1)" \
+        -v peak="$(field "$1" peak_flops | head -n 1)" -v eta="$(late "$1" eta)" 'BEGIN {
+        printf "%-28s %9.1f ms a step, %8.0f tokens/s, %7.1f TFLOP/s of the model", label, s * 1e3, tokens / s, flops / s * 1e-12
+        if (peak > 0) printf ", MFU %.1f%%", 100 * flops / s / peak
+        printf ", eta %.2f\n", eta }'
+    grep -E '^  (step time|busy|h2d|d2h|nvme|peak memory|total)' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
+}
+curves() {
+    model gpt2-124M 768 12 12 256 4 1
+    run gpt2-124M cpu 20 --set spillway.device=cpu --set bf16.enabled=false --set zero_optimization="$host" &&
+        run gpt2-124M fp32 20 --set bf16.enabled=false && run gpt2-124M bf16 20 || return
+    echo "step, loss on cpu in fp32, on cuda in fp32, in bf16"
+    for label in cpu fp32 bf16; do losses $label | cut -d' ' -f1,2 >"$dir/$label.losses"; done
+    paste -d' ' "$dir/cpu.losses" "$dir/fp32.losses" "$dir/bf16.losses" | awk '{ print $1, $2, $4, $6 }
+        { d = ($2 - $4) / $2; rows++ } d > 1e-4 || d < -1e-4 || $4 != $4 + 0 { bad = 1 } END { exit bad || rows != 20 }' ||
+        fail "losses on the cpu device and on cuda differ by more than 1e-4"
+}
+places() {
+    model gpt2-124M 768 12 12 512 4 2
+    budget=2GiB
+    [ -n "$small" ] && budget=auto
+    run gpt2-124M device 6 && run gpt2-124M host 6 --set zero_optimization="$host" && run gpt2-124M records 6 --set zero_optimization="$records" &&
+        run gpt2-124M nvme 6 --set zero_optimization="$nvme" && run gpt2-124M mixed 6 --set zero_optimization="$nvme" --set spillway.host_memory=$budget || return
+    losses device >"$dir/want"
+    [ "$(wc -l <"$dir/want")" -eq 6 ] || fail "six steps were to be made"
+    for label in host records nvme mixed; do
+        losses $label | cmp -s - "$dir/want" && echo "state $label: losses and norms of state on the device, to the last digit" ||
+            fail "state $label: other losses than with state on the device"
+    done
+}
+speed() {
+    model gpt2-124M 768 12 12 1024 32 2 && run gpt2-124M gpt2-124M 12 && show gpt2-124M
+    model gpt2-774M 1280 36 20 1024 16 2 && run gpt2-774M gpt2-774M 10 && show gpt2-774M
+    model gpt2-1.5B 1600 48 25 1024 16 2 && run gpt2-1.5B gpt2-1.5B 10 && show gpt2-1.5B
+    model llama-1.1B 2048 22 32 2048 8 2 && run llama-1.1B llama-1.1B 10 && show llama-1.1B
+}
+offload() {
+    model gpt2-1.5B 1600 48 25 1024 16 2
+    for turn in 1 2; do
+        run gpt2-1.5B "1.5B on the device, $turn" 8 && show "1.5B on the device, $turn"
+        run gpt2-1.5B "1.5B, records in host memory, $turn" 8 --set zero_optimization="$records" && show "1.5B, records in host memory, $turn"
+    done
+    for turn in 1 2; do late "1.5B, records in host memory, $turn" step_s; late "1.5B on the device, $turn" step_s; done |
+        awk 'NR % 2 { with = $1 } NR % 2 == 0 { printf "offloaded over on the device, turn %d: %.3f\n", NR / 2, with / $1 }'
+    model llama-7B 4096 36 32 2048 4 4
+    run llama-7B 7B 5 --set zero_optimization="$host" && show 7B
+}
+for phase in "$@"; do
+    echo "== $phase"
+    case $phase in
+    curves | places | speed | offload) $phase ;;
+    *) fail "no phase $phase" ;;
+    esac
+done
+exit $failed
