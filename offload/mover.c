@@ -361,6 +361,13 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
     return true;
 }
 
+static bool
+op_may_run(const spw_store *s, const unit *u)
+{
+    return u->op == OP_INIT || u->op == OP_VISIT || u->op == OP_EDIT ||
+           (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
 /* The generation exists and is not being edited, or its update runs without any help from the main thread. */
 static bool
 promised(const spw_store *s, const unit *u, uint64_t generation)
@@ -428,6 +435,15 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
         spw__store_drop_device(s, u);
     if (u->d != D_NONE || u->generation > use.generation)
         return true;
+    if (s->direct) {
+        if (u->generation == use.generation && (u->op != OP_UPDATE || !op_may_run(s, u)) && u->op != OP_INIT) {
+            u->d = D_READY;
+            u->device_generation = use.generation;
+            u->by_demand = urgent;
+            pthread_cond_broadcast(&s->main_cond);
+        }
+        return true;
+    }
     if (!make_room(s, u, nearer_than))
         return false;
     u->d = D_FILLING;
@@ -480,13 +496,6 @@ schedule_fills(spw_store *s)
 }
 
 /* ---------------------------------------------------------------- updates and sweeps: records past the workers */
-
-static bool
-op_may_run(const spw_store *s, const unit *u)
-{
-    return u->op == OP_INIT || u->op == OP_VISIT || u->op == OP_EDIT ||
-           (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
-}
 
 /* Brings the weights of c to memory for its job. True when they are there and the job may start. */
 static bool
@@ -614,8 +623,12 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         spw__store_drop_device(s, u); /* the generation it shows is about to pass */
     if (u->op != OP_VISIT && u->d == D_FILLING && u->device_generation <= u->generation)
         spw__store_abort_fill(s, u);
-    if (u->op == OP_EDIT && u->d != D_NONE)
+    if ((u->op == OP_EDIT || s->direct) && u->op != OP_VISIT && u->d != D_NONE)
         return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
+    if (s->direct && u->op != OP_VISIT && u->used_pending) {
+        spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; edits waited for it before */
+        u->used_pending = false;
+    }
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = unit_chunk(s, u, k);
         bool ready;

@@ -7,7 +7,8 @@
  *   record   EMPTY -> READING -> READY -> UPDATING -> DIRTY -> WRITING -> EMPTY
  *   device   NONE -> FILLING -> READY -> NONE
  *
- * Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. Of a unit on a device that the host
+ * Where weights are used in place (spw_store_direct), READY says that readers may have them: updates and edits wait until the last
+ * of these is done. Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. Of a unit on a device that the host
  * cannot address an UPDATING chunk belongs to the h2d queue; everything but updates sees it through staging memory. An edit goes the way of an
  * update, but the generation stays, so no copy on the device may survive it or be filled meanwhile.
  */
@@ -97,7 +98,8 @@ struct spw_store {
     spw_swap **swaps;
     spw_aio_file **files; /* (cfg.file_count) of frozen weights in place */
     bool any_nvme, pinned;
-    bool apart; /* the host cannot address device memory */
+    bool apart;  /* the host cannot address device memory */
+    bool direct; /* no unit is gathered */
     pthread_t mover, *workers;
     uint32_t worker_started;
     bool mover_started;

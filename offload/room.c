@@ -50,6 +50,16 @@ spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx)
            cfg->chunks[u->chunk_first].record_tier == SPW_TIER_DEVICE;
 }
 
+bool
+spw_store_direct(const spw_store_config *cfg)
+{
+    bool all =
+        !spw_gpu_get_info(cfg->gpu)->host_addressable && spw_gpu_get_info(cfg->gpu)->compute_dtype == cfg->weight_dtype;
+    for (uint32_t i = 0; i < cfg->chunk_count && all; i++)
+        all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE;
+    return all;
+}
+
 /* The largest chunk that only staging memory shows to workers. */
 static uint64_t
 largest_staged(const spw_store_config *cfg, bool records)
@@ -195,6 +205,9 @@ spw__store_carve(spw_store *s, spw_error *err)
                 c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
             } else {
                 c->weights = home;
+                SPW_ASSERT(!s->direct || c->idx == s->units[c->plan.unit_idx].plan.chunk_first ||
+                           (char *)home ==
+                               (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, s->chunks[i - 1].plan.elems, false));
                 c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
             }
             s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
@@ -232,7 +245,7 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
         if (cfg->units[i].elems > largest_unit)
             largest_unit = cfg->units[i].elems;
     }
-    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes)
+    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes && !spw_store_direct(cfg))
         return SPW_RAISE(err, SPW_EINVAL, "the largest unit takes %llu bytes on the device, its cache has %llu",
                          (unsigned long long)(largest_unit * compute_bytes_of(cfg)),
                          (unsigned long long)cfg->device_cache_bytes);

@@ -40,6 +40,7 @@ uint32_t spw_swap_reclaim(const char *dir);
  * Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. A store may hold
  * one stretch of each unit, a rank's part: then its weights on the device and its gradient are that stretch.
  * On a device that the host cannot address a trainable unit is on the device with all it has, gradient included, or not at all.
+ * If all weights are there, in the type that it computes in, they are used where they lie: nothing is gathered (spw_store_direct).
  */
 typedef struct spw_store_chunk {
     uint32_t unit_idx;
@@ -110,8 +111,8 @@ typedef struct spw_store_config {
     uint32_t record_part_count;
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
-    uint64_t device_cache_bytes;                   /* for gathered units, in the device's compute type */
-    uint32_t worker_count;                         /* optimizer threads; 0: 1 */
+    uint64_t device_cache_bytes; /* for gathered units, in the device's compute type; unused where none are gathered */
+    uint32_t worker_count;       /* optimizer threads; 0: 1 */
     bool pin_memory, integrity;
     const spw_topology *topology; /* lent to create: its nodes hold the host arena in turn; NULL: as it comes */
     bool pin_threads;             /* seat the workers in the topology (spw_seat_workers) */
@@ -138,6 +139,8 @@ typedef struct spw_store_need {
     uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
 } spw_store_need;
 void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
+/* Acquired weights are those that updates change, not copies of them. Pure. */
+bool spw_store_direct(const spw_store_config *config);
 /*
  * Of need.host_bytes, what brings chunks of a device that the host cannot address to the workers: one such chunk. Pure.
  */

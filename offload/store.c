@@ -190,6 +190,7 @@ spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err
         return SPW_RAISE(err, SPW_ENOMEM, "store");
     s->cfg = *config;
     s->apart = !spw_gpu_get_info(config->gpu)->host_addressable;
+    s->direct = spw_store_direct(config);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->stage_lock, NULL);
     pthread_cond_init(&s->main_cond, NULL);
@@ -404,7 +405,9 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
         u->pins++;
         u->by_demand = false;
         take_from_future(s, uses[k]);
-        weights[k] = s->device_cache + u->device_offset;
+        weights[k] = !s->direct                ? s->device_cache + u->device_offset
+                     : u->plan.chunk_count > 0 ? s->chunks[u->plan.chunk_first].weights
+                                               : NULL;
     }
     pthread_mutex_unlock(&s->lock);
     return st;

@@ -310,6 +310,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
         .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
         .device_updates = e->device_updates,
+        .direct = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE &&
+                  spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
         .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
         .micro_batches = (uint32_t)e->config.accumulation,

@@ -115,7 +115,9 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .weight_slots = p->weight_slots,
                          .weight_bytes = in->weight_bytes,
                          .compute_bytes = in->compute_bytes,
-                         .cache_bytes = in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
+                         .cache_bytes = in->direct              ? in->layout->elems * in->compute_bytes
+                                        : in->layout->parts > 1 ? p->cache_device / in->layout->parts
+                                                                : p->cache_device,
                          .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
@@ -414,7 +416,7 @@ parts_room(const plan_input *in, uint64_t cache)
     for (uint32_t u = 0; u < l->unit_count; u++)
         most = l->units[u].elems > most ? l->units[u].elems : most;
     most *= in->compute_bytes;
-    return l->parts == 1 ? 0 : share > most ? share : most;
+    return l->parts == 1 || in->direct ? 0 : share > most ? share : most;
 }
 
 /* The largest cache that leaves room for its parts; 0: not even the parts fit. */
@@ -422,7 +424,7 @@ static uint64_t
 cache_within(const plan_input *in, uint64_t room)
 {
     uint64_t least = parts_room(in, 0), parts = in->layout->parts, cache;
-    if (parts == 1)
+    if (parts == 1 || in->direct)
         return room / 4096 * 4096;
     if (room < least)
         return 0;
@@ -436,6 +438,8 @@ least_cache(const plan_input *in)
 {
     const spw_layout *l = in->layout;
     bool whole = l->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
+    if (l->parts == 1 && in->direct)
+        return 0;
     return whole ? l->elems * l->parts * in->compute_bytes : in->largest_block_bytes;
 }
 
@@ -443,7 +447,8 @@ static spw_status
 plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
 {
     const spw_config *c = in->config;
-    uint64_t all_units = in->layout->elems * in->layout->parts * in->compute_bytes;
+    bool gathers = in->layout->parts > 1 || !in->direct;
+    uint64_t all_units = gathers ? in->layout->elems * in->layout->parts * in->compute_bytes : 0;
     bool whole = in->layout->parts > 1 && c->zero.stage < 3;
     uint64_t floor_bytes = least_cache(in), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
@@ -489,7 +494,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
                              (unsigned long long)c->zero.max_live_parameters,
                              (unsigned long long)(floor_bytes / in->compute_bytes));
     }
-    if (p->cache_device < floor_bytes)
+    if (p->cache_device < floor_bytes || budget < fixed)
         return SPW_RAISE(err, SPW_ENOFIT,
                          "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
                          "micro-batch, sequence or micro_batches_per_pass lowers it%s",

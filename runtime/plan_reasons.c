@@ -107,9 +107,10 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
     decide(p, "gathered units", spw_format_bytes(value, sizeof value, p->cache_device), "%s",
-           all                            ? "all units fit and stay gathered until they are updated"
-           : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
-                                          : "what spillway.device_memory or max_live_parameters leave");
+           in->direct && in->layout->parts == 1 ? "none: weights are used where they lie"
+           : all                                ? "all units fit and stay gathered until they are updated"
+           : p->device_budget == SPW_AUTO       ? "three times the largest block: the one in use, the next and the last"
+                                                : "what spillway.device_memory or max_live_parameters leave");
     if (in->device_updates)
         decide(p, "updates", "on the device", "all state is there: no gradient and no record crosses the link");
     if (in->gather_all)

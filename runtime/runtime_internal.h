@@ -35,7 +35,8 @@ typedef struct plan_input {
     bool device_in_host;   /* the device's memory comes out of it too */
     uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
     bool device_updates;   /* gradients stay on the device, where the updates run */
-    bool gather_all;       /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool direct;     /* weights lie on the device in its compute type and are used there: none are gathered from them */
+    bool gather_all; /* the configuration wants the weights on the device: room for all of them, if there is */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;

@@ -478,14 +478,145 @@ test_nearest(void **state)
     run_close(&r);
 }
 
+/* ---------------------------------------------------------------- weights used where they lie: the store alone */
+
+enum { DIRECT_ELEMS = 8192 }; /* two chunks */
+
+typedef struct direct_ctx {
+    float value[DIRECT_ELEMS / 2];
+    int updates; /* put into the queue */
+} direct_ctx;
+
+static spw_status
+fill_ones(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    uint16_t *w = weights;
+    (void)ctx;
+    (void)chunk_idx;
+    (void)record;
+    (void)grad;
+    (void)err;
+    for (int i = 0; i < DIRECT_ELEMS / 2; i++)
+        w[i] = spw_f32_to_bf16(1.0f);
+    return SPW_OK;
+}
+
+/* Weights become 2. */
+static void
+write_twos(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record, const void *grad,
+           uint64_t *bad)
+{
+    direct_ctx *d = ctx;
+    (void)chunk_idx;
+    (void)record;
+    (void)grad;
+    *bad = 0;
+    __atomic_fetch_add(&d->updates, 1, __ATOMIC_RELAXED);
+    spw_gpu_copy_h2d(queue, weights, SPW_BF16, d->value, SPW_F32, DIRECT_ELEMS / 2);
+}
+
+static spw_status
+no_bad(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err)
+{
+    (void)ctx;
+    return SPW_RAISE(err, SPW_EINVAL, "chunk %u: %llu", chunk_idx, (unsigned long long)bad);
+}
+
+static void
+assert_all(spw_gpu_queue *q, const void *device, float want)
+{
+    static float host[DIRECT_ELEMS];
+    spw_gpu_copy_d2h(q, host, SPW_F32, device, SPW_BF16, DIRECT_ELEMS, NULL);
+    spw_gpu_queue_sync(q);
+    for (int i = 0; i < DIRECT_ELEMS; i++)
+        assert_true(host[i] == want);
+}
+
+/*
+ * An update that may run waits while the unit is held, and then, in its queue, for what was given to another queue before the
+ * release; so does an edit. Who reads before sees nothing of it, and nothing is copied to be read.
+ */
+static void
+test_used_in_place(void **state)
+{
+    static direct_ctx d;
+    spw_store_unit unit = {.chunk_count = 2, .elems = DIRECT_ELEMS, .trainable = true};
+    spw_store_chunk chunks[2];
+    spw_store_config c = {.units = &unit,
+                          .chunks = chunks,
+                          .unit_count = 1,
+                          .chunk_count = 2,
+                          .weight_dtype = SPW_BF16,
+                          .weight_bytes = 2,
+                          .record_bytes_32 = 256,
+                          .worker_count = 1,
+                          .update_device = write_twos,
+                          .bad_fn = no_bad,
+                          .update_ctx = &d};
+    spw_store_use old = {.unit_idx = 0}, new = {.unit_idx = 0, .generation = 1};
+    const void *weights, *later;
+    spw_gpu_queue *compute = NULL, *out = NULL;
+    spw_store *s = NULL;
+    spw_error err = {0};
+    void *before[2] = {NULL};
+    (void)state;
+    for (int i = 0; i < DIRECT_ELEMS / 2; i++)
+        d.value[i] = 2;
+    for (uint64_t k = 0; k < 2; k++)
+        chunks[k] = (spw_store_chunk){.first = k * 4096, .elems = 4096}; /* tier 0: the device */
+    assert_int_equal(
+        spw_gpu_open((spw_gpu **)&c.gpu, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, &err), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&compute, c.gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&out, c.gpu, SPW_QUEUE_D2H, &err), SPW_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(spw_gpu_alloc(c.gpu, &before[i], DIRECT_ELEMS * 2, &err), SPW_OK);
+    assert_true(spw_store_direct(&c));
+    assert_int_equal(spw_store_create(&s, &c, &err), SPW_OK);
+    assert_int_equal(spw_store_sweep(s, SPW_SWEEP_INIT, fill_ones, NULL, &err), SPW_OK);
+
+    assert_int_equal(spw_store_acquire(s, &old, 1, &weights, &err), SPW_OK);
+    spw_store_step_begin(s);
+    assert_int_equal(spw_store_grad_open(s, 0, &err), SPW_OK);
+    spw_store_grad_ready(s, 0);
+    spw_store_step_go(s);
+    spw_sleep_ns(20000000);
+    assert_int_equal(__atomic_load_n(&d.updates, __ATOMIC_RELAXED), 0); /* it is held */
+    spw_gpu_copy_d2d(compute, before[0], SPW_BF16, weights, SPW_BF16, DIRECT_ELEMS,
+                     NULL); /* works when it is waited for */
+    spw_store_release(s, 0, compute);
+    assert_int_equal(spw_store_acquire(s, &new, 1, &later, &err), SPW_OK);
+    assert_int_equal(d.updates, 2);
+    assert_ptr_equal(weights, later);
+    spw_gpu_queue_sync(compute);
+    assert_all(out, before[0], 1);
+    assert_all(out, later, 2);
+
+    spw_gpu_copy_d2d(compute, before[1], SPW_BF16, later, SPW_BF16, DIRECT_ELEMS, NULL);
+    spw_store_release(s, 0, compute);
+    assert_int_equal(spw_store_drain(s, &err), SPW_OK);
+    assert_int_equal(spw_store_sweep_some(s, SPW_SWEEP_EDIT, 0, 2, fill_ones, NULL, &err), SPW_OK);
+    spw_gpu_queue_sync(compute);
+    assert_all(out, before[1], 2);
+    assert_int_equal(spw_store_acquire(s, &new, 1, &later, &err), SPW_OK);
+    assert_all(out, later, 1);
+    spw_store_release(s, 0, NULL);
+
+    spw_store_destroy(s);
+    spw_gpu_queue_destroy(compute);
+    spw_gpu_queue_destroy(out);
+    for (int i = 0; i < 2; i++)
+        spw_gpu_free(c.gpu, before[i]);
+    spw_gpu_close(c.gpu);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks), /* first: it forks */
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_access),   cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_snapshot), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_access),        cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_snapshot),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_nearest),   cmocka_unit_test(test_used_in_place),
     };
     if (!tiny_emulated_device()) {
         printf("1..1\nok 1 - device state # SKIP no C++ compiler when this was built\n");

@@ -58,6 +58,18 @@ JSON
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/$family.bf16" >"$dir/out" 2>&1
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set bf16.enabled=false --set fp16.enabled=true \
         --set spillway.run_log="$dir/$family.fp16" "${all_there[@]}" >"$dir/out" 2>&1
+    # In bf16 weights are used where they lie when all of them are there; updates wait for who still reads them.
+    for streams in "" late; do
+        for clipping in 1.0 0; do
+            for place in host there; do
+                set -- --set gradient_clipping=$clipping --set spillway.chunk_elems=4096 --set spillway.chaos_seed=5 --set spillway.run_log="$dir/$place"
+                [ $place = there ] && set -- "$@" "${all_there[@]}"
+                on "" "$streams" train "$dir/$family.json" --set spillway.device=cuda "$@" >"$dir/out" 2>&1
+            done
+            check "$family in bf16, ${streams:-early} streams, clipping $clipping, all state on the device: the same numbers" same "$dir/host" "$dir/there"
+            check "$family, and nothing was gathered" grep -Eq '^  gathered units +0 B ' "$dir/out"
+        done
+    done
     sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.bf16" "$dir/$family.fp16"
     check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.bf16" 2e-2 10
     check "$family in fp16, all on the device, has losses nearer" near "$dir/$family.cpu" "$dir/$family.fp16" 5e-3 10
