@@ -21,6 +21,11 @@ typedef struct grad_buffer {
 typedef struct spw_ranks spw_ranks;
 typedef struct spw_wire spw_wire;
 
+/* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
+typedef struct rank_channels {
+    spw_channel *gathers, *reduces, *control, *saves;
+} rank_channels;
+
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
     spw_store *store;
@@ -201,8 +206,9 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_rank
 spw_status spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err);
 uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout */
 uint64_t spw__wire_device_bytes(const spw_engine *e);
-/* Collective. memory: spw__wire_device_bytes() of the device. */
-spw_status spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *memory, spw_error *err);
+/* Collective. The channels outlive it. memory: spw__wire_device_bytes() of the device. */
+spw_status
+spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channels, char *memory, spw_error *err);
 void spw__wire_close(spw_wire *x, bool together); /* together: nothing has failed anywhere. NULL is fine */
 /*
  * Weights, on one thread. put_part brings this rank's part to its place in whole, after what `after` marks (NULL: nothing); what
@@ -210,18 +216,17 @@ void spw__wire_close(spw_wire *x, bool together); /* together: nothing has faile
  */
 void spw__wire_put_part(spw_wire *x, const spw_gpu_event *after, char *whole, const void *part, uint64_t elems);
 spw_gpu_queue *spw__wire_reader(const spw_wire *x);
-spw_status
-spw__wire_gather(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part_elems, spw_error *err);
+spw_status spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, uint64_t part_elems, spw_error *err);
 /*
  * Gradients, on another thread: data (world, part_elems) on the device, made by what `after` marks, is used up. scatter gives
  * each rank the sum of its part, sum gives all of them all of it. The sink is the store's gradient, wherever that is; it is
  * there on return. sink_elems: the last rank's part ends in padding that the sink does not have.
  */
 void spw__wire_follow(spw_wire *x, const spw_gpu_event *after);
-spw_status spw__wire_scatter(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
-                             const spw_reduce_sink *sink, spw_error *err);
-spw_status spw__wire_sum(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
-                         const spw_reduce_sink *sink, uint64_t sink_elems, spw_error *err);
+spw_status spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
+                             spw_error *err);
+spw_status spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
+                         uint64_t sink_elems, spw_error *err);
 /* Adds what gathering a unit, or reducing its gradient, moves between host and device. add: to what earlier passes summed up. */
 void spw__wire_count_weights(const spw_wire *x, uint32_t unit, uint64_t *d2h, uint64_t *h2d);
 void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);
@@ -252,6 +257,8 @@ spw_status spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
 spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
-void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced); /* received so far */
+/* Received so far; far_: of that from other hosts, may be NULL. */
+void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
+                      uint64_t *far_reduced);
 
 #endif

@@ -46,7 +46,7 @@ typedef struct lane {
 struct spw_ranks {
     spw_engine *e;
     spw_comm *comm;
-    spw_channel *gathers, *reduces, *control, *saves;
+    rank_channels channels;
     uint32_t rank, world;
     uint64_t part_unit; /* bytes of an element on the device */
     char *pool_memory;
@@ -159,7 +159,7 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
     wait_for_others(r, &r->gather);
     begin = spw_now_ns();
-    SPW_TRY(spw__wire_gather(r->wire, r->gathers, job->use.unit_idx, to, u->elems, err));
+    SPW_TRY(spw__wire_gather(r->wire, job->use.unit_idx, to, u->elems, err));
     spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
@@ -195,9 +195,8 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
         spw__wire_follow(r->wire, job->after);
     wait_for_others(r, &r->reduce);
     begin = spw_now_ns();
-    SPW_TRY(e->layout.parts > 1
-                ? spw__wire_scatter(r->wire, r->reduces, u, job->data, part, &sink, err)
-                : spw__wire_sum(r->wire, r->reduces, u, job->data, part, &sink, e->layout.units[u].elems, err));
+    SPW_TRY(e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
+                                : spw__wire_sum(r->wire, u, job->data, part, &sink, e->layout.units[u].elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last)
         spw_store_grad_ready(e->store, u);
@@ -447,7 +446,7 @@ spw_status
 spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
 {
     uint64_t begin = spw_now_ns();
-    spw_status st = spw_sum(r->control, values, count, err);
+    spw_status st = spw_sum(r->channels.control, values, count, err);
     r->e->stall_ns[SPW_STALL_COLLECTIVE] += spw_now_ns() - begin;
     return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
 }
@@ -455,7 +454,7 @@ spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
 spw_status
 spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_t root, spw_error *err)
 {
-    spw_status st = spw_broadcast(r->control, buf, bytes, root, err);
+    spw_status st = spw_broadcast(r->channels.control, buf, bytes, root, err);
     return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
 }
 
@@ -517,7 +516,7 @@ alone(spw_status st, const spw_error *own, spw_error *err)
 spw_status
 spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
 {
-    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->saves, st, own, number, false, err);
+    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->channels.saves, st, own, number, false, err);
 }
 
 spw_status
@@ -525,7 +524,7 @@ spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_erro
 {
     int64_t number = (int64_t)what;
     return e->ranks == NULL ? alone(own->status, own, err)
-                            : agree(e, e->ranks->control, own->status, own, &number, true, err);
+                            : agree(e, e->ranks->channels.control, own->status, own, &number, true, err);
 }
 
 bool
@@ -591,6 +590,27 @@ close_events(spw_gpu_event **events, uint64_t count)
 }
 
 static spw_status
+open_channel(spw_ranks *r, spw_channel **out, uint32_t color, const char *name, spw_error *err)
+{
+    SPW_TRY(spw_channel_open(out, r->comm, NULL, color, name, err));
+    if (r->e->config.run.comm_timeout > 0)
+        spw_channel_set_timeout(*out, r->e->config.run.comm_timeout);
+    return SPW_OK;
+}
+
+static spw_status
+open_channels(spw_ranks *r, spw_error *err)
+{
+    rank_channels *c = &r->channels;
+    SPW_TRY(open_channel(r, &c->gathers, 0, "weights", err));
+    SPW_TRY(open_channel(r, &c->reduces, 0, "gradients", err));
+    SPW_TRY(open_channel(r, &c->control, 0, "control", err));
+    SPW_TRY(open_channel(r, &c->saves, 0, "saves", err));
+    spw_channel_set_timeout(c->saves, FILES_S);
+    return SPW_OK;
+}
+
+static spw_status
 open_ranks(spw_ranks *r, spw_error *err)
 {
     spw_engine *e = r->e;
@@ -605,17 +625,8 @@ open_ranks(spw_ranks *r, spw_error *err)
     if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks");
     SPW_TRY(spw__gather_init(&r->pool, e->layout.unit_count, e->layout.parts > 1 ? e->plan.cache_device : 0, err));
-    SPW_TRY(spw_channel_open(&r->gathers, r->comm, NULL, 0, "weights", err));
-    SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
-    SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
-    SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
-    SPW_TRY(spw__wire_open(&r->wire, e, r->control, e->wire_memory, err));
-    if (e->config.run.comm_timeout > 0) {
-        spw_channel_set_timeout(r->gathers, e->config.run.comm_timeout);
-        spw_channel_set_timeout(r->reduces, e->config.run.comm_timeout);
-        spw_channel_set_timeout(r->control, e->config.run.comm_timeout);
-    }
-    spw_channel_set_timeout(r->saves, FILES_S);
+    SPW_TRY(open_channels(r, err));
+    SPW_TRY(spw__wire_open(&r->wire, e, &r->channels, e->wire_memory, err));
     if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
     r->gather.started = true;
@@ -665,10 +676,10 @@ spw__ranks_destroy(spw_ranks *r)
     if (r->reduce.started)
         pthread_join(r->reduce.thread, NULL);
     spw__wire_close(r->wire, r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK);
-    spw_channel_close(r->gathers);
-    spw_channel_close(r->reduces);
-    spw_channel_close(r->control);
-    spw_channel_close(r->saves);
+    spw_channel_close(r->channels.gathers);
+    spw_channel_close(r->channels.reduces);
+    spw_channel_close(r->channels.control);
+    spw_channel_close(r->channels.saves);
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
@@ -683,21 +694,28 @@ spw__ranks_destroy(spw_ranks *r)
     spw_mem_free(r);
 }
 
-/* What the channel says that came from others. */
-static uint64_t
-received(const spw_channel *c)
+/* Adds what the channel says that came from others, and of that what came from other hosts; NULL: there is no channel. */
+static void
+add_received(const spw_channel *c, uint64_t *all, uint64_t *far)
 {
     spw_comm_stats s;
-    uint64_t bytes = 0;
+    if (c == NULL)
+        return;
     spw_channel_get_stats(c, &s);
-    for (int op = 0; op < SPW_COLL_COUNT; op++)
-        bytes += s.op[op].local_bytes + s.op[op].remote_bytes;
-    return bytes;
+    for (int op = 0; op < SPW_COLL_COUNT; op++) {
+        *all += s.op[op].local_bytes + s.op[op].remote_bytes;
+        *far += s.op[op].remote_bytes;
+    }
 }
 
 void
-spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced)
+spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
+                 uint64_t *far_reduced)
 {
-    *gathered = received(r->gathers);
-    *reduced = received(r->reduces);
+    uint64_t unasked[2];
+    far_gathered = far_gathered != NULL ? far_gathered : &unasked[0];
+    far_reduced = far_reduced != NULL ? far_reduced : &unasked[1];
+    *gathered = *reduced = *far_gathered = *far_reduced = 0;
+    add_received(r->channels.gathers, gathered, far_gathered);
+    add_received(r->channels.reduces, reduced, far_reduced);
 }

@@ -31,6 +31,7 @@ typedef struct way {
 
 struct spw_wire {
     const spw_engine *e;
+    const rank_channels *channels;
     uint32_t rank, world;
     spw_dtype weight_dtype, grad_dtype; /* gathered weights; gradients between ranks */
     way gather, reduce;
@@ -144,7 +145,7 @@ fetch_weights(spw_wire *x, const char *whole, uint64_t k, uint64_t part)
 }
 
 static spw_status
-gather_staged(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part, spw_error *err)
+gather_staged(spw_wire *x, uint32_t unit, char *whole, uint64_t part, spw_error *err)
 {
     way *w = &x->gather;
     uint32_t bytes = spw_dtype_bytes(x->weight_dtype);
@@ -154,7 +155,7 @@ gather_staged(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uin
         char *half = half_of(x, w, k, bytes);
         fetch_weights(x, whole, k + 1, part); /* its half's last piece has left before, in the order of the queue */
         spw_gpu_event_sync(w->came[k % HALVES]);
-        SPW_TRY(spw_all_gather(channel, unit, half, n * bytes, err));
+        SPW_TRY(spw_all_gather(x->channels->gathers, unit, half, n * bytes, err));
         for (uint32_t r = 0; r < x->world; r++) {
             if (r != x->rank)
                 spw_gpu_copy_h2d(w->queue, whole + (r * part + first) * bytes, x->weight_dtype, half + r * n * bytes,
@@ -194,22 +195,21 @@ going(void *ctx, spw_error *err)
 }
 
 static spw_status
-gather_linked(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part, spw_error *err)
+gather_linked(spw_wire *x, uint32_t unit, char *whole, uint64_t part, spw_error *err)
 {
     way *w = &x->gather;
     uint64_t bytes = part * spw_dtype_bytes(x->weight_dtype);
-    SPW_TRY(meet(w, channel, SPW_COLL_ALL_GATHER, unit, bytes, err));
+    SPW_TRY(meet(w, x->channels->gathers, SPW_COLL_ALL_GATHER, unit, bytes, err));
     SPW_TRY(spw_gpu_link_all_gather(w->link, w->queue, whole, bytes, err));
     return spw_gpu_link_wait(w->link, w->queue, err);
 }
 
 spw_status
-spw__wire_gather(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part, spw_error *err)
+spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, uint64_t part, spw_error *err)
 {
     if (x->gather.queue == NULL)
-        return spw_all_gather(channel, unit, whole, part * spw_dtype_bytes(x->weight_dtype), err);
-    return x->gather.link != NULL ? gather_linked(x, channel, unit, whole, part, err)
-                                  : gather_staged(x, channel, unit, whole, part, err);
+        return spw_all_gather(x->channels->gathers, unit, whole, part * spw_dtype_bytes(x->weight_dtype), err);
+    return x->gather.link != NULL ? gather_linked(x, unit, whole, part, err) : gather_staged(x, unit, whole, part, err);
 }
 
 /* ---------------------------------------------------------------- gradients */
@@ -313,8 +313,8 @@ landed(spw_wire *x, spw_error *err)
 }
 
 static spw_status
-scatter_staged(spw_wire *x, spw_channel *channel, uint32_t unit, const float *data, uint64_t part,
-               const spw_reduce_sink *sink, spw_error *err)
+scatter_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, const spw_reduce_sink *sink,
+               spw_error *err)
 {
     way *w = &x->reduce;
     fetch_grads(x, data, 0, part, x->grad_dtype, sink, part);
@@ -327,15 +327,16 @@ scatter_staged(spw_wire *x, spw_channel *channel, uint32_t unit, const float *da
                                  .sumsq = sink->sumsq != NULL ? sink->sumsq + first / BLOCK : NULL};
         fetch_grads(x, data, k + 1, part, x->grad_dtype, sink, part);
         spw_gpu_event_sync(w->came[k % HALVES]);
-        SPW_TRY(spw_reduce_scatter(channel, unit, half_of(x, w, k, sizeof(float)), x->grad_dtype, n, &piece, err));
+        SPW_TRY(spw_reduce_scatter(x->channels->reduces, unit, half_of(x, w, k, sizeof(float)), x->grad_dtype, n,
+                                   &piece, err));
         take_off(x, sink, to, first, n);
     }
     return landed(x, err);
 }
 
 static spw_status
-sum_staged(spw_wire *x, spw_channel *channel, uint32_t unit, const float *data, uint64_t part,
-           const spw_reduce_sink *sink, uint64_t sink_elems, spw_error *err)
+sum_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, const spw_reduce_sink *sink,
+           uint64_t sink_elems, spw_error *err)
 {
     way *w = &x->reduce;
     fetch_grads(x, data, 0, part, SPW_F32, sink, sink_elems);
@@ -345,7 +346,7 @@ sum_staged(spw_wire *x, spw_channel *channel, uint32_t unit, const float *data, 
         fetch_grads(x, data, k + 1, part, SPW_F32, sink, sink_elems);
         spw_gpu_event_sync(w->came[k % HALVES]);
         round_grad(x->grad_dtype, NULL, half, x->world * n);
-        SPW_TRY(spw_all_reduce(channel, unit, half, n, err));
+        SPW_TRY(spw_all_reduce(x->channels->reduces, unit, half, n, err));
         for (uint32_t r = 0; r < x->world; r++) {
             uint64_t at = r * part + first, m = in_sink(at, n, sink_elems);
             char *to = land(x, sink, k, r, at);
@@ -399,23 +400,22 @@ deliver(spw_wire *x, const spw_reduce_sink *s, const float *from, uint64_t n)
 }
 
 static spw_status
-scatter_linked(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part,
-               const spw_reduce_sink *sink, spw_error *err)
+scatter_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
     way *w = &x->reduce;
-    SPW_TRY(meet(w, channel, SPW_COLL_REDUCE_SCATTER, unit, part * spw_dtype_bytes(x->grad_dtype), err));
+    SPW_TRY(meet(w, x->channels->reduces, SPW_COLL_REDUCE_SCATTER, unit, part * spw_dtype_bytes(x->grad_dtype), err));
     SPW_TRY(sum_part_linked(x, x->grad_dtype, data, part, sink->add ? sink->data : NULL, part, err));
     deliver(x, sink, data + x->rank * part, part);
     return spw_gpu_link_wait(w->link, w->queue, err);
 }
 
 static spw_status
-sum_linked(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink,
-           uint64_t sink_elems, spw_error *err)
+sum_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, uint64_t sink_elems,
+           spw_error *err)
 {
     way *w = &x->reduce;
     uint64_t own = x->rank * part, piece = w->piece_elems;
-    SPW_TRY(meet(w, channel, SPW_COLL_ALL_REDUCE, unit, part * sizeof(float), err));
+    SPW_TRY(meet(w, x->channels->reduces, SPW_COLL_ALL_REDUCE, unit, part * sizeof(float), err));
     for (uint64_t at = 0; at < part * x->world && x->grad_dtype != SPW_F32; at += piece) {
         uint64_t n = piece_at(w, at, part * x->world);
         spw_gpu_copy_d2d(w->queue, x->rounded, x->grad_dtype, data + at, SPW_F32, n, NULL);
@@ -437,25 +437,24 @@ spw__wire_follow(spw_wire *x, const spw_gpu_event *after)
 }
 
 spw_status
-spw__wire_scatter(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part,
-                  const spw_reduce_sink *sink, spw_error *err)
+spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
     if (x->reduce.queue != NULL)
-        return x->reduce.link != NULL ? scatter_linked(x, channel, unit, data, part, sink, err)
-                                      : scatter_staged(x, channel, unit, data, part, sink, err);
+        return x->reduce.link != NULL ? scatter_linked(x, unit, data, part, sink, err)
+                                      : scatter_staged(x, unit, data, part, sink, err);
     round_grad(x->grad_dtype, data, data, part * x->world); /* they lie together at the front of the buffer */
-    return spw_reduce_scatter(channel, unit, data, x->grad_dtype, part, sink, err);
+    return spw_reduce_scatter(x->channels->reduces, unit, data, x->grad_dtype, part, sink, err);
 }
 
 spw_status
-spw__wire_sum(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink,
-              uint64_t sink_elems, spw_error *err)
+spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, uint64_t sink_elems,
+              spw_error *err)
 {
     if (x->reduce.queue != NULL)
-        return x->reduce.link != NULL ? sum_linked(x, channel, unit, data, part, sink, sink_elems, err)
-                                      : sum_staged(x, channel, unit, data, part, sink, sink_elems, err);
+        return x->reduce.link != NULL ? sum_linked(x, unit, data, part, sink, sink_elems, err)
+                                      : sum_staged(x, unit, data, part, sink, sink_elems, err);
     round_grad(x->grad_dtype, NULL, data, part * x->world);
-    SPW_TRY(spw_all_reduce(channel, unit, data, part, err));
+    SPW_TRY(spw_all_reduce(x->channels->reduces, unit, data, part, err));
     keep(sink, sink->data, 0, data, sink_elems);
     return SPW_OK;
 }
@@ -607,7 +606,7 @@ typedef struct invitation {
 } invitation;
 
 static spw_status
-open_linked(spw_wire *x, spw_channel *channel, char *memory, spw_error *err)
+open_linked(spw_wire *x, char *memory, spw_error *err)
 {
     const spw_engine *e = x->e;
     way *ways[2] = {&x->gather, &x->reduce};
@@ -620,7 +619,7 @@ open_linked(spw_wire *x, spw_channel *channel, char *memory, spw_error *err)
     for (int i = 0; i < 2 && e->rank == 0 && in.status == (int32_t)SPW_OK; i++)
         in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id[i], &own);
     snprintf(in.why, sizeof in.why, "%.*s", (int)sizeof in.why - 1, own.message);
-    SPW_TRY(spw_broadcast(channel, &in, sizeof in, 0, err));
+    SPW_TRY(spw_broadcast(x->channels->control, &in, sizeof in, 0, err));
     if (in.status != (int32_t)SPW_OK)
         return SPW_RAISE(err, (spw_status)in.status, "rank 0: %s", in.why);
     for (int i = 0; i < 2; i++) {
@@ -632,7 +631,7 @@ open_linked(spw_wire *x, spw_channel *channel, char *memory, spw_error *err)
 }
 
 spw_status
-spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *memory, spw_error *err)
+spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channels, char *memory, spw_error *err)
 {
     spw_wire *x = spw_mem_zalloc(sizeof *x);
     spw_status st = SPW_OK;
@@ -640,6 +639,7 @@ spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *
     if (x == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "wire between ranks");
     x->e = e;
+    x->channels = channels;
     x->rank = e->rank;
     x->world = e->world;
     x->weight_dtype = e->compute_dtype;
@@ -651,7 +651,7 @@ spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *
         if (st == SPW_OK)
             st = open_way(x, &x->reduce, SPW_QUEUE_D2H, sizeof(float), true, err);
         if (st == SPW_OK)
-            st = e->linked ? open_linked(x, channel, memory, err) : open_staged(x, err);
+            st = e->linked ? open_linked(x, memory, err) : open_staged(x, err);
     }
     if (st != SPW_OK)
         spw__wire_close(x, false);
