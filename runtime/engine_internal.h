@@ -24,6 +24,7 @@ typedef struct spw_wire spw_wire;
 /* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
 typedef struct rank_channels {
     spw_channel *gathers, *reduces, *control, *saves;
+    spw_channel *group; /* weights too: of the ranks that keep slices of them together; NULL: none do */
 } rank_channels;
 
 /* What a copy's completion has to say, to whom. */
@@ -46,6 +47,12 @@ typedef struct engine_in_place {
     uint32_t piece_count, file_count;
 } engine_in_place;
 
+/* What ZeRO++ changes between these ranks (zeropp.c). With one rank: nothing. */
+typedef struct engine_zeropp {
+    bool weights, frozen; /* these units are gathered as codes: all of them; those that are not trained */
+    uint32_t group; /* so many ranks keep gathered units, a slice each, and gather them again from there; 1: none do */
+} engine_zeropp;
+
 struct spw_engine {
     spw_config config;
     engine_in_place in_place;
@@ -56,7 +63,8 @@ struct spw_engine {
     spw_gpu_event *passed;   /* where one of the two is, for the other */
     spw_dtype compute_dtype; /* of activations, gathered weights, keys and values */
     uint32_t compute_bytes;
-    bool linked;             /* by NCCL */
+    bool linked; /* by NCCL */
+    engine_zeropp zeropp;
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
@@ -200,11 +208,24 @@ spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 spw_status
 spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_ranks; collective unless plan_only */
 
+/* ---------------------------------------------------------------- zeropp.c: which of ZeRO++'s savings are on */
+
+/*
+ * From the configuration, once the layout is there; before spw__wire_choose. Collective unless plan_only.
+ * Errors  SPW_ECONFIG with the key, on every rank: these ranks cannot.
+ */
+spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
+uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
+bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
+/* What is on that only the host's processors do, by its key; NULL: nothing. */
+const char *spw__zeropp_host_key(const spw_engine *e);
+
 /* ---------------------------------------------------------------- wire.c: bytes of a unit from rank to rank */
 
 /* Says whether devices are linked (e->linked); collective unless plan_only. Errors  SPW_EUNSUPPORTED: they cannot, and must be. */
 spw_status spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err);
-uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout */
+uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout, besides what is kept */
+uint64_t spw__wire_kept_bytes(const spw_engine *e); /* host memory too */
 uint64_t spw__wire_device_bytes(const spw_engine *e);
 /* Collective. The channels outlive it. memory: spw__wire_device_bytes() of the device. */
 spw_status
@@ -212,11 +233,12 @@ spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channel
 void spw__wire_close(spw_wire *x, bool together); /* together: nothing has failed anywhere. NULL is fine */
 /*
  * Weights, on one thread. put_part brings this rank's part to its place in whole, after what `after` marks (NULL: nothing); what
- * reads it is on the queue `reader` (NULL: it has been read). gather makes the unit whole and returns when it is there.
+ * reads it is on the queue `reader` (NULL: it has been read). gather makes the unit whole and returns when it is there. again: from
+ * what the group has kept of it, which needs no part, only the wait: put_part with NULL.
  */
 void spw__wire_put_part(spw_wire *x, const spw_gpu_event *after, char *whole, const void *part, uint64_t elems);
 spw_gpu_queue *spw__wire_reader(const spw_wire *x);
-spw_status spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, uint64_t part_elems, spw_error *err);
+spw_status spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, bool again, spw_error *err);
 /*
  * Gradients, on another thread: data (world, part_elems) on the device, made by what `after` marks, is used up. scatter gives
  * each rank the sum of its part, sum gives all of them all of it. The sink is the store's gradient, wherever that is; it is
@@ -228,14 +250,18 @@ spw_status spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t p
 spw_status spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
                          uint64_t sink_elems, spw_error *err);
 /* Adds what gathering a unit, or reducing its gradient, moves between host and device. add: to what earlier passes summed up. */
-void spw__wire_count_weights(const spw_wire *x, uint32_t unit, uint64_t *d2h, uint64_t *h2d);
+void spw__wire_count_weights(const spw_wire *x, uint32_t unit, bool again, uint64_t *d2h, uint64_t *h2d);
 void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);
 
 /* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
 
 /* Collective. pool_memory: for gathered units, plan.cache_device bytes of the device; not used with whole units. */
 spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
-enum { SPW_RANKS_CHANNELS = 4 };
+/* Its channels, in out (zeroed): how many; opened, collective; closed, also half of them. timeout_s 0: the world's. */
+uint32_t spw__ranks_channels(const engine_zeropp *z);
+spw_status
+spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err);
+void spw__ranks_close_channels(rank_channels *channels);
 void spw__ranks_destroy(spw_ranks *r); /* before the store; NULL is fine */
 uint64_t spw__ranks_table_bytes(const spw_engine *e);
 /* Waits until all of the units are gathered, and keeps them there. Each unit acquired needs one release. */

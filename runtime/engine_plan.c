@@ -240,7 +240,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
         own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
-               spw_comm_table_bytes(NULL, e->world, e->local_world, SPW_RANKS_CHANNELS);
+               spw_comm_table_bytes(NULL, e->world, e->local_world, spw__ranks_channels(&e->zeropp));
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
@@ -315,6 +315,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
         .wire_host = spw__wire_host_bytes(e),
+        .kept_host = spw__wire_kept_bytes(e),
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows};
     uint32_t *uses, *walk;

@@ -15,6 +15,7 @@
 typedef struct gather_job {
     spw_store_use use;
     uint64_t offset, ticket;
+    bool again;           /* from what the group has kept */
     spw_gpu_event *after; /* compute may still read what lay there; NULL: no */
 } gather_job;
 
@@ -54,6 +55,7 @@ struct spw_ranks {
     /* The engine's thread alone. */
     gather_pool pool;
     uint64_t *tickets; /* (unit_count) the last that was asked for */
+    uint64_t *told;    /* (unit_count) 1 + the generation of which the store was told a use */
     last_read *reads;  /* (unit_count); of a device that works by itself, else NULL, and so are the events */
     spw_gpu_event **gather_events, **reduce_events; /* (queue_size), one for each place in the queue */
     lane gather, reduce;
@@ -153,14 +155,16 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     const spw_store_unit *u = &e->layout.units[job->use.unit_idx];
     uint64_t begin;
     char *to = r->pool_memory + job->offset;
-    const void *part;
-    SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
+    const void *part = NULL;
+    if (!job->again)
+        SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
     spw__wire_put_part(r->wire, job->after, to, part, u->elems);
-    spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
+    if (!job->again)
+        spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
     wait_for_others(r, &r->gather);
     begin = spw_now_ns();
-    SPW_TRY(spw__wire_gather(r->wire, job->use.unit_idx, to, u->elems, err));
-    spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
+    SPW_TRY(spw__wire_gather(r->wire, job->use.unit_idx, to, job->again, err));
+    spw_timeline_add(SPW_LANE_COMM, job->again ? "gather again" : "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
     pthread_mutex_unlock(&r->lock);
@@ -320,13 +324,13 @@ follow_readers(spw_ranks *r, const gather_unit *u, uint64_t slot)
 
 /* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
 static void
-ask_gather(spw_ranks *r, spw_store_use use)
+ask_gather(spw_ranks *r, spw_store_use use, bool again)
 {
     const gather_unit *u = &r->pool.units[use.unit_idx];
-    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx]};
+    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .again = again};
     uint64_t slot = r->gather.asked % r->queue_size; /* asked is changed by this thread alone */
     job.after = follow_readers(r, u, slot);
-    spw__wire_count_weights(r->wire, use.unit_idx, &r->e->d2h_bytes, &r->e->h2d_bytes);
+    spw__wire_count_weights(r->wire, use.unit_idx, again, &r->e->d2h_bytes, &r->e->h2d_bytes);
     pthread_mutex_lock(&r->lock);
     SPW_ASSERT(r->gather.asked - r->gather.done < r->queue_size);
     r->gather_queue[slot] = job;
@@ -341,8 +345,8 @@ want(spw_ranks *r, spw_store_use use, uint64_t nearer_than)
 {
     uint64_t bytes = spw_layout_whole(&r->e->layout, use.unit_idx) * r->part_unit;
     gather_answer answer = spw__gather_ask(&r->pool, use.unit_idx, bytes, use.generation, nearer_than);
-    if (answer == GATHER_ASK)
-        ask_gather(r, use);
+    if (answer == GATHER_ASK || answer == GATHER_AGAIN)
+        ask_gather(r, use, answer == GATHER_AGAIN);
     return answer != GATHER_NO_ROOM;
 }
 
@@ -393,19 +397,34 @@ spw__ranks_release(spw_ranks *r, uint32_t unit_idx)
         r->reads[unit_idx] = (last_read){u->offset, u->bytes};
 }
 
+/* Will this use need the store's part? Where gathered units are kept, the first of a generation does. */
+static bool
+needs_part(spw_ranks *r, spw_store_use use)
+{
+    const gather_unit *u = &r->pool.units[use.unit_idx];
+    uint64_t told = r->told[use.unit_idx];
+    if (u->there && u->generation == use.generation)
+        return false;
+    r->told[use.unit_idx] = 1 + use.generation;
+    return !r->pool.keeps || (told != 1 + use.generation && !(u->kept && u->kept_generation == use.generation));
+}
+
 /* The store is told what is certain first: the parts of gathers that were asked for. Then what the trace says of the others. */
 static void
 tell_store(spw_ranks *r, const spw_store_use *future, uint32_t count, spw_store_use *out, uint32_t max)
 {
     uint32_t n = 0, certain;
+    memset(r->told, 0, r->e->layout.unit_count * sizeof *r->told);
     pthread_mutex_lock(&r->lock);
-    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++)
-        out[n++] = r->gather_queue[i % r->queue_size].use;
+    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++) {
+        const gather_job *job = &r->gather_queue[i % r->queue_size];
+        if (!job->again)
+            out[n++] = job->use;
+    }
     pthread_mutex_unlock(&r->lock);
     certain = n;
     for (uint32_t i = 0; i < count && n < max; i++) {
-        const gather_unit *u = &r->pool.units[future[i].unit_idx];
-        if (!u->there || u->generation != future[i].generation)
+        if (needs_part(r, future[i]))
             out[n++] = future[i];
     }
     spw_store_set_future(r->e->store, out, n, certain);
@@ -557,7 +576,7 @@ uint64_t
 spw__ranks_table_bytes(const spw_engine *e)
 {
     uint64_t units = e->layout.unit_count;
-    return sizeof(spw_ranks) + units * (2 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
+    return sizeof(spw_ranks) + units * (4 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
            (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job) + (e->host_addressable ? 0 : 2 * EVENT_BYTES)) +
            e->future_max * sizeof(spw_store_use) + 2 * SPW_STACK_BYTES +
            (e->host_addressable ? 0 : spw_gpu_work_bytes(e->gpu)); /* the queues of wire.c */
@@ -590,24 +609,41 @@ close_events(spw_gpu_event **events, uint64_t count)
 }
 
 static spw_status
-open_channel(spw_ranks *r, spw_channel **out, uint32_t color, const char *name, spw_error *err)
+open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name, double timeout_s, spw_error *err)
 {
-    SPW_TRY(spw_channel_open(out, r->comm, NULL, color, name, err));
-    if (r->e->config.run.comm_timeout > 0)
-        spw_channel_set_timeout(*out, r->e->config.run.comm_timeout);
+    SPW_TRY(spw_channel_open(out, comm, NULL, color, name, err));
+    if (timeout_s > 0)
+        spw_channel_set_timeout(*out, timeout_s);
     return SPW_OK;
 }
 
-static spw_status
-open_channels(spw_ranks *r, spw_error *err)
+uint32_t
+spw__ranks_channels(const engine_zeropp *z)
 {
-    rank_channels *c = &r->channels;
-    SPW_TRY(open_channel(r, &c->gathers, 0, "weights", err));
-    SPW_TRY(open_channel(r, &c->reduces, 0, "gradients", err));
-    SPW_TRY(open_channel(r, &c->control, 0, "control", err));
-    SPW_TRY(open_channel(r, &c->saves, 0, "saves", err));
-    spw_channel_set_timeout(c->saves, FILES_S);
+    return 4 + (z->group > 1);
+}
+
+spw_status
+spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err)
+{
+    uint32_t rank = spw_comm_get_info(comm)->rank;
+    SPW_TRY(open_channel(&c->gathers, comm, 0, "weights", timeout_s, err));
+    SPW_TRY(open_channel(&c->reduces, comm, 0, "gradients", timeout_s, err));
+    SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
+    SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
+    if (z->group > 1)
+        SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
     return SPW_OK;
+}
+
+void
+spw__ranks_close_channels(rank_channels *c)
+{
+    spw_channel_close(c->gathers);
+    spw_channel_close(c->reduces);
+    spw_channel_close(c->control);
+    spw_channel_close(c->saves);
+    spw_channel_close(c->group);
 }
 
 static spw_status
@@ -622,10 +658,12 @@ open_ranks(spw_ranks *r, spw_error *err)
     r->reduce_queue = spw_mem_calloc(r->queue_size, sizeof *r->reduce_queue);
     r->tickets = spw_mem_calloc(e->layout.unit_count, sizeof *r->tickets);
     r->arrived = spw_mem_calloc(e->layout.unit_count, sizeof *r->arrived);
-    if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived)
+    r->told = spw_mem_calloc(e->layout.unit_count, sizeof *r->told);
+    if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived || !r->told)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks");
     SPW_TRY(spw__gather_init(&r->pool, e->layout.unit_count, e->layout.parts > 1 ? e->plan.cache_device : 0, err));
-    SPW_TRY(open_channels(r, err));
+    r->pool.keeps = e->zeropp.group > 1;
+    SPW_TRY(spw__ranks_open_channels(&r->channels, r->comm, &e->zeropp, e->config.run.comm_timeout, err));
     SPW_TRY(spw__wire_open(&r->wire, e, &r->channels, e->wire_memory, err));
     if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
@@ -676,10 +714,7 @@ spw__ranks_destroy(spw_ranks *r)
     if (r->reduce.started)
         pthread_join(r->reduce.thread, NULL);
     spw__wire_close(r->wire, r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK);
-    spw_channel_close(r->channels.gathers);
-    spw_channel_close(r->channels.reduces);
-    spw_channel_close(r->channels.control);
-    spw_channel_close(r->channels.saves);
+    spw__ranks_close_channels(&r->channels);
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
@@ -691,6 +726,7 @@ spw__ranks_destroy(spw_ranks *r)
     spw_mem_free(r->reduce_queue);
     spw_mem_free(r->tickets);
     spw_mem_free(r->arrived);
+    spw_mem_free(r->told);
     spw_mem_free(r);
 }
 
@@ -717,5 +753,6 @@ spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint
     far_reduced = far_reduced != NULL ? far_reduced : &unasked[1];
     *gathered = *reduced = *far_gathered = *far_reduced = 0;
     add_received(r->channels.gathers, gathered, far_gathered);
+    add_received(r->channels.group, gathered, far_gathered);
     add_received(r->channels.reduces, reduced, far_reduced);
 }

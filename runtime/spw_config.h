@@ -92,6 +92,8 @@ typedef struct spw_config {
         double ratio;
         uint64_t sub_group_size;                            /* elements */
         uint64_t prefetch_bucket_size, max_live_parameters; /* elements */
+        bool quantized_weights, quantized_frozen;           /* ZeRO++, between ranks, in stage 3 */
+        uint32_t hpz_partition_size;                        /* its secondary weights; 0, 1: none */
     } zero;
     struct {
         spw_aio_backend backend;

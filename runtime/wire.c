@@ -12,6 +12,7 @@
  * A way of gathering (wire_weights.c) and one of reducing (wire_grads.c), each used by its own thread of engine_ranks.c alone. Here:
  * which wire, and its memory.
  */
+#include "quant.h"
 #include "wire_internal.h"
 #include <stdio.h>
 
@@ -53,26 +54,43 @@ spw__wire_device_bytes(const spw_engine *e)
     return e->linked && !e->inference ? e->world * piece * sizeof(float) + rounded + piece * sizeof(float) : 0;
 }
 
+/* What is taken of memory that ranks share, in this order. */
+typedef struct shares {
+    uint64_t weights, grads, landing; /* staging */
+    uint64_t codes;
+} shares;
+
+static shares
+count_shares(const spw_engine *e)
+{
+    bool staged = e->world > 1 && !e->host_addressable && !e->linked;
+    bool coded = e->zeropp.weights || e->zeropp.frozen;
+    return (shares){
+        .weights = staged && e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0,
+        .grads = staged && !e->inference ? way_bytes(e, sizeof(float), true) : 0,
+        .landing = staged ? landing_bytes(e) : 0,
+        .codes = coded ? spw_round_up(
+                             spw__quant_bytes(SPW_QUANT_INT8, e->world * piece_elems(e, e->compute_bytes, false)), 4096)
+                       : 0};
+}
+
 uint64_t
 spw__wire_host_bytes(const spw_engine *e)
 {
-    if (e->world == 1 || e->host_addressable || e->linked)
-        return 0;
-    return (e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0) +
-           (e->inference ? 0 : way_bytes(e, sizeof(float), true)) + landing_bytes(e);
+    shares s = count_shares(e);
+    return s.weights + s.grads + s.landing + s.codes;
+}
+
+uint64_t
+spw__wire_kept_bytes(const spw_engine *e)
+{
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        bytes += spw__zeropp_kept_bytes(e, u);
+    return spw_round_up(bytes, 4096);
 }
 
 /* ---------------------------------------------------------------- what crosses the device's link besides */
-
-void
-spw__wire_count_weights(const spw_wire *x, uint32_t unit, uint64_t *d2h, uint64_t *h2d)
-{
-    uint64_t part = x->e->layout.units[unit].elems, whole = spw_layout_whole(&x->e->layout, unit);
-    if (x->gather.staging == NULL)
-        return;
-    *d2h += part * x->e->compute_bytes;
-    *h2d += (whole - part) * x->e->compute_bytes;
-}
 
 void
 spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d)
@@ -173,7 +191,17 @@ spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err)
     char why[280] = "";
     spw_error none = {0};
     offer mine = {0};
+    const char *key = spw__zeropp_host_key(e);
     e->linked = false;
+    if (key != NULL && nccl)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "spillway.collectives nccl and %s: codes are made by the host's processors; set one of them "
+                         "otherwise",
+                         key);
+    if (key != NULL && !e->host_addressable && e->rank == 0 && !plan_only)
+        spw_log(SPW_LOG_INFO, "ranks reach each other through the host: %s makes codes there", key);
+    if (key != NULL)
+        return SPW_OK;
     if (e->world == 1 || (e->host_addressable && !nccl) || strcmp(wanted, "host") == 0)
         return SPW_OK;
     mine.status = (int32_t)spw_gpu_link_probe(e->gpu, &none);
@@ -199,6 +227,8 @@ static spw_status
 open_way(spw_wire *x, way *w, spw_gpu_queue_kind kind, uint32_t elem_bytes, bool trained, spw_error *err)
 {
     w->piece_elems = piece_elems(x->e, elem_bytes, trained);
+    if (x->e->host_addressable)
+        return SPW_OK;
     SPW_TRY(spw_gpu_queue_create(&w->queue, x->e->gpu, kind, err));
     for (int i = 0; i < HALVES; i++)
         SPW_TRY(spw_gpu_event_create(&w->came[i], x->e->gpu, err));
@@ -217,20 +247,26 @@ close_way(way *w)
 }
 
 static spw_status
-open_staged(spw_wire *x, spw_error *err)
+open_shared(spw_wire *x, spw_error *err)
 {
     const spw_engine *e = x->e;
-    uint64_t weights = e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0;
-    uint64_t grads = e->inference ? 0 : way_bytes(e, sizeof(float), true);
-    uint64_t all = weights + grads + landing_bytes(e);
-    SPW_TRY(spw_comm_alloc(e->comm, (void **)&x->shared, all, err));
-    x->gather.staging = weights > 0 ? x->shared : NULL;
-    x->reduce.staging = x->shared + weights;
-    x->landing = x->shared + weights + grads;
-    return spw_gpu_pin_host(e->gpu, x->shared, all, err);
+    shares s = count_shares(e);
+    uint64_t pinned = s.weights + s.grads + s.landing;
+    if (pinned + s.codes == 0)
+        return SPW_OK;
+    SPW_TRY(spw_comm_alloc(e->comm, (void **)&x->shared, pinned + s.codes, err));
+    x->gather.staging = s.weights > 0 ? x->shared : NULL;
+    x->reduce.staging = s.grads > 0 ? x->shared + s.weights : NULL;
+    x->landing = x->shared + s.weights + s.grads;
+    x->codes = x->shared + pinned;
+    if (pinned == 0)
+        return SPW_OK;
+    SPW_TRY(spw_gpu_pin_host(e->gpu, x->shared, pinned, err));
+    x->pinned = true;
+    return SPW_OK;
 }
 
-/* The first rank makes ids for both links. */
+/* The first rank makes the ids. */
 typedef struct invitation {
     int32_t status;
     unsigned char id[2][SPW_GPU_LINK_ID_BYTES];
@@ -238,27 +274,57 @@ typedef struct invitation {
 } invitation;
 
 static spw_status
+open_links(spw_wire *x, spw_channel *channel, spw_gpu_link **const *links, way *const *ways, int count, spw_error *err)
+{
+    const spw_engine *e = x->e;
+    uint32_t rank = spw_channel_rank(channel), size = spw_channel_size(channel);
+    spw_error own = {0};
+    invitation in = {0};
+    for (int i = 0; i < count && rank == 0 && in.status == (int32_t)SPW_OK; i++)
+        in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id[i], &own);
+    snprintf(in.why, sizeof in.why, "%.*s", (int)sizeof in.why - 1, own.message);
+    SPW_TRY(spw_broadcast(channel, &in, sizeof in, 0, err));
+    if (in.status != (int32_t)SPW_OK)
+        return SPW_RAISE(err, (spw_status)in.status, "rank %u: %s", e->rank - rank, in.why);
+    for (int i = 0; i < count; i++) {
+        ways[i]->op = SPW_COLL_BARRIER;
+        ways[i]->begin_ns = spw_now_ns();
+        SPW_TRY(spw_gpu_link_create(links[i], e->gpu, in.id[i], rank, size, going, ways[i], err));
+    }
+    return SPW_OK;
+}
+
+static spw_status
 open_linked(spw_wire *x, char *memory, spw_error *err)
 {
     const spw_engine *e = x->e;
-    way *ways[2] = {&x->gather, &x->reduce};
+    way *const ways[2] = {&x->gather, &x->reduce};
+    spw_gpu_link **const links[2] = {&x->gather.link, &x->reduce.link}, **const group = &x->gather.group;
     uint64_t piece = x->reduce.piece_elems;
-    spw_error own = {0};
-    invitation in = {0};
     x->received = memory;
     x->before = (float *)(void *)(memory + e->world * piece * sizeof(float));
     x->rounded = (char *)(x->before + piece);
-    for (int i = 0; i < 2 && e->rank == 0 && in.status == (int32_t)SPW_OK; i++)
-        in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id[i], &own);
-    snprintf(in.why, sizeof in.why, "%.*s", (int)sizeof in.why - 1, own.message);
-    SPW_TRY(spw_broadcast(x->channels->control, &in, sizeof in, 0, err));
-    if (in.status != (int32_t)SPW_OK)
-        return SPW_RAISE(err, (spw_status)in.status, "rank 0: %s", in.why);
-    for (int i = 0; i < 2; i++) {
-        ways[i]->op = SPW_COLL_BARRIER;
-        ways[i]->begin_ns = spw_now_ns();
-        SPW_TRY(spw_gpu_link_create(&ways[i]->link, e->gpu, in.id[i], e->rank, e->world, going, ways[i], err));
+    SPW_TRY(open_links(x, x->channels->control, links, ways, 2, err));
+    return x->channels->group != NULL ? open_links(x, x->channels->group, &group, ways, 1, err) : SPW_OK;
+}
+
+static spw_status
+open_kept(spw_wire *x, spw_error *err)
+{
+    const spw_engine *e = x->e;
+    uint64_t at = 0;
+    x->kept_at = spw_mem_calloc(e->layout.unit_count, sizeof *x->kept_at);
+    if (x->kept_at == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "kept weights");
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        x->kept_at[u] = at;
+        at += spw__zeropp_kept_bytes(e, u);
     }
+    SPW_TRY(spw_region_map(&x->kept, spw__wire_kept_bytes(e), 0, err));
+    if (!e->linked)
+        return SPW_OK; /* only links copy between there and the device */
+    SPW_TRY(spw_gpu_pin_host(e->gpu, x->kept.base, x->kept.bytes, err));
+    x->kept_pinned = true;
     return SPW_OK;
 }
 
@@ -278,13 +344,15 @@ spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channel
     x->grad_dtype = e->config.comm_dtype;
     x->stays = e->device_updates;
     x->gather.wire = x->reduce.wire = x;
-    if (!e->host_addressable) {
-        st = open_way(x, &x->gather, SPW_QUEUE_H2D, e->compute_bytes, false, err);
-        if (st == SPW_OK)
-            st = open_way(x, &x->reduce, SPW_QUEUE_D2H, sizeof(float), true, err);
-        if (st == SPW_OK)
-            st = e->linked ? open_linked(x, memory, err) : open_staged(x, err);
-    }
+    st = open_way(x, &x->gather, SPW_QUEUE_H2D, e->compute_bytes, false, err);
+    if (st == SPW_OK)
+        st = open_way(x, &x->reduce, SPW_QUEUE_D2H, sizeof(float), true, err);
+    if (st == SPW_OK && e->linked)
+        st = open_linked(x, memory, err);
+    if (st == SPW_OK)
+        st = open_shared(x, err);
+    if (st == SPW_OK && e->zeropp.group > 1)
+        st = open_kept(x, err);
     if (st != SPW_OK)
         spw__wire_close(x, false);
     else
@@ -297,13 +365,19 @@ spw__wire_close(spw_wire *x, bool together)
 {
     if (x == NULL)
         return;
+    spw_gpu_link_destroy(x->gather.group, together);
     spw_gpu_link_destroy(x->gather.link, together);
     spw_gpu_link_destroy(x->reduce.link, together);
     close_way(&x->gather);
     close_way(&x->reduce);
     if (x->shared != NULL) {
-        spw_gpu_unpin_host(x->e->gpu, x->shared);
+        if (x->pinned)
+            spw_gpu_unpin_host(x->e->gpu, x->shared);
         spw_comm_free(x->e->comm, x->shared);
     }
+    if (x->kept_pinned)
+        spw_gpu_unpin_host(x->e->gpu, x->kept.base);
+    spw_region_unmap(&x->kept);
+    spw_mem_free(x->kept_at);
     spw_mem_free(x);
 }

@@ -14,7 +14,7 @@ typedef struct way {
     spw_gpu_event *came[HALVES]; /* a piece is in its half */
     char *staging;               /* (HALVES, world, piece_elems), which ranks share; NULL: linked */
     uint64_t piece_elems;        /* of a part, at a time */
-    spw_gpu_link *link;
+    spw_gpu_link *link, *group;  /* among all ranks; of those that keep slices together, NULL: none do */
     /* What is under way on the link. */
     struct spw_wire *wire;
     spw_collective op;
@@ -28,13 +28,19 @@ struct spw_wire {
     uint32_t rank, world;
     spw_dtype weight_dtype, grad_dtype; /* gathered weights; gradients between ranks */
     way gather, reduce;
-    char *shared; /* staging of both, and landing */
+    char *shared; /* staging of both, landing, codes */
+    bool pinned;  /* for the device's copies */
+    char *codes;  /* (world, gather.piece_elems) in 8 bits each, with their scales; NULL: no unit is gathered so */
     char *
         landing; /* (HALVES, landing_rows, reduce.piece_elems) fp32: sums on their way to the device; NULL: none go there */
     char *received,
         *rounded;  /* device: (world, reduce.piece_elems) of others' parts, and of what they get, if rounded */
     float *before; /* device: (reduce.piece_elems) of what earlier passes summed up */
     bool stays;    /* the store's gradients are on the device */
+    /* This rank's slices of the units that its group keeps, in the form in which they were gathered. */
+    spw_region kept;
+    bool kept_pinned;
+    uint64_t *kept_at; /* (unit_count) offsets */
 };
 
 /* Which half of the staging a piece is in; every rank's part has its place there. */

@@ -100,15 +100,13 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
 
 /* What a rank's channels map, by opening as many. */
 static spw_status
-channel_bytes(spw_comm *comm, uint64_t *out, spw_error *err)
+channel_bytes(spw_comm *comm, const engine_zeropp *z, uint64_t *out, spw_error *err)
 {
-    spw_channel *channels[SPW_RANKS_CHANNELS];
+    rank_channels channels = {NULL};
     uint64_t before = spw_region_bytes_live();
-    for (int i = 0; i < SPW_RANKS_CHANNELS; i++)
-        SPW_TRY(spw_channel_open(&channels[i], comm, NULL, 0, "as many", err));
+    SPW_TRY(spw__ranks_open_channels(&channels, comm, z, 0, err));
     *out = spw_region_bytes_live() - before;
-    for (int i = 0; i < SPW_RANKS_CHANNELS; i++)
-        spw_channel_close(channels[i]);
+    spw__ranks_close_channels(&channels);
     return SPW_OK;
 }
 
@@ -147,6 +145,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
+    c.model = mc;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;
     c.train_batch_size = MICRO * c.micro_batch;
@@ -160,7 +159,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         snprintf(c.run.device, sizeof c.run.device, "cuda");
     }
     if (comm != NULL)
-        SPW_TRY(channel_bytes(comm, &channels, err));
+        SPW_TRY(channel_bytes(comm, &(engine_zeropp){.group = c.zero.hpz_partition_size}, &channels, err));
     regions = spw_region_bytes_live() + channels;
     SPW_TRY(spw_engine_create(
         &e,

@@ -72,7 +72,14 @@ for ranks in 2 3; do
         --set spillway.chaos_seed=9
     check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
 done
+# Weights that are kept by groups of two (ZeRO++'s hpZ): the same losses.
+tight=(--set zero_optimization.max_live_parameters=180000)
+kept=(--set zero_optimization.zero_hpz_partition_size=2)
+train 4 "" "$dir/ranks4"
+placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=3
 host
+placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=4
+placed 4 "everything on nvme, kept by four" "" "${tight[@]}" "${all_nvme[@]}" --set zero_optimization.zero_hpz_partition_size=4
 train 2 "" "$dir/ranks2" --set spillway.micro_batches_per_pass=2
 placed 2 "passes added up in host memory" late --set spillway.micro_batches_per_pass=2 --set spillway.chaos_seed=4
 nccl
@@ -84,6 +91,23 @@ host
 placed 2 "gradients in bf16 between ranks, stage 0" late "${on_device[@]}" --set zero_optimization.stage=0 --set communication_data_type=bf16
 train 2 "" "$dir/log" --set communication_data_type=bf16 --set spillway.device=cpu
 check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-4
+
+# ZeRO++: weights in 8 bits go through the host, also where NCCL is.
+codes=(--set zero_optimization.zero_quantized_weights=true)
+host
+train 2 "" "$dir/log"
+train 2 "" "$dir/ranks2" "${codes[@]}"
+losses "$dir/log" >"$dir/exact"
+losses "$dir/ranks2" >"$dir/coded"
+check "8-bit weights change the losses" sh -c "! cmp -s '$dir/exact' '$dir/coded'"
+check "by little" near "$dir/log" "$dir/ranks2" 2e-2
+placed 2 "8-bit weights, least gathered weights, kept by two" late "${codes[@]}" "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=5
+placed 2 "8-bit weights, everything on nvme, small pieces" late "${codes[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=2
+nccl
+placed 2 "8-bit weights, least gathered weights" late "${codes[@]}" "${tight[@]}"
+train 2 "" "$dir/log" "${codes[@]}" --set spillway.device=cpu
+check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-3
+host
 
 # bf16 is what a GPU computes in, and gathers.
 SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"
@@ -101,6 +125,8 @@ check "checkpoints go from ranks to ranks and from device to device" near "$dir/
 refuse() { name=$1 text=$2; shift 2; "$@"; check "$name" grep -qF -- "$text" "$dir/out"; }
 refuse "one GPU for two ranks is no link" "spillway.collectives nccl: ranks 0 and 1 share a GPU" train 2 "" "$dir/log" --set spillway.collectives=nccl
 nccl
+refuse "codes and NCCL do not go together" "spillway.collectives nccl and zero_optimization.zero_quantized_weights" \
+    train 2 "" "$dir/log" --set spillway.collectives=nccl "${codes[@]}"
 SPW_NCCL=$dir/none refuse "without NCCL there is none" "spillway.collectives nccl: rank 0: no libnccl.so.2" train 2 "" "$dir/log" --set spillway.collectives=nccl
 SPW_EMULATE_NCCL_FAIL=1:9 refuse "an operation that fails is named" "rank 1 gave up: NCCL, rank 1 of 3, all_gather: emulated system error" train 3 "" "$dir/log"
 check "to all ranks" test "$(grep -cE "^spillway: rank [012]: .*NCCL, rank 1 of 3" "$dir/out")" -eq 3
