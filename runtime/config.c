@@ -681,6 +681,7 @@ check_zeropp(const reader *r)
         bool on;
     } keys[] = {{"zero_quantized_weights", c->zero.quantized_weights},
                 {"zero_quantized_nontrainable_weights", c->zero.quantized_frozen},
+                {"zero_quantized_gradients", c->zero.quantized_gradients},
                 {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (keys[i].on && c->zero.stage != 3)

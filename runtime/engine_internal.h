@@ -25,6 +25,8 @@ typedef struct spw_wire spw_wire;
 typedef struct rank_channels {
     spw_channel *gathers, *reduces, *control, *saves;
     spw_channel *group; /* weights too: of the ranks that keep slices of them together; NULL: none do */
+    spw_channel *host,
+        *across; /* gradients too: of this host's ranks; of one rank of each host; NULL: all sum at once */
 } rank_channels;
 
 /* What a copy's completion has to say, to whom. */
@@ -51,6 +53,8 @@ typedef struct engine_in_place {
 typedef struct engine_zeropp {
     bool weights, frozen; /* these units are gathered as codes: all of them; those that are not trained */
     uint32_t group; /* so many ranks keep gathered units, a slice each, and gather them again from there; 1: none do */
+    bool grads;     /* gradients go from host to host as codes */
+    uint32_t host_ranks; /* with grads: so many ranks in a row are on each host */
 } engine_zeropp;
 
 struct spw_engine {

@@ -316,6 +316,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
         .wire_host = spw__wire_host_bytes(e),
         .kept_host = spw__wire_kept_bytes(e),
+        .coded_grads = e->zeropp.grads,
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows};
     uint32_t *uses, *walk;

@@ -620,7 +620,7 @@ open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name
 uint32_t
 spw__ranks_channels(const engine_zeropp *z)
 {
-    return 4 + (z->group > 1);
+    return 4 + (z->group > 1) + (z->grads ? 2 : 0);
 }
 
 spw_status
@@ -633,6 +633,10 @@ spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *
     SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
     if (z->group > 1)
         SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
+    if (z->grads) {
+        SPW_TRY(open_channel(&c->host, comm, rank / z->host_ranks, "gradients of a host", timeout_s, err));
+        SPW_TRY(open_channel(&c->across, comm, rank % z->host_ranks, "gradients of hosts", timeout_s, err));
+    }
     return SPW_OK;
 }
 
@@ -644,6 +648,8 @@ spw__ranks_close_channels(rank_channels *c)
     spw_channel_close(c->control);
     spw_channel_close(c->saves);
     spw_channel_close(c->group);
+    spw_channel_close(c->host);
+    spw_channel_close(c->across);
 }
 
 static spw_status
@@ -755,4 +761,6 @@ spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint
     add_received(r->channels.gathers, gathered, far_gathered);
     add_received(r->channels.group, gathered, far_gathered);
     add_received(r->channels.reduces, reduced, far_reduced);
+    add_received(r->channels.host, reduced, far_reduced);
+    add_received(r->channels.across, reduced, far_reduced);
 }

@@ -111,6 +111,9 @@ explain_zeropp(spw_plan *p, const plan_input *in)
                "zero_optimization.zero_hpz_partition_size %u: so many ranks of a host have all units among them, and "
                "gather those again that have not changed without other hosts and without swap",
                c->zero.hpz_partition_size);
+    if (in->coded_grads)
+        decide(p, "gradients between hosts", "4-bit codes",
+               "zero_optimization.zero_quantized_gradients: inside a host they are summed in fp32, as without it");
     if (weights || c->zero.quantized_frozen)
         decide(p, weights ? "gathering weights" : "gathering frozen weights", "8-bit codes",
                "zero_optimization.%s: 1.03 bytes per parameter come from each other rank's part, not %u",

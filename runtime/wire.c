@@ -57,28 +57,30 @@ spw__wire_device_bytes(const spw_engine *e)
 /* What is taken of memory that ranks share, in this order. */
 typedef struct shares {
     uint64_t weights, grads, landing; /* staging */
-    uint64_t codes;
+    uint64_t codes, grad_codes;
 } shares;
 
 static shares
 count_shares(const spw_engine *e)
 {
+    const engine_zeropp *z = &e->zeropp;
     bool staged = e->world > 1 && !e->host_addressable && !e->linked;
-    bool coded = e->zeropp.weights || e->zeropp.frozen;
-    return (shares){
-        .weights = staged && e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0,
-        .grads = staged && !e->inference ? way_bytes(e, sizeof(float), true) : 0,
-        .landing = staged ? landing_bytes(e) : 0,
-        .codes = coded ? spw_round_up(
-                             spw__quant_bytes(SPW_QUANT_INT8, e->world * piece_elems(e, e->compute_bytes, false)), 4096)
-                       : 0};
+    uint64_t weights = piece_elems(e, e->compute_bytes, false), grads = piece_elems(e, sizeof(float), true);
+    shares s = {.weights = staged && e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0,
+                .grads = staged && !e->inference ? way_bytes(e, sizeof(float), true) : 0,
+                .landing = staged ? landing_bytes(e) : 0};
+    if (z->weights || z->frozen)
+        s.codes = spw_round_up(spw__quant_bytes(SPW_QUANT_INT8, e->world * weights), 4096);
+    if (z->grads)
+        s.grad_codes = 2 * spw_round_up(spw__quant_bytes(SPW_QUANT_INT4, e->world / z->host_ranks * grads), 4096);
+    return s;
 }
 
 uint64_t
 spw__wire_host_bytes(const spw_engine *e)
 {
     shares s = count_shares(e);
-    return s.weights + s.grads + s.landing + s.codes;
+    return s.weights + s.grads + s.landing + s.codes + s.grad_codes;
 }
 
 uint64_t
@@ -252,13 +254,15 @@ open_shared(spw_wire *x, spw_error *err)
     const spw_engine *e = x->e;
     shares s = count_shares(e);
     uint64_t pinned = s.weights + s.grads + s.landing;
-    if (pinned + s.codes == 0)
+    if (spw__wire_host_bytes(e) == 0)
         return SPW_OK;
-    SPW_TRY(spw_comm_alloc(e->comm, (void **)&x->shared, pinned + s.codes, err));
+    SPW_TRY(spw_comm_alloc(e->comm, (void **)&x->shared, spw__wire_host_bytes(e), err));
     x->gather.staging = s.weights > 0 ? x->shared : NULL;
     x->reduce.staging = s.grads > 0 ? x->shared + s.weights : NULL;
     x->landing = x->shared + s.weights + s.grads;
     x->codes = x->shared + pinned;
+    x->sent = x->codes + s.codes;
+    x->got = x->sent + s.grad_codes / 2;
     if (pinned == 0)
         return SPW_OK;
     SPW_TRY(spw_gpu_pin_host(e->gpu, x->shared, pinned, err));

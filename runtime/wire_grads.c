@@ -2,6 +2,7 @@
  * Gradients between ranks: summed over all of them into the store's, over the wire that wire.c chose. Called by the reduce
  * thread of engine_ranks.c alone.
  */
+#include "quant.h"
 #include "wire_internal.h"
 
 /* Where the host puts elements from `at` on of a sum, of row r in piece k: to the sink, or to where they leave for it. */
@@ -93,6 +94,64 @@ fetch_grads(spw_wire *x, const float *data, uint64_t k, uint64_t part, spw_dtype
     spw_gpu_event_record(w->came[k % HALVES], w->queue);
 }
 
+/* ---------------------------------------------------------------- from host to host as codes */
+
+/* A piece of this rank's part: its own host's sum, which is exact, and the other hosts' codes, in the order of the hosts. */
+static void
+add_hosts(const spw_wire *x, const spw_reduce_sink *s, uint64_t first, const float *own, uint64_t n, uint64_t bytes)
+{
+    uint32_t per_host = x->e->zeropp.host_ranks, hosts = x->world / per_host;
+    for (uint64_t at = 0; at < n; at += BLOCK) { /* parts are whole blocks */
+        float sum[BLOCK], other[BLOCK];
+        for (uint32_t h = 0; h < hosts; h++) {
+            const float *from = h == x->rank / per_host ? own + at : other;
+            if (from == other)
+                spw__quant_decode(other, SPW_F32, x->got + h * bytes + spw__quant_bytes(SPW_QUANT_INT4, at),
+                                  SPW_QUANT_INT4, BLOCK);
+            for (uint64_t i = 0; i < BLOCK; i++)
+                sum[i] = h == 0 ? from[i] : sum[i] + from[i];
+        }
+        keep(s, (char *)s->data + (first + at) * spw_dtype_bytes(s->dtype), first + at, sum, BLOCK);
+    }
+}
+
+/*
+ * data (world, part) in memory that ranks share, used up. Of each host's stretch of parts a rank sums up, with its own host, the
+ * part of the rank that has its place there: in fp32, in their order, in place. One rank of each host has then all that another
+ * host's rank needs of this host, and sends it in 4 bits.
+ */
+static spw_status
+scatter_hosts(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
+{
+    uint32_t per_host = x->e->zeropp.host_ranks, hosts = x->world / per_host;
+    float *mine =
+        data + x->rank % per_host * part; /* the first of the parts that this rank sums up, one of each host */
+    uint64_t stretch = per_host * part;
+    for (uint32_t h = 0; h < hosts && per_host > 1; h++) {
+        spw_reduce_sink own = {.data = mine + h * stretch, .dtype = SPW_F32};
+        SPW_TRY(spw_reduce_scatter(x->channels->host, unit, data + h * stretch, SPW_F32, part, &own, err));
+    }
+    for (uint64_t first = 0; first < part; first += x->reduce.piece_elems) {
+        uint64_t n = piece_at(&x->reduce, first, part), bytes = spw__quant_bytes(SPW_QUANT_INT4, n);
+        for (uint32_t h = 0; h < hosts; h++) {
+            if (h != x->rank / per_host)
+                spw__quant_encode(x->sent + h * bytes, SPW_QUANT_INT4, mine + h * stretch + first, SPW_F32, n);
+        }
+        SPW_TRY(spw_all_to_all(x->channels->across, unit, x->sent, x->got, bytes, err));
+        add_hosts(x, sink, first, mine + x->rank / per_host * stretch + first, n, bytes);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
+{
+    return x->e->zeropp.grads ? scatter_hosts(x, unit, data, part, sink, err)
+                              : spw_reduce_scatter(x->channels->reduces, unit, data, x->grad_dtype, part, sink, err);
+}
+
+/* ---------------------------------------------------------------- through staging, in place and over links */
+
 /* The last sums are on the device when the queue has passed them. */
 static spw_status
 landed(spw_wire *x, spw_error *err)
@@ -117,8 +176,7 @@ scatter_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, con
                                  .sumsq = sink->sumsq != NULL ? sink->sumsq + first / BLOCK : NULL};
         fetch_grads(x, data, k + 1, part, x->grad_dtype, sink, part);
         spw_gpu_event_sync(w->came[k % HALVES]);
-        SPW_TRY(spw_reduce_scatter(x->channels->reduces, unit, half_of(x, w, k, sizeof(float)), x->grad_dtype, n,
-                                   &piece, err));
+        SPW_TRY(scatter(x, unit, (float *)(void *)half_of(x, w, k, sizeof(float)), n, &piece, err));
         take_off(x, sink, to, first, n);
     }
     return landed(x, err);
@@ -234,7 +292,7 @@ spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const 
         return x->reduce.link != NULL ? scatter_linked(x, unit, data, part, sink, err)
                                       : scatter_staged(x, unit, data, part, sink, err);
     round_grad(x->grad_dtype, data, data, part * x->world); /* they lie together at the front of the buffer */
-    return spw_reduce_scatter(x->channels->reduces, unit, data, x->grad_dtype, part, sink, err);
+    return scatter(x, unit, data, part, sink, err);
 }
 
 spw_status

@@ -30,7 +30,8 @@ struct spw_wire {
     way gather, reduce;
     char *shared; /* staging of both, landing, codes */
     bool pinned;  /* for the device's copies */
-    char *codes;  /* (world, gather.piece_elems) in 8 bits each, with their scales; NULL: no unit is gathered so */
+    char *codes;  /* (world, gather.piece_elems) in 8 bits each, with their scales; no unit is gathered so: unused */
+    char *sent, *got; /* (hosts, reduce.piece_elems) in 4 bits each; without zeropp.grads: unused */
     char *
         landing; /* (HALVES, landing_rows, reduce.piece_elems) fp32: sums on their way to the device; NULL: none go there */
     char *received,

@@ -1,6 +1,6 @@
 /*
- * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks. How they are made is wire_weights.c's; here is what
- * the configuration and the ranks say about it, the same on every rank.
+ * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks. How they are made is wire_weights.c's and
+ * wire_grads.c's; here is what the configuration and the places of the ranks say about it, the same on every rank.
  */
 #include "engine_internal.h"
 #include "quant.h"
@@ -15,6 +15,21 @@ ask_hosts(const spw_engine *e, uint32_t *hosts, spw_error *err)
     st = spw_exchange(channel, &spw_comm_get_info(e->comm)->host, hosts, sizeof *hosts, err);
     spw_channel_close(channel);
     return st;
+}
+
+/* Sums inside a host are of parts that lie in a row. */
+static spw_status
+check_hosts(const spw_engine *e, const uint32_t *hosts, spw_error *err)
+{
+    uint32_t count = spw_comm_get_info(e->comm)->host_count;
+    bool even = e->world % count == 0;
+    for (uint32_t r = 0; r < e->world; r++)
+        even = even && hosts[r] == r / e->zeropp.host_ranks;
+    return even ? SPW_OK
+                : SPW_RAISE(err, SPW_ECONFIG,
+                            "zero_optimization.zero_quantized_gradients needs as many ranks on every host, in a row; "
+                            "these %u ranks are on %u hosts in another way",
+                            e->world, count);
 }
 
 static spw_status
@@ -40,6 +55,8 @@ settle_hosts(spw_engine *e, spw_error *err)
     spw_status st = hosts != NULL ? ask_hosts(e, hosts, err) : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
     if (st == SPW_OK)
         st = check_groups(e, hosts, err);
+    if (st == SPW_OK && e->zeropp.grads)
+        st = check_hosts(e, hosts, err);
     spw_mem_free(hosts);
     return st;
 }
@@ -48,6 +65,7 @@ spw_status
 spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
 {
     const spw_config *c = &e->config;
+    uint32_t hosts = e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : 1;
     e->zeropp.group = 1;
     if (e->layout.parts == 1 || c->zero.stage < 3)
         return SPW_OK;
@@ -59,7 +77,15 @@ spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "zero_optimization.zero_hpz_partition_size %u does not divide the %u ranks into groups",
                          e->zeropp.group, e->world);
-    return e->zeropp.group > 1 && e->comm != NULL && !plan_only ? settle_hosts(e, err) : SPW_OK;
+    if (c->zero.quantized_gradients && c->comm_dtype != SPW_F32)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "zero_optimization.zero_quantized_gradients and communication_data_type %s: what goes from host "
+            "to host is 4-bit codes, and sums inside a host are fp32's",
+            spw_dtype_name(c->comm_dtype));
+    e->zeropp.grads = c->zero.quantized_gradients && hosts > 1 && !e->inference;
+    e->zeropp.host_ranks = (e->world + hosts - 1) / hosts;
+    return (e->zeropp.group > 1 || e->zeropp.grads) && e->comm != NULL && !plan_only ? settle_hosts(e, err) : SPW_OK;
 }
 
 bool
@@ -82,5 +108,6 @@ spw__zeropp_host_key(const spw_engine *e)
 {
     return e->zeropp.weights  ? "zero_optimization.zero_quantized_weights"
            : e->zeropp.frozen ? "zero_optimization.zero_quantized_nontrainable_weights"
+           : e->zeropp.grads  ? "zero_optimization.zero_quantized_gradients"
                               : NULL;
 }

@@ -142,6 +142,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     uint64_t regions, channels = 0;
     spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
     char found[SPW_PATH_BYTES] = "";
+    engine_zeropp z = {.group = w->config->zero.hpz_partition_size, .host_ranks = w->per_host};
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
@@ -158,8 +159,9 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         setenv("SPW_CUDA_PLUGIN", w->plugin, 1);
         snprintf(c.run.device, sizeof c.run.device, "cuda");
     }
+    z.grads = w->config->zero.quantized_gradients && w->per_host > 0;
     if (comm != NULL)
-        SPW_TRY(channel_bytes(comm, &(engine_zeropp){.group = c.zero.hpz_partition_size}, &channels, err));
+        SPW_TRY(channel_bytes(comm, &z, &channels, err));
     regions = spw_region_bytes_live() + channels;
     SPW_TRY(spw_engine_create(
         &e,

@@ -120,6 +120,8 @@ test_refused(void **state)
          "zero_optimization.zero_quantized_weights needs stage 3, stage is 2"},
         {"zero_optimization={\"stage\":1,\"zero_quantized_nontrainable_weights\":true}",
          "zero_optimization.zero_quantized_nontrainable_weights needs stage 3, stage is 1"},
+        {"zero_optimization={\"stage\":2,\"zero_quantized_gradients\":true}",
+         "zero_optimization.zero_quantized_gradients needs stage 3, stage is 2"},
         {"zero_optimization.zero_quantized_weights=8",
          "zero_optimization.zero_quantized_weights: expected true or false"},
         {"zero_optimization.offload_optimizer.ratio=0.5",

@@ -18,7 +18,7 @@ enum { CURVE = 32 }; /* steps of a loss curve */
 /* ---------------------------------------------------------------- worlds */
 
 typedef struct keys {
-    bool weights, frozen;
+    bool weights, frozen, grads;
     uint32_t kept;
 } keys;
 
@@ -27,6 +27,7 @@ use_keys(spw_config *c, keys k)
 {
     c->zero.quantized_weights = k.weights;
     c->zero.quantized_frozen = k.frozen;
+    c->zero.quantized_gradients = k.grads;
     c->zero.hpz_partition_size = k.kept;
 }
 
@@ -248,6 +249,9 @@ test_kept_bytes(void **state)
         c.zero.hpz_partition_size = 2;
         w.out = kept;
         world_run(&w);
+        print_message("gathers from another host: %.2f of each unit, with slices %.2f\n",
+                      (double)exact->far_gather[0] / (unit * (double)exact->padded / 2),
+                      (double)kept->far_gather[0] / (unit * (double)exact->padded / 2));
         once = unit * (double)exact->padded / 2; /* half of the parts are on the other host */
         for (uint32_t r = 0; r < w.ranks; r++) {
             uint64_t taken = kept->taken[r] - exact->taken[r], want = (uint64_t)(unit * (double)exact->padded / 2);
@@ -264,10 +268,103 @@ test_kept_bytes(void **state)
     outcome_free(kept);
 }
 
+/* ---------------------------------------------------------------- gradients as codes */
+
+/*
+ * Inside a host as many bytes as there are parts to sum up, in fp32; from each other host 68 bytes for 128 elements of this rank's
+ * part. On one host nothing is different.
+ */
+static void
+test_gradient_bytes(void **state)
+{
+    const uint32_t per_host[] = {2, 1};
+    outcome *one, *coded;
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        world w = {.ranks = k == 0 ? 4 : 3, .steps = STEPS, .family = SPW_FAMILY_GPT2, .per_host = per_host[k]};
+        uint32_t hosts = w.ranks / per_host[k];
+        coded = run_keys(w, (keys){.grads = true});
+        one = run_keys(w, (keys){0});
+        for (uint32_t r = 0; r < w.ranks; r++) {
+            uint64_t part = coded->padded / w.ranks, far = (hosts - 1) * (part / 128) * 68;
+            assert_int_equal(coded->far_reduce[r], STEPS * far);
+            assert_int_equal(coded->reduce[r], STEPS * (far + hosts * (per_host[k] - 1) * part * 4));
+            assert_int_equal(one->far_reduce[r], STEPS * (w.ranks - per_host[k]) * part * 4);
+            assert_int_equal(coded->gather[r], one->gather[r]);
+            assert_int_equal(coded->taken[r] - one->taken[r], coded->plan[r].wire_host);
+            assert_true(coded->plan[r].wire_host > 0);
+        }
+        outcome_free(one);
+        outcome_free(coded);
+    }
+    one = run_keys((world){.ranks = 2, .steps = STEPS, .family = SPW_FAMILY_GPT2}, (keys){0});
+    coded = run_keys((world){.ranks = 2, .steps = STEPS, .family = SPW_FAMILY_GPT2}, (keys){.grads = true});
+    outcome_same(one, coded, "gradients in 4 bits, one host");
+    outcome_free(one);
+    outcome_free(coded);
+}
+
+static void
+test_gradient_placements(void **state)
+{
+    world w = {.ranks = 4, .steps = STEPS, .family = SPW_FAMILY_GPT2, .per_host = 2};
+    outcome *again = run_keys(w, (keys){.grads = true});
+    (void)state;
+    compare_placements("gradients in 4 bits", w, (keys){.grads = true}, 0, again);
+    compare_placements("gradients in 4 bits, kept by two", w, (keys){.grads = true, .kept = 2}, 0, again);
+    outcome_free(again);
+    w = (world){.ranks = 3, .steps = STEPS, .family = SPW_FAMILY_GPT2, .frozen = true, .per_host = 1};
+    if (!SANITIZED)
+        compare_placements("all codes, three hosts, two passes", w, (keys){.weights = true, .grads = true}, 5, NULL);
+}
+
+static void
+test_gradient_curve(void **state)
+{
+    const world w = {.ranks = 2, .steps = CURVE, .family = SPW_FAMILY_GPT2, .per_host = 1};
+    outcome *exact = run_keys(w, (keys){0}), *coded = run_keys(w, (keys){.grads = true});
+    (void)state;
+    assert_curve(exact, coded, 0.05, "gradients in 4 bits");
+    outcome_free(coded);
+    coded = run_keys(w, (keys){.weights = true, .grads = true});
+    assert_curve(exact, coded, 0.05, "weights in 8 and gradients in 4 bits");
+    outcome_free(exact);
+    outcome_free(coded);
+}
+
+/* ---------------------------------------------------------------- a device that the host cannot address */
+
+/* What staging, codes and kept slices take there is what the plan says. */
+static void
+test_emulated_memory(void **state)
+{
+    const keys all[] = {{.weights = true}, {.kept = 2}, {.grads = true}, {true, true, true, 2}};
+    world w = {.ranks = 4, .family = SPW_FAMILY_GPT2, .per_host = 2};
+    outcome *exact, *coded;
+    (void)state;
+    if (!tiny_emulated_device())
+        skip();
+    w.plugin = getenv("SPW_CUDA_PLUGIN");
+    exact = run_keys(w, (keys){0});
+    for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+        coded = run_keys(w, all[k]);
+        for (uint32_t r = 0; r < w.ranks; r++) {
+            const spw_plan *a = &exact->plan[r], *b = &coded->plan[r];
+            uint64_t more = b->wire_host + b->kept_host - a->wire_host - a->kept_host;
+            assert_true(more > 0);
+            assert_int_equal(coded->taken[r] - exact->taken[r], more);
+            assert_int_equal(b->host_bytes - a->host_bytes, more + b->tables_host - a->tables_host);
+        }
+        outcome_free(coded);
+    }
+    outcome_free(exact);
+}
+
 /* ---------------------------------------------------------------- refusals */
 
 typedef struct refusal {
     keys keys;
+    spw_dtype comm_dtype;
     const char *says;
 } refusal;
 
@@ -283,6 +380,7 @@ refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
     spw_error why = {0};
     (void)rank;
     keys_config(&c, f->keys);
+    c.comm_dtype = f->comm_dtype;
     c.run.ranks = spw_comm_get_info(comm)->world;
     tiny_model_config(&mc, SPW_FAMILY_GPT2);
     SPW_TRY(spw_model_build(&model, &mc, err));
@@ -296,13 +394,21 @@ refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
 static void
 test_refused(void **state)
 {
-    refusal few = {{.kept = 3}, "zero_hpz_partition_size 3 does not divide the 4 ranks"};
+    refusal few = {{.kept = 3}, SPW_F32, "zero_hpz_partition_size 3 does not divide the 4 ranks"};
     refusal far = {{.kept = 4},
-                   "zero_hpz_partition_size 4: ranks 0 and 2 would keep weights together and are on "
-                   "different hosts"};
+                   SPW_F32,
+                   "zero_hpz_partition_size 4: ranks 0 and 2 would keep weights together and are on different hosts"};
+    refusal uneven = {{.grads = true},
+                      SPW_F32,
+                      "zero_quantized_gradients needs as many ranks on every host, in a row; these 3 ranks are on 2 "
+                      "hosts"};
+    refusal twice = {
+        {.grads = true}, SPW_BF16, "zero_optimization.zero_quantized_gradients and communication_data_type bf16"};
     (void)state;
     ranks_on_hosts(2, 4, &(spw_comm_options){0}, refused, &few);
     ranks_on_hosts(2, 4, &(spw_comm_options){0}, refused, &far);
+    ranks_on_hosts(2, 3, &(spw_comm_options){0}, refused, &uneven);
+    ranks_on_hosts(1, 2, &(spw_comm_options){0}, refused, &twice);
 }
 
 /* ---------------------------------------------------------------- checkpoints */
@@ -376,9 +482,19 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_code_bytes),   cmocka_unit_test(test_code_placements), cmocka_unit_test(test_code_curve),
-        cmocka_unit_test(test_frozen_codes), cmocka_unit_test(test_alone),           cmocka_unit_test(test_kept_same),
-        cmocka_unit_test(test_kept_bytes),   cmocka_unit_test(test_refused),         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_code_bytes),
+        cmocka_unit_test(test_code_placements),
+        cmocka_unit_test(test_code_curve),
+        cmocka_unit_test(test_frozen_codes),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_kept_same),
+        cmocka_unit_test(test_kept_bytes),
+        cmocka_unit_test(test_gradient_bytes),
+        cmocka_unit_test(test_gradient_placements),
+        cmocka_unit_test(test_gradient_curve),
+        cmocka_unit_test(test_emulated_memory),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resume),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
