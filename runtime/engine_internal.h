@@ -221,8 +221,6 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_rank
 spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
 uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
 bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
-/* What is on that only the host's processors do, by its key; NULL: nothing. */
-const char *spw__zeropp_host_key(const spw_engine *e);
 
 /* ---------------------------------------------------------------- wire.c: bytes of a unit from rank to rank */
 

@@ -344,7 +344,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra) + spw__wire_device_bytes(e);
+    in.grads_device = (e->inference ? 0 : size_grad_buffers(e, o->chain_extra)) + spw__wire_device_bytes(e);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;

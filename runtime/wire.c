@@ -46,12 +46,34 @@ landing_bytes(const spw_engine *e)
     return e->device_updates ? HALVES * landing_rows(e) * piece_elems(e, sizeof(float), true) * sizeof(float) : 0;
 }
 
-uint64_t
-spw__wire_device_bytes(const spw_engine *e)
+static uint64_t
+codes_bytes(const spw_engine *e)
+{
+    uint64_t elems = e->world * piece_elems(e, e->compute_bytes, false);
+    return e->zeropp.weights || e->zeropp.frozen ? spw_round_up(spw__quant_bytes(SPW_QUANT_INT8, elems), 4096) : 0;
+}
+
+/* Sent, and got. */
+static uint64_t
+grad_codes_bytes(const spw_engine *e)
+{
+    uint64_t elems = e->zeropp.grads ? e->world / e->zeropp.host_ranks * piece_elems(e, sizeof(float), true) : 0;
+    return 2 * spw_round_up(spw__quant_bytes(SPW_QUANT_INT4, elems), 4096);
+}
+
+/* Of others' parts and what they are added to; of what others get. */
+static uint64_t
+parts_bytes(const spw_engine *e)
 {
     uint64_t piece = piece_elems(e, sizeof(float), true);
     uint64_t rounded = e->config.comm_dtype != SPW_F32 ? e->world * piece * spw_dtype_bytes(e->config.comm_dtype) : 0;
-    return e->linked && !e->inference ? e->world * piece * sizeof(float) + rounded + piece * sizeof(float) : 0;
+    return e->inference ? 0 : e->world * piece * sizeof(float) + rounded + piece * sizeof(float);
+}
+
+uint64_t
+spw__wire_device_bytes(const spw_engine *e)
+{
+    return e->linked ? parts_bytes(e) + codes_bytes(e) + grad_codes_bytes(e) : 0;
 }
 
 /* What is taken of memory that ranks share, in this order. */
@@ -63,17 +85,12 @@ typedef struct shares {
 static shares
 count_shares(const spw_engine *e)
 {
-    const engine_zeropp *z = &e->zeropp;
     bool staged = e->world > 1 && !e->host_addressable && !e->linked;
-    uint64_t weights = piece_elems(e, e->compute_bytes, false), grads = piece_elems(e, sizeof(float), true);
-    shares s = {.weights = staged && e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0,
-                .grads = staged && !e->inference ? way_bytes(e, sizeof(float), true) : 0,
-                .landing = staged ? landing_bytes(e) : 0};
-    if (z->weights || z->frozen)
-        s.codes = spw_round_up(spw__quant_bytes(SPW_QUANT_INT8, e->world * weights), 4096);
-    if (z->grads)
-        s.grad_codes = 2 * spw_round_up(spw__quant_bytes(SPW_QUANT_INT4, e->world / z->host_ranks * grads), 4096);
-    return s;
+    return (shares){.weights = staged && e->layout.parts > 1 ? way_bytes(e, e->compute_bytes, false) : 0,
+                    .grads = staged && !e->inference ? way_bytes(e, sizeof(float), true) : 0,
+                    .landing = staged ? landing_bytes(e) : 0,
+                    .codes = e->linked ? 0 : codes_bytes(e),
+                    .grad_codes = e->linked ? 0 : grad_codes_bytes(e)};
 }
 
 uint64_t
@@ -193,17 +210,7 @@ spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err)
     char why[280] = "";
     spw_error none = {0};
     offer mine = {0};
-    const char *key = spw__zeropp_host_key(e);
     e->linked = false;
-    if (key != NULL && nccl)
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "spillway.collectives nccl and %s: codes are made by the host's processors; set one of them "
-                         "otherwise",
-                         key);
-    if (key != NULL && !e->host_addressable && e->rank == 0 && !plan_only)
-        spw_log(SPW_LOG_INFO, "ranks reach each other through the host: %s makes codes there", key);
-    if (key != NULL)
-        return SPW_OK;
     if (e->world == 1 || (e->host_addressable && !nccl) || strcmp(wanted, "host") == 0)
         return SPW_OK;
     mine.status = (int32_t)spw_gpu_link_probe(e->gpu, &none);
@@ -238,8 +245,11 @@ open_way(spw_wire *x, way *w, spw_gpu_queue_kind kind, uint32_t elem_bytes, bool
 }
 
 static void
-close_way(way *w)
+close_way(way *w, bool together)
 {
+    spw_gpu_link_destroy(w->link, together);
+    spw_gpu_link_destroy(w->near, together);
+    spw_gpu_link_destroy(w->across, together);
     if (w->queue != NULL)
         spw_gpu_queue_destroy(w->queue);
     for (int i = 0; i < HALVES; i++) {
@@ -254,7 +264,7 @@ open_shared(spw_wire *x, spw_error *err)
     const spw_engine *e = x->e;
     shares s = count_shares(e);
     uint64_t pinned = s.weights + s.grads + s.landing;
-    if (spw__wire_host_bytes(e) == 0)
+    if (spw__wire_host_bytes(e) == 0) /* with links, too */
         return SPW_OK;
     SPW_TRY(spw_comm_alloc(e->comm, (void **)&x->shared, spw__wire_host_bytes(e), err));
     x->gather.staging = s.weights > 0 ? x->shared : NULL;
@@ -270,46 +280,50 @@ open_shared(spw_wire *x, spw_error *err)
     return SPW_OK;
 }
 
-/* The first rank makes the ids. */
+/* The first rank of a channel makes the id. */
 typedef struct invitation {
     int32_t status;
-    unsigned char id[2][SPW_GPU_LINK_ID_BYTES];
+    unsigned char id[SPW_GPU_LINK_ID_BYTES];
     char why[240];
 } invitation;
 
+/* Among the channel's ranks; without a channel there is none. */
 static spw_status
-open_links(spw_wire *x, spw_channel *channel, spw_gpu_link **const *links, way *const *ways, int count, spw_error *err)
+open_link(spw_wire *x, spw_gpu_link **out, way *w, spw_channel *channel, spw_error *err)
 {
     const spw_engine *e = x->e;
-    uint32_t rank = spw_channel_rank(channel), size = spw_channel_size(channel);
     spw_error own = {0};
     invitation in = {0};
-    for (int i = 0; i < count && rank == 0 && in.status == (int32_t)SPW_OK; i++)
-        in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id[i], &own);
-    snprintf(in.why, sizeof in.why, "%.*s", (int)sizeof in.why - 1, own.message);
+    if (channel == NULL)
+        return SPW_OK;
+    if (spw_channel_rank(channel) == 0)
+        in.status = (int32_t)spw_gpu_link_id(e->gpu, in.id, &own);
+    snprintf(in.why, sizeof in.why, "rank %u: %.*s", e->rank, (int)sizeof in.why - 20, own.message);
     SPW_TRY(spw_broadcast(channel, &in, sizeof in, 0, err));
     if (in.status != (int32_t)SPW_OK)
-        return SPW_RAISE(err, (spw_status)in.status, "rank %u: %s", e->rank - rank, in.why);
-    for (int i = 0; i < count; i++) {
-        ways[i]->op = SPW_COLL_BARRIER;
-        ways[i]->begin_ns = spw_now_ns();
-        SPW_TRY(spw_gpu_link_create(links[i], e->gpu, in.id[i], rank, size, going, ways[i], err));
-    }
-    return SPW_OK;
+        return SPW_RAISE(err, (spw_status)in.status, "%s", in.why);
+    w->op = SPW_COLL_BARRIER;
+    w->begin_ns = spw_now_ns();
+    return spw_gpu_link_create(out, e->gpu, in.id, spw_channel_rank(channel), spw_channel_size(channel), going, w, err);
 }
 
 static spw_status
 open_linked(spw_wire *x, char *memory, spw_error *err)
 {
     const spw_engine *e = x->e;
-    way *const ways[2] = {&x->gather, &x->reduce};
-    spw_gpu_link **const links[2] = {&x->gather.link, &x->reduce.link}, **const group = &x->gather.group;
+    const rank_channels *c = x->channels;
     uint64_t piece = x->reduce.piece_elems;
     x->received = memory;
     x->before = (float *)(void *)(memory + e->world * piece * sizeof(float));
     x->rounded = (char *)(x->before + piece);
-    SPW_TRY(open_links(x, x->channels->control, links, ways, 2, err));
-    return x->channels->group != NULL ? open_links(x, x->channels->group, &group, ways, 1, err) : SPW_OK;
+    x->codes = memory + parts_bytes(e);
+    x->sent = x->codes + codes_bytes(e);
+    x->got = x->sent + grad_codes_bytes(e) / 2;
+    SPW_TRY(open_link(x, &x->gather.link, &x->gather, c->control, err));
+    SPW_TRY(open_link(x, &x->reduce.link, &x->reduce, c->control, err));
+    SPW_TRY(open_link(x, &x->gather.near, &x->gather, c->group, err));
+    SPW_TRY(open_link(x, &x->reduce.near, &x->reduce, c->host, err));
+    return open_link(x, &x->reduce.across, &x->reduce, c->across, err);
 }
 
 static spw_status
@@ -369,11 +383,8 @@ spw__wire_close(spw_wire *x, bool together)
 {
     if (x == NULL)
         return;
-    spw_gpu_link_destroy(x->gather.group, together);
-    spw_gpu_link_destroy(x->gather.link, together);
-    spw_gpu_link_destroy(x->reduce.link, together);
-    close_way(&x->gather);
-    close_way(&x->reduce);
+    close_way(&x->gather, together);
+    close_way(&x->reduce, together);
     if (x->shared != NULL) {
         if (x->pinned)
             spw_gpu_unpin_host(x->e->gpu, x->shared);

@@ -247,6 +247,61 @@ deliver(spw_wire *x, const spw_reduce_sink *s, const float *from, uint64_t n)
         spw_gpu_copy_d2h(x->reduce.queue, s->data, s->dtype, from, SPW_F32, n, s->sumsq);
 }
 
+/* What the store has of a piece of this rank's part, on the device. */
+static const float *
+bring_before(spw_wire *x, const spw_reduce_sink *s, uint64_t first, uint64_t n)
+{
+    const float *data = (const float *)s->data + first;
+    if (!s->add)
+        return NULL;
+    if (x->stays)
+        spw_gpu_copy_d2d(x->reduce.queue, x->before, SPW_F32, data, SPW_F32, n, NULL);
+    else
+        spw_gpu_copy_h2d(x->reduce.queue, x->before, SPW_F32, data, SPW_F32, n);
+    return x->before;
+}
+
+/* As scatter_hosts, on the device: codes that have come are decoded to where parts of others lie before they are added up. */
+static spw_status
+scatter_hosts_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink,
+                     spw_error *err)
+{
+    way *w = &x->reduce;
+    uint32_t per_host = x->e->zeropp.host_ranks, hosts = x->world / per_host, host = x->rank / per_host;
+    uint64_t stretch = per_host * part, n;
+    float *mine = data + x->rank % per_host * part, *received = (float *)(void *)x->received;
+    for (uint32_t h = 0; h < hosts && per_host > 1; h++) {
+        SPW_TRY(spw__wire_meet(w, x->channels->host, SPW_COLL_REDUCE_SCATTER, unit, part * sizeof(float), err));
+        for (uint64_t first = 0; first < part; first += n) {
+            float *own = mine + h * stretch + first;
+            n = piece_at(w, first, part);
+            SPW_TRY(spw_gpu_link_swap(w->near, w->queue, data + h * stretch + first, part * sizeof(float), received,
+                                      n * sizeof(float), n * sizeof(float), err));
+            spw_gpu_link_sum(w->near, w->queue, own, SPW_F32, own, received, n, NULL, n);
+        }
+    }
+    for (uint64_t first = 0; first < part; first += n) {
+        float *own = mine + host * stretch + first;
+        uint64_t bytes;
+        n = piece_at(w, first, part);
+        bytes = spw__quant_bytes(SPW_QUANT_INT4, n);
+        SPW_TRY(spw__wire_meet(w, x->channels->across, SPW_COLL_ALL_TO_ALL, unit, bytes, err));
+        for (uint32_t h = 0; h < hosts; h++) {
+            if (h != host)
+                spw_gpu_link_encode(w->across, w->queue, x->sent + h * bytes, 4, mine + h * stretch + first, SPW_F32,
+                                    n);
+        }
+        SPW_TRY(spw_gpu_link_swap(w->across, w->queue, x->sent, bytes, x->got, bytes, bytes, err));
+        for (uint32_t h = 0; h < hosts; h++) {
+            if (h != host)
+                spw_gpu_link_decode(w->across, w->queue, received + h * n, SPW_F32, x->got + h * bytes, 4, n);
+        }
+        spw_gpu_link_sum(w->across, w->queue, own, SPW_F32, own, received, n, bring_before(x, sink, first, n), n);
+    }
+    deliver(x, sink, mine + host * stretch, part);
+    return spw_gpu_link_wait(w->across, w->queue, err);
+}
+
 static spw_status
 scatter_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
@@ -289,8 +344,9 @@ spw_status
 spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
     if (x->reduce.queue != NULL)
-        return x->reduce.link != NULL ? scatter_linked(x, unit, data, part, sink, err)
-                                      : scatter_staged(x, unit, data, part, sink, err);
+        return x->reduce.link == NULL ? scatter_staged(x, unit, data, part, sink, err)
+               : x->e->zeropp.grads   ? scatter_hosts_linked(x, unit, data, part, sink, err)
+                                      : scatter_linked(x, unit, data, part, sink, err);
     round_grad(x->grad_dtype, data, data, part * x->world); /* they lie together at the front of the buffer */
     return scatter(x, unit, data, part, sink, err);
 }

@@ -14,7 +14,8 @@ typedef struct way {
     spw_gpu_event *came[HALVES]; /* a piece is in its half */
     char *staging;               /* (HALVES, world, piece_elems), which ranks share; NULL: linked */
     uint64_t piece_elems;        /* of a part, at a time */
-    spw_gpu_link *link, *group;  /* among all ranks; of those that keep slices together, NULL: none do */
+    spw_gpu_link *link;          /* among all ranks; NULL: there are no links */
+    spw_gpu_link *near, *across; /* of the group that keeps slices, or of this host; of one rank of each host */
     /* What is under way on the link. */
     struct spw_wire *wire;
     spw_collective op;
@@ -30,8 +31,9 @@ struct spw_wire {
     way gather, reduce;
     char *shared; /* staging of both, landing, codes */
     bool pinned;  /* for the device's copies */
-    char *codes;  /* (world, gather.piece_elems) in 8 bits each, with their scales; no unit is gathered so: unused */
-    char *sent, *got; /* (hosts, reduce.piece_elems) in 4 bits each; without zeropp.grads: unused */
+    /* Codes, in memory that ranks share or on the linked device. */
+    char *codes;      /* (world, gather.piece_elems) of 8 bits; no unit is gathered so: unused */
+    char *sent, *got; /* (hosts, reduce.piece_elems) of 4 bits; without zeropp.grads: unused */
     char *
         landing; /* (HALVES, landing_rows, reduce.piece_elems) fp32: sums on their way to the device; NULL: none go there */
     char *received,

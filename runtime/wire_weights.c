@@ -81,7 +81,7 @@ static spw_status
 gather_linked(spw_wire *x, const gathering *g, spw_error *err)
 {
     way *w = &x->gather;
-    spw_gpu_link *link = g->again ? w->group : w->link;
+    spw_gpu_link *link = g->again ? w->near : w->link;
     uint64_t bytes = form_bytes(x, g, g->share), elems;
     char *slice = slice_of(x, g, &elems);
     SPW_TRY(spw__wire_meet(w, g->channel, SPW_COLL_ALL_GATHER, g->unit, bytes, err));
@@ -187,6 +187,31 @@ gather_pieces(spw_wire *x, const gathering *g, spw_error *err)
     return spw_gpu_check(x->e->gpu, err);
 }
 
+/* Codes over a link: made, sent and handed out on the device. Kept slices of them cross as words that nobody looks into. */
+static spw_status
+gather_linked_codes(spw_wire *x, const gathering *g, spw_error *err)
+{
+    way *w = &x->gather;
+    spw_gpu_link *link = g->again ? w->near : w->link;
+    uint64_t n;
+    for (uint64_t k = 0; (n = piece_elems(x, g, k)) > 0; k++) {
+        uint64_t first = k * piece_most(x, g), bytes = form_bytes(x, g, n), words = bytes / sizeof(float);
+        char *own = x->codes + g->rank * bytes;
+        SPW_TRY(spw__wire_meet(w, g->channel, SPW_COLL_ALL_GATHER, g->unit, bytes, err));
+        if (g->again)
+            spw_gpu_copy_h2d(w->queue, own, SPW_F32, g->kept + form_bytes(x, g, first), SPW_F32, words);
+        else
+            spw_gpu_link_encode(link, w->queue, own, 8, place_of(x, g, g->rank, first), x->weight_dtype, n);
+        SPW_TRY(spw_gpu_link_all_gather(link, w->queue, x->codes, bytes, err));
+        for (uint32_t i = 0; i < g->kept_count && !g->again; i++)
+            spw_gpu_copy_d2h(w->queue, g->kept + form_bytes(x, g, i * g->share + first), SPW_F32,
+                             x->codes + (g->kept_rank + i) * bytes, SPW_F32, words, NULL);
+        for (uint32_t r = 0; r < g->world; r++)
+            spw_gpu_link_decode(link, w->queue, place_of(x, g, r, first), x->weight_dtype, x->codes + r * bytes, 8, n);
+    }
+    return spw_gpu_link_wait(link, w->queue, err);
+}
+
 spw_status
 spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, bool again, spw_error *err)
 {
@@ -212,7 +237,7 @@ spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, bool again, spw_error 
         g.channel = x->channels->group;
     }
     if (x->gather.link != NULL)
-        return gather_linked(x, &g, err);
+        return g.coded ? gather_linked_codes(x, &g, err) : gather_linked(x, &g, err);
     return g.coded || x->gather.queue != NULL ? gather_pieces(x, &g, err) : gather_shared(x, &g, err);
 }
 
@@ -220,9 +245,8 @@ void
 spw__wire_count_weights(const spw_wire *x, uint32_t unit, bool again, uint64_t *d2h, uint64_t *h2d)
 {
     uint64_t part = x->e->layout.units[unit].elems, whole = spw_layout_whole(&x->e->layout, unit);
-    uint64_t slice = x->e->zeropp.group > 1 ? whole / x->e->zeropp.group : 0;
     if (x->gather.link != NULL) {
-        *(again ? h2d : d2h) += slice * x->e->compute_bytes;
+        *(again ? h2d : d2h) += spw__zeropp_kept_bytes(x->e, unit);
     } else if (x->gather.staging != NULL) {
         *d2h += (again ? 0 : part) * x->e->compute_bytes;
         *h2d += (again || spw__zeropp_coded(x->e, unit) ? whole : whole - part) * x->e->compute_bytes;

@@ -102,12 +102,3 @@ spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx)
         return 0;
     return spw__zeropp_coded(e, unit_idx) ? spw__quant_bytes(SPW_QUANT_INT8, slice) : slice * e->compute_bytes;
 }
-
-const char *
-spw__zeropp_host_key(const spw_engine *e)
-{
-    return e->zeropp.weights  ? "zero_optimization.zero_quantized_weights"
-           : e->zeropp.frozen ? "zero_optimization.zero_quantized_nontrainable_weights"
-           : e->zeropp.grads  ? "zero_optimization.zero_quantized_gradients"
-                              : NULL;
-}

@@ -93,7 +93,7 @@ placed 2 "gradients in bf16 between ranks, stage 0" late "${on_device[@]}" --set
 train 2 "" "$dir/log" --set communication_data_type=bf16 --set spillway.device=cpu
 check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-4
 
-# ZeRO++: weights in 8 bits go through the host, also where NCCL is.
+# ZeRO++: weights in 8 bits; codes are made by the host, or by the device where it is linked.
 codes=(--set zero_optimization.zero_quantized_weights=true)
 host
 train 2 "" "$dir/log"
@@ -104,32 +104,42 @@ check "by little" near "$dir/log" "$dir/ranks2" 2e-2
 placed 2 "8-bit weights, least gathered weights, kept by two" late "${codes[@]}" "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=5
 placed 2 "8-bit weights, everything on nvme, small pieces" late "${codes[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=2
 nccl
-placed 2 "8-bit weights, least gathered weights" late "${codes[@]}" "${tight[@]}"
+placed 2 "8-bit weights, least gathered weights" late "${codes[@]}" "${tight[@]}" --set spillway.collectives=nccl
+placed 2 "8-bit weights, everything on nvme, kept by two, small pieces" late "${codes[@]}" "${all_nvme[@]}" "${tight[@]}" "${kept[@]}" \
+    --set spillway.collectives=nccl --set spillway.chaos_seed=8
 train 2 "" "$dir/log" "${codes[@]}" --set spillway.device=cpu
 check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-3
 host
 
-# Gradients in 4 bits between two hosts: two ranks that take themselves for them.
-split() { # LOG OVERRIDES...
-    rm -f "$1"; pids= bad=0
-    for r in 0 1; do
-        RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SPW_HOST=$r SPW_EMULATE_STREAMS=late timeout -s KILL 120 "$spw" train "$dir/gpt2.json" \
-            --quiet --set spillway.run_log="$1" "${@:2}" >"$dir/out$r" 2>&1 </dev/null &
+# Gradients in 4 bits between hosts: ranks that take themselves for those of two.
+split() { # RANKS LOG OVERRIDES...
+    rm -f "$2"; pids= bad=0
+    for r in $(seq 0 $(($1 - 1))); do
+        RANK=$r WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SPW_HOST=$((2 * r / $1)) SPW_EMULATE_STREAMS=late \
+            timeout -s KILL 120 "$spw" train "$dir/gpt2.json" --quiet --set spillway.run_log="$2" "${@:3}" >"$dir/out$r" 2>&1 </dev/null &
         pids="$pids $!"
     done
     for p in $pids; do wait "$p" || bad=1; done
-    cat "$dir/out0" "$dir/out1" >"$dir/out"; port=$((port + 2))
+    cat "$dir"/out[0-9] >"$dir/out"; port=$((port + 2))
     return $bad
 }
 port=$((20000 + $$ % 10000))
 coded=(--set zero_optimization.zero_quantized_gradients=true)
-split "$dir/ranks2" "${coded[@]}"
+split 2 "$dir/ranks2" "${coded[@]}"
 check "4-bit gradients from host to host" near "$dir/exact2" "$dir/ranks2" 3e-2
 check "change the losses" differ "$dir/exact2" "$dir/ranks2"
-split "$dir/log" "${coded[@]}" "${on_device[@]}" --set spillway.chaos_seed=3
+split 2 "$dir/log" "${coded[@]}" "${on_device[@]}" --set spillway.chaos_seed=3
 check "have the same losses with all state on the device, small pieces" same "$dir/ranks2" "$dir/log"
-split "$dir/log" "${coded[@]}" --set spillway.device=cpu
+split 2 "$dir/log" "${coded[@]}" --set spillway.device=cpu
 check "and near those of the cpu device" near "$dir/log" "$dir/ranks2" 1e-2
+all=("${coded[@]}" "${codes[@]}" "${kept[@]}" "${tight[@]}")
+split 4 "$dir/ranks4" "${all[@]}" --set spillway.micro_batches_per_pass=2
+nccl
+split 4 "$dir/log" "${all[@]}" --set spillway.micro_batches_per_pass=2 --set spillway.collectives=nccl
+check "all of ZeRO++, four ranks on two hosts, two passes, by nccl: the losses by host" same "$dir/ranks4" "$dir/log"
+split 4 "$dir/log" "${all[@]}" "${on_device[@]}" --set spillway.micro_batches_per_pass=2 --set spillway.collectives=nccl --set spillway.chaos_seed=4
+check "and with all state on the device, small pieces" same "$dir/ranks4" "$dir/log"
+host
 
 # bf16 is what a GPU computes in, and gathers.
 SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"
@@ -147,8 +157,6 @@ check "checkpoints go from ranks to ranks and from device to device" near "$dir/
 refuse() { name=$1 text=$2; shift 2; "$@"; check "$name" grep -qF -- "$text" "$dir/out"; }
 refuse "one GPU for two ranks is no link" "spillway.collectives nccl: ranks 0 and 1 share a GPU" train 2 "" "$dir/log" --set spillway.collectives=nccl
 nccl
-refuse "codes and NCCL do not go together" "spillway.collectives nccl and zero_optimization.zero_quantized_weights" \
-    train 2 "" "$dir/log" --set spillway.collectives=nccl "${codes[@]}"
 SPW_NCCL=$dir/none refuse "without NCCL there is none" "spillway.collectives nccl: rank 0: no libnccl.so.2" train 2 "" "$dir/log" --set spillway.collectives=nccl
 SPW_EMULATE_NCCL_FAIL=1:9 refuse "an operation that fails is named" "rank 1 gave up: NCCL, rank 1 of 3, all_gather: emulated system error" train 3 "" "$dir/log"
 check "to all ranks" test "$(grep -cE "^spillway: rank [012]: .*NCCL, rank 1 of 3" "$dir/out")" -eq 3

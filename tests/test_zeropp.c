@@ -334,30 +334,41 @@ test_gradient_curve(void **state)
 
 /* ---------------------------------------------------------------- a device that the host cannot address */
 
-/* What staging, codes and kept slices take there is what the plan says. */
+/* What staging, codes and kept slices take, in host memory and on the device, is what the plan says: through the host, and linked. */
 static void
 test_emulated_memory(void **state)
 {
     const keys all[] = {{.weights = true}, {.kept = 2}, {.grads = true}, {true, true, true, 2}};
     world w = {.ranks = 4, .family = SPW_FAMILY_GPT2, .per_host = 2};
-    outcome *exact, *coded;
+    char nccl[1300], *slash;
     (void)state;
     if (!tiny_emulated_device())
         skip();
     w.plugin = getenv("SPW_CUDA_PLUGIN");
-    exact = run_keys(w, (keys){0});
-    for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
-        coded = run_keys(w, all[k]);
-        for (uint32_t r = 0; r < w.ranks; r++) {
-            const spw_plan *a = &exact->plan[r], *b = &coded->plan[r];
-            uint64_t more = b->wire_host + b->kept_host - a->wire_host - a->kept_host;
-            assert_true(more > 0);
-            assert_int_equal(coded->taken[r] - exact->taken[r], more);
-            assert_int_equal(b->host_bytes - a->host_bytes, more + b->tables_host - a->tables_host);
+    snprintf(nccl, sizeof nccl, "%s", w.plugin);
+    slash = strrchr(nccl, '/');
+    snprintf(slash, sizeof nccl - (size_t)(slash - nccl), "/libnccl.so.2");
+    for (int linked = 0; linked < 2; linked++) {
+        outcome *exact = run_keys(w, (keys){0}), *coded;
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+            coded = run_keys(w, all[k]);
+            for (uint32_t r = 0; r < w.ranks; r++) {
+                const spw_plan *a = &exact->plan[r], *b = &coded->plan[r];
+                uint64_t host = b->wire_host + b->kept_host - a->wire_host - a->kept_host;
+                uint64_t device = b->device_bytes - a->device_bytes;
+                assert_int_equal(device > 0, linked && (all[k].weights || all[k].grads));
+                assert_int_equal(host > 0, !linked || all[k].kept > 0);
+                assert_int_equal(coded->taken[r] - exact->taken[r], host + device);
+                assert_int_equal(b->host_bytes - a->host_bytes, host + b->tables_host - a->tables_host);
+            }
+            outcome_free(coded);
         }
-        outcome_free(coded);
+        outcome_free(exact);
+        setenv("SPW_NCCL", nccl, 1); /* a device for each rank, and something to link them */
+        setenv("SPW_EMULATE_DEVICES", "4", 1);
     }
-    outcome_free(exact);
+    unsetenv("SPW_NCCL");
+    unsetenv("SPW_EMULATE_DEVICES");
 }
 
 /* ---------------------------------------------------------------- refusals */
