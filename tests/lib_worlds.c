@@ -176,6 +176,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     if (w->load != NULL)
         SPW_TRY(spw_checkpoint_find(w->load, found, err));
     SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
+    if (w->prepare != NULL)
+        SPW_TRY(w->prepare(e, err));
     SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
     w->out->taken[rank] = spw_region_bytes_live() - regions + swap_bytes(spw_engine_plan(e), rank) +
                           (e->host_addressable ? 0 : spw_gpu_bytes_live(e->gpu));

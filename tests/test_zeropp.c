@@ -4,7 +4,9 @@
  */
 #include "lib_tiny.h"
 #include "lib_worlds.h"
+#include "quant.h"
 #include "runtime_internal.h"
+#include "spw_access.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -153,6 +155,61 @@ test_code_placements(void **state)
     w = (world){.ranks = 3, .steps = STEPS, .family = SPW_FAMILY_GPT2, .frozen = true, .per_host = 1};
     if (!SANITIZED)
         compare_placements("codes, three hosts, two passes, frozen units", w, (keys){.weights = true}, 5, NULL);
+}
+
+/* Every parameter becomes what its codes decode to. */
+static spw_status
+code_masters(spw_engine *e, spw_error *err)
+{
+    static float values[ELEMS_MAX];
+    static char codes[2 * ELEMS_MAX];
+    const spw_model *m = spw_engine_model(e);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_access all = {m->params[id].name, SPW_ACCESS_MASTER, 0, 0};
+        uint64_t n = spw_round_up(m->params[id].rows * m->params[id].cols, SPW_QUANT_BLOCK);
+        memset(values, 0, n * sizeof *values);
+        SPW_TRY(spw_access_get_full(e, &all, values, err));
+        spw__quant_encode(codes, SPW_QUANT_INT8, values, SPW_F32, n);
+        spw__quant_decode(values, SPW_F32, codes, SPW_QUANT_INT8, n);
+        SPW_TRY(spw_access_set_full(e, &all, values, 0, err));
+    }
+    return SPW_OK;
+}
+
+/* Of the first gradient, of which the first moment is a share: what is between two of them, as a share of one. */
+static double
+gradient_distance(const outcome *a, const outcome *b)
+{
+    double between = 0, all = 0;
+    assert_int_equal(a->elems, b->elems);
+    for (uint64_t i = 0; i < a->elems; i++) {
+        double d = (double)a->state[1][i] - (double)b->state[1][i];
+        between += d * d;
+        all += (double)a->state[1][i] * (double)a->state[1][i];
+    }
+    return sqrt(between / all);
+}
+
+/* The first gradient of ranks that gather codes is that of one rank which has the decoded weights, all of them, for masters. */
+static void
+test_code_values(void **state)
+{
+    world w = {.ranks = 1, .steps = 1, .family = SPW_FAMILY_GPT2, .prepare = code_masters};
+    outcome *exact, *one = run_keys(w, (keys){0}), *coded;
+    (void)state;
+    w.prepare = NULL;
+    exact = run_keys(w, (keys){0});
+    for (uint32_t ranks = 2; ranks <= 4; ranks++) {
+        w.ranks = ranks;
+        coded = run_keys(w, (keys){.weights = true});
+        print_message("%u ranks: gradient with codes, from one rank's with decoded weights: %.2g, with its own: %.2g\n",
+                      ranks, gradient_distance(one, coded), gradient_distance(one, exact));
+        assert_true(gradient_distance(one, coded) < 1e-5);
+        assert_true(gradient_distance(one, exact) > 1e-3);
+        outcome_free(coded);
+    }
+    outcome_free(exact);
+    outcome_free(one);
 }
 
 static void
@@ -316,6 +373,25 @@ test_gradient_placements(void **state)
     w = (world){.ranks = 3, .steps = STEPS, .family = SPW_FAMILY_GPT2, .frozen = true, .per_host = 1};
     if (!SANITIZED)
         compare_placements("all codes, three hosts, two passes", w, (keys){.weights = true, .grads = true}, 5, NULL);
+}
+
+/* The first gradient is the exact one but for the codes' rounding: no host is left out or counted twice. */
+static void
+test_gradient_norm(void **state)
+{
+    const uint32_t per_host[] = {2, 1, 1};
+    (void)state;
+    for (uint32_t k = 0; k < 3; k++) {
+        world w = {.ranks = 4 - k, .steps = 1, .family = SPW_FAMILY_GPT2, .per_host = per_host[k]};
+        outcome *exact = run_keys(w, (keys){0}), *coded = run_keys(w, (keys){.grads = true});
+        double off = gradient_distance(exact, coded);
+        print_message("%u ranks on %u hosts: the gradient's norm is %.4f, exactly %.4f; it is off by %.3f of it\n",
+                      w.ranks, w.ranks / w.per_host, coded->norm, exact->norm, off);
+        assert_true(fabs(coded->norm - exact->norm) < 0.02 * exact->norm);
+        assert_true(off > 0 && off < 0.1);
+        outcome_free(exact);
+        outcome_free(coded);
+    }
 }
 
 static void
@@ -495,6 +571,8 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_code_bytes),
         cmocka_unit_test(test_code_placements),
+        cmocka_unit_test(test_code_values),
+        cmocka_unit_test(test_gradient_norm),
         cmocka_unit_test(test_code_curve),
         cmocka_unit_test(test_frozen_codes),
         cmocka_unit_test(test_alone),
