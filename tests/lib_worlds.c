@@ -67,6 +67,7 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
     int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
     int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
     spw_step_result r = {0};
+    spw_store_stats stats;
     double eval;
     for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
         tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
@@ -84,6 +85,9 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
     }
     if (w->steps > 0)
         SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
+    spw_store_get_stats(e->store, &stats);
+    w->out->h2d[rank] = stats.h2d_bytes;
+    w->out->parts[rank] = stats.uses;
     if (rank == 0 && w->steps > 0) {
         w->out->eval = eval;
         w->out->norm = r.grad_norm;
