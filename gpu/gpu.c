@@ -467,3 +467,17 @@ spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err)
 {
     return link->calls->wait(link, queue, err);
 }
+
+void
+spw_gpu_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
+                    spw_dtype type, uint64_t n)
+{
+    link->calls->encode(link, queue, codes, bits, src, type, n);
+}
+
+void
+spw_gpu_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
+                    uint32_t bits, uint64_t n)
+{
+    link->calls->decode(link, queue, dst, type, codes, bits, n);
+}

@@ -45,6 +45,8 @@ typedef struct spw_gpu_link_calls {
     __typeof__(spw_gpu_link_swap) *swap;
     __typeof__(spw_gpu_link_sum) *sum;
     __typeof__(spw_gpu_link_wait) *wait;
+    __typeof__(spw_gpu_link_encode) *encode;
+    __typeof__(spw_gpu_link_decode) *decode;
 } spw_gpu_link_calls;
 struct spw_gpu_link {
     const spw_gpu_link_calls *calls;

@@ -164,6 +164,14 @@ spw_status spw_gpu_link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const voi
  */
 void spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_dtype type, const void *own,
                       const void *parts, uint64_t stride, const float *before, uint64_t n);
+/*
+ * n elements, a multiple of 128, as codes of 8 or 4 bits in blocks of 128, each a scale (fp32) and 128 or 64 bytes: the bytes, and
+ * decoded the elements, of runtime/quant.h. codes is aligned to 4 bytes.
+ */
+void spw_gpu_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
+                         spw_dtype type, uint64_t n);
+void spw_gpu_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
+                         uint32_t bits, uint64_t n);
 /* The thread waits until the queue has passed all of it. */
 spw_status spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err);
 

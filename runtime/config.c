@@ -671,6 +671,26 @@ check_offload(const reader *r)
     return SPW_OK;
 }
 
+/* ZeRO++ changes how what stage 3 has cut comes together. */
+static spw_status
+check_zeropp(const reader *r)
+{
+    const spw_config *c = r->out;
+    const struct {
+        const char *key;
+        bool on;
+    } keys[] = {{"zero_quantized_weights", c->zero.quantized_weights},
+                {"zero_quantized_nontrainable_weights", c->zero.quantized_frozen},
+                {"zero_quantized_gradients", c->zero.quantized_gradients},
+                {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (keys[i].on && c->zero.stage != 3)
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.%s needs stage 3, stage is %u", r->name,
+                             keys[i].key, c->zero.stage);
+    }
+    return SPW_OK;
+}
+
 /* A path in both lists, or twice in one, is one swap file: weight and limit are said once, or alike. */
 static spw_status
 settle_paths(const reader *r)
@@ -773,6 +793,7 @@ settle(const reader *r, const json_t *root)
                          r->name, c->data.text_field);
     SPW_TRY(settle_batch(r));
     SPW_TRY(check_offload(r));
+    SPW_TRY(check_zeropp(r));
     SPW_TRY(settle_paths(r));
     if (spw_optimizer_find(c->optimizer.type) == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG,

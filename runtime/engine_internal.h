@@ -21,6 +21,14 @@ typedef struct grad_buffer {
 typedef struct spw_ranks spw_ranks;
 typedef struct spw_wire spw_wire;
 
+/* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
+typedef struct rank_channels {
+    spw_channel *gathers, *reduces, *control, *saves;
+    spw_channel *group; /* weights too: of the ranks that keep slices of them together; NULL: none do */
+    spw_channel *host,
+        *across; /* gradients too: of this host's ranks; of one rank of each host; NULL: all sum at once */
+} rank_channels;
+
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
     spw_store *store;
@@ -41,6 +49,14 @@ typedef struct engine_in_place {
     uint32_t piece_count, file_count;
 } engine_in_place;
 
+/* What ZeRO++ changes between these ranks (zeropp.c). With one rank: nothing. */
+typedef struct engine_zeropp {
+    bool weights, frozen; /* these units are gathered as codes: all of them; those that are not trained */
+    uint32_t group; /* so many ranks keep gathered units, a slice each, and gather them again from there; 1: none do */
+    bool grads;     /* gradients go from host to host as codes */
+    uint32_t host_ranks; /* with grads: so many ranks in a row are on each host */
+} engine_zeropp;
+
 struct spw_engine {
     spw_config config;
     engine_in_place in_place;
@@ -51,7 +67,8 @@ struct spw_engine {
     spw_gpu_event *passed;   /* where one of the two is, for the other */
     spw_dtype compute_dtype; /* of activations, gathered weights, keys and values */
     uint32_t compute_bytes;
-    bool linked;             /* by NCCL */
+    bool linked; /* by NCCL */
+    engine_zeropp zeropp;
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
@@ -195,42 +212,58 @@ spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 spw_status
 spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_ranks; collective unless plan_only */
 
+/* ---------------------------------------------------------------- zeropp.c: which of ZeRO++'s savings are on */
+
+/*
+ * From the configuration, once the layout is there; before spw__wire_choose. Collective unless plan_only.
+ * Errors  SPW_ECONFIG with the key, on every rank: these ranks cannot.
+ */
+spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
+uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
+bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
+
 /* ---------------------------------------------------------------- wire.c: bytes of a unit from rank to rank */
 
 /* Says whether devices are linked (e->linked); collective unless plan_only. Errors  SPW_EUNSUPPORTED: they cannot, and must be. */
 spw_status spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err);
-uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout */
+uint64_t spw__wire_host_bytes(const spw_engine *e); /* that it will take, from the layout, besides what is kept */
+uint64_t spw__wire_kept_bytes(const spw_engine *e); /* host memory too */
 uint64_t spw__wire_device_bytes(const spw_engine *e);
-/* Collective. memory: spw__wire_device_bytes() of the device. */
-spw_status spw__wire_open(spw_wire **out, const spw_engine *e, spw_channel *channel, char *memory, spw_error *err);
+/* Collective. The channels outlive it. memory: spw__wire_device_bytes() of the device. */
+spw_status
+spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channels, char *memory, spw_error *err);
 void spw__wire_close(spw_wire *x, bool together); /* together: nothing has failed anywhere. NULL is fine */
 /*
  * Weights, on one thread. put_part brings this rank's part to its place in whole, after what `after` marks (NULL: nothing); what
- * reads it is on the queue `reader` (NULL: it has been read). gather makes the unit whole and returns when it is there.
+ * reads it is on the queue `reader` (NULL: it has been read). gather makes the unit whole and returns when it is there. again: from
+ * what the group has kept of it, which needs no part, only the wait: put_part with NULL.
  */
 void spw__wire_put_part(spw_wire *x, const spw_gpu_event *after, char *whole, const void *part, uint64_t elems);
 spw_gpu_queue *spw__wire_reader(const spw_wire *x);
-spw_status
-spw__wire_gather(spw_wire *x, spw_channel *channel, uint32_t unit, char *whole, uint64_t part_elems, spw_error *err);
+spw_status spw__wire_gather(spw_wire *x, uint32_t unit, char *whole, bool again, spw_error *err);
 /*
  * Gradients, on another thread: data (world, part_elems) on the device, made by what `after` marks, is used up. scatter gives
  * each rank the sum of its part, sum gives all of them all of it. The sink is the store's gradient, wherever that is; it is
  * there on return. sink_elems: the last rank's part ends in padding that the sink does not have.
  */
 void spw__wire_follow(spw_wire *x, const spw_gpu_event *after);
-spw_status spw__wire_scatter(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
-                             const spw_reduce_sink *sink, spw_error *err);
-spw_status spw__wire_sum(spw_wire *x, spw_channel *channel, uint32_t unit, float *data, uint64_t part_elems,
-                         const spw_reduce_sink *sink, uint64_t sink_elems, spw_error *err);
+spw_status spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
+                             spw_error *err);
+spw_status spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part_elems, const spw_reduce_sink *sink,
+                         uint64_t sink_elems, spw_error *err);
 /* Adds what gathering a unit, or reducing its gradient, moves between host and device. add: to what earlier passes summed up. */
-void spw__wire_count_weights(const spw_wire *x, uint32_t unit, uint64_t *d2h, uint64_t *h2d);
+void spw__wire_count_weights(const spw_wire *x, uint32_t unit, bool again, uint64_t *d2h, uint64_t *h2d);
 void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);
 
 /* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
 
 /* Collective. pool_memory: for gathered units, plan.cache_device bytes of the device; not used with whole units. */
 spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
-enum { SPW_RANKS_CHANNELS = 4 };
+/* Its channels, in out (zeroed): how many; opened, collective; closed, also half of them. timeout_s 0: the world's. */
+uint32_t spw__ranks_channels(const engine_zeropp *z);
+spw_status
+spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err);
+void spw__ranks_close_channels(rank_channels *channels);
 void spw__ranks_destroy(spw_ranks *r); /* before the store; NULL is fine */
 uint64_t spw__ranks_table_bytes(const spw_engine *e);
 /* Waits until all of the units are gathered, and keeps them there. Each unit acquired needs one release. */
@@ -252,6 +285,8 @@ spw_status spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
 spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
-void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced); /* received so far */
+/* Received so far; far_: of that from other hosts, may be NULL. */
+void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
+                      uint64_t *far_reduced);
 
 #endif

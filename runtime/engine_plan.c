@@ -242,7 +242,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
         own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
-               spw_comm_table_bytes(NULL, e->world, e->local_world, SPW_RANKS_CHANNELS);
+               spw_comm_table_bytes(NULL, e->world, e->local_world, spw__ranks_channels(&e->zeropp));
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
@@ -319,6 +319,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
         .wire_host = spw__wire_host_bytes(e),
+        .kept_host = spw__wire_kept_bytes(e),
+        .coded_grads = e->zeropp.grads,
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows};
     uint32_t *uses, *walk;
@@ -346,7 +348,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    in.grads_device = e->inference ? 0 : size_grad_buffers(e, o->chain_extra) + spw__wire_device_bytes(e);
+    in.grads_device = (e->inference ? 0 : size_grad_buffers(e, o->chain_extra)) + spw__wire_device_bytes(e);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;

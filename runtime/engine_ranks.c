@@ -15,6 +15,7 @@
 typedef struct gather_job {
     spw_store_use use;
     uint64_t offset, ticket;
+    bool again;           /* from what the group has kept */
     spw_gpu_event *after; /* compute may still read what lay there; NULL: no */
 } gather_job;
 
@@ -46,7 +47,7 @@ typedef struct lane {
 struct spw_ranks {
     spw_engine *e;
     spw_comm *comm;
-    spw_channel *gathers, *reduces, *control, *saves;
+    rank_channels channels;
     uint32_t rank, world;
     uint64_t part_unit; /* bytes of an element on the device */
     char *pool_memory;
@@ -54,6 +55,7 @@ struct spw_ranks {
     /* The engine's thread alone. */
     gather_pool pool;
     uint64_t *tickets; /* (unit_count) the last that was asked for */
+    uint64_t *told;    /* (unit_count) 1 + the generation of which the store was told a use */
     last_read *reads;  /* (unit_count); of a device that works by itself, else NULL, and so are the events */
     spw_gpu_event **gather_events, **reduce_events; /* (queue_size), one for each place in the queue */
     lane gather, reduce;
@@ -153,14 +155,16 @@ run_gather(spw_ranks *r, const gather_job *job, spw_error *err)
     const spw_store_unit *u = &e->layout.units[job->use.unit_idx];
     uint64_t begin;
     char *to = r->pool_memory + job->offset;
-    const void *part;
-    SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
+    const void *part = NULL;
+    if (!job->again)
+        SPW_TRY(spw_store_acquire(e->store, &job->use, 1, &part, err));
     spw__wire_put_part(r->wire, job->after, to, part, u->elems);
-    spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
+    if (!job->again)
+        spw_store_release(e->store, job->use.unit_idx, spw__wire_reader(r->wire));
     wait_for_others(r, &r->gather);
     begin = spw_now_ns();
-    SPW_TRY(spw__wire_gather(r->wire, r->gathers, job->use.unit_idx, to, u->elems, err));
-    spw_timeline_add(SPW_LANE_COMM, "gather", job->use.unit_idx, begin, spw_now_ns());
+    SPW_TRY(spw__wire_gather(r->wire, job->use.unit_idx, to, job->again, err));
+    spw_timeline_add(SPW_LANE_COMM, job->again ? "gather again" : "gather", job->use.unit_idx, begin, spw_now_ns());
     pthread_mutex_lock(&r->lock);
     r->arrived[job->use.unit_idx] = job->ticket;
     pthread_mutex_unlock(&r->lock);
@@ -195,9 +199,8 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
         spw__wire_follow(r->wire, job->after);
     wait_for_others(r, &r->reduce);
     begin = spw_now_ns();
-    SPW_TRY(e->layout.parts > 1
-                ? spw__wire_scatter(r->wire, r->reduces, u, job->data, part, &sink, err)
-                : spw__wire_sum(r->wire, r->reduces, u, job->data, part, &sink, e->layout.units[u].elems, err));
+    SPW_TRY(e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
+                                : spw__wire_sum(r->wire, u, job->data, part, &sink, e->layout.units[u].elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last)
         spw_store_grad_ready(e->store, u);
@@ -321,13 +324,13 @@ follow_readers(spw_ranks *r, const gather_unit *u, uint64_t slot)
 
 /* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
 static void
-ask_gather(spw_ranks *r, spw_store_use use)
+ask_gather(spw_ranks *r, spw_store_use use, bool again)
 {
     const gather_unit *u = &r->pool.units[use.unit_idx];
-    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx]};
+    gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .again = again};
     uint64_t slot = r->gather.asked % r->queue_size; /* asked is changed by this thread alone */
     job.after = follow_readers(r, u, slot);
-    spw__wire_count_weights(r->wire, use.unit_idx, &r->e->d2h_bytes, &r->e->h2d_bytes);
+    spw__wire_count_weights(r->wire, use.unit_idx, again, &r->e->d2h_bytes, &r->e->h2d_bytes);
     pthread_mutex_lock(&r->lock);
     SPW_ASSERT(r->gather.asked - r->gather.done < r->queue_size);
     r->gather_queue[slot] = job;
@@ -342,8 +345,8 @@ want(spw_ranks *r, spw_store_use use, uint64_t nearer_than)
 {
     uint64_t bytes = spw_layout_whole(&r->e->layout, use.unit_idx) * r->part_unit;
     gather_answer answer = spw__gather_ask(&r->pool, use.unit_idx, bytes, use.generation, nearer_than);
-    if (answer == GATHER_ASK)
-        ask_gather(r, use);
+    if (answer == GATHER_ASK || answer == GATHER_AGAIN)
+        ask_gather(r, use, answer == GATHER_AGAIN);
     return answer != GATHER_NO_ROOM;
 }
 
@@ -394,19 +397,34 @@ spw__ranks_release(spw_ranks *r, uint32_t unit_idx)
         r->reads[unit_idx] = (last_read){u->offset, u->bytes};
 }
 
+/* Will this use need the store's part? Where gathered units are kept, the first of a generation does. */
+static bool
+needs_part(spw_ranks *r, spw_store_use use)
+{
+    const gather_unit *u = &r->pool.units[use.unit_idx];
+    uint64_t told = r->told[use.unit_idx];
+    if (u->there && u->generation == use.generation)
+        return false;
+    r->told[use.unit_idx] = 1 + use.generation;
+    return !r->pool.keeps || (told != 1 + use.generation && !(u->kept && u->kept_generation == use.generation));
+}
+
 /* The store is told what is certain first: the parts of gathers that were asked for. Then what the trace says of the others. */
 static void
 tell_store(spw_ranks *r, const spw_store_use *future, uint32_t count, spw_store_use *out, uint32_t max)
 {
     uint32_t n = 0, certain;
+    memset(r->told, 0, r->e->layout.unit_count * sizeof *r->told);
     pthread_mutex_lock(&r->lock);
-    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++)
-        out[n++] = r->gather_queue[i % r->queue_size].use;
+    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++) {
+        const gather_job *job = &r->gather_queue[i % r->queue_size];
+        if (!job->again)
+            out[n++] = job->use;
+    }
     pthread_mutex_unlock(&r->lock);
     certain = n;
     for (uint32_t i = 0; i < count && n < max; i++) {
-        const gather_unit *u = &r->pool.units[future[i].unit_idx];
-        if (!u->there || u->generation != future[i].generation)
+        if (needs_part(r, future[i]))
             out[n++] = future[i];
     }
     spw_store_set_future(r->e->store, out, n, certain);
@@ -447,7 +465,7 @@ spw_status
 spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
 {
     uint64_t begin = spw_now_ns();
-    spw_status st = spw_sum(r->control, values, count, err);
+    spw_status st = spw_sum(r->channels.control, values, count, err);
     r->e->stall_ns[SPW_STALL_COLLECTIVE] += spw_now_ns() - begin;
     return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
 }
@@ -455,7 +473,7 @@ spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
 spw_status
 spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_t root, spw_error *err)
 {
-    spw_status st = spw_broadcast(r->control, buf, bytes, root, err);
+    spw_status st = spw_broadcast(r->channels.control, buf, bytes, root, err);
     return st == SPW_OK ? st : spw__ranks_fail(r, st, err);
 }
 
@@ -517,7 +535,7 @@ alone(spw_status st, const spw_error *own, spw_error *err)
 spw_status
 spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
 {
-    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->saves, st, own, number, false, err);
+    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->channels.saves, st, own, number, false, err);
 }
 
 spw_status
@@ -525,7 +543,7 @@ spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_erro
 {
     int64_t number = (int64_t)what;
     return e->ranks == NULL ? alone(own->status, own, err)
-                            : agree(e, e->ranks->control, own->status, own, &number, true, err);
+                            : agree(e, e->ranks->channels.control, own->status, own, &number, true, err);
 }
 
 bool
@@ -558,7 +576,7 @@ uint64_t
 spw__ranks_table_bytes(const spw_engine *e)
 {
     uint64_t units = e->layout.unit_count;
-    return sizeof(spw_ranks) + units * (2 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
+    return sizeof(spw_ranks) + units * (4 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
            (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job) + (e->host_addressable ? 0 : 2 * EVENT_BYTES)) +
            e->future_max * sizeof(spw_store_use) + 2 * SPW_STACK_BYTES +
            (e->host_addressable ? 0 : spw_gpu_work_bytes(e->gpu)); /* the queues of wire.c */
@@ -591,6 +609,50 @@ close_events(spw_gpu_event **events, uint64_t count)
 }
 
 static spw_status
+open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name, double timeout_s, spw_error *err)
+{
+    SPW_TRY(spw_channel_open(out, comm, NULL, color, name, err));
+    if (timeout_s > 0)
+        spw_channel_set_timeout(*out, timeout_s);
+    return SPW_OK;
+}
+
+uint32_t
+spw__ranks_channels(const engine_zeropp *z)
+{
+    return 4 + (z->group > 1) + (z->grads ? 2 : 0);
+}
+
+spw_status
+spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err)
+{
+    uint32_t rank = spw_comm_get_info(comm)->rank;
+    SPW_TRY(open_channel(&c->gathers, comm, 0, "weights", timeout_s, err));
+    SPW_TRY(open_channel(&c->reduces, comm, 0, "gradients", timeout_s, err));
+    SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
+    SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
+    if (z->group > 1)
+        SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
+    if (z->grads) {
+        SPW_TRY(open_channel(&c->host, comm, rank / z->host_ranks, "gradients of a host", timeout_s, err));
+        SPW_TRY(open_channel(&c->across, comm, rank % z->host_ranks, "gradients of hosts", timeout_s, err));
+    }
+    return SPW_OK;
+}
+
+void
+spw__ranks_close_channels(rank_channels *c)
+{
+    spw_channel_close(c->gathers);
+    spw_channel_close(c->reduces);
+    spw_channel_close(c->control);
+    spw_channel_close(c->saves);
+    spw_channel_close(c->group);
+    spw_channel_close(c->host);
+    spw_channel_close(c->across);
+}
+
+static spw_status
 open_ranks(spw_ranks *r, spw_error *err)
 {
     spw_engine *e = r->e;
@@ -602,20 +664,13 @@ open_ranks(spw_ranks *r, spw_error *err)
     r->reduce_queue = spw_mem_calloc(r->queue_size, sizeof *r->reduce_queue);
     r->tickets = spw_mem_calloc(e->layout.unit_count, sizeof *r->tickets);
     r->arrived = spw_mem_calloc(e->layout.unit_count, sizeof *r->arrived);
-    if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived)
+    r->told = spw_mem_calloc(e->layout.unit_count, sizeof *r->told);
+    if (!r->gather_queue || !r->reduce_queue || !r->tickets || !r->arrived || !r->told)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks");
     SPW_TRY(spw__gather_init(&r->pool, e->layout.unit_count, e->layout.parts > 1 ? e->plan.cache_device : 0, err));
-    SPW_TRY(spw_channel_open(&r->gathers, r->comm, NULL, 0, "weights", err));
-    SPW_TRY(spw_channel_open(&r->reduces, r->comm, NULL, 0, "gradients", err));
-    SPW_TRY(spw_channel_open(&r->control, r->comm, NULL, 0, "control", err));
-    SPW_TRY(spw_channel_open(&r->saves, r->comm, NULL, 0, "saves", err));
-    SPW_TRY(spw__wire_open(&r->wire, e, r->control, e->wire_memory, err));
-    if (e->config.run.comm_timeout > 0) {
-        spw_channel_set_timeout(r->gathers, e->config.run.comm_timeout);
-        spw_channel_set_timeout(r->reduces, e->config.run.comm_timeout);
-        spw_channel_set_timeout(r->control, e->config.run.comm_timeout);
-    }
-    spw_channel_set_timeout(r->saves, FILES_S);
+    r->pool.keeps = e->zeropp.group > 1;
+    SPW_TRY(spw__ranks_open_channels(&r->channels, r->comm, &e->zeropp, e->config.run.comm_timeout, err));
+    SPW_TRY(spw__wire_open(&r->wire, e, &r->channels, e->wire_memory, err));
     if ((rc = pthread_create(&r->gather.thread, NULL, gather_main, r)) != 0)
         return SPW_RAISE_SYS(err, rc, "start of the gather thread");
     r->gather.started = true;
@@ -665,10 +720,7 @@ spw__ranks_destroy(spw_ranks *r)
     if (r->reduce.started)
         pthread_join(r->reduce.thread, NULL);
     spw__wire_close(r->wire, r->failure.status == SPW_OK && spw_comm_check(r->comm, NULL) == SPW_OK);
-    spw_channel_close(r->gathers);
-    spw_channel_close(r->reduces);
-    spw_channel_close(r->control);
-    spw_channel_close(r->saves);
+    spw__ranks_close_channels(&r->channels);
     pthread_cond_destroy(&r->work);
     pthread_cond_destroy(&r->done);
     pthread_mutex_destroy(&r->lock);
@@ -680,24 +732,35 @@ spw__ranks_destroy(spw_ranks *r)
     spw_mem_free(r->reduce_queue);
     spw_mem_free(r->tickets);
     spw_mem_free(r->arrived);
+    spw_mem_free(r->told);
     spw_mem_free(r);
 }
 
-/* What the channel says that came from others. */
-static uint64_t
-received(const spw_channel *c)
+/* Adds what the channel says that came from others, and of that what came from other hosts; NULL: there is no channel. */
+static void
+add_received(const spw_channel *c, uint64_t *all, uint64_t *far)
 {
     spw_comm_stats s;
-    uint64_t bytes = 0;
+    if (c == NULL)
+        return;
     spw_channel_get_stats(c, &s);
-    for (int op = 0; op < SPW_COLL_COUNT; op++)
-        bytes += s.op[op].local_bytes + s.op[op].remote_bytes;
-    return bytes;
+    for (int op = 0; op < SPW_COLL_COUNT; op++) {
+        *all += s.op[op].local_bytes + s.op[op].remote_bytes;
+        *far += s.op[op].remote_bytes;
+    }
 }
 
 void
-spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced)
+spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
+                 uint64_t *far_reduced)
 {
-    *gathered = received(r->gathers);
-    *reduced = received(r->reduces);
+    uint64_t unasked[2];
+    far_gathered = far_gathered != NULL ? far_gathered : &unasked[0];
+    far_reduced = far_reduced != NULL ? far_reduced : &unasked[1];
+    *gathered = *reduced = *far_gathered = *far_reduced = 0;
+    add_received(r->channels.gathers, gathered, far_gathered);
+    add_received(r->channels.group, gathered, far_gathered);
+    add_received(r->channels.reduces, reduced, far_reduced);
+    add_received(r->channels.host, reduced, far_reduced);
+    add_received(r->channels.across, reduced, far_reduced);
 }

@@ -108,7 +108,7 @@ begin_account(spw_engine *e, step_start *s)
     if (!e->counting) {
         e->counted = s->store;
         if (e->ranks != NULL)
-            spw__ranks_bytes(e->ranks, &e->counted_gather, &e->counted_reduce);
+            spw__ranks_bytes(e->ranks, &e->counted_gather, &e->counted_reduce, NULL, NULL);
     }
 }
 
@@ -155,7 +155,7 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
         now.h2d_bytes - e->counted.h2d_bytes + e->h2d_bytes - s->h2d_bytes + kept_now.h2d_bytes - s->kept.h2d_bytes;
     if (e->ranks != NULL) {
         uint64_t gather, reduce;
-        spw__ranks_bytes(e->ranks, &gather, &reduce);
+        spw__ranks_bytes(e->ranks, &gather, &reduce, NULL, NULL);
         r->gather = gather - e->counted_gather;
         r->reduce = reduce - e->counted_reduce;
         e->counted_gather = gather;

@@ -1,6 +1,7 @@
 /*
  * Where gathered units lie on the device, and which of them must go: pure policy on plain data. All ranks of a world make
- * the same calls with the same arguments and so come to the same answers: the order of the collectives follows from them.
+ * the same calls with the same arguments and so come to the same answers: the order of the collectives follows from them, and
+ * which of them are among the ranks that keep slices of a unit (hpZ).
  * For that reason nothing here knows how far a gather has come, or what time it is.
  */
 #include "runtime_internal.h"
@@ -72,6 +73,7 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
     gather_unit *u = &p->units[unit_idx];
     gather_unit *gone;
     uint64_t offset;
+    bool again;
     if (u->there && u->generation == generation)
         return GATHER_THERE;
     SPW_ASSERT(u->pins == 0);
@@ -87,7 +89,10 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
     }
     u->there = true;
     u->generation = generation;
-    return GATHER_ASK;
+    again = u->kept && u->kept_generation == generation;
+    u->kept = p->keeps;
+    u->kept_generation = generation;
+    return again ? GATHER_AGAIN : GATHER_ASK;
 }
 
 void
@@ -95,6 +100,6 @@ spw__gather_forget(gather_pool *p)
 {
     for (uint32_t i = 0; i < p->unit_count; i++) {
         SPW_ASSERT(p->units[i].pins == 0);
-        p->units[i].there = false;
+        p->units[i].there = p->units[i].kept = false;
     }
 }

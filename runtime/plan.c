@@ -123,6 +123,7 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .prefetch = in->config->run.prefetch,
                          .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow &&
                                        !in->config->fp16,
+                         .gathers_again = in->kept_host > 0,
                          .backward = 3 - kept_share(p, in),
                          .pace = pace};
     return spw__rehearse(&r, out, err);
@@ -285,7 +286,8 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     p->grad_host = in->inference || in->device_updates ? 0 : trained * in->grad_bytes;
     p->tables_host = in->tables_bytes;
     p->wire_host = in->wire_host;
-    fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host;
+    p->kept_host = in->kept_host;
+    fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
         fixed += all * in->weight_bytes;
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
@@ -599,7 +601,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
             p->device_bytes - p->cache_device - p->parts_device + least_cache(in) + parts_room(in, least_cache(in));
     }
     p->tables_host += record_padding(in, SPW_TIER_HOST, false);
-    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->slots_host +
+    p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
                     p->activations_host + p->weight_host + p->record_host;
     if (st == SPW_OK)
         plan_tapes(p, in);
@@ -635,6 +637,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
                 {"activations between", p->tapes_device, 0, 0},
                 {"between ranks", 0, p->wire_host, 0},
+                {"kept gathered weights", 0, p->kept_host, 0},
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
@@ -643,7 +646,8 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
     snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
     line(ctx, text);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (p->wire_host == 0 && strcmp(rows[i].name, "between ranks") == 0)
+        if ((p->wire_host == 0 && strcmp(rows[i].name, "between ranks") == 0) ||
+            (p->kept_host == 0 && strcmp(rows[i].name, "kept gathered weights") == 0))
             continue;
         snprintf(text, sizeof text, "  %-24s %12s %12s %12s", rows[i].name,
                  spw_format_bytes(a, sizeof a, rows[i].device), spw_format_bytes(b, sizeof b, rows[i].host),

@@ -99,6 +99,28 @@ explain_activations(spw_plan *p, const plan_input *in)
 }
 
 static void
+explain_zeropp(spw_plan *p, const plan_input *in)
+{
+    const spw_config *c = in->config;
+    char value[64];
+    bool weights = c->zero.quantized_weights;
+    if (in->layout->parts == 1 || c->zero.stage < 3)
+        return;
+    if (p->kept_host > 0)
+        decide(p, "kept gathered weights", spw_format_bytes(value, sizeof value, p->kept_host),
+               "zero_optimization.zero_hpz_partition_size %u: so many ranks of a host have all units among them, and "
+               "gather those again that have not changed without other hosts and without swap",
+               c->zero.hpz_partition_size);
+    if (in->coded_grads)
+        decide(p, "gradients between hosts", "4-bit codes",
+               "zero_optimization.zero_quantized_gradients: inside a host they are summed in fp32, as without it");
+    if (weights || c->zero.quantized_frozen)
+        decide(p, weights ? "gathering weights" : "gathering frozen weights", "8-bit codes",
+               "zero_optimization.%s: 1.03 bytes per parameter come from each other rank's part, not %u",
+               weights ? "zero_quantized_weights" : "zero_quantized_nontrainable_weights", in->compute_bytes);
+}
+
+static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
@@ -116,6 +138,7 @@ explain_device(spw_plan *p, const plan_input *in)
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");
+    explain_zeropp(p, in);
     explain_activations(p, in);
     if (p->tape_count > 0)
         decide(p, "spillway.recompute", spw_format_bytes(value, sizeof value, p->tapes_device),

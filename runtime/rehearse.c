@@ -21,7 +21,8 @@ typedef struct sim_unit {
     uint32_t group_first, group_count; /* of sim_group */
     uint64_t device_offset, device_bytes, generation, device_generation, wanted;
     place_state place;
-    bool pinned, updating, grad_ready;
+    bool pinned, updating, grad_ready, kept;
+    uint64_t kept_generation;
     uint32_t fill_next, job_next;
     uint32_t next_use, next_use2;
 } sim_unit;
@@ -73,6 +74,13 @@ count_copy(sim *s, const sim_group *g)
 
 /* ---------------------------------------------------------------- slots */
 
+/* It has been on the device at this generation: ranks have kept it, and the store has nothing to do with the next time. */
+static bool
+again(const sim *s, const sim_unit *u, uint64_t generation)
+{
+    return s->in->gathers_again && u->kept && u->kept_generation == generation;
+}
+
 static uint64_t
 distance(const sim *s, const sim_group *g)
 {
@@ -82,6 +90,8 @@ distance(const sim *s, const sim_group *g)
         return 0;
     if (u->place == THERE || (u->place == FILLING && k < u->fill_next))
         return (1ull << 32) + u->next_use2;
+    if (again(s, u, u->wanted))
+        return u->next_use2; /* the store is not told of the next */
     return u->next_use;
 }
 
@@ -184,6 +194,8 @@ serve(sim *s, spw_store_use use, uint64_t nearer_than)
         return false;
     if (!promised(s, u, use.generation) || u->place != FILLING)
         return true;
+    if (again(s, u, use.generation))
+        u->fill_next = u->group_count;
     for (; u->fill_next < u->group_count; u->fill_next++) {
         sim_group *g = &s->groups[u->group_first + u->fill_next];
         if (g->generation != u->device_generation)
@@ -196,6 +208,8 @@ serve(sim *s, spw_store_use use, uint64_t nearer_than)
         count_copy(s, g);
     }
     u->place = THERE;
+    u->kept = true;
+    u->kept_generation = u->device_generation;
     return true;
 }
 

@@ -31,6 +31,8 @@ typedef struct plan_input {
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
     uint64_t wire_host;    /* staging between ranks */
+    uint64_t kept_host;    /* slices of gathered units, to gather them again */
+    bool coded_grads;      /* gradients go from host to host as codes */
     uint64_t room_bytes;   /* what the process may still take; 0: unknown */
     bool device_in_host;   /* the device's memory comes out of it too */
     uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
@@ -75,8 +77,9 @@ typedef struct rehearsal_input {
     uint32_t weight_slots, weight_bytes, compute_bytes;
     uint64_t cache_bytes, prefetch_elems;
     bool update_reads_weights, prefetch;
-    bool early_gate; /* updates need not wait for the norm */
-    double backward; /* time of a block's backward pass over that of its forward pass: 3 with recompute, 2 without */
+    bool early_gate;    /* updates need not wait for the norm */
+    bool gathers_again; /* what has been on the device at a generation comes there again without the store */
+    double backward;    /* time of a block's backward pass over that of its forward pass: 3 with recompute, 2 without */
     double pace; /* elements that the store updates while a step computes / all of them; 0: each when it is needed */
 } rehearsal_input;
 typedef struct rehearsal {
@@ -91,13 +94,14 @@ spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *e
  * way. A new generation takes the place of the old one.
  */
 typedef struct gather_unit {
-    bool there;
-    uint64_t offset, bytes, generation;
+    bool there, kept; /* kept: gathered at kept_generation before, of which ranks keep slices */
+    uint64_t offset, bytes, generation, kept_generation;
     uint32_t pins;     /* blocks that use it now */
     uint32_t next_use; /* position in the future; UINT32_MAX: none */
 } gather_unit;
 typedef struct gather_pool {
     uint64_t bytes;
+    bool keeps; /* ranks keep what they gather */
     uint32_t unit_count;
     gather_unit *units;
 } gather_pool;
@@ -107,9 +111,10 @@ void spw__gather_deinit(gather_pool *pool);
 void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t count);
 /*
  * Gives the unit a place at a generation, by giving up units that are not pinned and whose next use comes at position
- * nearer_than of the future or later (0: any). THERE: nothing to do; ASK: it is to be gathered to its offset now.
+ * nearer_than of the future or later (0: any). THERE: nothing to do; ASK: it is to be gathered to its offset now; AGAIN: so it is,
+ * from what was kept.
  */
-typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_NO_ROOM } gather_answer;
+typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_AGAIN, GATHER_NO_ROOM } gather_answer;
 gather_answer
 spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
 void spw__gather_forget(gather_pool *pool); /* all of them */

@@ -90,8 +90,10 @@ typedef struct spw_config {
         uint64_t optimizer_buffer_count;
         uint64_t max_in_cpu; /* elements */
         double ratio;
-        uint64_t sub_group_size;                            /* elements */
-        uint64_t prefetch_bucket_size, max_live_parameters; /* elements */
+        uint64_t sub_group_size;                                       /* elements */
+        uint64_t prefetch_bucket_size, max_live_parameters;            /* elements */
+        bool quantized_weights, quantized_frozen, quantized_gradients; /* ZeRO++, between ranks, in stage 3 */
+        uint32_t hpz_partition_size;                                   /* its secondary weights; 0, 1: none */
     } zero;
     struct {
         spw_aio_backend backend;

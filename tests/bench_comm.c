@@ -5,8 +5,10 @@
  *
  * All ranks do the same thing at the same time, one contender after the other in every round. Printed are medians of the
  * slowest rank, as bytes that a rank gets from others per second, and medians of each round's ratio to the copy: as many
- * bytes, by all ranks at once, from a rank's own memory. Sums are verified.
+ * bytes, by all ranks at once, from a rank's own memory. Sums are verified. ZeRO++'s codes of as many numbers are made and decoded by
+ * one thread of each rank.
  */
+#include "quant.h"
 #include "spw_comm.h"
 #ifdef SPW_BENCH_MPI
 #include <mpi.h>
@@ -16,8 +18,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { COPY, REDUCE, GATHER, MPI_REDUCE, MPI_GATHER, CONTENDERS, ROUNDS_MAX = 64 };
-static const char *const names[CONTENDERS] = {"copy", "reduce_scatter", "all_gather", "MPI_Reduce_scatter_block",
+enum { COPY, REDUCE, GATHER, ENCODE8, DECODE8, ENCODE4, DECODE4, MPI_REDUCE, MPI_GATHER, CONTENDERS, ROUNDS_MAX = 64 };
+static const char *const names[CONTENDERS] = {"copy",
+                                              "reduce_scatter",
+                                              "all_gather",
+                                              "to codes of 8 bits",
+                                              "from codes of 8 bits",
+                                              "to codes of 4 bits",
+                                              "from codes of 4 bits",
+                                              "MPI_Reduce_scatter_block",
                                               "MPI_Allgather"};
 
 static void
@@ -56,7 +65,8 @@ static void
 once(const room *r, int what)
 {
     spw_error err = {0};
-    uint64_t part = r->elems * sizeof(float);
+    uint64_t part = r->elems * sizeof(float), others = r->elems * (r->size - 1) / SPW_QUANT_BLOCK * SPW_QUANT_BLOCK;
+    spw_quant kind = what < ENCODE4 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
     switch (what) {
     case COPY: memcpy(r->to, r->from, part * (r->size - 1)); return;
     case REDUCE:
@@ -64,6 +74,10 @@ once(const room *r, int what)
                                 &(spw_reduce_sink){.data = r->sink, .dtype = SPW_F32}, &err),
              &err);
         return;
+    case ENCODE8:
+    case ENCODE4: spw__quant_encode(r->to, kind, r->from, SPW_F32, others); return;
+    case DECODE8:
+    case DECODE4: spw__quant_decode(r->buf, SPW_F32, r->to, kind, others); return;
     case GATHER: must(spw_all_gather(r->ch, 1, r->buf, part, &err), &err); return;
 #ifdef SPW_BENCH_MPI
     case MPI_REDUCE:
@@ -98,6 +112,8 @@ measure(uint64_t mib, int rounds)
     must(spw_comm_alloc(comm, (void **)&r.buf, r.elems * r.size * sizeof(float), &err), &err);
     must(spw_comm_alloc(comm, (void **)&r.from, r.elems * r.size * sizeof(float), &err), &err);
     must(spw_comm_alloc(comm, (void **)&r.to, r.elems * r.size * sizeof(float), &err), &err);
+    for (uint64_t k = 0; k < r.elems * r.size; k++)
+        r.from[k] = (float)(k * 2654435761u % 65536) - 32768.0f;
     r.sink = r.to;
     r.spare = r.to + r.elems;
     for (int i = -1; i < rounds; i++) {

@@ -96,6 +96,12 @@ ranks_port(void)
 void
 ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx)
 {
+    ranks_on_hosts(0, ranks, options, fn, ctx);
+}
+
+void
+ranks_on_hosts(uint32_t per_host, uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx)
+{
     char(*messages)[MESSAGE_BYTES];
     pid_t pids[RANKS_MAX];
     uint32_t port;
@@ -115,6 +121,8 @@ ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ct
         assert_true(pids[i] >= 0);
         if (pids[i] == 0) {
             alarm(300);
+            if (per_host > 0)
+                set_number("SPW_HOST", i / per_host);
             _exit(rank_main(ranks, i, port, options, fn, ctx, messages[i]));
         }
     }

@@ -10,6 +10,8 @@
  * cmocka assertion may fail: return an error instead.
  */
 typedef spw_status (*ranks_fn)(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err);
+/* per_host: so many ranks in a row take themselves for those of one host; 0: all of them. */
+void ranks_on_hosts(uint32_t per_host, uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx);
 void ranks_run(uint32_t ranks, const spw_comm_options *options, ranks_fn fn, void *ctx);
 /* A port for a world: this process's own as long as it lives, below those that the system hands out. */
 uint32_t ranks_port(void);

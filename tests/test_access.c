@@ -1029,10 +1029,12 @@ test_ranks(void **state)
         spw_tier param, optimizer;
         bool local;
         uint64_t chaos;
-    } runs[] = {{0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, false, 0}, {0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, true, 3},
-                {2, SPW_TIER_DEVICE, SPW_TIER_HOST, false, 0},   {2, SPW_TIER_DEVICE, SPW_TIER_NVME, true, 4},
-                {3, SPW_TIER_HOST, SPW_TIER_HOST, false, 0},     {3, SPW_TIER_NVME, SPW_TIER_NVME, true, 0},
-                {3, SPW_TIER_NVME, SPW_TIER_NVME, false, 5},     {3, SPW_TIER_HOST, SPW_TIER_HOST, true, 6}};
+        uint32_t kept; /* by how many ranks, of what they gathered */
+    } runs[] = {{0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, false, 0, 0}, {0, SPW_TIER_DEVICE, SPW_TIER_DEVICE, true, 3, 0},
+                {2, SPW_TIER_DEVICE, SPW_TIER_HOST, false, 0, 0},   {2, SPW_TIER_DEVICE, SPW_TIER_NVME, true, 4, 0},
+                {3, SPW_TIER_HOST, SPW_TIER_HOST, false, 0, 0},     {3, SPW_TIER_NVME, SPW_TIER_NVME, true, 0, WORLD},
+                {3, SPW_TIER_NVME, SPW_TIER_NVME, false, 5, 0},     {3, SPW_TIER_HOST, SPW_TIER_HOST, true, 6, 0},
+                {3, SPW_TIER_HOST, SPW_TIER_HOST, false, 7, WORLD}};
     image *first = ranks_share(sizeof *first), *other = ranks_share(sizeof *other);
     double *losses[2] = {ranks_share(4096), ranks_share(4096)};
     char dir[256], saved[300];
@@ -1051,6 +1053,7 @@ test_ranks(void **state)
         w.c.zero.offload_param = runs[k].param;
         w.c.zero.offload_optimizer = runs[k].optimizer;
         w.c.run.chaos_seed = runs[k].chaos;
+        w.c.zero.hpz_partition_size = runs[k].kept;
         snprintf(w.save, sizeof w.save, "%s/%zu", dir, k);
         ranks_run(WORLD, &(spw_comm_options){.chaos_seed = runs[k].chaos}, run_rank, &w);
         assert_memory_equal(losses[0], losses[k > 0], 8 * sizeof(double));

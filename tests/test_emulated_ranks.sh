@@ -40,6 +40,7 @@ near() {
          END { if (rows != 10) print "# " rows " numbers"; exit bad || rows != 10 }'
 }
 same() { losses "$1" >"$dir/one"; losses "$2" >"$dir/two"; [ "$(wc -w <"$dir/one")" -eq 10 ] && cmp -s "$dir/one" "$dir/two"; }
+differ() { ! cmp -s <(losses "$1") <(losses "$2"); }
 # placed RANKS NAME STREAMS OVERRIDES...: the numbers of the first run with so many ranks. On one device ranks go through the host.
 placed() { train "$1" "$3" "$dir/log" "${@:4}"; check "$1 ranks, $wire, ${3:-early} streams, $2" same "$dir/ranks$1" "$dir/log"; }
 host() { unset SPW_EMULATE_DEVICES; wire="by host"; }
@@ -72,7 +73,14 @@ for ranks in 2 3; do
         --set spillway.chaos_seed=9
     check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
 done
+# Weights that are kept by groups of two (ZeRO++'s hpZ): the same losses.
+tight=(--set zero_optimization.max_live_parameters=180000)
+kept=(--set zero_optimization.zero_hpz_partition_size=2)
+train 4 "" "$dir/ranks4"
+placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=3
 host
+placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=4
+placed 4 "everything on nvme, kept by four" "" "${tight[@]}" "${all_nvme[@]}" --set zero_optimization.zero_hpz_partition_size=4
 train 2 "" "$dir/ranks2" --set spillway.micro_batches_per_pass=2
 placed 2 "passes added up in host memory" late --set spillway.micro_batches_per_pass=2 --set spillway.chaos_seed=4
 nccl
@@ -84,6 +92,54 @@ host
 placed 2 "gradients in bf16 between ranks, stage 0" late "${on_device[@]}" --set zero_optimization.stage=0 --set communication_data_type=bf16
 train 2 "" "$dir/log" --set communication_data_type=bf16 --set spillway.device=cpu
 check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-4
+
+# ZeRO++: weights in 8 bits; codes are made by the host, or by the device where it is linked.
+codes=(--set zero_optimization.zero_quantized_weights=true)
+host
+train 2 "" "$dir/log"
+train 2 "" "$dir/ranks2" "${codes[@]}"
+check "8-bit weights change the losses" differ "$dir/log" "$dir/ranks2"
+cp "$dir/log" "$dir/exact2"
+check "by little" near "$dir/log" "$dir/ranks2" 2e-2
+placed 2 "8-bit weights, least gathered weights, kept by two" late "${codes[@]}" "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=5
+placed 2 "8-bit weights, everything on nvme, small pieces" late "${codes[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=2
+nccl
+placed 2 "8-bit weights, least gathered weights" late "${codes[@]}" "${tight[@]}" --set spillway.collectives=nccl
+placed 2 "8-bit weights, everything on nvme, kept by two, small pieces" late "${codes[@]}" "${all_nvme[@]}" "${tight[@]}" "${kept[@]}" \
+    --set spillway.collectives=nccl --set spillway.chaos_seed=8
+train 2 "" "$dir/log" "${codes[@]}" --set spillway.device=cpu
+check "as on the cpu device" near "$dir/log" "$dir/ranks2" 1e-3
+host
+
+# Gradients in 4 bits between hosts: ranks that take themselves for those of two.
+split() { # RANKS LOG OVERRIDES...
+    rm -f "$2"; pids= bad=0
+    for r in $(seq 0 $(($1 - 1))); do
+        RANK=$r WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SPW_HOST=$((2 * r / $1)) SPW_EMULATE_STREAMS=late \
+            timeout -s KILL 120 "$spw" train "$dir/gpt2.json" --quiet --set spillway.run_log="$2" "${@:3}" >"$dir/out$r" 2>&1 </dev/null &
+        pids="$pids $!"
+    done
+    for p in $pids; do wait "$p" || bad=1; done
+    cat "$dir"/out[0-9] >"$dir/out"; port=$((port + 2))
+    return $bad
+}
+port=$((20000 + $$ % 10000))
+coded=(--set zero_optimization.zero_quantized_gradients=true)
+split 2 "$dir/ranks2" "${coded[@]}"
+check "4-bit gradients from host to host" near "$dir/exact2" "$dir/ranks2" 3e-2
+check "change the losses" differ "$dir/exact2" "$dir/ranks2"
+split 2 "$dir/log" "${coded[@]}" "${on_device[@]}" --set spillway.chaos_seed=3
+check "have the same losses with all state on the device, small pieces" same "$dir/ranks2" "$dir/log"
+split 2 "$dir/log" "${coded[@]}" --set spillway.device=cpu
+check "and near those of the cpu device" near "$dir/log" "$dir/ranks2" 1e-2
+all=("${coded[@]}" "${codes[@]}" "${kept[@]}" "${tight[@]}")
+split 4 "$dir/ranks4" "${all[@]}" --set spillway.micro_batches_per_pass=2
+nccl
+split 4 "$dir/log" "${all[@]}" --set spillway.micro_batches_per_pass=2 --set spillway.collectives=nccl
+check "all of ZeRO++, four ranks on two hosts, two passes, by nccl: the losses by host" same "$dir/ranks4" "$dir/log"
+split 4 "$dir/log" "${all[@]}" "${on_device[@]}" --set spillway.micro_batches_per_pass=2 --set spillway.collectives=nccl --set spillway.chaos_seed=4
+check "and with all state on the device, small pieces" same "$dir/ranks4" "$dir/log"
+host
 
 # bf16 is what a GPU computes in, and gathers.
 SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"

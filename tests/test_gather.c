@@ -99,12 +99,38 @@ test_order(void **state)
     spw__gather_deinit(&p);
 }
 
+/* What ranks keep is gathered from there at the generation at which it was gathered last, until all is forgotten. */
+static void
+test_again(void **state)
+{
+    gather_pool p;
+    (void)state;
+    assert_int_equal(spw__gather_init(&p, UNITS, 4096 * 2, NULL), SPW_OK);
+    for (int keeps = 0; keeps < 2; keeps++) {
+        gather_answer again = keeps ? GATHER_AGAIN : GATHER_ASK;
+        p.keeps = keeps;
+        assert_int_equal(spw__gather_ask(&p, 0, 2 * 4096, 5, 0), GATHER_ASK);
+        assert_int_equal(spw__gather_ask(&p, 0, 2 * 4096, 5, 0), GATHER_THERE);
+        assert_int_equal(spw__gather_ask(&p, 1, 2 * 4096, 5, 0), GATHER_ASK); /* in its place */
+        assert_int_equal(spw__gather_ask(&p, 0, 2 * 4096, 5, 0), again);
+        assert_int_equal(spw__gather_ask(&p, 1, 2 * 4096, 5, 0), again);
+        assert_int_equal(spw__gather_ask(&p, 1, 2 * 4096, 6, 0), GATHER_ASK);
+        assert_int_equal(spw__gather_ask(&p, 0, 2 * 4096, 6, 0), GATHER_ASK);
+        assert_int_equal(spw__gather_ask(&p, 1, 2 * 4096, 6, 0), again);
+        spw__gather_forget(&p); /* the same generation of other weights */
+        assert_int_equal(spw__gather_ask(&p, 1, 2 * 4096, 6, 0), GATHER_ASK);
+        spw__gather_forget(&p);
+    }
+    spw__gather_deinit(&p);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,284 +1,23 @@
 /*
- * Training on several ranks: every one writes its losses and its part of the state to memory that all share. What must hold: the run of one rank up to rounding, for every number of ranks; the same
- * bytes for every stage and placement at one number of ranks; the bytes that ZeRO's table says.
+ * Training on several ranks. What must hold: the run of one rank up to rounding, for every number of ranks; the same bytes for
+ * every stage and placement at one number of ranks; the bytes that ZeRO's table says.
  */
-#include "lib_ranks.h"
 #include "lib_tiny.h"
-#include "engine_internal.h"
-#include <glob.h>
+#include "lib_worlds.h"
+#include "runtime_internal.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { STEPS = 4, STEPS_MAX = 16, MICRO = 24, WORLD_MAX = 8, ELEMS_MAX = 1 << 20, PARTS = 3 };
-
-/* What a run leaves behind, in shared memory. */
-typedef struct outcome {
-    double losses[STEPS_MAX], eval, norm;
-    uint64_t gather[WORLD_MAX], reduce[WORLD_MAX];           /* of the steps and an evaluation */
-    double step_s, compute_s, collective_s, parts_s, busy_s; /* of the last steps of rank 0 */
-    uint64_t elems, padded, held[WORLD_MAX]; /* of one rank; with whole parts for every rank; that a rank holds */
-    uint64_t taken[WORLD_MAX];               /* bytes that the library took: mappings, device memory, swap files */
-    spw_plan plan[WORLD_MAX];
-    float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
-} outcome;
-
-/* One run: what its ranks do differently from the first run of all. */
-typedef struct world {
-    uint32_t ranks, steps, first_step;
-    const spw_config *config;
-    spw_family family;
-    const char *load, *save; /* checkpoint folders; NULL: none */
-    bool frozen;
-    const char *plugin; /* the emulated device's, or NULL */
-    double link;        /* bytes/s of every operation at most; 0: as it is */
-    outcome *out;
-} world;
-
-typedef struct visit {
-    spw_engine *e;
-    outcome *out;
-} visit;
-
-static spw_status
-take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
-{
-    visit *v = ctx;
-    const spw_layout *l = spw_engine_layout(v->e);
-    const spw_store_chunk *c = &l->chunks[chunk_idx];
-    uint64_t base = l->bases[c->unit_idx] + c->first, end;
-    uint64_t next = c->unit_idx + 1 < l->unit_count ? l->bases[c->unit_idx + 1] : v->out->elems;
-    (void)grad;
-    (void)err;
-    for (int p = 0; p < (record != NULL ? PARTS : 1); p++) {
-        end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
-        for (uint64_t at = 0; at < end; at += 4096)
-            spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e), weights, record, c->elems,
-                          (spw_state_part)p, at, end - at < 4096 ? end - at : 4096, v->out->state[p] + base + at);
-    }
-    return SPW_OK;
-}
-
-/* Elements of the model in a row, padded as with one rank. */
-static uint64_t
-count_elems(const spw_model *m)
-{
-    spw_layout l;
-    uint64_t elems;
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 1, NULL), SPW_OK);
-    elems = l.elems;
-    spw_layout_free(&l);
-    return elems;
-}
-
 static void
-add_times(outcome *o, const spw_step_result *r)
-{
-    o->step_s += r->step_s;
-    o->compute_s += r->compute_s;
-    o->collective_s += r->stall_s[SPW_STALL_COLLECTIVE];
-    o->parts_s += r->compute_s + r->other_s;
-    for (int k = 0; k < SPW_STALL_COUNT; k++)
-        o->parts_s += r->stall_s[k];
-    o->busy_s += (double)(r->gather + r->reduce);
-}
-
-static spw_status
-run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_error *err)
-{
-    const spw_config *c = w->config;
-    uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
-    int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
-    int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
-    spw_step_result r = {0};
-    double eval;
-    for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
-        tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
-        for (uint64_t i = 0; i < 5 * one; i++)
-            all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
-        for (uint64_t i = 0; i < each; i++) {
-            for (int k = 0; k < 2; k++)
-                memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
-        }
-        SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
-        if (rank == 0)
-            w->out->losses[s] = r.loss;
-        if (rank == 0 && s > w->first_step)
-            add_times(w->out, &r);
-    }
-    if (w->steps > 0)
-        SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
-    if (rank == 0 && w->steps > 0) {
-        w->out->eval = eval;
-        w->out->norm = r.grad_norm;
-    }
-    if (e->ranks != NULL) /* everything that was asked for has been used by now */
-        spw__ranks_bytes(e->ranks, &w->out->gather[rank], &w->out->reduce[rank]);
-    for (int k = 0; k < 2; k++) {
-        free(all[k]);
-        free(own[k]);
-    }
-    return SPW_OK;
-}
-
-/* What a rank's channels map, by opening as many. */
-static spw_status
-channel_bytes(spw_comm *comm, uint64_t *out, spw_error *err)
-{
-    spw_channel *channels[SPW_RANKS_CHANNELS];
-    uint64_t before = spw_region_bytes_live();
-    for (int i = 0; i < SPW_RANKS_CHANNELS; i++)
-        SPW_TRY(spw_channel_open(&channels[i], comm, NULL, 0, "as many", err));
-    *out = spw_region_bytes_live() - before;
-    for (int i = 0; i < SPW_RANKS_CHANNELS; i++)
-        spw_channel_close(channels[i]);
-    return SPW_OK;
-}
-
-/* Of this process' swap files, as the file system has them. */
-static uint64_t
-swap_bytes(const spw_plan *p, uint32_t rank)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < p->path_count; i++) {
-        char pattern[SPW_PATH_BYTES + 64];
-        glob_t found;
-        snprintf(pattern, sizeof pattern, "%s/spillway-*/rank-%u/swap.bin", p->paths[i], rank);
-        if (glob(pattern, 0, NULL, &found) == 0) {
-            for (size_t f = 0; f < found.gl_pathc; f++) {
-                struct stat st;
-                bytes += stat(found.gl_pathv[f], &st) == 0 ? (uint64_t)st.st_size : 0;
-            }
-            globfree(&found);
-        }
-    }
-    return bytes;
-}
-
-/* In the process of one rank; with one rank in this process. */
-static spw_status
-run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
-{
-    spw_config c = *w->config;
-    spw_model_config mc;
-    spw_model *model = NULL;
-    spw_engine *e = NULL;
-    visit v;
-    uint64_t regions, channels = 0;
-    spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
-    char found[SPW_PATH_BYTES] = "";
-    tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
-    if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
-        mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
-    c.run.ranks = w->ranks;
-    c.accumulation = MICRO / w->ranks;
-    c.train_batch_size = MICRO * c.micro_batch;
-    SPW_TRY(spw_model_build(&model, &mc, err));
-    if (w->frozen)
-        assert_true(spw_model_freeze(model, "h.1.*") > 0);
-    w->out->elems = count_elems(model);
-    assert_true(w->out->elems <= ELEMS_MAX);
-    if (w->plugin != NULL) {
-        setenv("SPW_CUDA_PLUGIN", w->plugin, 1);
-        snprintf(c.run.device, sizeof c.run.device, "cuda");
-    }
-    if (comm != NULL)
-        SPW_TRY(channel_bytes(comm, &channels, err));
-    regions = spw_region_bytes_live() + channels;
-    SPW_TRY(spw_engine_create(
-        &e,
-        &(spw_engine_options){
-            .config = &c, .model = model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
-        err));
-    v = (visit){e, w->out};
-    w->out->plan[rank] = *spw_engine_plan(e);
-    w->out->held[rank] = spw_engine_layout(e)->elems;
-    for (uint32_t u = 0; rank == 0 && u < e->layout.unit_count; u++)
-        w->out->padded += spw__grad_elems(e, u);
-    if (w->load != NULL)
-        SPW_TRY(spw_checkpoint_find(w->load, found, err));
-    SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
-    SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
-    w->out->taken[rank] = spw_region_bytes_live() - regions + swap_bytes(spw_engine_plan(e), rank) +
-                          (e->host_addressable ? 0 : spw_gpu_bytes_live(e->gpu));
-    if (w->save != NULL)
-        SPW_TRY(spw_checkpoint_save(e, &c, w->save, &at, NULL, err));
-    SPW_TRY(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, take_chunk, &v, err));
-    spw_engine_destroy(e);
-    spw_model_destroy(model);
-    return SPW_OK;
-}
-
-static spw_status
-run_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
-{
-    return run_rank(ctx, comm, rank, err);
-}
-
-static void
-run_world(const world *w)
-{
-    world own = *w;
-    ranks_run(w->ranks, &(spw_comm_options){.link_bytes_per_s = w->link, .chaos_seed = w->config->run.chaos_seed},
-              run_one, &own);
-}
-
-static outcome *
-new_outcome(void)
-{
-    return ranks_share(sizeof(outcome));
-}
-
-static void
-free_outcome(outcome *o)
-{
-    ranks_unshare(o, sizeof *o);
-}
-
-static void
-assert_near(const outcome *a, const outcome *b, const char *what)
-{
-    double worst = 0, top = 0;
-    assert_int_equal(a->elems, b->elems);
-    for (int s = 0; s < STEPS_MAX; s++) { /* those that were not run are 0 */
-        if (fabs(a->losses[s] - b->losses[s]) > 1e-6 * fabs(a->losses[s]))
-            fail_msg("%s: loss of step %d is %.9g, one rank has %.9g", what, s + 1, b->losses[s], a->losses[s]);
-    }
-    for (uint64_t i = 0; i < a->elems; i++) {
-        double d = fabs((double)a->state[0][i] - (double)b->state[0][i]);
-        worst = d > worst ? d : worst;
-        top = fabs((double)a->state[0][i]) > top ? fabs((double)a->state[0][i]) : top;
-    }
-    if (!(worst <= 1e-6 * top))
-        fail_msg("%s: weights differ by %.3g, the largest is %.3g", what, worst, top);
-}
-
-static void
-assert_near_share(double got, double want, uint32_t stage, uint32_t ranks, const char *what)
+assert_share(double got, double want, uint32_t stage, uint32_t ranks, const char *what)
 {
     if (fabs(got - want) > 0.01 * want)
         fail_msg("stage %u, %u ranks: %s %.0f bytes, the table says %.0f", stage, ranks, what, got, want);
-}
-
-static void
-assert_same(const outcome *a, const outcome *b, const char *what)
-{
-    for (int s = 0; s < STEPS_MAX; s++) {
-        if (memcmp(&a->losses[s], &b->losses[s], sizeof a->losses[s]) != 0)
-            fail_msg("%s: loss of step %d is %.17g, expected %.17g", what, s + 1, b->losses[s], a->losses[s]);
-    }
-    if (memcmp(&a->norm, &b->norm, sizeof a->norm) != 0 || memcmp(&a->eval, &b->eval, sizeof a->eval) != 0)
-        fail_msg("%s: norm %.17g and evaluation %.17g, expected %.17g and %.17g", what, b->norm, b->eval, a->norm,
-                 a->eval);
-    for (int p = 0; p < PARTS; p++) {
-        if (memcmp(a->state[p], b->state[p], a->elems * sizeof(float)) != 0)
-            fail_msg("%s: other bytes in part %d of the state", what, p);
-    }
 }
 
 /* ---------------------------------------------------------------- stages and placements */
@@ -327,13 +66,13 @@ static void
 compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, uint64_t pass,
             const uint32_t *worlds, uint32_t count)
 {
-    outcome *one = new_outcome(), *first = new_outcome(), *other = new_outcome();
+    outcome *one = outcome_new(), *first = outcome_new(), *other = outcome_new();
     spw_config c;
     char dir[256], what[120];
     tiny_dir_make(dir);
     ranks_config(&c, format);
     c.gradient_clipping = clipping;
-    run_world(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = one});
+    world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = one});
     assert_true(one->losses[STEPS - 1] < one->losses[0]);
     for (uint32_t k = 0; k < count; k++) {
         for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
@@ -352,20 +91,20 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
                 c.zero.max_live_parameters = tight_elems(family);
             snprintf(what, sizeof what, "%u ranks, %s, %s", worlds[k], v->name, spw_state_name(format));
             memset(out, 0, sizeof *out);
-            run_world(&(world){
+            world_run(&(world){
                 .ranks = worlds[k], .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = out});
             if (i == 0)
-                assert_near(one, out, what);
+                outcome_near(one, out, what);
             else
-                assert_same(first, out, what);
+                outcome_same(first, out, what);
             for (uint32_t r = 0; r < worlds[k] && out->plan[r].path_count > 0; r++)
                 assert_int_equal(out->plan[r].path_ranks[0], worlds[k]);
         }
     }
     tiny_dir_remove(dir);
-    free_outcome(one);
-    free_outcome(first);
-    free_outcome(other);
+    outcome_free(one);
+    outcome_free(first);
+    outcome_free(other);
 }
 
 /* Two to eight ranks, also more than a unit has chunks; tied weights. */
@@ -408,7 +147,7 @@ test_frozen(void **state)
 static void
 test_comm_dtype(void **state)
 {
-    outcome *exact = new_outcome(), *first = new_outcome(), *other = new_outcome();
+    outcome *exact = outcome_new(), *first = outcome_new(), *other = outcome_new();
     (void)state;
     for (uint32_t stage = 0; stage <= 4; stage++) {
         outcome *out = stage == 0 ? exact : stage == 1 ? first : other;
@@ -418,18 +157,18 @@ test_comm_dtype(void **state)
         c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_DEVICE;
         c.comm_dtype = stage == 0 ? SPW_F32 : SPW_BF16;
         memset(out, 0, sizeof *out);
-        run_world(&(world){.ranks = 3, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .out = out});
+        world_run(&(world){.ranks = 3, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .out = out});
         if (stage > 1)
-            assert_same(first, out, "gradients in bf16 between ranks");
+            outcome_same(first, out, "gradients in bf16 between ranks");
     }
     assert_true(memcmp(exact->state, first->state, sizeof exact->state) != 0);
     for (int s = 0; s < STEPS; s++)
         assert_true(fabs(exact->losses[s] - first->losses[s]) < 1e-3 * exact->losses[s]);
     assert_true(first->reduce[0] == exact->reduce[0]);     /* whole sums stay in fp32 */
     assert_true(other->reduce[0] * 4 == exact->reduce[0]); /* half of the bytes, and half of the way */
-    free_outcome(exact);
-    free_outcome(first);
-    free_outcome(other);
+    outcome_free(exact);
+    outcome_free(first);
+    outcome_free(other);
 }
 
 /* ---------------------------------------------------------------- from one number of ranks to another */
@@ -449,7 +188,7 @@ test_elastic(void **state)
                         {1, 3, 2, SPW_TIER_HOST, SPW_TIER_HOST, SPW_STATE_FP32},
                         {8, 0, 2, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_STATE_FP32},
                         {2, 1, 1, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_STATE_FP32}};
-    outcome *one = new_outcome(), *out = new_outcome();
+    outcome *one = outcome_new(), *out = outcome_new();
     spw_config c;
     char dir[256], save[300];
     uint32_t at = 0;
@@ -457,7 +196,7 @@ test_elastic(void **state)
     tiny_dir_make(dir);
     snprintf(save, sizeof save, "%s/out", dir);
     ranks_config(&c, SPW_STATE_FP32);
-    run_world(&(world){.ranks = 1, .steps = 15, .config = &c, .family = SPW_FAMILY_GPT2, .out = one});
+    world_run(&(world){.ranks = 1, .steps = 15, .config = &c, .family = SPW_FAMILY_GPT2, .out = one});
     for (size_t i = 0; i < sizeof legs / sizeof legs[0]; i++) {
         const leg *l = &legs[i];
         ranks_config(&c, l->format);
@@ -465,7 +204,7 @@ test_elastic(void **state)
         c.zero.stage = l->stage;
         c.zero.offload_param = l->param;
         c.zero.offload_optimizer = l->optimizer;
-        run_world(&(world){.ranks = l->ranks,
+        world_run(&(world){.ranks = l->ranks,
                            .steps = l->steps,
                            .first_step = at,
                            .config = &c,
@@ -476,10 +215,10 @@ test_elastic(void **state)
         at += l->steps;
     }
     assert_int_equal(at, 15);
-    assert_near(one, out, "4, 3, 1, 8 and 2 ranks in turn");
+    outcome_near(one, out, "4, 3, 1, 8 and 2 ranks in turn");
     tiny_dir_remove(dir);
-    free_outcome(one);
-    free_outcome(out);
+    outcome_free(one);
+    outcome_free(out);
 }
 
 /* Saved and loaded at one number of ranks: as if nothing had been; the files are those of one rank's folder. */
@@ -488,21 +227,21 @@ test_resume_exact(void **state)
 {
     const leg legs[] = {{3, 3, 2, SPW_TIER_NVME, SPW_TIER_NVME, SPW_STATE_SPLIT},
                         {3, 2, 2, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_STATE_MIXED}};
-    outcome *whole = new_outcome(), *out = new_outcome();
+    outcome *whole = outcome_new(), *out = outcome_new();
     spw_config c;
     char dir[256], save[300];
     (void)state;
     tiny_dir_make(dir);
     snprintf(save, sizeof save, "%s/out", dir);
     ranks_config(&c, SPW_STATE_SPLIT);
-    run_world(&(world){.ranks = 3, .steps = 4, .config = &c, .family = SPW_FAMILY_LLAMA, .out = whole});
+    world_run(&(world){.ranks = 3, .steps = 4, .config = &c, .family = SPW_FAMILY_LLAMA, .out = whole});
     for (uint32_t i = 0; i < 2; i++) {
         ranks_config(&c, legs[i].format);
         ranks_use_dir(&c, dir);
         c.zero.stage = legs[i].stage;
         c.zero.offload_param = legs[i].param;
         c.zero.offload_optimizer = legs[i].optimizer;
-        run_world(&(world){.ranks = 3,
+        world_run(&(world){.ranks = 3,
                            .steps = 2,
                            .first_step = 2 * i,
                            .config = &c,
@@ -511,10 +250,10 @@ test_resume_exact(void **state)
                            .save = save,
                            .out = out});
     }
-    assert_same(whole, out, "3 ranks, saved after 2 of 4 steps, split then mixed");
+    outcome_same(whole, out, "3 ranks, saved after 2 of 4 steps, split then mixed");
     tiny_dir_remove(dir);
-    free_outcome(whole);
-    free_outcome(out);
+    outcome_free(whole);
+    outcome_free(out);
 }
 
 /* ---------------------------------------------------------------- bytes */
@@ -541,7 +280,7 @@ measure(uint32_t ranks, uint32_t stage, bool tight, spw_state_format format, con
         c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
     if (tight)
         c.zero.max_live_parameters = 3 * 20 * 4096;
-    run_world(&(world){.ranks = ranks,
+    world_run(&(world){.ranks = ranks,
                        .steps = plugin != NULL ? 0 : STEPS,
                        .config = &c,
                        .family = SPW_FAMILY_QWEN2,
@@ -557,7 +296,7 @@ static void
 test_bytes(void **state)
 {
     const uint32_t worlds[] = {2, 4, 8};
-    outcome *out = new_outcome();
+    outcome *out = outcome_new();
     (void)state;
     for (int k = 0; k < (SANITIZED ? 1 : 3); k++) {
         uint32_t n = worlds[k];
@@ -569,16 +308,16 @@ test_bytes(void **state)
             assert_true((double)out->padded < 1.5 * (double)out->elems);
             for (uint32_t r = 0; r < n; r++) {
                 double passes = (double)out->gather[r] / share;
-                assert_near_share((double)out->reduce[r], STEPS * (stage == 0 ? 2 : 1) * share, stage, n, "reduced");
+                assert_share((double)out->reduce[r], STEPS * (stage == 0 ? 2 : 1) * share, stage, n, "reduced");
                 if (stage < 3) /* once before the first step, then after each update */
-                    assert_near_share((double)out->gather[r], (STEPS + 1) * gathered * share, stage, n, "gathered");
+                    assert_share((double)out->gather[r], (STEPS + 1) * gathered * share, stage, n, "gathered");
                 else if (passes > 2.01 * STEPS + 1 || passes < 1.5 * STEPS) /* what a pass leaves there is used again */
                     fail_msg("stage 3, %u ranks: weights gathered %.2f times in %d steps and an evaluation", n, passes,
                              STEPS);
             }
         }
     }
-    free_outcome(out);
+    outcome_free(out);
 }
 
 /*
@@ -625,7 +364,7 @@ static void
 test_held(void **state)
 {
     const uint32_t worlds[] = {2, 4, 8};
-    outcome *out = new_outcome();
+    outcome *out = outcome_new();
     char dir[256], exe[1024], plugin[1200];
     ssize_t length = readlink("/proc/self/exe", exe, sizeof exe - 1);
     char *slash;
@@ -645,7 +384,7 @@ test_held(void **state)
         }
     }
     tiny_dir_remove(dir);
-    free_outcome(out);
+    outcome_free(out);
 }
 
 /* ---------------------------------------------------------------- overlap */
@@ -657,7 +396,7 @@ test_held(void **state)
 static void
 test_overlap(void **state)
 {
-    outcome *out = new_outcome();
+    outcome *out = outcome_new();
     double link = 0, alone = 0, share = 1;
     (void)state;
     for (int run = 0; run < 12 && share > 0.9; run++) { /* the link's speed from the run before; a busy CPU hides it */
@@ -667,7 +406,7 @@ test_overlap(void **state)
         c.micro_batch = 4;
         c.zero.max_live_parameters = 3 * 20 * 4096;
         memset(out, 0, sizeof *out);
-        run_world(
+        world_run(
             &(world){.ranks = 2, .steps = STEPS, .config = &c, .family = SPW_FAMILY_QWEN2, .link = link, .out = out});
         if (link > 0) {
             alone = out->busy_s / link;
@@ -680,7 +419,7 @@ test_overlap(void **state)
         link = out->busy_s / out->compute_s;
     }
     assert_true(share <= 0.9);
-    free_outcome(out);
+    outcome_free(out);
 }
 
 int

@@ -100,6 +100,8 @@ typedef struct cuda_event {
 SPW_GPU_CALLS(X)
 #undef X
 extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
+extern "C" __typeof__(spw_gpu_link_encode) spw__cuda_link_encode;
+extern "C" __typeof__(spw_gpu_link_decode) spw__cuda_link_decode;
 
 /* False, and the device's first error kept, unless e is cudaSuccess. */
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);

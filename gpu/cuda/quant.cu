@@ -1,0 +1,62 @@
+/* Block codes for links: the kernels of quant.cuh by width and type. */
+#include "quant.cuh"
+#include "cuda_internal.h"
+
+enum { BLOCKS_EACH = 8 }; /* that the threads of a launch's block take */
+
+template <int BITS, class T>
+static void
+encode(cuda_queue *q, void *codes, const void *src, uint64_t blocks)
+{
+    LAUNCH(q, spw__cuda_blocks(blocks, BLOCKS_EACH), BLOCKS_EACH * WARP, 0, (encode_kernel<BITS, T>),
+           (unsigned char *)codes, (const T *)src, blocks);
+}
+
+template <int BITS, class T>
+static void
+decode(cuda_queue *q, void *dst, const void *codes, uint64_t blocks)
+{
+    LAUNCH(q, spw__cuda_blocks(blocks, BLOCKS_EACH), BLOCKS_EACH * WARP, 0, (decode_kernel<BITS, T>), (T *)dst,
+           (const unsigned char *)codes, blocks);
+}
+
+template <class T>
+static void
+convert(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, uint64_t n)
+{
+    uint64_t blocks = n / QUANT_BLOCK;
+    if (blocks == 0)
+        return;
+    if (to_codes)
+        bits == 8 ? encode<8, T>(q, codes, x, blocks) : encode<4, T>(q, codes, x, blocks);
+    else
+        bits == 8 ? decode<8, T>(q, x, codes, blocks) : decode<4, T>(q, x, codes, blocks);
+}
+
+static void
+by_type(spw_gpu_queue *queue, bool to_codes, void *codes, uint32_t bits, void *x, spw_dtype type, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (type == SPW_F32)
+        convert<float>(q, to_codes, codes, bits, x, n);
+    else if (type == SPW_BF16)
+        convert<bf16>(q, to_codes, codes, bits, x, n);
+    else
+        convert<f16>(q, to_codes, codes, bits, x, n);
+}
+
+void
+spw__cuda_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
+                      spw_dtype type, uint64_t n)
+{
+    (void)link;
+    by_type(queue, true, codes, bits, (void *)(uintptr_t)src, type, n);
+}
+
+void
+spw__cuda_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
+                      uint32_t bits, uint64_t n)
+{
+    (void)link;
+    by_type(queue, false, (void *)(uintptr_t)codes, bits, dst, type, n);
+}

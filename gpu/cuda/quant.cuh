@@ -1,0 +1,75 @@
+/*
+ * Block codes: what runtime/quant.h says, operation for operation, so that a device makes the host's bytes. A warp has a block of
+ * 128 elements, each thread four of them.
+ */
+#ifndef SPW_CUDA_QUANT_CUH
+#define SPW_CUDA_QUANT_CUH
+
+#include "common.cuh"
+
+enum { QUANT_BLOCK = 128, QUANT_HALF = 64, WARP = 32 };
+
+/* Bytes of a block with its scale. */
+template <int BITS> constexpr int quant_step = 4 + QUANT_BLOCK *BITS / 8;
+
+/* Which element of the block a thread's j-th is: 8 bits: four in a row; 4 bits: two, and two that share their bytes. */
+template <int BITS>
+SPW_DEVICE unsigned
+quant_element(unsigned lane, int j)
+{
+    return BITS == 8 ? 4 * lane + j : 2 * lane + j % 2 + QUANT_HALF * (j / 2);
+}
+
+template <int BITS, class T>
+SPW_KERNEL void
+encode_kernel(unsigned char *codes, const T *x, uint64_t blocks)
+{
+    uint64_t block = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    unsigned lane = threadIdx.x % WARP, greatest = 0, code[4];
+    unsigned char *out = codes + block * quant_step<BITS>;
+    float v[4], scale, inverse;
+    if (block >= blocks)
+        return; /* the whole warp */
+    for (int j = 0; j < 4; j++) {
+        v[j] = widen(x[block * QUANT_BLOCK + quant_element<BITS>(lane, j)]);
+        greatest = most(greatest, __float_as_uint(v[j]) & 0x7fffffffu);
+    }
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d /= 2)
+        greatest = most(greatest, __shfl_xor_sync(0xffffffffu, greatest, d));
+    scale = __fdiv_rn(__uint_as_float(greatest), BITS == 8 ? 127.0f : 7.0f);
+    scale = most(scale, 0x1p-126f);
+    scale = BITS == 8 ? least(scale, 0x1.020406p+121f) : scale;
+    inverse = __fdiv_rn(1.0f, scale);
+    for (int j = 0; j < 4; j++)
+        code[j] = greatest < 0x7f800000u ? __float_as_uint(__fadd_rn(__fmul_rn(v[j], inverse), 12582912.0f)) : 0;
+    if (lane == 0)
+        *(unsigned *)out = greatest < 0x7f800000u ? __float_as_uint(scale) : 0x7fc00000u;
+    if (BITS == 8)
+        ((unsigned *)out)[1 + lane] = (code[0] & 255u) | (code[1] & 255u) << 8 | (code[2] & 255u) << 16 | code[3] << 24;
+    else
+        ((uint16_t *)out)[2 + lane] =
+            (uint16_t)((code[0] & 15u) | (code[2] & 15u) << 4 | (code[1] & 15u) << 8 | code[3] << 12);
+}
+
+template <int BITS, class T>
+SPW_KERNEL void
+decode_kernel(T *x, const unsigned char *codes, uint64_t blocks)
+{
+    uint64_t block = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    unsigned lane = threadIdx.x % WARP, scale, bits;
+    const unsigned char *in = codes + block * quant_step<BITS>;
+    if (block >= blocks)
+        return;
+    scale = *(const unsigned *)in;
+    bits = BITS == 8 ? ((const unsigned *)in)[1 + lane] : ((const uint16_t *)in)[2 + lane];
+    for (int j = 0; j < 4; j++) {
+        unsigned place = BITS == 8 ? 8 * j : j % 2 * 8 + j / 2 * 4;
+        int code = BITS == 8 ? (int)(int8_t)(bits >> place) : (int)((bits >> place & 15u) ^ 8u) - 8;
+        float y = __fmul_rn((float)code, __uint_as_float(scale));
+        narrow(x + block * QUANT_BLOCK + quant_element<BITS>(lane, j),
+               scale == 0x7fc00000u ? __uint_as_float(scale) : y);
+    }
+}
+
+#endif

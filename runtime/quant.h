@@ -1,0 +1,43 @@
+/*
+ * quant.h - numbers as codes of 8 or 4 bits in blocks with a scale each: what ZeRO++ sends instead of weights and gradients.
+ *
+ * A block is 128 elements, because parameters begin at multiples of 128 elements of their unit: no scale is shared by two
+ * parameters, however different they are. Blocks lie one after another, without a header:
+ *
+ *   8 bits   scale (fp32)   code of element i in byte i                                        132 bytes
+ *   4 bits   scale (fp32)   code of element i in the low half of byte i, of i + 64 in the high   68 bytes
+ *
+ * With top = 127 or 7:  scale = max(max |x| / top, 2^-126),  code = x / scale to the nearest integer, ties to even, in two's
+ * complement,  decoded code * scale, all in fp32. So |decoded - x| <= (0.5 + 3e-5) scale; zeros, -0 too, become 0. Scales end
+ * where top * scale would overflow. A block with a NaN or an infinity decodes to NaN: the finite check of a step sees it.
+ * Every instruction set makes the same bytes, and so does every cut at a multiple of a block.
+ *
+ * Source  Wang et al. 2023, ZeRO++ (arXiv 2306.10209), section 3: block quantization of weights (INT8) and gradients (INT4).
+ */
+#ifndef SPW_QUANT_H
+#define SPW_QUANT_H
+
+#include "spw_base.h"
+
+enum { SPW_QUANT_BLOCK = 128 };
+
+typedef enum spw_quant { SPW_QUANT_INT8, SPW_QUANT_INT4 } spw_quant;
+
+/* Of elems elements, a multiple of a block. Pure. */
+static inline uint64_t
+spw__quant_bytes(spw_quant kind, uint64_t elems)
+{
+    return elems / SPW_QUANT_BLOCK * (sizeof(float) + (kind == SPW_QUANT_INT8 ? SPW_QUANT_BLOCK : SPW_QUANT_BLOCK / 2));
+}
+/* elems is a multiple of a block; arrays do not overlap, codes need no alignment. Any thread. */
+void spw__quant_encode(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
+void spw__quant_decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems);
+
+/* The same with one instruction set, for quant.c and tests. */
+typedef struct spw__quant_kernels {
+    void (*encode)(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
+    void (*decode)(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems);
+} spw__quant_kernels;
+extern const spw__quant_kernels spw__quant_scalar, spw__quant_avx2, spw__quant_avx512;
+
+#endif

@@ -1,0 +1,126 @@
+/*
+ * The quantizer (quant.h), included once per instruction set with QUANT set to the name of its kernels. Plain loops over a
+ * block that compilers vectorise; every operation is IEEE's and none is contracted, so all of them make the same bytes.
+ */
+#include "quant.h"
+
+enum { BLOCK = SPW_QUANT_BLOCK, HALF = SPW_QUANT_BLOCK / 2, CODES8 = BLOCK, CODES4 = HALF };
+
+#define SMALLEST 0x1p-126f        /* normal: so its reciprocal is finite */
+#define LARGEST  0x1.020406p+121f /* 127 times it is finite, 127 times the next one is not */
+#define ROUNDER  12582912.0f /* 1.5 * 2^23: adding it leaves x, rounded to an integer, in the low bits of the sum */
+
+/* An element's code in the low bits. */
+static inline uint32_t
+code_of(float x, float inverse)
+{
+    return spw_f32_bits(x * inverse + ROUNDER);
+}
+
+/* False: something in the block is not finite. As integers magnitudes compare like floats, and NaN above all. */
+static inline bool
+scale_of(const float *x, int32_t top, float *scale)
+{
+    int32_t most = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        int32_t magnitude = (int32_t)(spw_f32_bits(x[i]) & 0x7fffffffu);
+        most = magnitude > most ? magnitude : most;
+    }
+    *scale = spw_bits_f32((uint32_t)most) / (float)top;
+    *scale = *scale < SMALLEST ? SMALLEST : *scale > LARGEST && top == 127 ? LARGEST : *scale;
+    return most < 0x7f800000;
+}
+
+static inline void
+encode_block(uint8_t *out, spw_quant kind, const float *x)
+{
+    float scale, inverse;
+    uint8_t *restrict codes = out + sizeof scale;
+    if (!scale_of(x, kind == SPW_QUANT_INT8 ? 127 : 7, &scale)) {
+        scale = spw_bits_f32(0x7fc00000u);
+        memset(codes, 0, kind == SPW_QUANT_INT8 ? CODES8 : CODES4);
+        memcpy(out, &scale, sizeof scale);
+        return;
+    }
+    memcpy(out, &scale, sizeof scale);
+    inverse = 1.0f / scale;
+    if (kind == SPW_QUANT_INT8) {
+        for (int i = 0; i < BLOCK; i++)
+            codes[i] = (uint8_t)code_of(x[i], inverse);
+    } else {
+        for (int i = 0; i < HALF; i++)
+            codes[i] = (uint8_t)((code_of(x[i], inverse) & 15u) | (code_of(x[i + HALF], inverse) << 4));
+    }
+}
+
+static inline void
+decode_block(float *restrict x, spw_quant kind, const uint8_t *in)
+{
+    float scale;
+    const uint8_t *codes = in + sizeof scale;
+    memcpy(&scale, in, sizeof scale);
+    if (kind == SPW_QUANT_INT8) {
+        for (int i = 0; i < BLOCK; i++)
+            x[i] = (float)(int8_t)codes[i] * scale;
+    } else {
+        for (int i = 0; i < HALF; i++)
+            x[i] = (float)((int32_t)((codes[i] & 15u) ^ 8u) - 8) * scale;
+        for (int i = 0; i < HALF; i++)
+            x[i + HALF] = (float)((int32_t)((codes[i] >> 4) ^ 8u) - 8) * scale;
+    }
+}
+
+/* A block of half floats; bf16 here, so that it is done with this file's instructions. */
+static inline void
+widen(float *to, const void *from, spw_dtype type)
+{
+    const uint16_t *half = from;
+    for (int i = 0; i < BLOCK && type == SPW_BF16; i++)
+        to[i] = spw_bf16_to_f32(half[i]);
+    if (type == SPW_F16)
+        spw_convert(to, SPW_F32, from, type, BLOCK);
+}
+
+static inline void
+narrow(void *to, const float *from, spw_dtype type)
+{
+    uint16_t *half = to;
+    for (int i = 0; i < BLOCK && type == SPW_BF16; i++)
+        half[i] = spw_f32_to_bf16(from[i]);
+    if (type == SPW_F16)
+        spw_convert(to, type, from, SPW_F32, BLOCK);
+}
+
+static void
+encode(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems)
+{
+    uint64_t step = spw__quant_bytes(kind, BLOCK);
+    uint8_t *out = codes;
+    for (uint64_t at = 0; at < elems; at += BLOCK, out += step) {
+        _Alignas(64) float wide[BLOCK];
+        if (type == SPW_F32) {
+            encode_block(out, kind, (const float *)src + at);
+        } else {
+            widen(wide, (const uint16_t *)src + at, type);
+            encode_block(out, kind, wide);
+        }
+    }
+}
+
+static void
+decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems)
+{
+    uint64_t step = spw__quant_bytes(kind, BLOCK);
+    const uint8_t *in = codes;
+    for (uint64_t at = 0; at < elems; at += BLOCK, in += step) {
+        _Alignas(64) float wide[BLOCK];
+        if (type == SPW_F32) {
+            decode_block((float *)dst + at, kind, in);
+        } else {
+            decode_block(wide, kind, in);
+            narrow((uint16_t *)dst + at, wide, type);
+        }
+    }
+}
+
+const spw__quant_kernels QUANT = {encode, decode};

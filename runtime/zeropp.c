@@ -1,0 +1,104 @@
+/*
+ * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks. How they are made is wire_weights.c's and
+ * wire_grads.c's; here is what the configuration and the places of the ranks say about it, the same on every rank.
+ */
+#include "engine_internal.h"
+#include "quant.h"
+
+/* The host of every rank, by a channel of its own. hosts (world). */
+static spw_status
+ask_hosts(const spw_engine *e, uint32_t *hosts, spw_error *err)
+{
+    spw_channel *channel;
+    spw_status st;
+    SPW_TRY(spw_channel_open(&channel, e->comm, NULL, 0, "hosts", err));
+    st = spw_exchange(channel, &spw_comm_get_info(e->comm)->host, hosts, sizeof *hosts, err);
+    spw_channel_close(channel);
+    return st;
+}
+
+/* Sums inside a host are of parts that lie in a row. */
+static spw_status
+check_hosts(const spw_engine *e, const uint32_t *hosts, spw_error *err)
+{
+    uint32_t count = spw_comm_get_info(e->comm)->host_count;
+    bool even = e->world % count == 0;
+    for (uint32_t r = 0; r < e->world; r++)
+        even = even && hosts[r] == r / e->zeropp.host_ranks;
+    return even ? SPW_OK
+                : SPW_RAISE(err, SPW_ECONFIG,
+                            "zero_optimization.zero_quantized_gradients needs as many ranks on every host, in a row; "
+                            "these %u ranks are on %u hosts in another way",
+                            e->world, count);
+}
+
+static spw_status
+check_groups(const spw_engine *e, const uint32_t *hosts, spw_error *err)
+{
+    uint32_t group = e->zeropp.group;
+    for (uint32_t r = 0; r < e->world; r++) {
+        if (hosts[r] != hosts[r / group * group])
+            return SPW_RAISE(
+                err, SPW_ECONFIG,
+                "zero_optimization.zero_hpz_partition_size %u: ranks %u and %u would keep weights together "
+                "and are on different hosts",
+                group, r / group * group, r);
+    }
+    return SPW_OK;
+}
+
+/* What the ranks' places say; without them all are taken to be on one host. */
+static spw_status
+settle_hosts(spw_engine *e, spw_error *err)
+{
+    uint32_t *hosts = spw_mem_calloc(e->world, sizeof *hosts);
+    spw_status st = hosts != NULL ? ask_hosts(e, hosts, err) : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
+    if (st == SPW_OK)
+        st = check_groups(e, hosts, err);
+    if (st == SPW_OK && e->zeropp.grads)
+        st = check_hosts(e, hosts, err);
+    spw_mem_free(hosts);
+    return st;
+}
+
+spw_status
+spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    uint32_t hosts = e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : 1;
+    e->zeropp.group = 1;
+    if (e->layout.parts == 1 || c->zero.stage < 3)
+        return SPW_OK;
+    e->zeropp.weights = c->zero.quantized_weights;
+    e->zeropp.frozen = c->zero.quantized_frozen && spw__layout_trained(&e->layout) < e->layout.elems && !e->inference;
+    if (c->zero.hpz_partition_size > 1)
+        e->zeropp.group = c->zero.hpz_partition_size;
+    if (e->world % e->zeropp.group != 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "zero_optimization.zero_hpz_partition_size %u does not divide the %u ranks into groups",
+                         e->zeropp.group, e->world);
+    if (c->zero.quantized_gradients && c->comm_dtype != SPW_F32)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "zero_optimization.zero_quantized_gradients and communication_data_type %s: what goes from host "
+            "to host is 4-bit codes, and sums inside a host are fp32's",
+            spw_dtype_name(c->comm_dtype));
+    e->zeropp.grads = c->zero.quantized_gradients && hosts > 1 && !e->inference;
+    e->zeropp.host_ranks = (e->world + hosts - 1) / hosts;
+    return (e->zeropp.group > 1 || e->zeropp.grads) && e->comm != NULL && !plan_only ? settle_hosts(e, err) : SPW_OK;
+}
+
+bool
+spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx)
+{
+    return e->zeropp.weights || (e->zeropp.frozen && !e->layout.units[unit_idx].trainable);
+}
+
+uint64_t
+spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx)
+{
+    uint64_t slice = spw_layout_whole(&e->layout, unit_idx) / e->zeropp.group;
+    if (e->zeropp.group == 1)
+        return 0;
+    return spw__zeropp_coded(e, unit_idx) ? spw__quant_bytes(SPW_QUANT_INT8, slice) : slice * e->compute_bytes;
+}

@@ -1,0 +1,255 @@
+/* See lib_worlds.h. */
+#include "lib_worlds.h"
+#include "lib_tiny.h"
+#include "engine_internal.h"
+#include <glob.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <cmocka.h>
+
+typedef struct visit {
+    spw_engine *e;
+    outcome *out;
+} visit;
+
+static spw_status
+take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    visit *v = ctx;
+    const spw_layout *l = spw_engine_layout(v->e);
+    const spw_store_chunk *c = &l->chunks[chunk_idx];
+    uint64_t base = l->bases[c->unit_idx] + c->first, end;
+    uint64_t next = c->unit_idx + 1 < l->unit_count ? l->bases[c->unit_idx + 1] : v->out->elems;
+    (void)grad;
+    (void)err;
+    for (int p = 0; p < (record != NULL ? PARTS : 1); p++) {
+        end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
+        for (uint64_t at = 0; at < end; at += 4096)
+            spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e), weights, record, c->elems,
+                          (spw_state_part)p, at, end - at < 4096 ? end - at : 4096, v->out->state[p] + base + at);
+    }
+    return SPW_OK;
+}
+
+/* Elements of the model in a row, padded as with one rank. */
+static uint64_t
+count_elems(const spw_model *m)
+{
+    spw_layout l;
+    uint64_t elems;
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 1, NULL), SPW_OK);
+    elems = l.elems;
+    spw_layout_free(&l);
+    return elems;
+}
+
+static void
+add_times(outcome *o, const spw_step_result *r)
+{
+    o->step_s += r->step_s;
+    o->compute_s += r->compute_s;
+    o->collective_s += r->stall_s[SPW_STALL_COLLECTIVE];
+    o->parts_s += r->compute_s + r->other_s;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        o->parts_s += r->stall_s[k];
+    o->busy_s += (double)(r->gather + r->reduce);
+}
+
+static spw_status
+run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_error *err)
+{
+    const spw_config *c = w->config;
+    uint64_t one = c->micro_batch * c->data.seq_length, each = MICRO / w->ranks;
+    int32_t *all[2] = {malloc(MICRO * one * 4), malloc(MICRO * one * 4)};
+    int32_t *own[2] = {malloc(each * one * 4), malloc(each * one * 4)};
+    spw_step_result r = {0};
+    spw_store_stats stats;
+    double eval;
+    for (uint32_t s = w->first_step; s < w->first_step + w->steps; s++) {
+        tiny_batch(s, vocab, MICRO * one, all[0], all[1]);
+        for (uint64_t i = 0; i < 5 * one; i++)
+            all[1][i] = i % 3 == 0 ? -1 : all[1][i]; /* ranks have different numbers of targets */
+        for (uint64_t i = 0; i < each; i++) {
+            for (int k = 0; k < 2; k++)
+                memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
+        }
+        SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
+        if (rank == 0)
+            w->out->losses[s] = r.loss;
+        if (rank == 0 && s > w->first_step)
+            add_times(w->out, &r);
+    }
+    if (w->steps > 0)
+        SPW_TRY(spw_engine_eval(e, own[0], own[1], 1, &eval, err));
+    spw_store_get_stats(e->store, &stats);
+    w->out->h2d[rank] = stats.h2d_bytes;
+    w->out->parts[rank] = stats.uses;
+    if (rank == 0 && w->steps > 0) {
+        w->out->eval = eval;
+        w->out->norm = r.grad_norm;
+    }
+    if (e->ranks != NULL) /* everything that was asked for has been used by now */
+        spw__ranks_bytes(e->ranks, &w->out->gather[rank], &w->out->reduce[rank], &w->out->far_gather[rank],
+                         &w->out->far_reduce[rank]);
+    for (int k = 0; k < 2; k++) {
+        free(all[k]);
+        free(own[k]);
+    }
+    return SPW_OK;
+}
+
+/* What a rank's channels map, by opening as many. */
+static spw_status
+channel_bytes(spw_comm *comm, const engine_zeropp *z, uint64_t *out, spw_error *err)
+{
+    rank_channels channels = {NULL};
+    uint64_t before = spw_region_bytes_live();
+    SPW_TRY(spw__ranks_open_channels(&channels, comm, z, 0, err));
+    *out = spw_region_bytes_live() - before;
+    spw__ranks_close_channels(&channels);
+    return SPW_OK;
+}
+
+/* Of this process' swap files, as the file system has them. */
+static uint64_t
+swap_bytes(const spw_plan *p, uint32_t rank)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        char pattern[SPW_PATH_BYTES + 64];
+        glob_t found;
+        snprintf(pattern, sizeof pattern, "%s/spillway-*/rank-%u/swap.bin", p->paths[i], rank);
+        if (glob(pattern, 0, NULL, &found) == 0) {
+            for (size_t f = 0; f < found.gl_pathc; f++) {
+                struct stat st;
+                bytes += stat(found.gl_pathv[f], &st) == 0 ? (uint64_t)st.st_size : 0;
+            }
+            globfree(&found);
+        }
+    }
+    return bytes;
+}
+
+/* In the process of one rank; with one rank in this process. */
+static spw_status
+run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    spw_config c = *w->config;
+    spw_model_config mc;
+    spw_model *model = NULL;
+    spw_engine *e = NULL;
+    visit v;
+    uint64_t regions, channels = 0;
+    spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
+    char found[SPW_PATH_BYTES] = "";
+    engine_zeropp z = {.group = w->config->zero.hpz_partition_size, .host_ranks = w->per_host};
+    tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
+    if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
+        mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
+    c.model = mc;
+    c.run.ranks = w->ranks;
+    c.accumulation = MICRO / w->ranks;
+    c.train_batch_size = MICRO * c.micro_batch;
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    if (w->frozen)
+        assert_true(spw_model_freeze(model, "h.1.*") > 0);
+    w->out->elems = count_elems(model);
+    assert_true(w->out->elems <= ELEMS_MAX);
+    if (w->plugin != NULL) {
+        setenv("SPW_CUDA_PLUGIN", w->plugin, 1);
+        snprintf(c.run.device, sizeof c.run.device, "cuda");
+    }
+    z.grads = w->config->zero.quantized_gradients && w->per_host > 0;
+    if (comm != NULL)
+        SPW_TRY(channel_bytes(comm, &z, &channels, err));
+    regions = spw_region_bytes_live() + channels;
+    SPW_TRY(spw_engine_create(
+        &e,
+        &(spw_engine_options){
+            .config = &c, .model = model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
+        err));
+    v = (visit){e, w->out};
+    w->out->plan[rank] = *spw_engine_plan(e);
+    w->out->held[rank] = spw_engine_layout(e)->elems;
+    for (uint32_t u = 0; rank == 0 && u < e->layout.unit_count; u++)
+        w->out->padded += spw__grad_elems(e, u);
+    if (w->load != NULL)
+        SPW_TRY(spw_checkpoint_find(w->load, found, err));
+    SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
+    if (w->prepare != NULL)
+        SPW_TRY(w->prepare(e, err));
+    SPW_TRY(run_steps(w, e, rank, mc.vocab, err));
+    w->out->taken[rank] = spw_region_bytes_live() - regions + swap_bytes(spw_engine_plan(e), rank) +
+                          (e->host_addressable ? 0 : spw_gpu_bytes_live(e->gpu));
+    if (w->save != NULL)
+        SPW_TRY(spw_checkpoint_save(e, &c, w->save, &at, NULL, err));
+    SPW_TRY(spw_store_sweep(spw_engine_store(e), SPW_SWEEP_VISIT, take_chunk, &v, err));
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    return SPW_OK;
+}
+
+static spw_status
+run_one(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    return run_rank(ctx, comm, rank, err);
+}
+
+void
+world_run(const world *w)
+{
+    world own = *w;
+    ranks_on_hosts(w->per_host, w->ranks,
+                   &(spw_comm_options){.link_bytes_per_s = w->link, .chaos_seed = w->config->run.chaos_seed}, run_one,
+                   &own);
+}
+
+outcome *
+outcome_new(void)
+{
+    return ranks_share(sizeof(outcome));
+}
+
+void
+outcome_free(outcome *o)
+{
+    ranks_unshare(o, sizeof *o);
+}
+
+void
+outcome_near(const outcome *a, const outcome *b, const char *what)
+{
+    double worst = 0, top = 0;
+    assert_int_equal(a->elems, b->elems);
+    for (int s = 0; s < STEPS_MAX; s++) { /* those that were not run are 0 */
+        if (fabs(a->losses[s] - b->losses[s]) > 1e-6 * fabs(a->losses[s]))
+            fail_msg("%s: loss of step %d is %.9g, one rank has %.9g", what, s + 1, b->losses[s], a->losses[s]);
+    }
+    for (uint64_t i = 0; i < a->elems; i++) {
+        double d = fabs((double)a->state[0][i] - (double)b->state[0][i]);
+        worst = d > worst ? d : worst;
+        top = fabs((double)a->state[0][i]) > top ? fabs((double)a->state[0][i]) : top;
+    }
+    if (!(worst <= 1e-6 * top))
+        fail_msg("%s: weights differ by %.3g, the largest is %.3g", what, worst, top);
+}
+
+void
+outcome_same(const outcome *a, const outcome *b, const char *what)
+{
+    for (int s = 0; s < STEPS_MAX; s++) {
+        if (memcmp(&a->losses[s], &b->losses[s], sizeof a->losses[s]) != 0)
+            fail_msg("%s: loss of step %d is %.17g, expected %.17g", what, s + 1, b->losses[s], a->losses[s]);
+    }
+    if (memcmp(&a->norm, &b->norm, sizeof a->norm) != 0 || memcmp(&a->eval, &b->eval, sizeof a->eval) != 0)
+        fail_msg("%s: norm %.17g and evaluation %.17g, expected %.17g and %.17g", what, b->norm, b->eval, a->norm,
+                 a->eval);
+    for (int p = 0; p < PARTS; p++) {
+        if (memcmp(a->state[p], b->state[p], a->elems * sizeof(float)) != 0)
+            fail_msg("%s: other bytes in part %d of the state", what, p);
+    }
+}

@@ -1,0 +1,171 @@
+/*
+ * Block codes (runtime/quant.h): no other code is nearer, by brute force in fp64; what happens at the ends of fp32; the same
+ * bytes from every instruction set, in every cut and from every type.
+ */
+#include "quant.h"
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { BLOCK = SPW_QUANT_BLOCK, BLOCKS = 300, ELEMS = BLOCK * BLOCKS };
+
+static const spw_quant kinds[] = {SPW_QUANT_INT8, SPW_QUANT_INT4};
+static float input[ELEMS], output[ELEMS];
+static uint8_t codes[2 * ELEMS + 8], other[2 * ELEMS + 8];
+
+static int
+top_of(spw_quant kind)
+{
+    return kind == SPW_QUANT_INT8 ? 127 : 7;
+}
+
+/* Blocks of every size of number, from those that scales cannot reach to the largest. */
+static void
+fill(void)
+{
+    for (uint64_t b = 0; b < BLOCKS; b++) {
+        int exponent = (int)b - 149;
+        for (uint64_t i = 0; i < BLOCK; i++) {
+            uint32_t r[4];
+            double x;
+            spw_philox(11, b, i, r);
+            x = ldexp((double)(int32_t)r[0] * 0x1p-31, exponent);
+            input[b * BLOCK + i] = fabs(x) > FLT_MAX ? copysignf(FLT_MAX, (float)x) : (float)x;
+        }
+        if (b % 7 == 0)
+            input[b * BLOCK + b % BLOCK] *= 100; /* one that stands out */
+        if (!isfinite(input[b * BLOCK + b % BLOCK]))
+            input[b * BLOCK + b % BLOCK] = -FLT_MAX;
+    }
+}
+
+static void
+check_block(spw_quant kind, const float *x, const float *decoded)
+{
+    double most = 0, scale;
+    for (int i = 0; i < BLOCK; i++)
+        most = fabs((double)x[i]) > most ? fabs((double)x[i]) : most;
+    scale = most / top_of(kind) > FLT_MIN ? most / top_of(kind) : FLT_MIN;
+    for (int i = 0; i < BLOCK; i++) {
+        double error = fabs((double)decoded[i] - (double)x[i]), least = INFINITY;
+        for (int c = -top_of(kind); c <= top_of(kind); c++) {
+            double d = fabs(c * scale - (double)x[i]);
+            least = d < least ? d : least;
+        }
+        if (!(error <= (0.5 + 3e-5) * scale) || !(error <= least + 6e-5 * scale))
+            fail_msg("%d bits: %g became %g, scale %g: the nearest code is %g away", kind == SPW_QUANT_INT8 ? 8 : 4,
+                     (double)x[i], (double)decoded[i], scale, least);
+    }
+}
+
+static void
+test_nearest(void **state)
+{
+    (void)state;
+    fill();
+    for (int k = 0; k < 2; k++) {
+        spw__quant_encode(codes, kinds[k], input, SPW_F32, ELEMS);
+        spw__quant_decode(output, SPW_F32, codes, kinds[k], ELEMS);
+        for (int b = 0; b < BLOCKS; b++)
+            check_block(kinds[k], input + b * BLOCK, output + b * BLOCK);
+    }
+    assert_int_equal(spw__quant_bytes(SPW_QUANT_INT8, 4096), 32 * 132);
+    assert_int_equal(spw__quant_bytes(SPW_QUANT_INT4, 4096), 32 * 68);
+}
+
+/* A block of one value in an otherwise empty, or ordinary, block. */
+static void
+one_block(spw_quant kind, float at_7, float others)
+{
+    for (int i = 0; i < BLOCK; i++)
+        input[i] = i == 7 ? at_7 : others;
+    memset(codes, 0xaa, sizeof codes);
+    spw__quant_encode(codes, kind, input, SPW_F32, BLOCK);
+    spw__quant_decode(output, SPW_F32, codes, kind, BLOCK);
+}
+
+static void
+test_extremes(void **state)
+{
+    const float odd[] = {NAN, -NAN, INFINITY, -INFINITY}, rest[] = {0, 1, -FLT_MAX};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_quant kind = kinds[k];
+        for (int i = 0; i < 4; i++) {
+            for (int j = 0; j < 3; j++) {
+                one_block(kind, odd[i], rest[j]);
+                for (int e = 0; e < BLOCK; e++)
+                    assert_true(isnan(output[e]));
+            }
+        }
+        one_block(kind, -0.0f, 0.0f);
+        for (int e = 0; e < BLOCK; e++)
+            assert_int_equal(spw_f32_bits(output[e]), 0);
+        one_block(kind, FLT_TRUE_MIN, -FLT_TRUE_MIN); /* too small for any code but 0 */
+        for (int e = 0; e < BLOCK; e++)
+            assert_true(output[e] == 0);
+        one_block(kind, FLT_MAX, -FLT_MAX);
+        assert_true(output[7] > 0.999999f * FLT_MAX && isfinite(output[7]) && output[0] == -output[7]);
+        one_block(kind, FLT_MIN, 0);
+        assert_true(output[7] == FLT_MIN);
+        one_block(kind, (float)top_of(kind), 0.5f); /* ties go to the even code */
+        assert_true(output[7] == (float)top_of(kind) && output[0] == 0);
+        one_block(kind, (float)top_of(kind), 1.5f);
+        assert_true(output[0] == 2);
+        one_block(kind, (float)top_of(kind), -2.5f);
+        assert_true(output[0] == -2);
+    }
+}
+
+/* Every instruction set, every cut at a block and every place in memory: the same bytes. */
+static void
+test_same_bytes(void **state)
+{
+    const spw__quant_kernels *all[] = {&spw__quant_scalar, &spw__quant_avx2, &spw__quant_avx512};
+    spw_dtype types[] = {SPW_F32, SPW_BF16, SPW_F16};
+    static float from[ELEMS], one[ELEMS], two[ELEMS];
+    (void)state;
+    fill();
+    input[5 * BLOCK + 3] = NAN;
+    input[9 * BLOCK] = -INFINITY;
+    for (int t = 0; t < 3; t++) {
+        uint32_t bytes = spw_dtype_bytes(types[t]);
+        spw_convert(from, types[t], input, SPW_F32, ELEMS);
+        for (int k = 0; k < 2; k++) {
+            uint64_t all_bytes = spw__quant_bytes(kinds[k], ELEMS);
+            all[0]->encode(codes, kinds[k], from, types[t], ELEMS);
+            all[0]->decode(one, types[t], codes, kinds[k], ELEMS);
+            for (int isa = 1; isa <= (int)spw_cpu_isa_native(); isa++) {
+                memset(other, 0, sizeof other);
+                memset(two, 0, sizeof two);
+                all[isa]->encode(other + 1, kinds[k], from, types[t], ELEMS);
+                assert_memory_equal(other + 1, codes, all_bytes);
+                all[isa]->decode(two, types[t], other + 1, kinds[k], ELEMS);
+                assert_memory_equal(two, one, (size_t)ELEMS * bytes);
+            }
+            memset(other, 0, sizeof other);
+            for (uint64_t at = 0, n; at < ELEMS; at += n) {
+                n = BLOCK * (1 + at / BLOCK % 5);
+                n = ELEMS - at < n ? ELEMS - at : n;
+                spw__quant_encode(other + spw__quant_bytes(kinds[k], at), kinds[k], (char *)from + at * bytes, types[t],
+                                  n);
+            }
+            assert_memory_equal(other, codes, all_bytes);
+        }
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_same_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
