@@ -24,9 +24,9 @@ typedef struct spw_wire spw_wire;
 /* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
 typedef struct rank_channels {
     spw_channel *gathers, *reduces, *control, *saves;
-    spw_channel *group; /* weights too: of the ranks that keep slices of them together; NULL: none do */
-    spw_channel *host,
-        *across; /* gradients too: of this host's ranks; of one rank of each host; NULL: all sum at once */
+    spw_channel *group;  /* weights too: of the ranks that keep slices of them together; NULL: none do */
+    spw_channel *host;   /* gradients too: of this host's ranks; NULL: all ranks sum at once */
+    spw_channel *across; /* of one rank of each host */
 } rank_channels;
 
 /* What a copy's completion has to say, to whom. */
