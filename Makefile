@@ -146,7 +146,7 @@ $(BUILD)/emulated/%.o: %.cpp
 	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu -Igpu/cuda $(EMU_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
-	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed -Wl,-rpath,'$$ORIGIN' $(LDLIBS)
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
 
 # NCCL for the emulated device: ranks are processes, streams are the plugin's.
 $(BUILD)/emulated/libnccl.so.2: $(BUILD)/emulated/tests/emulate/nccl.o $(BUILD)/emulated/spillway-cuda.so

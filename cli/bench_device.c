@@ -2,7 +2,8 @@
  * spillway bench gemm and spillway bench attention: what a device computes at the shapes of real models, forward and backward.
  *
  * Operations are what the formulas need, not what kernels repeat: 2 M N K for a product, 4 of T^2 / 2 Hq D per sequence for causal
- * attention and 2.5 times that for its backward. The peak is the device's own where it is known (its clock at its highest, so
+ * attention and 2.5 times that for its backward. Rows marked + do more in the same call: bias and gelu, onto another array, back
+ * through a gelu; a loss is three products and all between them. The peak is the device's own where it is known (its clock at its highest, so
  * nothing reaches it); where not, a square product, measured in turn with every row. Samples of each result are checked
  * against sums in fp64; that is not in the timing.
  */
@@ -16,8 +17,9 @@ enum { REPS_MAX = 200, REPS_MIN = 5, PATTERN = 1 << 16, ARRAYS = 10, SAMPLES = 4
 
 typedef struct row {
     const char *name;
-    void *a[6];                  /* its arrays on the device */
-    uint64_t M, N, K;            /* gemm */
+    void *a[7];       /* its arrays on the device */
+    uint64_t M, N, K; /* gemm */
+    enum { PLAIN, UP, DOWN, HEAD } use;
     spw_attention_shape shape;   /* attention */
     const char *what;            /* "forward", "backward" */
     double flops, limit_flops_s; /* of one call; the peak or what the square product reached */
@@ -162,7 +164,7 @@ measure(bench *b, row *r, work_fn fn)
 
 /* ---------------------------------------------------------------- products: x, dx (M, K), w, dw (N, K), y, dy (M, N) */
 
-enum { X, W, Y, DY, DX, DW };
+enum { X, W, Y, DY, DX, DW, GELU_IN, TARGETS = Y, LOSSES = DY, LOGITS = GELU_IN };
 
 static void
 forward_product(bench *b, const row *r)
@@ -178,11 +180,58 @@ backward_product(bench *b, const row *r)
     spw_gpu_linear_backward(b->queue, a[DX], a[DW], NULL, a[DY], a[X], a[W], r->M, r->N, r->K, 0);
 }
 
-/* Elements of y = x w^T, or of dx = dy w, spread over all of it. */
+/* Into a gelu, with a bias (the first row of dy). */
 static void
-check_product(bench *b, row *r, bool backward)
+gelu_product(bench *b, const row *r)
 {
     void *const *a = r->a;
+    spw_gpu_linear_gelu(b->queue, a[Y], a[GELU_IN], a[X], a[W], a[DY], r->M, r->N, r->K, 0);
+}
+
+/* Onto dy. */
+static void
+added_product(bench *b, const row *r)
+{
+    void *const *a = r->a;
+    spw_gpu_linear_add(b->queue, a[Y], a[DY], a[X], a[W], NULL, r->M, r->N, r->K, 0);
+}
+
+/* As if x had come out of a gelu and were also what went in: the values are of no matter to dw, which nobody looks at. */
+static void
+backward_through_gelu(bench *b, const row *r)
+{
+    void *const *a = r->a;
+    spw_gpu_linear_gelu_backward(b->queue, a[DX], a[DW], NULL, a[DY], a[X], a[X], a[W], r->M, r->N, r->K, 0);
+}
+
+static uint64_t
+loss_rows(const bench *b, const row *r)
+{
+    return r->M < spw_gpu_get_info(b->gpu)->loss_rows ? r->M : spw_gpu_get_info(b->gpu)->loss_rows;
+}
+
+static void
+whole_loss(bench *b, const row *r)
+{
+    void *const *a = r->a;
+    spw_gpu_linear_cross_entropy(b->queue, a[LOSSES], a[DX], a[DW], a[X], a[W], a[TARGETS], a[LOGITS], loss_rows(b, r),
+                                 r->M, r->N, r->K, 1.0f / (float)r->M, SPW_OP_SET_DW);
+}
+
+static double
+gelu(double x, bool slope)
+{
+    double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return slope ? 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x)
+                 : 0.5 * x * (1 + t);
+}
+
+/* Elements of y = x w^T, or of dx = dy w, spread over all of it, with what fn does besides. */
+static void
+check_product(bench *b, row *r, work_fn fn)
+{
+    void *const *a = r->a;
+    bool backward = fn == backward_product || fn == backward_through_gelu;
     uint64_t columns = backward ? r->K : r->N, depth = backward ? r->N : r->K;
     for (uint64_t s = 0; s < SAMPLES; s++) {
         uint64_t i = (s * 7919 + 1) * (r->M * columns / SAMPLES + 1) % (r->M * columns), m = i / columns,
@@ -191,7 +240,40 @@ check_product(bench *b, row *r, bool backward)
         for (uint64_t k = 0; k < depth; k++)
             want += backward ? at(b, m * r->N + k, 5) * at(b, k * r->K + c, 77)
                              : at(b, m * r->K + k, 0) * at(b, c * r->K + k, 77);
+        if (fn == added_product)
+            want += at(b, i, 5);
+        else if (fn == gelu_product)
+            want = gelu(want + at(b, c, 5), false);
+        else if (fn == backward_through_gelu)
+            want *= gelu(at(b, i, 0), true);
         r->wrong += !is_near(b, backward ? a[DX] : a[Y], i, want, sqrt((double)depth) / 48);
+    }
+}
+
+static int32_t
+target_of(const row *r, uint64_t m)
+{
+    return (int32_t)(m * 7919 % r->N);
+}
+
+/* Losses of a few rows, in fp64. */
+static void
+check_loss(bench *b, row *r)
+{
+    enum { ROWS = 4 };
+    for (uint64_t s = 0; s < ROWS; s++) {
+        uint64_t m = s * (r->M - 1) / (ROWS - 1);
+        double sum = 0, target = 0;
+        float got;
+        for (uint64_t v = 0; v < r->N; v++) {
+            double logit = 0;
+            for (uint64_t k = 0; k < r->K; k++)
+                logit += at(b, m * r->K + k, 0) * at(b, v * r->K + k, 77);
+            sum += exp(logit);
+            target = (uint64_t)target_of(r, m) == v ? logit : target;
+        }
+        spw_gpu_read_bytes(b->queue, &got, (float *)r->a[LOSSES] + m, sizeof got);
+        r->wrong += !(fabs((double)got - (log(sum) - target)) < 0.02 * (1 + fabs(target)));
     }
 }
 
@@ -322,24 +404,63 @@ run_row(bench *b, row *r, const char *what, double flops, work_fn fn)
     if (b->err.status != SPW_OK)
         return 0;
     measure(b, r, fn);
-    if (fn == forward_product || fn == backward_product)
-        check_product(b, r, fn == backward_product);
-    else if (fn == forward_attention)
+    if (fn == forward_attention)
         check_attention(b, r);
+    else if (fn == whole_loss)
+        check_loss(b, r);
+    else if (fn != backward_attention)
+        check_product(b, r, fn);
     (void)spw_gpu_check(b->gpu, &b->err);
     if (b->err.status == SPW_OK)
         print_row(b, r);
     return r->wrong;
 }
 
+static void
+take_product(bench *b, row *r)
+{
+    uint64_t elem = spw_dtype_bytes(b->type);
+    r->a[X] = take_filled(b, r->M * r->K, 0);
+    r->a[W] = take_filled(b, r->N * r->K, 77);
+    r->a[Y] = take(b, r->M * r->N * elem);
+    r->a[DY] = take_filled(b, r->M * r->N, 5);
+    r->a[DX] = take(b, r->M * r->K * elem);
+    r->a[DW] = take(b, r->N * r->K * sizeof(float));
+    r->a[GELU_IN] = r->use == UP ? take(b, r->M * r->N * elem) : NULL;
+    if (b->err.status == SPW_OK)
+        spw_gpu_zero(b->queue, r->a[DW], r->N * r->K * sizeof(float));
+}
+
+static void
+take_loss(bench *b, row *r)
+{
+    uint64_t elem = spw_dtype_bytes(b->type);
+    r->a[X] = take_filled(b, r->M * r->K, 0);
+    r->a[W] = take_filled(b, r->N * r->K, 77);
+    r->a[TARGETS] = take(b, r->M * sizeof(int32_t));
+    r->a[LOSSES] = take(b, r->M * sizeof(float));
+    r->a[DX] = take(b, r->M * r->K * elem);
+    r->a[DW] = take(b, r->N * r->K * sizeof(float));
+    r->a[LOGITS] = take(b, loss_rows(b, r) * spw_gpu_logits_stride(r->N) * elem);
+    for (uint64_t m = 0; m < r->M && b->err.status == SPW_OK; m++) {
+        int32_t target = target_of(r, m);
+        spw_gpu_write_bytes(b->queue, (int32_t *)r->a[TARGETS] + m, &target, sizeof target);
+    }
+}
+
+/* The products of a model, each with what the engine has it do on its way out, and without. */
 static uint64_t
 run_gemm(bench *b)
 {
-    static row rows[] = {
-        {.name = "gpt2-124M qkv", .N = 2304, .K = 768},   {.name = "gpt2-124M up", .N = 3072, .K = 768},
-        {.name = "gpt2-124M down", .N = 768, .K = 3072},  {.name = "gpt2-124M head", .N = 50257, .K = 768},
-        {.name = "gpt2-1.5B up", .N = 6400, .K = 1600},   {.name = "llama-1B gate", .N = 8192, .K = 2048},
-        {.name = "llama-8B gate", .N = 14336, .K = 4096}, {.name = "llama-8B down", .N = 4096, .K = 14336}};
+    static row rows[] = {{.name = "gpt2-124M qkv", .N = 2304, .K = 768},
+                         {.name = "gpt2-124M up", .N = 3072, .K = 768, .use = UP},
+                         {.name = "gpt2-124M down", .N = 768, .K = 3072, .use = DOWN},
+                         {.name = "gpt2-124M head", .N = 50257, .K = 768, .use = HEAD},
+                         {.name = "gpt2-1.5B up", .N = 6400, .K = 1600, .use = UP},
+                         {.name = "gpt2-1.5B down", .N = 1600, .K = 6400, .use = DOWN},
+                         {.name = "llama-1B gate", .N = 8192, .K = 2048},
+                         {.name = "llama-8B gate", .N = 14336, .K = 4096},
+                         {.name = "llama-8B down", .N = 4096, .K = 14336}};
     uint64_t wrong = 0, rows_each = spw_gpu_get_info(b->gpu)->host_addressable ? 256 : 8192;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0] && b->err.status == SPW_OK; i++) {
         row *r = &rows[i];
@@ -349,16 +470,20 @@ run_gemm(bench *b)
         r->N = b->smoke ? r->N / 64 + 1 : r->N;
         r->K = b->smoke ? r->K / 64 : r->K;
         flops = 2.0 * (double)r->M * (double)r->N * (double)r->K;
-        r->a[X] = take_filled(b, r->M * r->K, 0);
-        r->a[W] = take_filled(b, r->N * r->K, 77);
-        r->a[Y] = take(b, r->M * r->N * spw_dtype_bytes(b->type));
-        r->a[DY] = take_filled(b, r->M * r->N, 5);
-        r->a[DX] = take(b, r->M * r->K * spw_dtype_bytes(b->type));
-        r->a[DW] = take(b, r->N * r->K * sizeof(float));
-        if (b->err.status == SPW_OK)
-            spw_gpu_zero(b->queue, r->a[DW], r->N * r->K * sizeof(float));
-        wrong += run_row(b, r, "forward", flops, forward_product);
-        wrong += run_row(b, r, "backward", 2 * flops, backward_product);
+        if (r->use == HEAD) {
+            take_loss(b, r);
+            wrong += run_row(b, r, "loss", 3 * flops, whole_loss);
+        } else {
+            take_product(b, r);
+            wrong += run_row(b, r, "forward", flops, forward_product);
+            if (r->use == UP)
+                wrong += run_row(b, r, "+gelu", flops, gelu_product);
+            if (r->use == DOWN)
+                wrong += run_row(b, r, "+onto", flops, added_product);
+            wrong += run_row(b, r, "backward", 2 * flops, backward_product);
+            if (r->use == DOWN)
+                wrong += run_row(b, r, "+gelu'", 2 * flops, backward_through_gelu);
+        }
         give_back(b, kept);
     }
     return wrong;

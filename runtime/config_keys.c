@@ -191,7 +191,7 @@ const key_row spw__config_rows[] = {
     UNBUILT("aio.use_gds", "false", "GPUDirect storage"),
 
     SECTION("activation_checkpointing", "activation checkpoints"),
-    UNBUILT("activation_checkpointing.partition_activations", "false", "needs ranks"),
+    UNBUILT("activation_checkpointing.partition_activations", "false", "needs model parallelism"),
     BOOL("activation_checkpointing.cpu_checkpointing", NULL, run.cpu_checkpointing, "false",
          "checkpoints in host memory; spillway.activations says it in more detail"),
     INERT_BOOL("activation_checkpointing.contiguous_memory_optimization", "false",

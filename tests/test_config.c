@@ -128,7 +128,7 @@ test_refused(void **state)
          "not supported yet: zero_optimization.offload_optimizer.ratio"},
         {"aio.use_gds=true", "not supported yet: aio.use_gds"},
         {"activation_checkpointing.partition_activations=true",
-         "not supported yet: activation_checkpointing.partition_activations (needs ranks)"},
+         "not supported yet: activation_checkpointing.partition_activations (needs model parallelism)"},
         {"activation_checkpointing.cpu_checkpointing=1", "activation_checkpointing.cpu_checkpointing: expected true"},
         {"spillway.activations=\"disk\"", "spillway.activations: expected"},
         {"zero_optimization.stage=4", "zero_optimization.stage"},

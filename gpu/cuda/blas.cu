@@ -65,7 +65,14 @@ open_library(void)
     const char *home = getenv("CUDA_HOME");
     char path[1024];
     void *library = NULL;
-    if (home != NULL) {
+    Dl_info self;
+    if (dladdr((void *)spw__cuda_blas_open, &self) != 0 && self.dli_fname != NULL) { /* beside the plugin */
+        const char *slash = strrchr(self.dli_fname, '/');
+        int folder = slash != NULL ? (int)(slash - self.dli_fname) + 1 : 0;
+        if ((size_t)snprintf(path, sizeof path, "%.*s%s", folder, self.dli_fname, LIBRARY) < sizeof path && folder > 0)
+            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (library == NULL && home != NULL) {
         snprintf(path, sizeof path, "%s/lib64/%s", home, LIBRARY);
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     }
