@@ -153,13 +153,14 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     json_t *o;
     if (r->log == NULL)
         return;
-    o = json_pack("{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:o, s:o, s:o, s:I}",
-                  "step", (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr,
-                  "loss_scale", s->loss_scale, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
-                  (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by),
-                  "eta", s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s",
-                  stall_object(s), "other_s", s->other_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
-                  "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)written(r));
+    o = json_pack(
+        "{s:I, s:o, s:o, s:f, s:f, s:I, s:f, s:f, s:f, s:s, s:f, s:b, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:I}", "step",
+        (json_int_t)step, "loss", number(s->loss), "grad_norm", number(s->grad_norm), "lr", s->lr, "loss_scale",
+        s->loss_scale, "tokens", (json_int_t)s->tokens, "step_s", s->step_s, "tokens_per_s",
+        (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by), "eta",
+        s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s", stall_object(s),
+        "other_s", s->other_s, "run_delay_s", s->run_delay_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
+        "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)written(r));
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
     log_object(r, o);
@@ -402,7 +403,10 @@ closing_table(run *r)
         if (s->stall_s[k] >= 0.0005 * wall)
             printf(", waiting for %s %.1f%%", spw_stall_name((spw_stall)k), 100 * s->stall_s[k] / wall);
     }
-    printf(", other %.1f%%\n", 100 * s->other_s / wall);
+    printf(", other %.1f%%", 100 * s->other_s / wall);
+    if (s->run_delay_s >= 0.005 * wall)
+        printf("; ready without a processor %.1f%%", 100 * s->run_delay_s / wall);
+    printf("\n");
     printf("  busy             ");
     for (int k = 0, shown = 0; k < SPW_RESOURCE_COUNT; k++) {
         if (s->bounds_s[k] > 0)
@@ -450,6 +454,7 @@ add_step(run *r, const spw_step_result *s)
     r->sum.compute_s += s->compute_s;
     r->sum.other_s += s->other_s;
     r->sum.cpu_s += s->cpu_s;
+    r->sum.run_delay_s += s->run_delay_s;
     r->sum.bound_s += s->bound_s;
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
         r->sum.bounds_s[k] += s->bounds_s[k];

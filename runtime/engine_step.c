@@ -90,7 +90,7 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
 
 /* What the counters said when a step began. */
 typedef struct step_start {
-    uint64_t begin_ns, cpu_ns, d2h_bytes, h2d_bytes;
+    uint64_t begin_ns, cpu_ns, run_delay_ns, d2h_bytes, h2d_bytes;
     spw_store_stats store;
     spw_act_stats kept;
 } step_start;
@@ -98,8 +98,11 @@ typedef struct step_start {
 static void
 begin_account(spw_engine *e, step_start *s)
 {
-    *s = (step_start){
-        .begin_ns = spw_now_ns(), .cpu_ns = spw_process_cpu_ns(), .d2h_bytes = e->d2h_bytes, .h2d_bytes = e->h2d_bytes};
+    *s = (step_start){.begin_ns = spw_now_ns(),
+                      .cpu_ns = spw_process_cpu_ns(),
+                      .run_delay_ns = spw_thread_run_delay_ns(),
+                      .d2h_bytes = e->d2h_bytes,
+                      .h2d_bytes = e->h2d_bytes};
     spw_store_get_stats(e->store, &s->store);
     spw_act_get_stats(e->act, &s->kept);
     e->compute_ns = 0;
@@ -138,6 +141,7 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
     spw_act_get_stats(e->act, &kept_now);
     r->step_s = (double)(spw_now_ns() - s->begin_ns) * 1e-9;
     r->cpu_s = (double)(spw_process_cpu_ns() - s->cpu_ns) * 1e-9;
+    r->run_delay_s = (double)(spw_thread_run_delay_ns() - s->run_delay_ns) * 1e-9; /* 0 where the kernel does not say */
     for (int k = 0; k < SPW_STALL_COUNT; k++) {
         r->stall_s[k] = (double)((own ? now.stall_ns[k] - s->store.stall_ns[k] : 0) + e->stall_ns[k]) * 1e-9;
         waits += r->stall_s[k];

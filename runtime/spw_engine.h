@@ -163,8 +163,9 @@ typedef struct spw_step_result {
     double compute_s;                /* the thread that computes, in forward and backward */
     double stall_s[SPW_STALL_COUNT]; /* and waiting, by what for; DATA is left to the caller */
     double other_s;                  /* and in between: planning, sums, bookkeeping */
-    double cpu_s;                    /* of all threads of the process */
-    double bound_s;                  /* spw_step_bound, of this step's bytes */
+    double run_delay_s; /* of step_s, in all of its parts: the thread was ready and had no processor; 0: unknown */
+    double cpu_s;       /* of all threads of the process */
+    double bound_s;     /* spw_step_bound, of this step's bytes */
     spw_resource bound_by;
     double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;

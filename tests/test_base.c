@@ -232,13 +232,46 @@ test_prompt(void **state)
     assert_int_equal(slice[1], 100000);
 }
 
+/* Two threads on one processor: each is ready about half of the time without having it. */
+static void *
+delay_main(void *arg)
+{
+    uint64_t end = spw_now_ns() + 100000000, *delay = arg, before;
+    (void)sched_setaffinity(0, sizeof(cpu_set_t), (const cpu_set_t *)(uintptr_t)delay[1]);
+    before = spw_thread_run_delay_ns();
+    while (spw_now_ns() < end) {
+    }
+    delay[0] = before == UINT64_MAX ? UINT64_MAX : spw_thread_run_delay_ns() - before;
+    return NULL;
+}
+
+static void
+test_run_delay(void **state)
+{
+    uint64_t delays[2][2] = {{0}};
+    cpu_set_t here;
+    pthread_t threads[2];
+    (void)state;
+    CPU_ZERO(&here);
+    CPU_SET((size_t)sched_getcpu(), &here);
+    for (int i = 0; i < 2; i++) {
+        delays[i][1] = (uint64_t)(uintptr_t)&here;
+        assert_int_equal(pthread_create(&threads[i], NULL, delay_main, delays[i]), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    if (delays[0][0] == UINT64_MAX)
+        skip(); /* a kernel that keeps no account of it */
+    assert_true(delays[0][0] + delays[1][0] > 50000000);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_halves),  cmocka_unit_test(test_convert), cmocka_unit_test(test_philox),
         cmocka_unit_test(test_bytes),   cmocka_unit_test(test_errors),  cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_regions), cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_regions), cmocka_unit_test(test_prompt),  cmocka_unit_test(test_run_delay),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

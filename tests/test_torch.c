@@ -287,7 +287,8 @@ run(const char *name, spw_tier tier)
             if (!(fabs(r.loss - loss) <= 1e-5 * loss) || !(fabs(r.grad_norm - norm) <= 1e-4 * norm))
                 fail_msg("%s, step %d: loss %.9g and norm %.9g, PyTorch has %.9g and %.9g", name, s + 1, r.loss,
                          r.grad_norm, loss, norm);
-            if (s == 0) {
+            if (s == 0 &&
+                tier == SPW_TIER_HOST) { /* of records on nvme some may have passed through their memory since */
                 assert_int_equal(spw_engine_drain(e, &err), SPW_OK);
                 compare_grads(e, &v);
             }

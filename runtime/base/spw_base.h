@@ -214,6 +214,12 @@ void spw_sleep_ns(uint64_t ns);
  */
 bool spw_thread_be_prompt(void);
 
+/*
+ * How long the calling thread has been ready to run and had no processor, since it began (the kernel's run_delay). UINT64_MAX: the
+ * kernel does not say.
+ */
+uint64_t spw_thread_run_delay_ns(void);
+
 /* Philox 4x32-10 (Salmon et al. 2011): 128 random bits from (key, counter); the same everywhere, no state. */
 void spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4]);
 /* Uniform in [0,1) with 24 bits from one 32-bit word. */

@@ -76,6 +76,16 @@ read_line(const char *path, char *buf, int buf_bytes)
     return ok;
 }
 
+uint64_t
+spw_thread_run_delay_ns(void)
+{
+    char line[96];
+    unsigned long long ran, waited;
+    if (!read_line("/proc/thread-self/schedstat", line, sizeof line) || sscanf(line, "%llu %llu", &ran, &waited) != 2)
+        return UINT64_MAX;
+    return waited;
+}
+
 static bool
 read_number(const char *dir, const char *name, long long *out)
 {
