@@ -208,7 +208,7 @@ run_folder(const char *folder, const char *swap)
     loss = expected(r, "loss", 1);
     if (!(fabs(result.loss - (double)*loss) <= 1e-5 * (double)*loss))
         fail_msg("%s: loss %.9g, transformers has %.9g", name, result.loss, (double)*loss);
-    grads = compare_grads(e, r, name);
+    grads = swap == NULL ? compare_grads(e, r, name) : 0; /* else records may have passed through their memory since */
     if (getenv("SPW_VERBOSE") != NULL)
         print_message("# %-13s logits %.1e  loss %.1e  gradients %.1e\n", name, logits,
                       fabs(result.loss / (double)*loss - 1), grads);
@@ -235,7 +235,7 @@ test_against_transformers(void **state)
         run(cases[i], NULL);
 }
 
-/* And streamed from disk, where a block has most parameters. */
+/* And streamed from disk, where a block has most parameters: logits and loss; test_same_bits compares what comes of the gradients. */
 static void
 test_streamed(void **state)
 {
