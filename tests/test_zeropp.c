@@ -316,7 +316,9 @@ test_kept_bytes(void **state)
             assert_true(fabs((double)kept->far_gather[r] - (STEPS + 1) * once) < 0.01 * once);
             assert_true(kept->gather[r] < exact->gather[r]);
             assert_int_equal(kept->plan[r].traffic[SPW_PACE_DEFAULT].h2d, kept->held[r] * 4);
-            assert_int_equal(kept->h2d[r], (STEPS + 1) * kept->held[r] * 4); /* the store is asked once, too */
+            /* The store is asked once, too; now and then a part that came early had to make room before it was used. */
+            assert_true(kept->h2d[r] >= (STEPS + 1) * kept->held[r] * 4);
+            assert_true((double)kept->h2d[r] < 1.2 * (STEPS + 1) * (double)kept->held[r] * 4);
             assert_true(kept->parts[r] % (STEPS + 1) == 0 && exact->parts[r] * 2 > kept->parts[r] * 3);
             assert_int_equal(kept->plan[r].kept_host, spw_round_up(want, 4096));
             assert_int_equal(kept->plan[r].host_bytes - exact->plan[r].host_bytes - kept->plan[r].kept_host,
