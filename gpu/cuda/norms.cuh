@@ -84,21 +84,24 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
 
 enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 2 }; /* threads of a block: columns by rows */
 
-template <class T>
+/* Two elements as load8() reads eight; wide: p is aligned to two of them. */
 SPW_DEVICE void
-load2(float *v, const T *p, uint64_t left, bool wide)
+load2(float *v, const float *p, uint64_t left, bool wide)
 {
-    if (wide && left >= 2 && sizeof(T) == 2) {
-        unsigned u = *(const unsigned *)(const void *)p;
-        T lo, hi;
-        memcpy(&lo, &u, sizeof lo);
-        u >>= 16;
-        memcpy(&hi, &u, sizeof hi);
-        v[0] = widen(lo);
-        v[1] = widen(hi);
+    (void)wide;
+    v[0] = p[0];
+    v[1] = left > 1 ? p[1] : 0.0f;
+}
+
+template <class E>
+SPW_DEVICE void
+load2(float *v, const E *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 2) {
+        unpack<E>(v, *(const unsigned *)(const void *)p);
         return;
     }
-    v[0] = left > 0 ? widen(p[0]) : 0.0f;
+    v[0] = widen(p[0]);
     v[1] = left > 1 ? widen(p[1]) : 0.0f;
 }
 

@@ -1,0 +1,152 @@
+/*
+ * The parity of updates: what a device does to state in its own memory beside cpu_adam, byte for byte.
+ */
+#include "lib_parity.h"
+#include "spw_cpu_adam.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static void *
+need(size_t bytes)
+{
+    void *p = malloc(bytes + 64);
+    assert_non_null(p);
+    return p;
+}
+
+/* How cpu_adam's words become the device's. */
+static spw_gpu_update
+update_of(spw_state_format f, const spw_optimizer *o, const spw_opt_coef *coef)
+{
+    return (spw_gpu_update){.rule = (spw_gpu_rule)o->builtin,
+                            .weight_dtype = spw_state_weight_dtype(f),
+                            .low_bytes = spw_state_low_bytes(f),
+                            .moment_bytes = spw_state_moment_bytes(f),
+                            .nearest = coef->nearest,
+                            .key = coef->key};
+}
+
+/* Gradients of all sizes, with zeros, denormal numbers and, if asked, what is not finite. */
+static void
+draw_gradient(void *out, spw_dtype type, uint64_t n, uint64_t seed, bool nonfinite)
+{
+    float *x = need(n * 4);
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t r[4];
+        spw_philox(seed, 5, i, r);
+        x[i] = ldexpf(2.0f * spw_uniform_f32(r[0]) - 1.0f, -(int)(r[1] % 20));
+        x[i] = r[2] % 50 == 0 ? 0.0f : r[2] % 50 == 1 ? 1e-41f : x[i];
+        if (nonfinite && r[3] % 97 == 0)
+            x[i] = r[3] % 2 ? INFINITY : NAN;
+    }
+    spw_convert(out, type, x, SPW_F32, n);
+    free(x);
+}
+
+/* Three steps of a chunk on the device and by cpu_adam: the same bytes. */
+static void
+steps_alike(const parity *p, const spw_optimizer *o, spw_state_format f, spw_dtype grad_dtype, bool nearest)
+{
+    enum { N = 8192, RANGES = 11, FIRST = 12288 };
+    static const uint64_t ends[RANGES] = {48, 128, 700, 1152, 1153, 1280, 1400, 1408, 2000, 6144, N};
+    uint64_t weight_bytes = N * spw_state_weight_bytes(f), record_bytes = spw_state_record_bytes(f, o, N);
+    uint64_t grad_bytes = N * spw_dtype_bytes(grad_dtype), bad = 7, want_bad;
+    char *w = need(weight_bytes), *r = need(record_bytes), *g = need(grad_bytes),
+         *back = need(record_bytes + weight_bytes);
+    float *x = need(N * sizeof *x);
+    void *device = NULL;
+    spw_gpu_queue *q = NULL;
+    spw_error err = {0};
+    memset(w, 0, weight_bytes);
+    memset(r, 0, record_bytes);
+    for (uint64_t i = 0; i < N; i++)
+        x[i] = 0.03f * (float)((i * 7919) % 211) - 3.0f;
+    spw_state_set(f, o, w, r, N, SPW_PART_MASTER, 0, N, x);
+    assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &device, weight_bytes + record_bytes + grad_bytes, NULL), SPW_OK);
+    spw_gpu_write_bytes(q, device, w, weight_bytes);
+    spw_gpu_write_bytes(q, (char *)device + weight_bytes, r, record_bytes);
+    for (uint64_t step = 1; step <= 4; step++) {
+        spw_opt_coef coef[2];
+        spw_opt_range host[RANGES];
+        spw_gpu_update_range there[RANGES];
+        spw_opt_chunk chunk = {
+            .format = f, .elems = N, .weights = w, .record = r, .grad = g, .grad_dtype = grad_dtype, .first = FIRST};
+        spw_opt_hp hp = {.lr = 1e-2,
+                         .weight_decay = 0.1,
+                         .beta1 = 0.9,
+                         .beta2 = 0.98,
+                         .eps = 1e-8,
+                         .decoupled = true,
+                         .bias_correction = true,
+                         .momentum = 0.9,
+                         .nesterov = true,
+                         .lr_decay = 0.1,
+                         .step = step,
+                         .grad_scale = 0.37,
+                         .seed = 3,
+                         .nearest = nearest};
+        spw_gpu_update u;
+        assert_int_equal(spw_opt_prepare(&coef[0], o, &hp, &err), SPW_OK);
+        hp.decoupled = false; /* L2 for the others */
+        hp.lr = 3e-3;
+        assert_int_equal(spw_opt_prepare(&coef[1], o, &hp, &err), SPW_OK);
+        for (int k = 0; k < RANGES; k++) {
+            const spw_opt_coef *c = &coef[k % 2];
+            host[k] = (spw_opt_range){ends[k], c};
+            there[k] = (spw_gpu_update_range){.end = ends[k], .grad_scale = c->grad_scale};
+            memcpy(there[k].c, c->c, sizeof there[k].c);
+        }
+        draw_gradient(g, grad_dtype, N, step + (uint64_t)f * 10, step == 4);
+        spw_gpu_write_bytes(q, (char *)device + weight_bytes + record_bytes, g, grad_bytes);
+        u = update_of(f, o, &coef[0]);
+        u.grad_dtype = grad_dtype;
+        u.elems = N;
+        u.first = FIRST;
+        u.weights = device;
+        u.record = (char *)device + weight_bytes;
+        u.grad = (char *)u.record + record_bytes;
+        spw_gpu_update_state(q, &u, there, RANGES, &bad);
+        spw_gpu_queue_sync(q);
+        want_bad = spw_opt_step(&chunk, host, RANGES);
+        if (bad != want_bad || (step == 4) != (bad > 0))
+            fail_msg("%s in %s, step %llu: %llu gradients are not finite, not %llu", o->name, spw_state_name(f),
+                     (unsigned long long)step, (unsigned long long)bad, (unsigned long long)want_bad);
+        if (step == 4) /* counted; what becomes of them is nobody's business, such a step is an error */
+            break;
+        spw_gpu_read_bytes(q, back, device, weight_bytes + record_bytes);
+        for (uint64_t i = 0; i < weight_bytes + record_bytes; i++) {
+            char want = i < weight_bytes ? w[i] : r[i - weight_bytes];
+            if (back[i] != want)
+                fail_msg("%s in %s%s, %s gradients, step %llu: byte %llu of %llu + %llu is %02x, cpu_adam has %02x",
+                         o->name, spw_state_name(f), nearest ? " (nearest)" : "", spw_dtype_name(grad_dtype),
+                         (unsigned long long)step, (unsigned long long)i, (unsigned long long)weight_bytes,
+                         (unsigned long long)record_bytes, back[i] & 0xff, want & 0xff);
+        }
+    }
+    assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
+    spw_gpu_free(p->gpu, device);
+    spw_gpu_queue_destroy(q);
+    free(w);
+    free(r);
+    free(g);
+    free(back);
+    free(x);
+}
+
+/* Every optimizer in every format and type of gradient has the bytes of cpu_adam, across ranges that share a group of 64. */
+void
+parity_update(const parity *p)
+{
+    static const spw_optimizer *const all[] = {&spw_opt_adam, &spw_opt_adagrad, &spw_opt_lion, &spw_opt_sgd};
+    static const spw_dtype grads[] = {SPW_F32, SPW_BF16, SPW_F16};
+    for (int o = 0; o < 4; o++)
+        for (int f = 0; f < SPW_STATE_COUNT; f++)
+            for (int nearest = 0; nearest < (spw_state_exact((spw_state_format)f) ? 1 : 2); nearest++)
+                steps_alike(p, all[o], (spw_state_format)f, grads[(o + f) % 3], nearest);
+    for (int g = 0; g < 3; g++)
+        steps_alike(p, &spw_opt_adam, SPW_STATE_SPLIT, grads[g], false);
+}
