@@ -626,7 +626,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     if ((u->op == OP_EDIT || s->direct) && u->op != OP_VISIT && u->d != D_NONE)
         return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
     if (s->direct && u->op != OP_VISIT && u->used_pending) {
-        spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; edits waited for it before */
+        spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; workers' queue does the same */
         u->used_pending = false;
     }
     for (uint32_t k = u->job_next; k < u->load_next; k++) {

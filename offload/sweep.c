@@ -63,19 +63,6 @@ spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_er
     return spw_store_check(s, err);
 }
 
-/* Lock held. Queues may still read weights that workers are about to change where they lie. */
-static void
-wait_readers(spw_store *s, uint32_t first, uint32_t end)
-{
-    for (uint32_t i = 0; i < s->unit_count; i++) {
-        unit *u = &s->units[i];
-        if (u->used_pending && first < u->plan.chunk_first + u->plan.chunk_count && u->plan.chunk_first < end) {
-            spw_gpu_event_sync(u->used);
-            u->used_pending = false;
-        }
-    }
-}
-
 static bool
 any_in_place(const spw_store *s, uint32_t first, uint32_t count)
 {
@@ -101,9 +88,7 @@ spw_store_sweep_some(spw_store *s, spw_sweep mode, uint32_t first, uint32_t coun
         why = "of chunks that are not there";
     else if (mode == SPW_SWEEP_EDIT && any_in_place(s, first, count))
         why = "that edits frozen weights in the files they come from";
-    else if (count > 0 && mode == SPW_SWEEP_EDIT && s->direct)
-        wait_readers(s, first, first + count);
-    if (why == NULL && count > 0)
+    else if (count > 0)
         run_sweep(s, mode == SPW_SWEEP_EDIT ? OP_EDIT : OP_VISIT, first, first + count, fn, ctx);
     pthread_mutex_unlock(&s->lock);
     return why == NULL ? spw_store_check(s, err) : SPW_RAISE(err, SPW_EINVAL, "a sweep %s", why);

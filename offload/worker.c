@@ -87,6 +87,8 @@ move_staged(spw_store *s, const chunk *c, bool in)
     bool record = s->units[c->plan.unit_idx].on_device;
     char *host[2] = {s->stage_weights, s->stage_record}, *device[2] = {c->weights, c->record};
     uint64_t bytes[2] = {c->plan.elems * s->cfg.weight_bytes, c->plan.elems / 32 * s->cfg.record_bytes_32};
+    if (!in && s->direct) /* compute may still read what is about to change; who comes later waits for the edit */
+        spw_gpu_event_wait(s->units[c->plan.unit_idx].used, s->stage_queue);
     for (int k = 0; k < (record ? 2 : 1); k++) {
         if (in)
             spw_gpu_copy_d2h(s->stage_queue, host[k], SPW_F32, device[k], SPW_F32, bytes[k] / 4, NULL);
