@@ -412,7 +412,7 @@ test_whole_requests(void **state)
     if (!huge || !listed)
         skip(); /* no huge pages were to be had, or no disk counts the reads */
     print_message("# %lld requests for %d blocks\n", least, FILE_BYTES / MIB);
-    assert_in_range(least, 1, FILE_BYTES / MIB * 5 / 4);
+    assert_in_range(least, 1, FILE_BYTES / MIB * 3 / 2); /* a file in pieces takes a few more; wrong is twice */
 }
 
 /* ---------------------------------------------------------------- failures */

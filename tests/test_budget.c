@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -30,11 +31,20 @@ typedef struct lane {
     uint32_t run;
     uint64_t host, device; /* budgets; 0: auto */
     bool again;            /* with the budget that the refusal named */
+    double began;          /* seconds of the monotonic clock */
 } lane;
 
 static char base[256], program[512];
 static uint64_t seed, trained, refused, in_cgroup;
 static double slack_least = INFINITY, slack_most;
+
+static double
+seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* Draw number `what` of configuration run, below n. */
 static uint64_t
@@ -59,10 +69,12 @@ write_text(const char *dir, const char *name, const char *text)
     return f != NULL && fclose(f) == 0 && ok;
 }
 
-/* A folder below this process's own memory cgroup, version 1 or 2; "" where that is not permitted. */
+/* A folder below this process's own memory cgroup, version 1 or 2; "" where that is not permitted. Each child has a new
+ * one: pages of files that the child before still has to write stay charged, and would kill the next as it starts. */
 static void
-make_cgroup(lane *l, uint32_t lane_idx)
+make_cgroup(lane *l)
 {
+    static unsigned made;
     char line[400], *name;
     FILE *f = fopen("/proc/self/cgroup", "re");
     l->cgroup[0] = '\0';
@@ -74,7 +86,7 @@ make_cgroup(lane *l, uint32_t lane_idx)
         if ((!v1 && !v2) || name == NULL)
             continue;
         snprintf(l->cgroup, sizeof l->cgroup, "%s%s/spw-budget-%ld-%u", mount,
-                 strcmp(name + 1, "/") == 0 ? "" : name + 1, (long)getpid(), lane_idx);
+                 strcmp(name + 1, "/") == 0 ? "" : name + 1, (long)getpid(), made++);
         if (mkdir(l->cgroup, 0755) != 0 ||
             !write_text(l->cgroup, v1 ? "memory.limit_in_bytes" : "memory.max", v1 ? "-1" : "max")) {
             (void)rmdir(l->cgroup);
@@ -95,6 +107,35 @@ set_limit(const lane *l, uint64_t bytes)
     snprintf(text, sizeof text, "%llu", (unsigned long long)(v1 ? bytes : bytes + bytes / 256 + (2u << 20)));
     return write_text(l->cgroup, v1 ? "memory.limit_in_bytes" : "memory.max",
                       text); /* version 2 counts the kernel too */
+}
+
+/* What a child that was killed met in its cgroup: names and values. */
+static const char *
+cgroup_says(const lane *l)
+{
+    static const char *const names[2][3] = {
+        {"memory.max_usage_in_bytes", "memory.limit_in_bytes", "memory.failcnt"},
+        {"memory.peak", "memory.max", "memory.events"},
+    };
+    static char says[400];
+    char probe[700];
+    size_t at = (size_t)snprintf(says, sizeof says, "cgroup:");
+    bool v1;
+    snprintf(probe, sizeof probe, "%s/memory.limit_in_bytes", l->cgroup);
+    v1 = access(probe, F_OK) == 0;
+    for (int i = 0; i < 3 && l->cgroup[0] != '\0'; i++) {
+        char value[80] = "";
+        FILE *f;
+        snprintf(probe, sizeof probe, "%s/%s", l->cgroup, names[v1 ? 0 : 1][i]);
+        f = fopen(probe, "re");
+        value[f != NULL ? fread(value, 1, sizeof value - 1, f) : 0] = '\0';
+        for (char *c = value; *c != '\0'; c++)
+            *c = *c == '\n' ? ' ' : *c;
+        if (f != NULL)
+            fclose(f);
+        at += (size_t)snprintf(says + at, sizeof says - at, " %s %s", names[v1 ? 0 : 1][i], value);
+    }
+    return says;
 }
 
 /* ---------------------------------------------------------------- configurations */
@@ -166,9 +207,11 @@ start(lane *l)
 {
     char config[400], out[400];
     bool caged;
+    l->began = seconds();
     snprintf(config, sizeof config, "%s/config.json", l->dir);
     snprintf(out, sizeof out, "%s/out", l->dir);
     configure(l);
+    make_cgroup(l);
     caged = l->cgroup[0] != '\0' && set_limit(l, l->host > 0 && l->device > 0 ? l->host + l->device : 4ull << 30);
     in_cgroup += caged && l->host > 0 && l->device > 0;
     l->pid = fork();
@@ -305,7 +348,6 @@ test_random_budgets(void **state)
     for (uint32_t i = 0; i < LANES; i++) {
         lanes[i] = (lane){.pid = 0};
         snprintf(lanes[i].dir, sizeof lanes[i].dir, "%s/%u", base, i);
-        make_cgroup(&lanes[i], i);
     }
     for (;;) {
         struct rusage usage;
@@ -333,9 +375,14 @@ test_random_budgets(void **state)
         assert_non_null(l);
         running--;
         l->pid = 0;
-        if (!WIFEXITED(status))
-            fail_run(l, "killed");
-        else if (WEXITSTATUS(status) == 0)
+        if (!WIFEXITED(status)) {
+            char what[600];
+            snprintf(what, sizeof what, "ended by signal %d after %.1f s, peak %.2f MiB, %s", WTERMSIG(status),
+                     seconds() - l->began, (double)usage.ru_maxrss / 1024, cgroup_says(l));
+            fail_run(l, what);
+        }
+        (void)rmdir(l->cgroup);
+        if (WEXITSTATUS(status) == 0)
             check_trained(l, (uint64_t)usage.ru_maxrss * 1024);
         else if (WEXITSTATUS(status) != 3)
             fail_run(l, "neither 0 nor 3");
@@ -345,8 +392,6 @@ test_random_budgets(void **state)
             running++;
         }
     }
-    for (uint32_t i = 0; i < LANES; i++)
-        (void)rmdir(lanes[i].cgroup);
     print_message(
         "seed %llu: %llu trained, %llu refusals, %llu in a cgroup of their budgets' size; plan minus peak %.2f to "
         "%.2f MiB\n",
