@@ -270,7 +270,6 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
-    e->kept_slots = o->inference || e->chain_max < 2 ? 0 : e->chain_max - 2;
     if (group < accumulation && c->run.grad_dtype != SPW_F32)
         return SPW_RAISE(
             err, SPW_ECONFIG,
@@ -310,6 +309,12 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
     e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
     e->notes = spw_mem_calloc(e->layout.unit_count, sizeof *e->notes);
+    for (uint32_t b = 0; b < e->model->block_count && e->chain != NULL; b++)
+        e->chain[b] = b;
+    e->chain_count = e->model->block_count;
+    if (!o->inference && e->chain != NULL) /* another chain may train blocks that stand lower */
+        e->kept_slots =
+            spw__kept_blocks(o->chain_extra > 0 ? 0 : spw__lowest_trained(e, e->chain, e->chain_count), e->chain_max);
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
@@ -321,9 +326,6 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k], (accumulation / group + 1) * 8 * e->chain_max + 64, err));
-    for (uint32_t b = 0; b < e->model->block_count; b++)
-        e->chain[b] = b;
-    e->chain_count = e->model->block_count;
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
     SPW_TRY(spw__engine_make_plan(e, o, err));
@@ -499,6 +501,11 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
             return SPW_RAISE(err, SPW_EINVAL,
                              "block %u at position %u of the chain does not exist or cannot stand there", blocks[i], i);
     }
+    if (!e->inference && spw__kept_blocks(spw__lowest_trained(e, blocks, count), count) > e->kept_slots)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "this chain keeps %u blocks' inputs for its backward pass, and the plan, which ends it at the "
+                         "model's lowest trained block, has room for %u: make the engine with chain_extra",
+                         spw__kept_blocks(spw__lowest_trained(e, blocks, count), count), e->kept_slots);
     e->grads_there = false; /* another chain may leave out what has one */
     memcpy(e->chain, blocks, count * sizeof *blocks);
     e->chain_count = count;

@@ -98,12 +98,13 @@ struct spw_engine {
     int32_t *tokens, *targets, *places, *slots, *starts;
     char *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
     /*
-     * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from c = 1 to the last but one.
+     * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
+     * trained (but not the first, which has none) to the last but one.
      * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
      * lies on what it is made from. A kept x[c] that has no home on the device leaves from the flow.
      */
     char *flow;                       /* (2, group_max, rows, width) */
-    spw_act *act;                     /* slot c - 1; NULL: inference */
+    spw_act *act;                     /* NULL: inference */
     spw_act_place *activation_places; /* (kept_slots, group_max) */
     uint32_t kept_slots, *flow_lent;  /* (2, group_max) the checkpoint that may still be leaving from there */
     grad_buffer *buffers;
@@ -115,6 +116,7 @@ struct spw_engine {
     float *losses_host;     /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */
     uint32_t *chain, chain_count;
+    uint32_t lowest;               /* position in the chain below which nothing is trained: backward ends there */
     int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
     bool *grad_begun;              /* of a parameter: something of this pass is in its gradient */
     uint64_t *generations;
@@ -193,6 +195,10 @@ uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
 /* Of a unit's gradient on the device: a part for each rank. */
 uint64_t spw__grad_elems(const spw_engine *e, uint32_t unit_idx);
 void spw__note_uses(spw_engine *e); /* after a change of the chain */
+/* Position in a chain of the first block with something to train; the last one's if there is none. */
+uint32_t spw__lowest_trained(const spw_engine *e, const uint32_t *chain, uint32_t count);
+/* Of how many blocks the inputs are kept for the backward pass of such a chain. */
+uint32_t spw__kept_blocks(uint32_t lowest, uint32_t count);
 /* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
 spw_value *spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training,
                              bool logits);

@@ -89,7 +89,8 @@ static uint32_t
 pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward_count)
 {
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = 0, last = e->chain_count - 1;
-    for (uint32_t at = 0; at < last + e->chain_count; at++) { /* the last block runs in the backward pass only */
+    for (uint32_t at = 0; at < last + e->chain_count - e->lowest;
+         at++) { /* the last block runs in the backward pass only */
         uint32_t count = spw__block_units(e, e->chain[at < last ? at : 2 * last - at], units);
         if (at == last)
             *forward_count = n;
@@ -105,33 +106,37 @@ pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward
 
 /*
  * Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward, where half
- * is for its own gradient. *recompute: what is for recomputing.
+ * is for its own gradient; forward alone below the lowest block that is trained. *recompute: what is for recomputing.
  */
 static double
 step_flops(const spw_engine *e, double *recompute)
 {
     const spw_model_config *m = &e->model->config;
-    double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
+    double tokens = (double)(e->config.accumulation * e->rows), forward = 0, again = 0, backward = 0;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
             double product = p->ndim > 1 ? 2 * (double)(p->rows * p->cols) : 0;
-            backward += product * (p->frozen ? 1 : 2);
-            if (b + 1 < e->model->block_count)
-                forward += product;
-            else
-                backward += product; /* the last one's forward is part of its backward */
+            forward += product;
+            if (b >= e->lowest) {
+                backward += product * (p->frozen ? 1 : 2);
+                again +=
+                    b + 1 < e->model->block_count ? product : 0; /* the last one's forward is part of its backward */
+            }
         }
     }
     for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
         double W = (double)spw_model_window(m, l), T = (double)e->T;
         double product = 4.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
         forward += product;
-        backward += 2 * product;
+        if (l + 1 >= e->lowest) { /* the first block has the embeddings */
+            again += product;
+            backward += 2 * product;
+        }
     }
-    *recompute = tokens * forward;
-    return tokens * (2 * forward + backward);
+    *recompute = tokens * again;
+    return tokens * (forward + again + backward);
 }
 
 uint32_t
@@ -344,7 +349,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
     in.activation_slots = e->kept_slots;
-    in.activation_slots_used = e->kept_slots > 0 ? e->chain_count - 2 : 0;
+    in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);

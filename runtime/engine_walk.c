@@ -51,6 +51,27 @@ spw__block_elems(const spw_engine *e, uint32_t block_idx)
     return least;
 }
 
+uint32_t
+spw__lowest_trained(const spw_engine *e, const uint32_t *chain, uint32_t count)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX];
+    for (uint32_t c = 0; c + 1 < count; c++) {
+        uint32_t n = spw__block_units(e, chain[c], units);
+        for (uint32_t k = 0; k < n; k++) {
+            if (e->layout.units[units[k]].trainable)
+                return c;
+        }
+    }
+    return count - 1; /* the loss is made there */
+}
+
+uint32_t
+spw__kept_blocks(uint32_t lowest, uint32_t count)
+{
+    uint32_t first = lowest > 0 ? lowest : 1;
+    return count - 1 > first ? count - 1 - first : 0;
+}
+
 void
 spw__note_uses(spw_engine *e)
 {
@@ -65,6 +86,7 @@ spw__note_uses(spw_engine *e)
             e->last_use[units[k]] = (int32_t)c;
         }
     }
+    e->lowest = spw__lowest_trained(e, e->chain, e->chain_count);
 }
 
 /* ---------------------------------------------------------------- running one block */
@@ -104,17 +126,17 @@ spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro)
            ((uint64_t)(turn % 2) * e->group_max + micro) * e->rows * e->model->config.width * e->compute_bytes;
 }
 
-/* x[c] is a checkpoint; the last block's input goes straight into its backward pass. */
+/* x[c] is a checkpoint; the last block's input goes straight into its backward pass, and some blocks have none. */
 static bool
 kept(const spw_engine *e, uint32_t c)
 {
-    return c > 0 && c + 1 < e->chain_count;
+    return c > 0 && c >= e->lowest && c + 1 < e->chain_count;
 }
 
 static uint32_t
 checkpoint_of(const spw_engine *e, uint32_t c, uint32_t micro)
 {
-    return (c - 1) * e->group_max + micro;
+    return (c - (e->lowest > 0 ? e->lowest : 1)) * e->group_max + micro;
 }
 
 /* Memory in which what this block computes for a micro-batch is kept for the backward pass; NULL: it is computed again. */
@@ -124,7 +146,7 @@ tape_of(const spw_engine *e, uint32_t c, uint32_t micro)
     uint32_t after; /* checkpoints from this one on, in the order of the forward pass */
     if (!kept(e, c))
         return NULL;
-    after = (e->chain_count - 2) * e->group_max - checkpoint_of(e, c, micro);
+    after = spw__kept_blocks(e->lowest, e->chain_count) * e->group_max - checkpoint_of(e, c, micro);
     return after <= e->plan.tape_count ? e->tapes + (after - 1) * e->tape_bytes : NULL;
 }
 
@@ -543,7 +565,7 @@ backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, 
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
 {
-    for (uint32_t c = e->chain_count; c-- > 0;) {
+    for (uint32_t c = e->chain_count; c-- > e->lowest;) {
         block_run run = {.block_idx = e->chain[c]};
         computing timed;
         spw_status st;

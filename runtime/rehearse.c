@@ -335,7 +335,8 @@ static void
 step(sim *s)
 {
     const rehearsal_input *in = s->in;
-    const double whole = (1 + in->backward) * in->use_count / 2 * in->passes;
+    const double whole =
+        (in->forward_count + in->backward * (in->use_count - in->forward_count)) * in->passes; /* in uses forward */
     s->position = 0;
     tell_future(s);
     serve_future(s);

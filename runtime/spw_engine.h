@@ -89,7 +89,7 @@ typedef struct spw_engine_options {
     uint64_t sequences, positions; /* of one micro-batch; 0: from the configuration */
     uint64_t cache_slots;          /* inference: so many sequences keep keys and values (spw_generate.h); 0: none do */
     uint64_t cache_positions;      /* of so many tokens each; positions is then the longest piece of a prompt */
-    uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk */
+    uint32_t chain_extra;          /* how many more blocks than the model has a chain may walk, in any order */
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
     uint64_t caller_bytes;         /* and for what the caller will take besides its batches */
@@ -187,7 +187,11 @@ spw_status spw_engine_eval(spw_engine *engine, const int32_t *tokens, const int3
 spw_status spw_engine_sum(spw_engine *engine, double *values, uint32_t count, spw_error *err);
 /* Logits (V) of the last of count tokens; count at most positions. */
 spw_status spw_engine_logits(spw_engine *engine, const int32_t *tokens, uint64_t count, float *logits, spw_error *err);
-/* Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out. */
+/*
+ * Blocks to walk from the next step on: first and last must be the model's; others may repeat, be permuted or left out.
+ * Errors  SPW_EINVAL for another chain, or one that keeps more blocks' inputs than the plan has room for: with frozen blocks
+ * in front, an engine made without chain_extra plans for those of the model's own order.
+ */
 spw_status spw_engine_set_chain(spw_engine *engine, const uint32_t *blocks, uint32_t count, spw_error *err);
 /* For the bound of each step from now on; before, only processor time bounds it. */
 void spw_engine_set_rates(spw_engine *engine, const spw_rates *rates);

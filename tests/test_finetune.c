@@ -24,7 +24,8 @@ typedef struct rig {
     spw_config c;
     spw_model *model;
     spw_engine *e;
-    const char *from; /* weights_from of the engine */
+    const char *from;     /* weights_from of the engine */
+    uint32_t chain_extra; /* of the engine */
     spw_error err;
     double losses[STEPS], norms[STEPS];
 } rig;
@@ -66,7 +67,8 @@ rig_open(rig *r)
                                                     .model = r->model,
                                                     .resumes = true,
                                                     .process_bytes = TINY_PROCESS_BYTES,
-                                                    .weights_from = r->from},
+                                                    .weights_from = r->from,
+                                                    .chain_extra = r->chain_extra},
                               &r->err));
 }
 
@@ -202,6 +204,7 @@ against_lr_zero(spw_family family, spw_state_format format, const char *const *g
 
 static const char *const embeddings[] = {"w?e.weight"}, *const mlps[] = {"*.mlp.*", "ln_f.*", "h.1.attn.c_attn.weight"},
                          *const lower[] = {"model.embed_tokens.weight", "model.layers.[01].*"},
+                         *const all_but_last[] = {"w?e.weight", "h.*"},
                          *const all_but_norms[] = {"*proj.weight", "model.embed_tokens.weight"};
 
 static void
@@ -212,6 +215,7 @@ test_frozen_is_lr_zero(void **state)
     against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_FP32, mlps, 3);
     against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_FP32, lower, 2);
     against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_FP32, all_but_norms, 2);
+    against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_FP32, all_but_last, 2);
     against_lr_zero(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, mlps, 3);
     against_lr_zero(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, all_but_norms, 2);
 }
@@ -244,6 +248,8 @@ everywhere(spw_family family, spw_state_format format, double clipping, void (*c
         r.c.run.weight_slots = r.c.run.record_slots = kinds[k].slots;
         r.c.run.prefetch = !kinds[k].no_prefetch;
         r.c.run.chaos_seed = kinds[k].chaos;
+        if (k >= 5)
+            r.c.run.activations = k == 5 ? SPW_TIER_NVME : SPW_TIER_HOST;
         rig_open(&r);
         need(&r, spw_engine_init_params(r.e, 7, &r.err));
         rig_train(&r, 0, STEPS);
@@ -273,13 +279,98 @@ freeze_mlps(rig *r)
 }
 
 static void
+freeze_lower(rig *r)
+{
+    freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "w?e.weight" : "model.embed_tokens.weight");
+    freeze(r, r->c.model.family == SPW_FAMILY_GPT2 ? "h.0.*" : "model.layers.[01].*");
+}
+
+static void
 test_frozen_everywhere(void **state)
 {
     (void)state;
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, freeze_lower);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, freeze_lower);
     everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, freeze_mlps);
     everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, freeze_mlps);
     everywhere(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 0, freeze_mlps);
     everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT24_INT8, 1, freeze_mlps);
+}
+
+/* Uses of units in a step and blocks whose inputs are kept, counted by hand. */
+static void
+count_uses(const char *const *globs, uint32_t count, uint64_t uses, uint32_t kept)
+{
+    rig r;
+    spw_store_stats before, after;
+    uint64_t places = 0;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    for (uint32_t g = 0; g < count; g++)
+        freeze(&r, globs[g]);
+    rig_open(&r);
+    need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    spw_store_get_stats(spw_engine_store(r.e), &before);
+    rig_train(&r, 0, 1);
+    spw_store_get_stats(spw_engine_store(r.e), &after);
+    assert_int_equal(after.uses - before.uses, uses);
+    for (int t = 0; t < SPW_TIER_COUNT; t++)
+        places += spw_engine_plan(r.e)->activation_count[t];
+    assert_int_equal(places, kept * r.c.accumulation);
+    rig_remove(&r);
+}
+
+/*
+ * The backward pass ends at the lowest block that is trained. The chain is embeddings, three layers, head; the embeddings'
+ * unit is used by both ends, the head has the last norm besides and runs in the backward pass alone.
+ */
+static void
+test_backward_ends(void **state)
+{
+    static const char *const two[] = {"w?e.weight", "h.[01].*"}, *const middle[] = {"h.1.*"}, *const layers[] = {"h.*"};
+    (void)state;
+    count_uses(NULL, 0, 4 + 6, 3);
+    count_uses(embeddings, 1, 4 + 5, 3);
+    count_uses(middle, 1, 4 + 6, 3);
+    count_uses(layers, 1, 4 + 6, 3);
+    count_uses(two, 2, 4 + 3, 1);
+    count_uses(all_but_last, 2, 4 + 2, 0);
+}
+
+/* A chain that brings a trained block down: refused where the plan has no room for what it keeps, else the same losses. */
+static void
+test_backward_ends_lower(void **state)
+{
+    static const uint32_t chains[2][6] = {{0, 3, 1, 2, 4}, {0, 1, 3, 2, 3, 4}};
+    static const char *const globs[] = {"w?e.weight", "h.[01].*"};
+    rig frozen, still;
+    (void)state;
+    rig_config(&frozen, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    rig_config(&still, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+    frozen.c.gradient_clipping = still.c.gradient_clipping = 0;
+    for (uint32_t g = 0; g < 2; g++) {
+        freeze(&frozen, globs[g]);
+        still.c.optimizer.groups[g] = (spw_param_group){.lr = 0, .weight_decay = 0, .beta1 = NAN, .beta2 = NAN};
+        snprintf(still.c.optimizer.groups[g].match, sizeof still.c.optimizer.groups[g].match, "%s", globs[g]);
+    }
+    still.c.optimizer.group_count = 2;
+    rig_open(&frozen);
+    assert_int_equal(spw_engine_set_chain(frozen.e, chains[0], 5, &frozen.err), SPW_EINVAL);
+    assert_non_null(strstr(frozen.err.message, "chain_extra"));
+    rig_close(&frozen);
+    frozen.chain_extra = still.chain_extra = 1;
+    rig_open(&frozen);
+    rig_open(&still);
+    need(&frozen, spw_engine_init_params(frozen.e, 7, &frozen.err));
+    need(&still, spw_engine_init_params(still.e, 7, &still.err));
+    for (int s = 0; s < 4; s++) { /* lowest 1, 2, 1, 2 */
+        need(&frozen, spw_engine_set_chain(frozen.e, chains[s % 2], 5 + (uint32_t)s % 2, &frozen.err));
+        need(&still, spw_engine_set_chain(still.e, chains[s % 2], 5 + (uint32_t)s % 2, &still.err));
+        rig_train(&frozen, s, s + 1);
+        rig_train(&still, s, s + 1);
+    }
+    assert_memory_equal(frozen.losses, still.losses, 4 * sizeof frozen.losses[0]);
+    rig_remove(&frozen);
+    rig_remove(&still);
 }
 
 /* Elements that are trained, counted by hand, and nothing for the others; weights for all. */
@@ -936,6 +1027,8 @@ main(void)
         cmocka_unit_test(test_frozen_is_lr_zero),
         cmocka_unit_test(test_frozen_everywhere),
         cmocka_unit_test(test_frozen_bytes),
+        cmocka_unit_test(test_backward_ends),
+        cmocka_unit_test(test_backward_ends_lower),
         cmocka_unit_test(test_freeze_refusals),
         cmocka_unit_test(test_frozen_resumes),
         cmocka_unit_test(test_stays),
