@@ -175,14 +175,15 @@ spw_status spw_store_sweep_some(spw_store *store, spw_sweep mode, uint32_t first
 /*
  * spw_store_snapshot_begin - hands every chunk to fn once, as it is after generations[unit] updates, while steps go on.
  *   generations  (unit_count) in   where the updates released so far take each unit
+ *   trained      only chunks that have a record; the others are not even read
  * A chunk's next update hands it over before it changes it; until then idle workers take what is in memory anyway, at most
  * half of them. So nothing is read for it, and nothing is kept twice. Returns at once.
  * spw_store_snapshot_finish - visits what is left, such as everything after the last step; fn is not called any more when
  * it returns, also after a failure. Blocks only if something is left; no step may be open then.
  * Errors  SPW_EINVAL: one at a time, and no sweep meanwhile.
  */
-spw_status
-spw_store_snapshot_begin(spw_store *store, const uint64_t *generations, spw_store_fn fn, void *ctx, spw_error *err);
+spw_status spw_store_snapshot_begin(spw_store *store, const uint64_t *generations, bool trained, spw_store_fn fn,
+                                    void *ctx, spw_error *err);
 spw_status spw_store_snapshot_finish(spw_store *store, spw_error *err);
 
 /* The uses to come, nearest first: the first fetch_count may be fetched, all of them guide eviction. A hint; copied. */
@@ -245,8 +246,9 @@ typedef struct spw_store_stats {
     uint64_t update_busy_ns;             /* summed over workers, checksums included */
     uint64_t checked_bytes, checksum_ns; /* of them: what was summed on the way out or verified on the way in */
     uint64_t read_busy_ns, write_busy_ns;
-    uint64_t updates; /* chunks */
-    uint64_t loans;   /* records that passed through the memory of consumed gradients */
+    uint64_t updates;      /* chunks */
+    uint64_t loans;        /* records that passed through the memory of consumed gradients */
+    uint64_t frozen_edits; /* sweeps that may have changed a chunk that has no record */
 } spw_store_stats;
 void spw_store_get_stats(spw_store *store, spw_store_stats *out);
 /* "io_uring (...)" or "none". */

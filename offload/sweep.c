@@ -58,6 +58,7 @@ spw_store_sweep(spw_store *s, spw_sweep mode, spw_store_fn fn, void *ctx, spw_er
         pthread_mutex_unlock(&s->lock);
         return SPW_RAISE(err, SPW_EINVAL, "a sweep while a snapshot is under way");
     }
+    s->stats.frozen_edits += mode == SPW_SWEEP_INIT;
     run_sweep(s, mode == SPW_SWEEP_INIT ? OP_INIT : OP_VISIT, 0, s->chunk_count, fn, ctx);
     pthread_mutex_unlock(&s->lock);
     return spw_store_check(s, err);
@@ -69,6 +70,15 @@ any_in_place(const spw_store *s, uint32_t first, uint32_t count)
     bool any = false;
     for (uint32_t i = first; i < first + count; i++)
         any = any || spw__in_place(&s->chunks[i].plan);
+    return any;
+}
+
+static bool
+any_frozen(const spw_store *s, uint32_t first, uint32_t count)
+{
+    bool any = false;
+    for (uint32_t i = first; i < first + count; i++)
+        any = any || !s->units[s->chunks[i].plan.unit_idx].plan.trainable;
     return any;
 }
 
@@ -88,14 +98,17 @@ spw_store_sweep_some(spw_store *s, spw_sweep mode, uint32_t first, uint32_t coun
         why = "of chunks that are not there";
     else if (mode == SPW_SWEEP_EDIT && any_in_place(s, first, count))
         why = "that edits frozen weights in the files they come from";
-    else if (count > 0)
+    else if (count > 0) {
+        s->stats.frozen_edits += mode == SPW_SWEEP_EDIT && any_frozen(s, first, count);
         run_sweep(s, mode == SPW_SWEEP_EDIT ? OP_EDIT : OP_VISIT, first, first + count, fn, ctx);
+    }
     pthread_mutex_unlock(&s->lock);
     return why == NULL ? spw_store_check(s, err) : SPW_RAISE(err, SPW_EINVAL, "a sweep %s", why);
 }
 
 spw_status
-spw_store_snapshot_begin(spw_store *s, const uint64_t *generations, spw_store_fn fn, void *ctx, spw_error *err)
+spw_store_snapshot_begin(spw_store *s, const uint64_t *generations, bool trained, spw_store_fn fn, void *ctx,
+                         spw_error *err)
 {
     SPW_TRY(spw_store_check(s, err));
     pthread_mutex_lock(&s->lock);
@@ -105,11 +118,11 @@ spw_store_snapshot_begin(spw_store *s, const uint64_t *generations, spw_store_fn
     }
     s->snap_fn = fn;
     s->snap_ctx = ctx;
-    s->snap_left = s->chunk_count;
-    s->snap_next = 0;
+    s->snap_left = s->snap_next = 0;
     for (uint32_t i = 0; i < s->chunk_count; i++) {
         chunk *c = &s->chunks[i];
-        c->snap = true;
+        c->snap = !trained || s->units[c->plan.unit_idx].plan.trainable;
+        s->snap_left += c->snap;
         c->snap_generation = generations[c->plan.unit_idx];
         SPW_ASSERT(c->generation == c->snap_generation || c->generation + 1 == c->snap_generation);
     }

@@ -253,12 +253,26 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     return SPW_OK;
 }
 
+/* Would a save write the model's file as it is? */
+static bool
+same_types(const load_job *job)
+{
+    const spw_model *m = spw_engine_model(job->e);
+    bool same = true;
+    for (uint32_t id = 0; id < spw__base_count(m) && same; id++) {
+        spw_st_extent at;
+        spw_dtype dtype;
+        same = spw_hf_reader_extent(job->model, id, &at, &dtype) && dtype == spw_state_weight_dtype(job->format);
+    }
+    return same;
+}
+
 spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
-    char model[SPW_PATH_BYTES + 64];
+    char model[SPW_PATH_BYTES + 64], digest[17] = "";
     spw_manifest manifest;
     spw_error own = {0};
     int64_t none = 0;
@@ -282,6 +296,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
             if (st == SPW_OK && with_optimizer)
                 st = check_digest(manifest.digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, &own);
         }
+        memcpy(digest, manifest.digests[SPW_DIGEST_MODEL], sizeof digest);
         spw__manifest_free(&manifest);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
@@ -289,6 +304,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         st = spw__engine_forget(e, err);
     if (st == SPW_OK)
         st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
+    if (st == SPW_OK && same_types(&job))
+        spw__checkpoint_saved(e, path, digest, spw__checkpoint_contents(e));
     if (st == SPW_OK)
         spw_engine_set_updates(e, manifest.state.updates);
     else

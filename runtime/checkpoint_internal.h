@@ -26,6 +26,17 @@ void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *su
 spw_status spw__checkpoint_digest(const char *path, uint64_t *digest, spw_error *err);
 
 /*
+ * The model's file of the last checkpoint (checkpoint_link.c), for engines that train none of it. contents: a number that an
+ * edit of what is frozen changes. saved: that folder holds what was there at this number; digest: of its file, for rank 0.
+ * unchanged: this rank still has what is in it. link, on rank 0 and if all ranks have: gives the file a second name in folder;
+ * false: it must be written. Between steps.
+ */
+uint64_t spw__checkpoint_contents(spw_engine *e);
+void spw__checkpoint_saved(spw_engine *e, const char *checkpoint, const char *digest, uint64_t contents);
+bool spw__checkpoint_unchanged(spw_engine *e);
+bool spw__checkpoint_link(spw_engine *e, const char *folder);
+
+/*
  * The manifest (checkpoint_manifest.c): what spillway.json says, every field checked. Errors are SPW_ECORRUPT and name file,
  * field and value, or line and column of what is not JSON. A struct that was read is given back with spw__manifest_free.
  */

@@ -20,7 +20,7 @@ struct spw_checkpoint_job {
     spw_state_format format;
     const spw_optimizer *rule;
     spw_st_writer *model, *optimizer, *adapter; /* written to by any worker; committed and destroyed by the thread.
-                                                   adapter NULL: the model has none */
+                                                   model NULL: it is a link; adapter NULL: the model has none */
     uint32_t base;                              /* parameters that are no adapters: those come behind them */
     uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
     char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
@@ -28,7 +28,10 @@ struct spw_checkpoint_job {
     spw_checkpoint_state state;
     spw_loss_scaler scaler;
     uint64_t keep;
-    bool writes; /* where every rank has everything, one of them does */
+    bool writes;            /* where every rank has everything, one of them does */
+    bool unchanged, linked; /* frozen weights are what the last checkpoint's file has, on all ranks; it was linked */
+    uint64_t contents;
+    char model_digest[17];
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -83,7 +86,7 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
         if (id >= job->base)
             SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
                                err));
-        else
+        else if (job->model != NULL)
             SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
                                  (end - first) * wb, err));
         for (uint32_t k = 0; record != NULL && k < parts; k++)
@@ -162,6 +165,7 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
 {
     const spw_model *m = spw_engine_model(job->e);
     bool first = owner == 0;
+    uint32_t skip; /* tensors of the model that are there already */
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     spw_tensor_info *infos = spw_mem_calloc((uint64_t)m->param_count * (1 + parts), sizeof *infos);
     uint32_t trained = 0;
@@ -182,8 +186,9 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
                                  spw__checkpoint_part_suffix(job->rule, first_part(job->format) + (int)k), SPW_F32);
         job->rank[id] = trained++;
     }
-    st = first ? check_space(job->partial, infos, m->param_count + trained * parts, err) : SPW_OK;
-    if (st == SPW_OK)
+    skip = job->linked ? job->base : 0;
+    st = first ? check_space(job->partial, infos + skip, m->param_count - skip + trained * parts, err) : SPW_OK;
+    if (st == SPW_OK && !job->linked)
         st = open_writer(job, &job->model, SPW_MODEL_FILE, infos, job->base, owner, err);
     if (st == SPW_OK && job->base < m->param_count)
         st = open_writer(job, &job->adapter, SPW_ADAPTER_FILE, infos + job->base, m->param_count - job->base, owner,
@@ -224,7 +229,7 @@ spw_checkpoint_disk_bytes(const spw_engine *e)
 }
 
 static spw_status
-write_manifest(const spw_checkpoint_job *job, spw_error *err)
+write_manifest(spw_checkpoint_job *job, spw_error *err)
 {
     static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
     spw_manifest m = {.state = job->state, .scaled = job->scaler.dynamic, .scaler = job->scaler};
@@ -233,9 +238,14 @@ write_manifest(const spw_checkpoint_job *job, spw_error *err)
     for (int i = 0; i < (job->adapter != NULL ? 3 : 2); i++) {
         uint64_t digest;
         snprintf(path, sizeof path, "%s/%s", job->partial, names[i]);
+        if (i == SPW_DIGEST_MODEL && job->linked) {
+            memcpy(m.digests[i], spw__engine_saved(job->e)->digest, sizeof m.digests[i]);
+            continue;
+        }
         SPW_TRY(spw__checkpoint_digest(path, &digest, err));
         snprintf(m.digests[i], sizeof m.digests[i], "%016llx", (unsigned long long)digest);
     }
+    memcpy(job->model_digest, m.digests[SPW_DIGEST_MODEL], sizeof job->model_digest);
     m.config = json_loads(job->config, 0, NULL);
     snprintf(path, sizeof path, "%s/" SPW_MANIFEST_FILE, job->partial);
     text = m.config == NULL ? NULL : spw__manifest_text(&m);
@@ -249,7 +259,8 @@ write_manifest(const spw_checkpoint_job *job, spw_error *err)
 static spw_status
 flush(spw_checkpoint_job *job, spw_error *err)
 {
-    SPW_TRY(spw_st_writer_commit(job->model, err));
+    if (job->model != NULL)
+        SPW_TRY(spw_st_writer_commit(job->model, err));
     SPW_TRY(spw_st_writer_commit(job->optimizer, err));
     return job->adapter == NULL ? SPW_OK : spw_st_writer_commit(job->adapter, err);
 }
@@ -356,7 +367,18 @@ prepare(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
     SPW_TRY(spw_dir_make(job->partial, err));
     if (source != NULL)
         SPW_TRY(spw_hf_copy_companions(source, job->partial, err));
+    job->linked = job->unchanged && spw__checkpoint_link(job->e, job->partial);
     return open_writers(job, 0, err);
+}
+
+static uint32_t
+chunks_to_come(const spw_checkpoint_job *job)
+{
+    const spw_layout *l = spw_engine_layout(job->e);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < l->chunk_count; i++)
+        count += !job->linked || l->units[l->chunks[i].unit_idx].trainable;
+    return count;
 }
 
 /* The first rank makes the files, the others open them, and all of them know whether all of them could. */
@@ -364,13 +386,21 @@ static spw_status
 prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *err)
 {
     spw_error own = {0};
-    int64_t owner = (int64_t)getpid(), none = 0;
+    double changed = config->run.checkpoint_links && spw__checkpoint_unchanged(job->e) ? 0 : 1;
+    int64_t owner, none = 0;
     int rc;
+    SPW_TRY(spw_engine_sum(job->e, &changed, 1, err));
+    job->unchanged = changed == 0;
+    job->contents = spw__checkpoint_contents(job->e);
     (void)prepare(job, config, &own);
+    owner = job->linked ? -(int64_t)getpid() : (int64_t)getpid();
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &owner, err));
+    job->linked = owner < 0;
+    owner = owner < 0 ? -owner : owner;
     if (spw__engine_rank(job->e) > 0)
         (void)open_writers(job, owner, &own);
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &none, err));
+    job->chunks_left = job->writes ? chunks_to_come(job) : 0;
     rc = pthread_create(&job->thread, NULL, job_main, job);
     return rc == 0 ? SPW_OK : SPW_RAISE_SYS(err, rc, "start of the thread that saves");
 }
@@ -392,7 +422,6 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
     job->scaler = *spw_engine_loss_scaler(e);
     job->keep = config->run.keep_last;
     job->writes = spw__engine_parted(e) || spw__engine_rank(e) == 0;
-    job->chunks_left = job->writes ? spw_engine_layout(e)->chunk_count : 0;
     snprintf(job->dir, sizeof job->dir, "%.900s", dir);
     snprintf(job->final, sizeof job->final, "%.900s/step-%llu", dir, (unsigned long long)state->step);
     snprintf(job->partial, sizeof job->partial, "%.1000s.partial", job->final);
@@ -404,8 +433,8 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
         release(job, true);
         return st;
     }
-    if (job->writes &&
-        spw_store_snapshot_begin(spw_engine_store(e), spw__engine_generations(e), take_chunk, job, &own) != SPW_OK) {
+    if (job->writes && spw_store_snapshot_begin(spw_engine_store(e), spw__engine_generations(e), job->linked,
+                                                take_chunk, job, &own) != SPW_OK) {
         keep_error(job, &own);
         pthread_mutex_lock(&job->lock);
         job->given_up = true;
@@ -454,6 +483,8 @@ spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err)
     }
     pthread_join(job->thread, NULL);
     st = job->error.status;
+    if (st == SPW_OK)
+        spw__checkpoint_saved(job->e, job->final, job->model_digest, job->contents);
     if (st != SPW_OK && err != NULL) {
         *err = job->error;
         spw_error_wrap(err, "saving checkpoint %s", job->final);

@@ -329,6 +329,8 @@ const key_row spw__config_rows[] = {
     U64("spillway.eval_batches", NULL, run.eval_batches, 1, 1e6, "8", "micro-batches per evaluation"),
     U64("spillway.keep_last", NULL, run.keep_last, 0, 1e6, "0",
         "how many checkpoints stay in checkpoint_dir: older ones go when a new one is complete; 0: all"),
+    BOOL("spillway.checkpoint_links", NULL, run.checkpoint_links, "true",
+         "with adapters, checkpoints share the file of the frozen model (a hard link); false: each writes its own"),
     BOOL("spillway.save_in_background", NULL, run.save_in_background, "true",
          "training goes on while a checkpoint is written; false: it waits"),
     BOOL("spillway.save_at_end", NULL, run.save_at_end, "true", "checkpoint after the last step"),

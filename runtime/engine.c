@@ -513,6 +513,12 @@ spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_
     return SPW_OK;
 }
 
+saved_model *
+spw__engine_saved(spw_engine *e)
+{
+    return &e->saved;
+}
+
 void
 spw_engine_set_rates(spw_engine *e, const spw_rates *rates)
 {

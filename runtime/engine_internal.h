@@ -144,6 +144,7 @@ struct spw_engine {
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
     uint64_t counted_gather, counted_reduce;
     bool counting; /* false: something else than steps has moved bytes since */
+    saved_model saved;
 };
 
 /* One use of a block: its units, and where their weights and gradients are. */

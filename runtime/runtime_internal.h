@@ -208,6 +208,14 @@ spw_state_format spw__engine_format(const spw_engine *e);
 spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c). */
+typedef struct saved_model {
+    bool there;
+    uint64_t contents; /* of the store, when it was the same */
+    char path[SPW_PATH_BYTES + 32], digest[17];
+    uint64_t device, inode, bytes, changed_ns;
+} saved_model;
+saved_model *spw__engine_saved(spw_engine *e);
 /* (unit_count) where the updates released so far take each unit. */
 const uint64_t *spw__engine_generations(const spw_engine *e);
 

@@ -236,7 +236,9 @@ bool spw_checkpoint_done(spw_checkpoint_job *job);
 spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_error *err);
 /*
  * spw_checkpoint_save - begin and finish: writes <dir>/step-<n>/, complete or absent; path_out (may be NULL): SPW_PATH_BYTES.
- * With spillway.keep_last, what is then one too many is removed; a removal that fails is a warning in the log.
+ * With spillway.keep_last, what is then one too many is removed; a removal that fails is a warning in the log. With
+ * spillway.checkpoint_links, a model that is all frozen is a hard link to the file of the save or load before, if nothing of
+ * it was edited since.
  * Errors  SPW_ENOSPC with needed and free bytes, SPW_ESYS; the checkpoints before it are as they were.
  */
 spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, const char *dir,

@@ -264,7 +264,7 @@ test_snapshot(void **state)
         expect_ok(&r, spw_engine_drain(r.e, &r.err));
         still.e = moving.e = r.e;
         expect_ok(&r, spw_store_sweep(r.e->store, SPW_SWEEP_VISIT, copy_chunk, &still, &r.err));
-        expect_ok(&r, spw_store_snapshot_begin(r.e->store, r.e->generations, copy_chunk, &moving, &r.err));
+        expect_ok(&r, spw_store_snapshot_begin(r.e->store, r.e->generations, false, copy_chunk, &moving, &r.err));
         for (uint64_t s = 1; s < seed; s++)
             expect_ok(&r, run_step(&r, s));
         expect_ok(&r, spw_store_snapshot_finish(r.e->store, &r.err));

@@ -470,7 +470,11 @@ resumes(spw_state_format format, spw_family family, spw_tier tier, void (*change
     change(&whole);
     rig_open(&whole);
     need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
-    rig_train(&whole, 0, 2);
+    whole.c.run.checkpoint_links = true;
+    rig_train(&whole, 0, 1);
+    need(&whole, spw_checkpoint_save(whole.e, &whole.c, whole.dir, &(spw_checkpoint_state){.step = 1, .updates = 1},
+                                     NULL, &whole.err));
+    rig_train(&whole, 1, 2);
     need(&whole, spw_checkpoint_begin(&job, whole.e, &whole.c, whole.dir,
                                       &(spw_checkpoint_state){.step = 2, .updates = 2}, &whole.err));
     rig_train(&whole, 2, STEPS); /* meanwhile */
@@ -806,6 +810,160 @@ with_dropout(rig *r)
     lora(r, 3, 0, 0.2);
 }
 
+/* The file of the model in checkpoint step-<n> of the rig's folder. */
+static struct stat
+model_file(const rig *r, int step)
+{
+    char path[400];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/step-%d/model.safetensors", r->dir, step);
+    if (stat(path, &info) != 0)
+        fail_msg("%s is missing", path);
+    return info;
+}
+
+static bool
+shared(const rig *r, int a, int b)
+{
+    return model_file(r, a).st_ino == model_file(r, b).st_ino;
+}
+
+/* Saves after training up to step; what is on nvme is not in memory then. */
+static void
+save_at(rig *r, int step)
+{
+    need(r, spw_checkpoint_save(r->e, &r->c, r->dir,
+                                &(spw_checkpoint_state){.step = (uint64_t)step, .updates = (uint64_t)step}, NULL,
+                                &r->err));
+}
+
+/* A new engine with what the checkpoint has. */
+static void
+load_from(rig *r, const rig *from, int step)
+{
+    char path[400];
+    rig_open(r);
+    snprintf(path, sizeof path, "%s/step-%d", from->dir, step);
+    need(r, spw_checkpoint_load(r->e, path, &r->err));
+}
+
+static void
+same_state(rig *a, rig *b, const char *what)
+{
+    for (int p = 0; p < SPW_PART_COUNT; p++) {
+        float *x = read_part(a, (spw_state_part)p), *y = read_part(b, (spw_state_part)p);
+        for (uint32_t id = 0; id < a->model->param_count; id++)
+            same_param(a->model, id, x, y, what);
+        free(x);
+        free(y);
+    }
+}
+
+static void
+change_frozen(rig *r, float value)
+{
+    spw_access a = {"wte.weight", SPW_ACCESS_MASTER, 5, 1};
+    need(r, spw_access_set_full(r->e, &a, &value, 0, &r->err));
+}
+
+/*
+ * Checkpoints of adapters share the file of the frozen model, as long as it is certain that it holds what the store holds; every
+ * one loads, whatever becomes of the others. A save then reads and writes nothing of the base.
+ */
+static void
+test_checkpoints_share(void **state)
+{
+    rig r, other;
+    spw_store_stats before, after;
+    char command[700];
+    struct stat info;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_NVME);
+    rig_config(&other, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    with_lora(&r);
+    with_lora(&other);
+    r.c.run.checkpoint_links = other.c.run.checkpoint_links = true;
+    rig_open(&r);
+    need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_train(&r, 0, 1);
+    save_at(&r, 1);
+    rig_train(&r, 1, 2);
+    need(&r, spw_engine_drain(r.e, &r.err));
+    spw_store_get_stats(spw_engine_store(r.e), &before);
+    save_at(&r, 2);
+    spw_store_get_stats(spw_engine_store(r.e), &after);
+    assert_true(shared(&r, 1, 2));
+    assert_int_equal(model_file(&r, 2).st_nlink, 2);
+    assert_true(after.nvme_read_bytes - before.nvme_read_bytes <= spw_engine_plan(r.e)->trained * 12);
+    load_from(&other, &r, 2);
+    same_state(&r, &other, "state of a shared checkpoint");
+    /* what was loaded is shared on, also from another folder; and when the first one goes */
+    snprintf(command, sizeof command, "rm -r %s/step-1", r.dir);
+    assert_int_equal(system(command), 0);
+    rig_train(&other, 2, 3);
+    save_at(&other, 3);
+    assert_int_equal(model_file(&other, 3).st_ino, model_file(&r, 2).st_ino);
+    rig_train(&r, 2, 3);
+    save_at(&r, 3);
+    assert_true(shared(&r, 2, 3));
+    /* an edit of what is frozen */
+    change_frozen(&r, 0.25f);
+    save_at(&r, 4);
+    assert_false(shared(&r, 3, 4));
+    rig_close(&other);
+    load_from(&other, &r, 4);
+    same_state(&r, &other, "state after an edit");
+    save_at(&r, 5);
+    assert_true(shared(&r, 4, 5));
+    /* a file that somebody wrote to, or took away */
+    snprintf(command, sizeof command, "touch -d '2001-01-01' %s/step-5/model.safetensors", r.dir);
+    assert_int_equal(system(command), 0);
+    save_at(&r, 6);
+    assert_false(shared(&r, 5, 6));
+    snprintf(command, sizeof command, "rm -r %s/step-6", r.dir);
+    assert_int_equal(system(command), 0);
+    info = model_file(&r, 5);
+    save_at(&r, 7);
+    assert_int_not_equal(model_file(&r, 7).st_ino, info.st_ino);
+    /* the same step again, and with a limit */
+    save_at(&r, 7);
+    r.c.run.keep_last = 1;
+    save_at(&r, 8);
+    assert_int_equal(model_file(&r, 8).st_nlink, 1);
+    rig_close(&other);
+    load_from(&other, &r, 8);
+    same_state(&r, &other, "state of the last one");
+    /* another type of weights; and who does not want it */
+    rig_close(&other);
+    other.c.run.state_format = SPW_STATE_FP32;
+    load_from(&other, &r, 8);
+    save_at(&other, 9);
+    assert_int_not_equal(model_file(&other, 9).st_ino, model_file(&r, 8).st_ino);
+    r.c.run.keep_last = 0;
+    r.c.run.checkpoint_links = false;
+    save_at(&r, 9);
+    assert_false(shared(&r, 8, 9));
+    rig_remove(&r);
+    rig_remove(&other);
+}
+
+/* Where something of the model itself is trained, every checkpoint has its own. */
+static void
+test_checkpoints_do_not_share(void **state)
+{
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    freeze(&r, "h.*");
+    r.c.run.checkpoint_links = true;
+    rig_open(&r);
+    need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    save_at(&r, 1);
+    save_at(&r, 2);
+    assert_false(shared(&r, 1, 2));
+    rig_remove(&r);
+}
+
 /* B is 0 at first: losses of evaluation and of the first step are the base model's, bit for bit. */
 static void
 test_lora_starts_as_base(void **state)
@@ -1036,6 +1194,8 @@ main(void)
         cmocka_unit_test(test_changed_files),
         cmocka_unit_test(test_file_changed_before_open),
         cmocka_unit_test(test_stays_on_resuming),
+        cmocka_unit_test(test_checkpoints_share),
+        cmocka_unit_test(test_checkpoints_do_not_share),
         cmocka_unit_test(test_lora_starts_as_base),
         cmocka_unit_test(test_lora_everywhere),
         cmocka_unit_test(test_lora_resumes),

@@ -28,6 +28,14 @@ EOF
     check "$1 is resumed" run train "$dir/$1.json" --quiet --resume "$dir/$1/step-3" --set "spillway.checkpoint_dir=$dir/$1-again" \
         --set zero_optimization.offload_param.device=cpu
     check "$1 is the same then" same "$dir/$1/step-6" "$dir/$1-again/step-6"
+    check "$1's checkpoints share the frozen model" [ "$dir/$1/step-3/model.safetensors" -ef "$dir/$1/step-6/model.safetensors" ]
+    check "$1's resumed one shares it too" [ "$dir/$1/step-3/model.safetensors" -ef "$dir/$1-again/step-6/model.safetensors" ]
+    check "$1 on two ranks" run train "$dir/$1.json" -n 2 --quiet --set "spillway.checkpoint_dir=$dir/$1-two"
+    check "$1's two ranks share it" [ "$dir/$1-two/step-3/model.safetensors" -ef "$dir/$1-two/step-6/model.safetensors" ]
+    check "$1 on two ranks, sharing nothing" run train "$dir/$1.json" -n 2 --quiet --resume "$dir/$1-two/step-3" \
+        --set "spillway.checkpoint_dir=$dir/$1-apart" --set spillway.checkpoint_links=false
+    check "$1's is another file" [ ! "$dir/$1-two/step-3/model.safetensors" -ef "$dir/$1-apart/step-6/model.safetensors" ]
+    check "$1's has the same bytes" same "$dir/$1-two/step-6" "$dir/$1-apart/step-6"
     check "$1 with another alpha is refused" refuses spillway.lora.alpha train "$dir/$1.json" --resume "$dir/$1/step-3" \
         --set spillway.lora.alpha=1
     check "$1 draws text" run generate "$dir/$1" --prompt abc --tokens 5
