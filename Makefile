@@ -77,7 +77,7 @@ all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
 	@ln -sf $(BUILD)/spillway spillway
 	@cp -f $(BUILD)/libspillway.a $(BUILD)/libspillway.so $(MPI_PLUGIN) .
-	@$(if $(CUDA_PLUGIN),,echo "no nvcc: no cuda device; to add it: install the CUDA 13 toolkit")
+	@$(if $(CUDA_PLUGIN),,echo "no cuda device: $(if $(NVCC),CUDA=0,no nvcc here; to add it install the CUDA 13 toolkit)")
 
 # A file of its own, so that the program starts where there is no MPI; without headers for it there is none.
 ifeq ($(MPI),1)
