@@ -46,6 +46,7 @@ struct chunk {
     chunk *next_job, *next_dirty;
     bool in_dirty;
     bool snap;                     /* the snapshot under way does not have it yet */
+    bool snap_taken;               /* an idle worker is about to change that */
     uint64_t snap_generation;      /* and wants it as of so many updates */
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */

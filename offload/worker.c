@@ -240,7 +240,7 @@ idle_chunk(spw_store *s)
     for (uint32_t i = 0; i < s->chunk_count; i++) {
         uint32_t at = (s->snap_next + i) % s->chunk_count;
         chunk *c = &s->chunks[at];
-        if (spw__snap_wants(c) && (c->r == R_READY || c->r == R_NONE) &&
+        if (spw__snap_wants(c) && !c->snap_taken && (c->r == R_READY || c->r == R_NONE) &&
             (c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING)) {
             s->snap_next = at + 1;
             return c;
@@ -257,6 +257,7 @@ snap_idle(spw_store *s, chunk *c, sums *count, spw_error *err)
     uint64_t begin = spw_now_ns();
     c->pins++;
     c->r = record ? R_UPDATING : c->r;
+    c->snap_taken = true; /* one without a record has nothing else that keeps others off */
     s->snap_idle++;
     pthread_mutex_unlock(&s->lock);
     spw__store_chaos_delay(s, c->idx);
@@ -264,6 +265,7 @@ snap_idle(spw_store *s, chunk *c, sums *count, spw_error *err)
     pthread_mutex_lock(&s->lock);
     spw_timeline_add(SPW_LANE_ADAM, "save", c->plan.unit_idx, begin, spw_now_ns());
     s->snap_idle--;
+    c->snap_taken = false;
     c->r = record ? R_READY : c->r;
     c->pins--;
     if (err->status == SPW_OK)
