@@ -206,6 +206,12 @@ spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, const
 }
 
 void
+spw_gpu_copy_codes(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n)
+{
+    queue->calls->copy_codes(queue, dst, dst_type, codes, bits, n);
+}
+
+void
 spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
                  double *sumsq)
 {

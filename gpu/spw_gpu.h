@@ -124,6 +124,13 @@ void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const
                       uint64_t n, double *sumsq);
 
 /*
+ * n elements, a multiple of 128, out of codes of 8 or 4 bits in blocks (runtime/base/quant.h) that lie in host memory or on the device,
+ * aligned to 4 bytes there: what crosses the link are the codes. On any queue, lent as above.
+ */
+void
+spw_gpu_copy_codes(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n);
+
+/*
  * A few bytes between any host memory and the device, on any queue, in order with its other work: token ids, losses, a
  * row of logits. write: src is the caller's again on return. read: dst is filled on return, so the thread waits for the queue.
  */
@@ -166,7 +173,7 @@ void spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_
                       const void *parts, uint64_t stride, const float *before, uint64_t n);
 /*
  * n elements, a multiple of 128, as codes of 8 or 4 bits in blocks of 128, each a scale (fp32) and 128 or 64 bytes: the bytes, and
- * decoded the elements, of runtime/quant.h. codes is aligned to 4 bytes.
+ * decoded the elements, of runtime/base/quant.h. codes is aligned to 4 bytes.
  */
 void spw_gpu_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
                          spw_dtype type, uint64_t n);

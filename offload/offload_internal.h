@@ -91,6 +91,7 @@ struct spw_store {
     spw_store_config cfg;
     uint32_t chunk_count, unit_count;
     uint64_t slot_weight_bytes, slot_record_bytes;
+    uint64_t stage_codes_at; /* in stage_weights: codes behind what they decode to */
     spw_region host;
     void *device_memory;
     char *device_cache;
@@ -171,6 +172,7 @@ spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, sp
 /* A record is never smaller than 3 bytes per element, a gradient never larger than 4. */
 enum { LOANS_PER_CHUNK = 2 };
 /* room.c, before threads run. */
+uint32_t spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk *c); /* 0: no codes */
 bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* all of the unit is there, or nothing */
 spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
 spw_status spw__store_carve(spw_store *s, spw_error *err);

@@ -20,7 +20,20 @@ page_up(uint64_t bytes)
     return spw_round_up(bytes, 4096);
 }
 
-/* Largest chunk with a copy on nvme, in elements; 0: none. */
+uint32_t
+spw__store_code_bits(const spw_store_config *cfg, const spw_store_chunk *c)
+{
+    return cfg->units[c->unit_idx].coded ? cfg->code_bits : 0;
+}
+
+static uint64_t
+chunk_bytes(const spw_store_config *cfg, const spw_store_chunk *c, bool records)
+{
+    return records ? c->elems / 32 * cfg->record_bytes_32
+                   : spw_store_weight_bytes(c->elems, cfg->weight_bytes, spw__store_code_bits(cfg, c));
+}
+
+/* Of the largest chunk with a copy on nvme, in whole pages; 0: none. */
 static uint64_t
 largest_nvme_chunk(const spw_store_config *cfg, bool records)
 {
@@ -29,16 +42,10 @@ largest_nvme_chunk(const spw_store_config *cfg, bool records)
         const spw_store_chunk *c = &cfg->chunks[i];
         bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
                                : c->weight_tier == SPW_TIER_NVME;
-        if (on_nvme && c->elems > largest)
-            largest = c->elems;
+        if (on_nvme && page_up(chunk_bytes(cfg, c, records)) > largest)
+            largest = page_up(chunk_bytes(cfg, c, records));
     }
     return largest;
-}
-
-static uint64_t
-chunk_bytes(const spw_store_config *cfg, uint64_t elems, bool records)
-{
-    return records ? elems / 32 * cfg->record_bytes_32 : elems * cfg->weight_bytes;
 }
 
 /* All of a unit is there, or nothing (check_config). */
@@ -56,27 +63,44 @@ spw_store_direct(const spw_store_config *cfg)
     bool all =
         !spw_gpu_get_info(cfg->gpu)->host_addressable && spw_gpu_get_info(cfg->gpu)->compute_dtype == cfg->weight_dtype;
     for (uint32_t i = 0; i < cfg->chunk_count && all; i++)
-        all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE;
+        all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE && spw__store_code_bits(cfg, &cfg->chunks[i]) == 0;
     return all;
 }
 
-/* The largest chunk that only staging memory shows to workers. */
-static uint64_t
-largest_staged(const spw_store_config *cfg, bool records)
+typedef struct stage_need {
+    uint64_t weights, codes, record;
+} stage_need;
+
+static void
+raise_to(uint64_t *most, uint64_t bytes)
 {
-    uint64_t largest = 0;
-    for (uint32_t i = 0; i < cfg->chunk_count && !spw_gpu_get_info(cfg->gpu)->host_addressable; i++) {
+    *most = page_up(bytes) > *most ? page_up(bytes) : *most;
+}
+
+/* The largest of what only staging memory shows to workers: chunks on a device apart, and what codes decode to. */
+static stage_need
+largest_staged(const spw_store_config *cfg)
+{
+    stage_need need = {0};
+    bool apart = !spw_gpu_get_info(cfg->gpu)->host_addressable;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
         const spw_store_chunk *c = &cfg->chunks[i];
-        if (c->weight_tier == SPW_TIER_DEVICE && (!records || cfg->units[c->unit_idx].trainable) && c->elems > largest)
-            largest = c->elems;
+        bool there = apart && c->weight_tier == SPW_TIER_DEVICE, coded = spw__store_code_bits(cfg, c) > 0;
+        if (there || coded)
+            raise_to(&need.weights, c->elems * cfg->weight_bytes);
+        if (there && coded)
+            raise_to(&need.codes, chunk_bytes(cfg, c, false));
+        if (there && cfg->units[c->unit_idx].trainable)
+            raise_to(&need.record, chunk_bytes(cfg, c, true));
     }
-    return page_up(chunk_bytes(cfg, largest, records));
+    return need;
 }
 
 uint64_t
 spw_store_stage_bytes(const spw_store_config *cfg)
 {
-    return largest_staged(cfg, false) + largest_staged(cfg, true);
+    stage_need need = largest_staged(cfg);
+    return need.weights + need.codes + need.record;
 }
 
 void
@@ -90,7 +114,7 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
         const spw_store_chunk *c = &cfg->chunks[i];
         for (int records = 0; records < 2; records++) {
             spw_tier tier = records ? c->record_tier : c->weight_tier;
-            uint64_t bytes = page_up(chunk_bytes(cfg, c->elems, records));
+            uint64_t bytes = page_up(chunk_bytes(cfg, c, records));
             if (records && !cfg->units[c->unit_idx].trainable)
                 continue;
             if (tier == SPW_TIER_HOST)
@@ -107,8 +131,8 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             *(spw__store_on_device(cfg, i) ? &need->device_bytes : &need->host_bytes) += grad;
     }
     need->host_bytes += spw_store_stage_bytes(cfg);
-    need->host_bytes += cfg->weight_slot_count * page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
-    need->host_bytes += cfg->record_slot_count * page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
+    need->host_bytes += cfg->weight_slot_count * largest_nvme_chunk(cfg, false);
+    need->host_bytes += cfg->record_slot_count * largest_nvme_chunk(cfg, true);
 }
 
 uint64_t
@@ -156,6 +180,7 @@ spw__store_carve(spw_store *s, spw_error *err)
     const spw_store_config *cfg = &s->cfg;
     spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
     spw_carve host, device;
+    stage_need staged;
     spw_id_set nodes = {{0}};
     spw_status st = SPW_OK;
     if (need.path_bytes == NULL)
@@ -174,8 +199,8 @@ spw__store_carve(spw_store *s, spw_error *err)
                 (unsigned long long)s->host.bytes);
     host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
     device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
-    s->slot_weight_bytes = page_up(largest_nvme_chunk(cfg, false) * cfg->weight_bytes);
-    s->slot_record_bytes = page_up(chunk_bytes(cfg, largest_nvme_chunk(cfg, true), true));
+    s->slot_weight_bytes = largest_nvme_chunk(cfg, false);
+    s->slot_record_bytes = largest_nvme_chunk(cfg, true);
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
     s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
     for (uint32_t i = 0; i < s->unit_count; i++) {
@@ -187,15 +212,17 @@ spw__store_carve(spw_store *s, spw_error *err)
     }
     lay_loans(s, host.base + host.used);
     /* What never meets a disk comes last, where the rest of a huge page is small ones. */
-    s->stage_weights = spw_carve_take(&host, largest_staged(cfg, false));
-    s->stage_record = spw_carve_take(&host, largest_staged(cfg, true));
+    staged = largest_staged(cfg);
+    s->stage_codes_at = staged.weights;
+    s->stage_weights = spw_carve_take(&host, staged.weights + staged.codes);
+    s->stage_record = spw_carve_take(&host, staged.record);
     s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
     memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
     for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */
         for (uint32_t i = 0; i < s->chunk_count; i++) {
             chunk *c = &s->chunks[i];
             spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
-            uint64_t bytes = page_up(chunk_bytes(cfg, c->plan.elems, records));
+            uint64_t bytes = page_up(chunk_bytes(cfg, &c->plan, records));
             void *home;
             if (records && !cfg->units[c->plan.unit_idx].trainable)
                 continue;
@@ -207,7 +234,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 c->weights = home;
                 SPW_ASSERT(!s->direct || c->idx == s->units[c->plan.unit_idx].plan.chunk_first ||
                            (char *)home ==
-                               (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, s->chunks[i - 1].plan.elems, false));
+                               (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, &s->chunks[i - 1].plan, false));
                 c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
             }
             s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;

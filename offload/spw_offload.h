@@ -70,6 +70,7 @@ typedef struct spw_store_unit {
     uint32_t chunk_first, chunk_count;
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
+    bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
 /* One use of a unit: its weights as of `generation` updates. */
@@ -82,6 +83,7 @@ typedef struct spw_store_use {
  * Called on a worker thread with one chunk in memory. record and grad are NULL for a frozen unit (grad also in sweeps).
  * Different chunks come on different threads at once. A status other than SPW_OK poisons the store.
  */
+/* What is stored as codes comes as what they decode to; what is left there becomes codes (spw__quant_settle). */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
 /*
@@ -106,6 +108,7 @@ typedef struct spw_store_config {
     uint32_t unit_count, chunk_count;
     spw_dtype weight_dtype, grad_dtype;
     uint32_t weight_bytes;                       /* per element */
+    uint32_t code_bits;                          /* of coded units' weights, 8 or 4; 0: all have weight_dtype */
     uint32_t record_bytes_32;                    /* per 32 elements: 8-bit state shares scales */
     uint32_t record_parts[SPW_RECORD_PARTS_MAX]; /* the record's arrays, in bytes per 32 elements; they add up to it */
     uint32_t record_part_count;
@@ -132,6 +135,13 @@ typedef struct spw_store_config {
     uint64_t chaos_seed;               /* tests: random delays everywhere and poisoned released buffers; 0: off */
     spw_test_aio_schedule *aio_faults; /* tests: of the swap files' transfers; NULL: none */
 } spw_store_config;
+
+/* Bytes that so many weights take in a tier: bytes each, or codes in whole pages. Pure. */
+static inline uint64_t
+spw_store_weight_bytes(uint64_t elems, uint32_t bytes, uint32_t code_bits)
+{
+    return code_bits == 0 ? elems * bytes : spw_round_up(elems / 32 * (4 * code_bits + 1), 4096);
+}
 
 /* What create will take, from the same arithmetic. Pure. */
 typedef struct spw_store_need {

@@ -3,6 +3,7 @@
  * take the checksums of what it leaves. The mover hands them chunks; what they finish goes back to it.
  */
 #include "offload_internal.h"
+#include "quant.h"
 
 /* ---------------------------------------------------------------- checksums */
 
@@ -39,7 +40,8 @@ sum_more(uint64_t before, const void *array, uint64_t first, uint64_t n, uint32_
 static uint64_t
 sum_weights(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
 {
-    return sum_more(before, c->weights, first, n, 32 * s->cfg.weight_bytes, count);
+    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
+    return sum_more(before, c->weights, first, n, bits > 0 ? 4 * bits + 1 : 32 * s->cfg.weight_bytes, count);
 }
 
 static uint64_t
@@ -68,10 +70,14 @@ spw__store_grad_of(const spw_store *s, const chunk *c)
 
 /* ---------------------------------------------------------------- where a worker sees a chunk */
 
-/* A chunk's arrays in memory that the host addresses: where they are or, of a device apart, a copy that is this worker's. */
+/*
+ * A chunk's arrays in memory that the host addresses, of the types that everybody knows: where they are or, of a device apart and
+ * of codes, a copy that is this worker's.
+ */
 typedef struct view {
     void *weights, *record;
     bool staged;
+    uint32_t bits; /* of codes: weights are what they decode to */
 } view;
 
 static bool
@@ -86,7 +92,10 @@ move_staged(spw_store *s, const chunk *c, bool in)
 {
     bool record = s->units[c->plan.unit_idx].on_device;
     char *host[2] = {s->stage_weights, s->stage_record}, *device[2] = {c->weights, c->record};
-    uint64_t bytes[2] = {c->plan.elems * s->cfg.weight_bytes, c->plan.elems / 32 * s->cfg.record_bytes_32};
+    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
+    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, bits),
+                         c->plan.elems / 32 * s->cfg.record_bytes_32};
+    host[0] += bits > 0 ? s->stage_codes_at : 0;
     if (!in && s->direct) /* compute may still read what is about to change; who comes later waits for the edit */
         spw_gpu_event_wait(s->units[c->plan.unit_idx].used, s->stage_queue);
     for (int k = 0; k < (record ? 2 : 1); k++) {
@@ -98,18 +107,42 @@ move_staged(spw_store *s, const chunk *c, bool in)
     spw_gpu_queue_sync(s->stage_queue);
 }
 
+static spw_quant
+kind_of(const view *v)
+{
+    return v->bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+}
+
+static void *
+codes_of(const spw_store *s, const chunk *c, const view *v)
+{
+    return v->staged ? (char *)s->stage_weights + s->stage_codes_at : c->weights;
+}
+
+/* The copy of weights becomes codes; what is behind them in their last page too is always the same. */
+static void
+settle_codes(const spw_store *s, const chunk *c, const view *v)
+{
+    uint64_t bytes = spw__quant_bytes(kind_of(v), c->plan.elems),
+             all = spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits);
+    spw__quant_settle(codes_of(s, c, v), kind_of(v), s->stage_weights, s->cfg.weight_dtype, c->plan.elems);
+    memset((char *)codes_of(s, c, v) + bytes, 0, all - bytes);
+}
+
 /* read: the copy begins as what is there. No lock held. */
 static view
 open_view(spw_store *s, const chunk *c, bool read)
 {
-    view v = {c->weights, c->record, is_staged(s, c)};
-    if (!v.staged)
+    view v = {c->weights, c->record, is_staged(s, c), spw__store_code_bits(&s->cfg, &c->plan)};
+    if (!v.staged && v.bits == 0)
         return v;
     pthread_mutex_lock(&s->stage_lock);
-    if (read)
+    if (read && v.staged)
         move_staged(s, c, true);
+    if (read && v.bits > 0)
+        spw__quant_decode(s->stage_weights, s->cfg.weight_dtype, codes_of(s, c, &v), kind_of(&v), c->plan.elems);
     v.weights = s->stage_weights;
-    v.record = s->stage_record;
+    v.record = v.staged ? s->stage_record : v.record;
     return v;
 }
 
@@ -117,9 +150,11 @@ open_view(spw_store *s, const chunk *c, bool read)
 static void
 close_view(spw_store *s, const chunk *c, const view *v, bool write)
 {
-    if (!v->staged)
+    if (!v->staged && v->bits == 0)
         return;
-    if (write)
+    if (write && v->bits > 0)
+        settle_codes(s, c, v);
+    if (write && v->staged)
         move_staged(s, c, false);
     pthread_mutex_unlock(&s->stage_lock);
 }

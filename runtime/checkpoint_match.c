@@ -28,6 +28,7 @@ static const char *const deciding[] = {"model.",
                                        "spillway.micro_batches_per_pass",
                                        "spillway.param_groups",
                                        "spillway.freeze",
+                                       "spillway.frozen_codes",
                                        "spillway.lora.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};

@@ -318,6 +318,9 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.integrity", NULL, run.integrity, "true", "checksum every chunk read from disk"),
     BOOL("spillway.frozen_in_place", NULL, run.frozen_in_place, "true",
          "read frozen weights on nvme from the files they come from; false copies them to swap"),
+    TEXT("spillway.frozen_codes", run.frozen_codes, "\"none\"", "none|int8|int4",
+         "store frozen matrices between embeddings and head as codes with a scale per 128: 1.03 or 0.53 bytes per "
+         "parameter; rounds them once"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},

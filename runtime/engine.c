@@ -210,6 +210,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .weight_dtype = spw_state_weight_dtype(c->run.state_format),
                           .grad_dtype = c->run.grad_dtype,
                           .weight_bytes = spw_state_weight_bytes(c->run.state_format),
+                          .code_bits = e->layout.code_bits,
                           .record_bytes_32 = spw_state_record_bytes_32(c->run.state_format, e->optimizer),
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
@@ -246,6 +247,9 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     uint64_t chunk = c->run.chunk_elems, partial_count = 0;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
     bool parted = e->world > 1 && c->zero.stage > 0;
+    uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
+                         : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
+                                                                    : 0;
     spw_topology topology;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
@@ -279,8 +283,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
-    SPW_TRY(
-        spw_layout_make(&e->layout, e->model, chunk, !o->inference, parted ? e->rank : 0, parted ? e->world : 1, err));
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, code_bits, parted ? e->rank : 0,
+                            parted ? e->world : 1, err));
     if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
         spw__layout_trained(&e->layout) < e->layout.elems)
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));

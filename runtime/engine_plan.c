@@ -206,13 +206,28 @@ product_bytes(const spw_engine *e)
     return sum;
 }
 
-/* What brings chunks of the device to the host: the largest one's weights and record. */
+/* Elements of the largest chunk whose weights are codes; 0: there is none. */
+static uint64_t
+largest_coded(const spw_layout *l)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < l->chunk_count && l->code_bits > 0; i++) {
+        if (l->units[l->chunks[i].unit_idx].coded && l->chunks[i].elems > largest)
+            largest = l->chunks[i].elems;
+    }
+    return largest;
+}
+
+/* What brings chunks of the device to the host, and what codes decode to: the largest one's weights, codes and record. */
 static uint64_t
 stage_bytes(const spw_engine *e)
 {
     spw_state_format f = e->config.run.state_format;
-    uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0;
-    return spw_round_up(spw__plan_largest_chunk(&e->layout) * spw_state_weight_bytes(f), 4096) +
+    bool there = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE;
+    uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, coded = largest_coded(&e->layout);
+    uint64_t weights = e->device_updates || there ? spw__plan_largest_chunk(&e->layout) : coded;
+    return spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
+           (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
            spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
 }
 
@@ -243,8 +258,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
-    if (e->device_updates || (!e->host_addressable && c->zero.offload_param == SPW_TIER_DEVICE))
-        own += stage_bytes(e);
+    own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
                spw_comm_table_bytes(NULL, e->world, e->local_world, spw__ranks_channels(&e->zeropp));
@@ -316,7 +330,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
         .device_updates = e->device_updates,
         .direct = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE &&
-                  spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
+                  spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype &&
+                  largest_coded(&e->layout) == 0,
         .gather_all = e->gather_all,
         .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
         .micro_batches = (uint32_t)e->config.accumulation,

@@ -1,7 +1,8 @@
 /*
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
- * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole.
+ * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
+ * more for those that are stored as codes.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
  * and the parts of all ranks in a row are the unit, so that gathering and reducing it needs no packing.
@@ -18,14 +19,22 @@ spw_layout_free(spw_layout *l)
     memset(l, 0, sizeof *l);
 }
 
+/* Frozen matrices between the embeddings and the head can be stored as codes; vectors are few and matter more. */
+static bool
+may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
+{
+    return m->params[id].frozen && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
+}
+
 /* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient all are alike. */
 static void
-place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable, uint64_t *base)
+place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable, bool coded, uint64_t *base)
 {
     uint64_t at = 0;
     for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
         uint32_t id = m->blocks[b].param_ids[k];
-        if (m->params[id].owner_block != b || (trainable && m->params[id].frozen) != frozen)
+        if (m->params[id].owner_block != b || (trainable && m->params[id].frozen) != frozen ||
+            (l->code_bits > 0 && trainable && may_be_coded(m, b, id)) != coded)
             continue;
         l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
         at = spw_round_up(at + l->places[id].elems, 128);
@@ -36,7 +45,8 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trai
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
-    l->units[l->unit_count++] = (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !frozen};
+    l->units[l->unit_count++] =
+        (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !frozen, .coded = coded};
     l->elems += at;
 }
 
@@ -62,11 +72,12 @@ spw__layout_trained(const spw_layout *l)
 }
 
 spw_status
-spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t part, uint32_t parts,
-                spw_error *err)
+spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t code_bits,
+                uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0;
     memset(l, 0, sizeof *l);
+    l->code_bits = code_bits;
     SPW_ASSERT(part < parts);
     l->part = part;
     l->parts = parts;
@@ -74,14 +85,15 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
-    l->units = spw_mem_calloc(2 * (uint64_t)m->block_count, sizeof *l->units);
+    l->units = spw_mem_calloc(3 * (uint64_t)m->block_count, sizeof *l->units);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
-    l->bases = spw_mem_calloc(2 * (uint64_t)m->block_count, sizeof *l->bases);
+    l->bases = spw_mem_calloc(3 * (uint64_t)m->block_count, sizeof *l->bases);
     if (l->units == NULL || l->places == NULL || l->bases == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        place_kind(l, m, b, true, trainable, &base);
-        place_kind(l, m, b, false, trainable, &base);
+        place_kind(l, m, b, true, trainable, true, &base);
+        place_kind(l, m, b, true, trainable, false, &base);
+        place_kind(l, m, b, false, trainable, false, &base);
     }
     for (uint32_t u = 0; u < l->unit_count; u++)
         chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;

@@ -45,6 +45,33 @@ spw__plan_largest_trained(const spw_layout *l)
     return largest;
 }
 
+static uint64_t
+weights_of(const plan_input *in, const spw_store_chunk *c)
+{
+    return spw__layout_weight_bytes(in->layout, c, in->weight_bytes);
+}
+
+static uint64_t
+all_weights(const plan_input *in)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++)
+        sum += weights_of(in, &in->layout->chunks[i]);
+    return sum;
+}
+
+/* Of a slot, which any chunk may take. */
+uint64_t
+spw__plan_slot_weights(const plan_input *in)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        uint64_t bytes = weights_of(in, &in->layout->chunks[i]);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 /* Inference has no records, frozen units have none. */
 static bool
 has_record(const plan_input *in, const spw_store_chunk *c)
@@ -87,7 +114,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
-        uint64_t bytes = records ? record_room(in, c->elems) : c->elems * in->weight_bytes;
+        uint64_t bytes = records ? record_room(in, c->elems) : weights_of(in, c);
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
             *left -= bytes;
@@ -175,7 +202,7 @@ add_up(spw_plan *p, const plan_input *in)
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t w = c->elems * in->weight_bytes, r = has_record(in, c) ? record_bytes(in, c->elems) : 0;
+        uint64_t w = weights_of(in, c), r = has_record(in, c) ? record_bytes(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
         p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
         *record[c->record_tier] += r;
@@ -200,7 +227,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         bytes[i] = p->activations_nvme / nvme_count;
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        bytes[i] = (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0 ? c->elems * in->weight_bytes : 0) +
+        bytes[i] = (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0 ? weights_of(in, c) : 0) +
                    (c->record_tier == SPW_TIER_NVME && has_record(in, c) ? record_bytes(in, c->elems) : 0);
     }
     if (st == SPW_OK)
@@ -246,11 +273,11 @@ collect_paths(spw_plan *p, const plan_input *in)
 }
 
 static uint64_t
-slot_bytes(const spw_plan *p, const plan_input *in, uint64_t chunk)
+slot_bytes(const spw_plan *p, const plan_input *in)
 {
     const spw_config *c = in->config;
     uint64_t trained = spw__plan_largest_trained(in->layout);
-    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * chunk * in->weight_bytes : 0;
+    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * spw__plan_slot_weights(in) : 0;
     uint64_t r =
         c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_room(in, trained) : 0;
     return w + r;
@@ -269,7 +296,7 @@ static uint64_t
 fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want)
 {
     const spw_config *c = in->config;
-    uint64_t chunk = spw__plan_largest_chunk(in->layout), all = in->layout->elems, fixed;
+    uint64_t chunk = spw__plan_largest_chunk(in->layout), fixed;
     uint64_t trained = spw__layout_trained(in->layout);
     uint32_t count = in->layout->chunk_count;
     *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
@@ -289,7 +316,7 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     p->kept_host = in->kept_host;
     fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host;
     if (c->zero.offload_param == SPW_TIER_HOST)
-        fixed += all * in->weight_bytes;
+        fixed += all_weights(in);
     if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
         fixed += record_bytes(in, trained) + record_padding(in, SPW_TIER_HOST, true);
     return fixed;
@@ -312,11 +339,10 @@ static void
 plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_want, uint32_t r_want)
 {
     const spw_config *c = in->config;
-    uint64_t chunk = spw__plan_largest_chunk(in->layout);
     uint32_t count = in->layout->chunk_count;
     bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
     if (c->run.weight_slots == 0 && c->zero.param_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / (chunk * in->weight_bytes);
+        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / spw__plan_slot_weights(in);
         w_want = by_bytes > w_want ? (uint32_t)by_bytes : w_want;
         w_want = w_want > count ? count : w_want;
     }
@@ -327,21 +353,21 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
     }
     p->weight_slots = w_nvme ? w_want : 0;
     p->record_slots = r_nvme ? r_want : 0;
-    while (fixed + p->activations_host + slot_bytes(p, in, chunk) > host_room(p, in) / 8 * 7 &&
+    while (fixed + p->activations_host + slot_bytes(p, in) > host_room(p, in) / 8 * 7 &&
            (p->weight_slots > 1 || p->record_slots > 1)) {
         if (p->record_slots > p->weight_slots || p->weight_slots <= 1)
             p->record_slots--;
         else
             p->weight_slots--;
     }
-    p->slots_host = slot_bytes(p, in, chunk);
+    p->slots_host = slot_bytes(p, in);
 }
 
 /* Slots of a kind with nothing left on nvme are not needed: their bytes go to what still is. */
 static bool
 drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
 {
-    uint64_t chunk = spw__plan_largest_chunk(in->layout), before = slot_bytes(p, in, chunk);
+    uint64_t before = slot_bytes(p, in);
     bool weights = false, records = false;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         weights = weights || in->layout->chunks[i].weight_tier == SPW_TIER_NVME;
@@ -349,7 +375,7 @@ drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
     }
     p->weight_slots = weights ? p->weight_slots : 0;
     p->record_slots = records ? p->record_slots : 0;
-    p->slots_host = slot_bytes(p, in, chunk);
+    p->slots_host = slot_bytes(p, in);
     *left += before - p->slots_host;
     return before != p->slots_host;
 }
@@ -358,7 +384,7 @@ static spw_status
 plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
-    uint64_t chunk = spw__plan_largest_chunk(in->layout), left, fixed, budget = c->run.host_memory;
+    uint64_t left, fixed, budget = c->run.host_memory;
     bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
     uint32_t w_want, r_want;
@@ -366,7 +392,7 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     p->host_budget = budget;
     p->weight_slots = w_nvme ? 1 : 0;
     p->record_slots = r_nvme ? 1 : 0;
-    p->slots_host = slot_bytes(p, in, chunk);
+    p->slots_host = slot_bytes(p, in);
     place_all(in);
     if (budget == SPW_AUTO) {
         uint64_t room = host_room(p, in) / 8 * 7, others = fixed + p->slots_host;
@@ -393,13 +419,13 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
             (!w_nvme || p->weight_slots == w_want || p->record_slots < p->weight_slots))
             slots = &p->record_slots;
         ++*slots;
-        if (fixed + slot_bytes(p, in, chunk) <= budget)
+        if (fixed + slot_bytes(p, in) <= budget)
             continue;
         --*slots;
-        p->slots_host = slot_bytes(p, in, chunk);
+        p->slots_host = slot_bytes(p, in);
         return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
-    p->slots_host = slot_bytes(p, in, chunk);
+    p->slots_host = slot_bytes(p, in);
     left = budget - fixed - p->slots_host + p->activations_host;
     spw__plan_activations_host(p, in, p->path_count > 0, left); /* before chunks: what moves both ways in every pass */
     left -= p->activations_host;
@@ -464,7 +490,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
         p->padding_device = record_padding(in, SPW_TIER_DEVICE, true);
     fixed = p->grads_device + p->grad_device + p->arena_device + p->batch_device + p->padding_device;
     if (c->zero.offload_param == SPW_TIER_DEVICE)
-        fixed += in->layout->elems * in->weight_bytes;
+        fixed += all_weights(in);
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
         fixed += record_bytes(in, spw__layout_trained(in->layout));
     fixed += parts_room(in, floor_bytes);
@@ -556,7 +582,7 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
             if (!has_record(in, c))
                 continue; /* what is frozen is read only, which the rehearsal counts */
-            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? c->elems * in->weight_bytes : 0);
+            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? weights_of(in, c) : 0);
             t->path_read[c->path_idx] += record;
         }
         for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {

@@ -73,7 +73,7 @@ explain_host(spw_plan *p, const plan_input *in)
                "%s%s, of %s each", why, p->host_budget != SPW_AUTO ? ", within spillway.host_memory" : "",
                spw_format_bytes(bytes, sizeof bytes,
                                 records ? spw__plan_largest_trained(in->layout) / 32 * in->record_bytes_32
-                                        : spw__plan_largest_chunk(in->layout) * in->weight_bytes));
+                                        : spw__plan_slot_weights(in)));
     }
 }
 
@@ -121,6 +121,21 @@ explain_zeropp(spw_plan *p, const plan_input *in)
 }
 
 static void
+explain_codes(spw_plan *p, const plan_input *in)
+{
+    uint64_t elems = 0;
+    char value[64];
+    for (uint32_t u = 0; u < in->layout->unit_count; u++)
+        elems += in->layout->units[u].coded ? in->layout->units[u].elems : 0;
+    if (elems > 0)
+        decide(p, "spillway.frozen_codes",
+               spw_format_bytes(value, sizeof value, spw_store_weight_bytes(elems, 0, in->layout->code_bits)),
+               "frozen matrices as codes of %u bits: %.2f bytes per parameter in host memory, on disk and over the "
+               "links, not %u",
+               in->layout->code_bits, in->layout->code_bits == 8 ? 132.0 / 128 : 68.0 / 128, in->weight_bytes);
+}
+
+static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
@@ -139,6 +154,7 @@ explain_device(spw_plan *p, const plan_input *in)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");
     explain_zeropp(p, in);
+    explain_codes(p, in);
     explain_activations(p, in);
     if (p->tape_count > 0)
         decide(p, "spillway.recompute", spw_format_bytes(value, sizeof value, p->tapes_device),

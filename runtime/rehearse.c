@@ -57,7 +57,7 @@ count_read(sim *s, const sim_group *g)
         const spw_store_chunk *c = &s->in->layout->chunks[i];
         if (c->weight_tier != SPW_TIER_NVME)
             continue;
-        s->out->path_read[c->path_idx] += c->elems * s->in->weight_bytes;
+        s->out->path_read[c->path_idx] += spw__layout_weight_bytes(s->in->layout, c, s->in->weight_bytes);
         if (s->out->chunk_reads != NULL)
             s->out->chunk_reads[i]++;
     }
@@ -68,7 +68,8 @@ count_copy(sim *s, const sim_group *g)
 {
     for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
         const spw_store_chunk *c = &s->in->layout->chunks[i];
-        s->out->h2d += c->weight_tier == SPW_TIER_DEVICE ? 0 : c->elems * s->in->weight_bytes;
+        s->out->h2d +=
+            c->weight_tier == SPW_TIER_DEVICE ? 0 : spw__layout_weight_bytes(s->in->layout, c, s->in->weight_bytes);
     }
 }
 

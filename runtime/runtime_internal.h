@@ -65,6 +65,7 @@ void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
 /* The decisions of a plan with their reasons (plan_reasons.c). */
 void spw__plan_explain(spw_plan *plan, const plan_input *in);
+uint64_t spw__plan_slot_weights(const plan_input *in); /* bytes of the largest chunk's weights */
 uint64_t spw__plan_largest_chunk(const spw_layout *layout);
 /* The largest with a record; 0: there is none. */
 uint64_t spw__plan_largest_trained(const spw_layout *layout);
@@ -208,6 +209,12 @@ spw_state_format spw__engine_format(const spw_engine *e);
 spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);
 const spw_optimizer *spw__engine_optimizer(const spw_engine *e);
 const spw_config *spw__engine_config(const spw_engine *e);
+/* Bytes of a chunk's weights in its tier; bytes: per element, where they are no codes. */
+static inline uint64_t
+spw__layout_weight_bytes(const spw_layout *l, const spw_store_chunk *c, uint32_t bytes)
+{
+    return spw_store_weight_bytes(c->elems, bytes, l->units[c->unit_idx].coded ? l->code_bits : 0);
+}
 /* The model's file that holds what is frozen, all of the model but adapters (checkpoint_link.c). */
 typedef struct saved_model {
     bool there;

@@ -26,12 +26,13 @@ typedef struct spw_place {
 } spw_place;
 
 /*
- * Units are the blocks' own parameters, in chain order, a block's frozen ones before the others; chunks cut them; tiers are
- * filled in by spw_plan_make.
+ * Units are the blocks' own parameters, in chain order, a block's frozen ones before the others (those that are stored as codes
+ * first); chunks cut them; tiers are filled in by spw_plan_make.
  */
 typedef struct spw_layout {
     uint32_t unit_count, chunk_count, param_count;
     uint32_t part, parts; /* units are cut into so many equal parts, of which the units and chunks here are one */
+    uint32_t code_bits;   /* of coded units' weights; 0: there are none */
     spw_store_unit *units;
     spw_store_chunk *chunks;
     spw_place *places;      /* (param_count) in whole units */
@@ -39,11 +40,12 @@ typedef struct spw_layout {
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*
- * trainable: with gradients; without, frozen parameters are laid out like all others. parts 1: whole units. The last parts
- * of a small unit may hold padding alone.
+ * trainable: with gradients; without, frozen parameters are laid out like all others. code_bits 8 or 4: frozen matrices of the
+ * blocks between the first and the last are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
+ * parts of a small unit may hold padding alone.
  */
-spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, uint32_t part,
-                           uint32_t parts, spw_error *err);
+spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable,
+                           uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err);
 /* Elements of a unit over all parts, padded. */
 uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
 /* What one part of so many takes of a unit of elems elements: a multiple of 4096. */

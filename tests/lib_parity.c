@@ -3,6 +3,7 @@
  * exactly, and all arrays are compared afterwards, inputs too. Outputs begin as NaN, so that what is not written shows.
  */
 #include "lib_parity.h"
+#include "quant.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -702,6 +703,55 @@ parity_attention_bits(const parity *p)
 /* ---------------------------------------------------------------- copies, queues, memory */
 
 /* Every conversion in every direction has the bits of spw_convert(), sums those of the cpu device; pinned and pageable. */
+/* Codes become the numbers that the cpu device makes of them, wherever they lie. */
+static void
+codes_to_device(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
+{
+    spw_quant form = bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+    uint64_t bytes = spw__quant_bytes(form, n), width = spw_dtype_bytes(type);
+    spw_region x, codes, want, got;
+    void *there = NULL, *numbers = NULL;
+    spw_gpu_queue *q = NULL;
+    spw_error err = {0};
+    assert_int_equal(spw_region_map(&x, n * 4, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&codes, bytes, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&want, n * width, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&got, n * width, 0, &err), SPW_OK);
+    for (uint64_t e = 0; e < n; e++)
+        ((float *)x.base)[e] = (float)((int32_t)(e * 2654435761u) >> 8) * 0x1p-26f;
+    spw__quant_settle(codes.base, form, x.base, SPW_F32, n);
+    spw__quant_decode(want.base, type, codes.base, form, n);
+    assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &there, bytes, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &numbers, n * width, &err), SPW_OK);
+    spw_gpu_copy_h2d(q, there, SPW_F32, codes.base, SPW_F32, bytes / 4);
+    for (int k = 0; k < 2; k++) {
+        spw_gpu_zero(q, numbers, n * width);
+        spw_gpu_copy_codes(q, numbers, type, k == 0 ? codes.base : there, bits, n);
+        spw_gpu_queue_sync(q);
+        spw_gpu_copy_d2h(q, got.base, type, numbers, type, n, NULL);
+        spw_gpu_queue_sync(q);
+        assert_memory_equal(got.base, want.base, n * width);
+    }
+    spw_gpu_queue_destroy(q);
+    spw_gpu_free(p->gpu, there);
+    spw_gpu_free(p->gpu, numbers);
+    spw_region_unmap(&x);
+    spw_region_unmap(&codes);
+    spw_region_unmap(&want);
+    spw_region_unmap(&got);
+    assert_int_equal(spw_gpu_check(p->gpu, &err), SPW_OK);
+}
+
+void
+parity_codes(const parity *p)
+{
+    static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096};
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 6; k++) /* the last is longer than a piece of the device's staging */
+            codes_to_device(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));
+}
+
 void
 parity_copies(const parity *p)
 {
@@ -1063,6 +1113,13 @@ test_copies(void **state)
 }
 
 static void
+test_codes(void **state)
+{
+    (void)state;
+    parity_codes(device);
+}
+
+static void
 test_queues(void **state)
 {
     (void)state;
@@ -1112,6 +1169,7 @@ parity_run_all(parity *p, const char *group)
         cmocka_unit_test(test_attention_cached),
         cmocka_unit_test(test_attention_bits),
         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_codes),
         cmocka_unit_test(test_queues),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_nan_spreads),

@@ -25,6 +25,7 @@ void parity_attention(const parity *p);
 void parity_attention_cached(const parity *p);
 void parity_attention_bits(const parity *p); /* the promises of spw_gpu_attention_cached() */
 void parity_copies(const parity *p);
+void parity_codes(const parity *p);
 void parity_queues(const parity *p);
 void parity_memory(const parity *p);
 void parity_nan_spreads(const parity *p);

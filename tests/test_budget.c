@@ -151,14 +151,19 @@ static void
 configure(const lane *l)
 {
     static const char *const formats[] = {"split", "fp32", "mixed", "split-bf16", "split-int8", "split24-int8"};
+    static const char *const codes[] = {"none", "int8", "int4"};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
     uint32_t r = l->run;
     uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
              passes = pick(r, 4, 4) == 0;
     bool llama = pick(r, 5, 3) == 0;
-    char path[400], host[32], device[32];
+    char path[400], host[32], device[32], frozen[200] = "";
     FILE *f;
     snprintf(path, sizeof path, "%s/config.json", l->dir);
+    if (pick(r, 34, 4) == 0)
+        snprintf(frozen, sizeof frozen, "\"freeze\": [\"%s\", \"%s\"], \"frozen_codes\": \"%s\", ",
+                 llama ? "model.embed_tokens.weight" : "w*", llama ? "model.layers.[01].*" : "h.[01].*",
+                 codes[pick(r, 35, 3)]);
     f = fopen(path, "we");
     assert_non_null(f);
     snprintf(host, sizeof host, l->host > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->host);
@@ -191,11 +196,11 @@ configure(const lane *l)
         "\"spillway\": {\"steps\": %d, \"device\": \"cpu\", \"device_memory\": %s, \"host_memory\": %s, "
         "\"state_format\": \"%s\", \"chunk_elems\": %d, \"weight_slots\": %d, \"record_slots\": %d, "
         "\"grad_dtype\": \"%s\", \"micro_batches_per_pass\": %d, \"optimizer_threads\": %d, \"compute_threads\": %d, "
-        "\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, \"eval_batches\": %d, "
+        "%s\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, \"eval_batches\": %d, "
         "\"run_log\": \"%s/log\"}}\n",
         2 + (int)pick(r, 18, STEPS_MAX - 1), device, host, formats[format], 4096 << (int)(2 * pick(r, 19, 5)),
         pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
-        pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
+        pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4), frozen,
         pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
     assert_int_equal(fclose(f), 0);
 }

@@ -121,6 +121,49 @@ test_extremes(void **state)
     }
 }
 
+/* The nearest codes of a scale for which all that they stand for are bf16 numbers, and the same when it is done again. */
+static void
+test_settled(void **state)
+{
+    spw_dtype types[] = {SPW_F32, SPW_BF16, SPW_F16};
+    static uint8_t again[sizeof codes];
+    static uint16_t half[ELEMS];
+    (void)state;
+    fill();
+    for (int i = 0; i < ELEMS; i++) /* as weights are */
+        input[i] = fmodf(input[i], 60000.0f);
+    for (int k = 0; k < 2; k++) {
+        for (int t = 0; t < 3; t++) {
+            spw__quant_settle(codes, kinds[k], input, SPW_F32, ELEMS);
+            spw__quant_decode(output, SPW_F32, codes, kinds[k], ELEMS);
+            for (int b = 0; b < BLOCKS; b++) {
+                double most = 0, scale, least;
+                float stored;
+                memcpy(&stored, codes + (uint64_t)b * spw__quant_bytes(kinds[k], BLOCK), sizeof stored);
+                scale = (double)stored;
+                for (int i = 0; i < BLOCK; i++)
+                    most = fmax(most, fabs((double)input[b * BLOCK + i]));
+                least = most / top_of(kinds[k]);
+                assert_true(scale >= fmax(least, k == 0 ? 0x1p-24 : 0x1p-20) * (1 - 1e-6));
+                assert_true(scale <= fmax(least * (k == 0 ? 2 : 17.0 / 16), k == 0 ? 0x1p-24 : 0x1p-20));
+                for (int i = 0; i < BLOCK; i++) {
+                    float x = input[b * BLOCK + i], y = output[b * BLOCK + i];
+                    assert_true(fabs((double)x - (double)y) <= (0.5 + 3e-5) * scale);
+                    assert_true(spw_bf16_to_f32(spw_f32_to_bf16(y)) == y);
+                }
+            }
+            spw_convert(half, types[t], output, SPW_F32, t == 0 ? 0 : ELEMS);
+            spw__quant_settle(again, kinds[k], t == 0 ? (const void *)output : half, types[t], ELEMS);
+            assert_memory_equal(codes, again, ELEMS / BLOCK * spw__quant_bytes(kinds[k], BLOCK));
+        }
+        input[5] = NAN;
+        spw__quant_settle(codes, kinds[k], input, SPW_F32, ELEMS);
+        spw__quant_decode(output, SPW_F32, codes, kinds[k], ELEMS);
+        assert_true(isnan(output[5]) && isnan(output[0]) && !isnan(output[BLOCK]));
+        input[5] = 1;
+    }
+}
+
 /* Every instruction set, every cut at a block and every place in memory: the same bytes. */
 static void
 test_same_bytes(void **state)
@@ -165,6 +208,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_settled),
         cmocka_unit_test(test_same_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

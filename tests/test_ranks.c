@@ -54,7 +54,7 @@ tight_elems(spw_family family)
     uint64_t most = 0;
     tiny_model_config(&mc, family);
     assert_int_equal(spw_model_build(&m, &mc, NULL), SPW_OK);
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, WORLD_MAX, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, WORLD_MAX, NULL), SPW_OK);
     for (uint32_t u = 0; u < l.unit_count; u++)
         most = spw_layout_whole(&l, u) > most ? spw_layout_whole(&l, u) : most;
     spw_layout_free(&l);
@@ -62,9 +62,10 @@ tight_elems(spw_family family)
     return 3 * most;
 }
 
+/* codes: what is frozen is stored as such; NULL: as it is. */
 static void
-compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, uint64_t pass,
-            const uint32_t *worlds, uint32_t count)
+compare_coded(spw_family family, spw_state_format format, double clipping, bool frozen, const char *codes,
+              uint64_t pass, const uint32_t *worlds, uint32_t count)
 {
     outcome *one = outcome_new(), *first = outcome_new(), *other = outcome_new();
     spw_config c;
@@ -72,6 +73,7 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
     tiny_dir_make(dir);
     ranks_config(&c, format);
     c.gradient_clipping = clipping;
+    snprintf(c.run.frozen_codes, sizeof c.run.frozen_codes, "%s", codes != NULL ? codes : "");
     world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = family, .frozen = frozen, .out = one});
     assert_true(one->losses[STEPS - 1] < one->losses[0]);
     for (uint32_t k = 0; k < count; k++) {
@@ -80,6 +82,7 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
             outcome *out = i == 0 ? first : other;
             ranks_config(&c, format);
             ranks_use_dir(&c, dir);
+            snprintf(c.run.frozen_codes, sizeof c.run.frozen_codes, "%s", codes != NULL ? codes : "");
             c.gradient_clipping = clipping;
             c.run.micro_batches_per_pass = pass;
             c.zero.stage = v->stage;
@@ -105,6 +108,13 @@ compare_all(spw_family family, spw_state_format format, double clipping, bool fr
     outcome_free(one);
     outcome_free(first);
     outcome_free(other);
+}
+
+static void
+compare_all(spw_family family, spw_state_format format, double clipping, bool frozen, uint64_t pass,
+            const uint32_t *worlds, uint32_t count)
+{
+    compare_coded(family, format, clipping, frozen, NULL, pass, worlds, count);
 }
 
 /* Two to eight ranks, also more than a unit has chunks; tied weights. */
@@ -134,13 +144,14 @@ test_passes(void **state)
     compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, false, 5, worlds, 1);
 }
 
-/* A block that is not trained is gathered and not reduced. */
+/* A block that is not trained is gathered and not reduced; parts of codes decode to what the whole would. */
 static void
 test_frozen(void **state)
 {
     const uint32_t worlds[] = {4};
     (void)state;
     compare_all(SPW_FAMILY_GPT2, SPW_STATE_FP32, 1.0, true, 0, worlds, 1);
+    compare_coded(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1.0, true, "int4", 0, worlds, 1);
 }
 
 /* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */

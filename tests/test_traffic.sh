@@ -61,9 +61,12 @@ def near(got, want):
 LAYER, TABLES, NORM = 12 * 192 * 192 + 13 * 192, (256 + 32) * 192, 2 * 192
 ALL = 40 * LAYER + TABLES + NORM
 lower = (20 * LAYER * 2 + TABLES * 4 + (20 * LAYER + NORM) * 14) / ALL, (20 * LAYER + NORM) * 12 / ALL
+coded = lower[0] - 20 * 12 * 192 * 192 * (2 - 68 / 128) / ALL, lower[1]
 for name, more, formula in (("weights and records on nvme", [], (14, 12)),
                             ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10)),
-                            ("the lower half frozen", ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]'], lower)):
+                            ("the lower half frozen", ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]'], lower),
+                            ("the lower half frozen, as codes of 4 bits", ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]',
+                                                                           "--set", "spillway.frozen_codes=int4"], coded)):
     for attempt in range(4):  # a disk that others use as well may need another try
         short, long = run(SHORT, more), run(LONG, more)
         if long[2] is None:

@@ -3,6 +3,7 @@
  * and a fixed ring of commands each, so that the engine sees the same order of events as with a real accelerator.
  */
 #include "cpu_internal.h"
+#include "quant.h"
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -160,6 +161,7 @@ typedef struct command {
     void *dst;
     const void *src;
     spw_dtype dst_type, src_type;
+    uint32_t code_bits; /* of src; 0: it has src_type */
     uint64_t n;
     double *sumsq;
     void (*fn)(void *arg);
@@ -290,7 +292,12 @@ static void
 execute(cpu_queue *q, const command *c)
 {
     switch (c->kind) {
-    case CMD_COPY: copy_now(q, c); return;
+    case CMD_COPY:
+        if (c->code_bits > 0)
+            spw__quant_decode(c->dst, c->dst_type, c->src, c->code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4, c->n);
+        else
+            copy_now(q, c);
+        return;
     case CMD_NOTIFY: c->fn(c->arg); return;
     case CMD_RECORD: reach(c->event, c->mark); return;
     case CMD_WAIT: await(c->event, c->mark); return;
@@ -498,6 +505,13 @@ spw__cpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *s
                                        .src_type = src_type,
                                        .n = n,
                                        .sumsq = sumsq});
+}
+
+void
+spw__cpu_copy_codes(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n)
+{
+    enqueue((cpu_queue *)q,
+            &(command){.kind = CMD_COPY, .dst = dst, .src = codes, .dst_type = dst_type, .code_bits = bits, .n = n});
 }
 
 void

@@ -119,6 +119,8 @@ spw__cuda_is_f32(const cuda_queue *q)
 {
     return q->gpu->info.compute_dtype == SPW_F32;
 }
+/* spw_gpu_link_decode, of codes on the device. */
+void spw__cuda_decode(cuda_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n);
 /* Device memory until the queue's next operation that asks; NULL after a sticky error. */
 void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */

@@ -34,9 +34,8 @@ convert(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, uint6
 }
 
 static void
-by_type(spw_gpu_queue *queue, bool to_codes, void *codes, uint32_t bits, void *x, spw_dtype type, uint64_t n)
+by_type(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, spw_dtype type, uint64_t n)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
     if (type == SPW_F32)
         convert<float>(q, to_codes, codes, bits, x, n);
     else if (type == SPW_BF16)
@@ -46,11 +45,17 @@ by_type(spw_gpu_queue *queue, bool to_codes, void *codes, uint32_t bits, void *x
 }
 
 void
+spw__cuda_decode(cuda_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+{
+    by_type(q, false, (void *)(uintptr_t)codes, bits, dst, type, n);
+}
+
+void
 spw__cuda_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
                       spw_dtype type, uint64_t n)
 {
     (void)link;
-    by_type(queue, true, codes, bits, (void *)(uintptr_t)src, type, n);
+    by_type(spw__cuda_queue_of(queue), true, codes, bits, (void *)(uintptr_t)src, type, n);
 }
 
 void
@@ -58,5 +63,5 @@ spw__cuda_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_d
                       uint32_t bits, uint64_t n)
 {
     (void)link;
-    by_type(queue, false, (void *)(uintptr_t)codes, bits, dst, type, n);
+    spw__cuda_decode(spw__cuda_queue_of(queue), dst, type, codes, bits, n);
 }

@@ -1,5 +1,6 @@
 /*
- * quant.h - numbers as codes of 8 or 4 bits in blocks with a scale each: what ZeRO++ sends instead of weights and gradients.
+ * quant.h - numbers as codes of 8 or 4 bits in blocks with a scale each: what ZeRO++ sends instead of weights and gradients, and
+ * what frozen weights can be stored as.
  *
  * A block is 128 elements, because parameters begin at multiples of 128 elements of their unit: no scale is shared by two
  * parameters, however different they are. Blocks lie one after another, without a header:
@@ -32,6 +33,12 @@ spw__quant_bytes(spw_quant kind, uint64_t elems)
 /* elems is a multiple of a block; arrays do not overlap, codes need no alignment. Any thread. */
 void spw__quant_encode(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
 void spw__quant_decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems);
+/*
+ * spw__quant_settle - the same codes with a scale that is rounded up, so that what they decode to is a number of every type,
+ * bf16 too, and what comes of it when that is settled: a power of two for 8 bits, five leading bits for 4 (7 or 3 bits of a code come on
+ * top of that, and bf16 has 8). 2^-24 or 2^-20 at least, for fp16. |decoded - x| <= 0.5 scale; scale is below 2 max |x| / 127, or 17/16 max |x| / 7.
+ */
+void spw__quant_settle(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
 
 /* The same with one instruction set, for quant.c and tests. */
 typedef struct spw__quant_kernels {
