@@ -36,15 +36,18 @@ bool cli_number(const char *text, uint64_t *out);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */
 void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan);
 
-/* Where weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times). */
+/* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */
     const char *nvme[SPW_PATHS_MAX];
     uint32_t nvme_count;
+    const char *codes; /* none, int8, int4; NULL: what a checkpoint was trained with */
 } cli_place;
 /* Takes argv[*i] if it is one of them: EXIT_DONE, or EXIT_USAGE after a message; -1: it is not. */
 int cli_place_option(const char *command, cli_place *place, int argc, char **argv, int *i);
 void cli_place_apply(const cli_place *place, spw_config *config);
+/* After the model was made from that: what --codes asks for is for all of it. */
+void cli_place_model(const cli_place *place, spw_model *model);
 
 /* How text becomes tokens and tokens text. */
 typedef struct cli_text {

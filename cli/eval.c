@@ -81,6 +81,7 @@ open_all(job *j, spw_error *err)
     c->data.seq_length = j->seq_length;
     SPW_TRY(open_data(j, err));
     SPW_TRY(spw_model_from_config(&j->model, c, err));
+    cli_place_model(&j->place, j->model);
     SPW_TRY(spw_engine_create(&j->e,
                               &(spw_engine_options){.config = c,
                                                     .model = j->model,

@@ -263,6 +263,7 @@ open_all(job *j, uint32_t *slots, spw_error *err)
     piece = j->weights.is_checkpoint ? j->weights.config.data.seq_length : PIECE_MAX;
     *slots = j->text_count < SLOTS_MAX ? (uint32_t)j->text_count : SLOTS_MAX;
     SPW_TRY(spw_model_from_config(&j->model, &j->weights.config, err));
+    cli_place_model(&j->place, j->model);
     SPW_TRY(spw_generator_create(&j->g,
                                  &(spw_generator_options){.config = &j->weights.config,
                                                           .model = j->model,

@@ -67,12 +67,14 @@ static const char plan_usage[] =
     "  --host-memory BYTES    budget for host memory: with --nvme, what it holds is not read again and again\n"        \
     "  --device-memory BYTES  budget for the device, working memory and keys and values included\n"                    \
     "  --nvme DIR             weights are in a swap file there and read when they are used; may be given several "     \
-    "times\n"
+    "times\n"                                                                                                          \
+    "  --codes int8|int4|none matrices between embeddings and head are stored as codes, 1.03 or 0.53 bytes each\n"     \
+    "                         (default: as the checkpoint was trained)\n"
 
 static const char generate_usage[] =
     "spillway generate CKPT|DIR --prompt TEXT [--prompt TEXT ... | --prompts FILE] [--tokens N] [--temperature T]\n"
     "                  [--top-k K] [--top-p P] [--seed S] [--tokenizer DIR] [--ids] [--json]\n"
-    "                  [--host-memory BYTES] [--device-memory BYTES] [--nvme DIR]\n"
+    "                  [--host-memory BYTES] [--device-memory BYTES] [--nvme DIR] [--codes C]\n"
     "\n"
     "Draws text. A prompt's text is the same alone and beside others, and wherever the weights are. Text ends at the "
     "model's\n"
@@ -95,7 +97,7 @@ static const char generate_usage[] =
 static const char eval_usage[] =
     "spillway eval CKPT|DIR --data PATH... [--seq-length N] [--batches N] [--batch-size N] [--format F]\n"
     "              [--text-field F] [--tokenizer DIR] [--json] [--host-memory BYTES] [--device-memory BYTES]\n"
-    "              [--nvme DIR]\n"
+    "              [--nvme DIR] [--codes C]\n"
     "\n"
     "Mean loss and perplexity (its exponential) over data in any format that train reads. Whole sequences count.\n"
     "\n"

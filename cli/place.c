@@ -9,7 +9,7 @@ cli_place_option(const char *command, cli_place *p, int argc, char **argv, int *
     uint64_t *bytes = strcmp(name, "--host-memory") == 0     ? &p->host_memory
                       : strcmp(name, "--device-memory") == 0 ? &p->device_memory
                                                              : NULL;
-    if (bytes == NULL && strcmp(name, "--nvme") != 0)
+    if (bytes == NULL && strcmp(name, "--nvme") != 0 && strcmp(name, "--codes") != 0)
         return -1;
     if ((value = cli_value(command, argc, argv, i)) == NULL)
         return EXIT_USAGE;
@@ -17,6 +17,12 @@ cli_place_option(const char *command, cli_place *p, int argc, char **argv, int *
         if (!spw_parse_bytes(value, bytes) || *bytes == 0)
             return cli_usage(command, "%s %s is not a size such as 4GiB", name, value);
         return EXIT_DONE;
+    }
+    if (strcmp(name, "--codes") == 0) {
+        p->codes = value;
+        return strcmp(value, "none") == 0 || strcmp(value, "int8") == 0 || strcmp(value, "int4") == 0
+                   ? EXIT_DONE
+                   : cli_usage(command, "--codes %s is none of none, int8 and int4", value);
     }
     if (p->nvme_count == SPW_PATHS_MAX)
         return cli_usage(command, "more than %d --nvme folders", SPW_PATHS_MAX);
@@ -34,10 +40,19 @@ cli_place_apply(const cli_place *p, spw_config *c)
         c->run.host_memory = p->host_memory;
     if (p->device_memory > 0)
         c->run.device_memory = p->device_memory;
+    if (p->codes != NULL)
+        snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", p->codes);
     if (p->nvme_count == 0)
         return;
     memset(list, 0, sizeof *list);
     for (uint32_t k = 0; k < p->nvme_count; k++)
         snprintf(list->item[list->count++], SPW_PATH_BYTES, "%s", p->nvme[k]);
     c->zero.offload_param = SPW_TIER_NVME;
+}
+
+void
+cli_place_model(const cli_place *p, spw_model *model)
+{
+    if (p->codes != NULL)
+        (void)spw_model_freeze(model, "*");
 }

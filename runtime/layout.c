@@ -23,18 +23,18 @@ spw_layout_free(spw_layout *l)
 static bool
 may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
 {
-    return m->params[id].frozen && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
+    return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
 }
 
-/* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient all are alike. */
+/* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. */
 static void
 place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable, bool coded, uint64_t *base)
 {
     uint64_t at = 0;
     for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
         uint32_t id = m->blocks[b].param_ids[k];
-        if (m->params[id].owner_block != b || (trainable && m->params[id].frozen) != frozen ||
-            (l->code_bits > 0 && trainable && may_be_coded(m, b, id)) != coded)
+        if (m->params[id].owner_block != b || (l->code_bits > 0 && may_be_coded(m, b, id)) != coded ||
+            (!coded && (trainable && m->params[id].frozen) != frozen))
             continue;
         l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
         at = spw_round_up(at + l->places[id].elems, 128);

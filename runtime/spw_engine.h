@@ -40,8 +40,8 @@ typedef struct spw_layout {
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*
- * trainable: with gradients; without, frozen parameters are laid out like all others. code_bits 8 or 4: frozen matrices of the
- * blocks between the first and the last are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
+ * trainable: with gradients; without, frozen parameters are laid out like all others. code_bits 8 or 4: matrices of the blocks
+ * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
  * parts of a small unit may hold padding alone.
  */
 spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable,

@@ -49,6 +49,30 @@ both llama '"model_type":"llama","hidden_size":32,"num_hidden_layers":3,"num_att
   "intermediate_size":48,"vocab_size":256,"max_position_embeddings":64' '["[qv]_proj", "model.layers.1.mlp.down_proj"]'
 both gpt2 '"model_type":"gpt2","n_embd":32,"n_layer":3,"n_head":4,"n_positions":64,"vocab_size":256' '["c_attn", "h.2.mlp.*"]'
 
+# Weights as codes: text and loss of a checkpoint that was trained beside them are the same from codes and from what they stand
+# for; of others they are near.
+loss() { sed -n 's/.*loss \([0-9.]*\).*/\1/p' "$dir/out" | head -n 1; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a != b && a / b < 1.03 && b / a < 1.03) }'; }
+for name in llama gpt2; do
+    check "$name trains beside 4-bit codes" run train "$dir/$name.json" --quiet --set spillway.frozen_codes=int4 --set "spillway.checkpoint_dir=$dir/$name-coded"
+    check "$name with other codes is refused" refuses spillway.frozen_codes train "$dir/$name.json" --resume "$dir/$name-coded/step-3"
+    for codes in "" none; do
+        run generate "$dir/$name-coded" --prompt abc --tokens 40 --temperature 0 ${codes:+--codes $codes}
+        cp "$dir/out" "$dir/text-$codes"
+        run eval "$dir/$name-coded" --data README.md --nvme "$dir" ${codes:+--codes $codes}
+        sed 's/ sequences.*//' "$dir/out" >"$dir/loss-$codes" # not how fast
+    done
+    check "$name's text is the same from codes" cmp "$dir/text-" "$dir/text-none"
+    check "$name's loss is the same from codes" cmp "$dir/loss-" "$dir/loss-none"
+    run eval "$dir/$name-merged" --data README.md
+    exact=$(loss)
+    for codes in int8 int4; do
+        run eval "$dir/$name-merged" --data README.md --codes $codes
+        check "$name's loss from $codes is near" near "$exact" "$(loss)"
+    done
+    check "$name's other codes are refused" refuses "none of none" eval "$dir/$name-merged" --data README.md --codes int3
+done
+
 compare() { python3 - "$@" >"$dir/out" 2>"$dir/err" <<'EOF'
 import os, shutil, sys, torch
 from peft import PeftModel, get_peft_model_state_dict

@@ -125,6 +125,7 @@ test_extremes(void **state)
 static void
 test_settled(void **state)
 {
+    const spw__quant_kernels *all[] = {&spw__quant_scalar, &spw__quant_avx2, &spw__quant_avx512};
     spw_dtype types[] = {SPW_F32, SPW_BF16, SPW_F16};
     static uint8_t again[sizeof codes];
     static uint16_t half[ELEMS];
@@ -151,6 +152,11 @@ test_settled(void **state)
                     assert_true(fabs((double)x - (double)y) <= (0.5 + 3e-5) * scale);
                     assert_true(spw_bf16_to_f32(spw_f32_to_bf16(y)) == y);
                 }
+            }
+            for (int a = 0; a <= (int)spw_cpu_isa_native(); a++) {
+                memset(again, 0, sizeof again);
+                all[a]->settle(again, kinds[k], input, SPW_F32, ELEMS);
+                assert_memory_equal(codes, again, ELEMS / BLOCK * spw__quant_bytes(kinds[k], BLOCK));
             }
             spw_convert(half, types[t], output, SPW_F32, t == 0 ? 0 : ELEMS);
             spw__quant_settle(again, kinds[k], t == 0 ? (const void *)output : half, types[t], ELEMS);

@@ -44,6 +44,7 @@ void spw__quant_settle(void *codes, spw_quant kind, const void *src, spw_dtype t
 typedef struct spw__quant_kernels {
     void (*encode)(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
     void (*decode)(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t elems);
+    void (*settle)(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems);
 } spw__quant_kernels;
 extern const spw__quant_kernels spw__quant_scalar, spw__quant_avx2, spw__quant_avx512;
 

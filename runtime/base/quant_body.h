@@ -31,8 +31,17 @@ scale_of(const float *x, int32_t top, float *scale)
     return most < 0x7f800000;
 }
 
+/* The least scale of the kind that is not below this one and has few enough bits. */
+static inline float
+settled(float scale, spw_quant kind)
+{
+    uint32_t low = kind == SPW_QUANT_INT8 ? 0x7fffffu : 0x7ffffu; /* bits of the fraction that must be 0 */
+    float least = kind == SPW_QUANT_INT8 ? 0x1p-24f : 0x1p-20f;   /* all its codes' numbers are whole steps of fp16 */
+    return scale < least ? least : spw_bits_f32((spw_f32_bits(scale) + low) & ~low);
+}
+
 static inline void
-encode_block(uint8_t *out, spw_quant kind, const float *x)
+encode_block(uint8_t *out, spw_quant kind, const float *x, bool settle)
 {
     float scale, inverse;
     uint8_t *restrict codes = out + sizeof scale;
@@ -42,6 +51,7 @@ encode_block(uint8_t *out, spw_quant kind, const float *x)
         memcpy(out, &scale, sizeof scale);
         return;
     }
+    scale = settle ? settled(scale, kind) : scale;
     memcpy(out, &scale, sizeof scale);
     inverse = 1.0f / scale;
     if (kind == SPW_QUANT_INT8) {
@@ -91,20 +101,32 @@ narrow(void *to, const float *from, spw_dtype type)
         spw_convert(to, type, from, SPW_F32, BLOCK);
 }
 
-static void
-encode(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems)
+static inline void
+encode_as(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems, bool settle)
 {
     uint64_t step = spw__quant_bytes(kind, BLOCK);
     uint8_t *out = codes;
     for (uint64_t at = 0; at < elems; at += BLOCK, out += step) {
         _Alignas(64) float wide[BLOCK];
         if (type == SPW_F32) {
-            encode_block(out, kind, (const float *)src + at);
+            encode_block(out, kind, (const float *)src + at, settle);
         } else {
             widen(wide, (const uint16_t *)src + at, type);
-            encode_block(out, kind, wide);
+            encode_block(out, kind, wide, settle);
         }
     }
+}
+
+static void
+encode(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems)
+{
+    encode_as(codes, kind, src, type, elems, false);
+}
+
+static void
+settle(void *codes, spw_quant kind, const void *src, spw_dtype type, uint64_t elems)
+{
+    encode_as(codes, kind, src, type, elems, true);
 }
 
 static void
@@ -123,4 +145,4 @@ decode(void *dst, spw_dtype type, const void *codes, spw_quant kind, uint64_t el
     }
 }
 
-const spw__quant_kernels QUANT = {encode, decode};
+const spw__quant_kernels QUANT = {encode, decode, settle};
