@@ -206,9 +206,22 @@ spw_gpu_copy_d2h(spw_gpu_queue *queue, void *dst_host, spw_dtype dst_type, const
 }
 
 void
-spw_gpu_copy_codes(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n)
+spw_gpu_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
 {
-    queue->calls->copy_codes(queue, dst, dst_type, codes, bits, n);
+    queue->calls->encode(queue, codes, bits, src, type, n);
+}
+
+void
+spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+{
+    queue->calls->decode(queue, dst, type, codes, bits, n);
+}
+
+void
+spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, uint32_t bits,
+                   uint64_t n)
+{
+    queue->calls->decode_h2d(queue, dst_device, type, codes_host, bits, n);
 }
 
 void
@@ -472,18 +485,4 @@ spw_status
 spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err)
 {
     return link->calls->wait(link, queue, err);
-}
-
-void
-spw_gpu_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
-                    spw_dtype type, uint64_t n)
-{
-    link->calls->encode(link, queue, codes, bits, src, type, n);
-}
-
-void
-spw_gpu_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
-                    uint32_t bits, uint64_t n)
-{
-    link->calls->decode(link, queue, dst, type, codes, bits, n);
 }

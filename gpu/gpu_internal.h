@@ -17,7 +17,7 @@ extern "C" {
     X(close) X(get_info) X(check) X(alloc) X(free) X(work_bytes) X(product_bytes) X(bytes_live) \
     X(bytes_peak) X(pin_host) X(unpin_host) X(queue_create) X(queue_destroy) X(queue_sync) X(queue_notify) \
     X(span_begin) X(span_end) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync) X(copy_h2d) X(copy_d2h) \
-    X(copy_d2d) X(copy_codes) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(linear) X(linear_add) X(linear_gelu) X(linear_backward) X(linear_gelu_backward) \
+    X(copy_d2d) X(encode) X(decode) X(decode_h2d) X(write_bytes) X(read_bytes) X(zero) X(add) X(add_scaled) X(linear) X(linear_add) X(linear_gelu) X(linear_backward) X(linear_gelu_backward) \
     X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
     X(rope) X(rope_at) X(attention) X(attention_backward) X(attention_cached) X(gelu) X(gelu_backward) \
     X(silu_mul) X(silu_mul_backward) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite) \
@@ -34,7 +34,7 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (1ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (2ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 enum { SPW_GPU_ANY = 0xffffffff }; /* for open: the device that options->turn says */
 
@@ -45,8 +45,6 @@ typedef struct spw_gpu_link_calls {
     __typeof__(spw_gpu_link_swap) *swap;
     __typeof__(spw_gpu_link_sum) *sum;
     __typeof__(spw_gpu_link_wait) *wait;
-    __typeof__(spw_gpu_link_encode) *encode;
-    __typeof__(spw_gpu_link_decode) *decode;
 } spw_gpu_link_calls;
 struct spw_gpu_link {
     const spw_gpu_link_calls *calls;

@@ -124,11 +124,14 @@ void spw_gpu_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const
                       uint64_t n, double *sumsq);
 
 /*
- * n elements, a multiple of 128, out of codes of 8 or 4 bits in blocks (runtime/base/quant.h) that lie in host memory or on the device,
- * aligned to 4 bytes there: what crosses the link are the codes. On any queue, lent as above.
+ * n elements, a multiple of 128, as codes of 8 or 4 bits in blocks of 128, each a scale (fp32) and 128 or 64 bytes: the bytes, and
+ * decoded the elements, of runtime/base/quant.h. codes is aligned to 4 bytes. On any queue, lent as above.
+ * decode_h2d: codes lie in host memory, and what crosses the link are the codes; else all is on the device.
  */
-void
-spw_gpu_copy_codes(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n);
+void spw_gpu_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n);
+void spw_gpu_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n);
+void spw_gpu_decode_h2d(spw_gpu_queue *queue, void *dst_device, spw_dtype type, const void *codes_host, uint32_t bits,
+                        uint64_t n);
 
 /*
  * A few bytes between any host memory and the device, on any queue, in order with its other work: token ids, losses, a
@@ -171,14 +174,6 @@ spw_status spw_gpu_link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const voi
  */
 void spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_dtype type, const void *own,
                       const void *parts, uint64_t stride, const float *before, uint64_t n);
-/*
- * n elements, a multiple of 128, as codes of 8 or 4 bits in blocks of 128, each a scale (fp32) and 128 or 64 bytes: the bytes, and
- * decoded the elements, of runtime/base/quant.h. codes is aligned to 4 bytes.
- */
-void spw_gpu_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
-                         spw_dtype type, uint64_t n);
-void spw_gpu_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
-                         uint32_t bits, uint64_t n);
 /* The thread waits until the queue has passed all of it. */
 spw_status spw_gpu_link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err);
 

@@ -288,13 +288,12 @@ scatter_hosts_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, con
         SPW_TRY(spw__wire_meet(w, x->channels->across, SPW_COLL_ALL_TO_ALL, unit, bytes, err));
         for (uint32_t h = 0; h < hosts; h++) {
             if (h != host)
-                spw_gpu_link_encode(w->across, w->queue, x->sent + h * bytes, 4, mine + h * stretch + first, SPW_F32,
-                                    n);
+                spw_gpu_encode(w->queue, x->sent + h * bytes, 4, mine + h * stretch + first, SPW_F32, n);
         }
         SPW_TRY(spw_gpu_link_swap(w->across, w->queue, x->sent, bytes, x->got, bytes, bytes, err));
         for (uint32_t h = 0; h < hosts; h++) {
             if (h != host)
-                spw_gpu_link_decode(w->across, w->queue, received + h * n, SPW_F32, x->got + h * bytes, 4, n);
+                spw_gpu_decode(w->queue, received + h * n, SPW_F32, x->got + h * bytes, 4, n);
         }
         spw_gpu_link_sum(w->across, w->queue, own, SPW_F32, own, received, n, bring_before(x, sink, first, n), n);
     }

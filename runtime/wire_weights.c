@@ -201,13 +201,13 @@ gather_linked_codes(spw_wire *x, const gathering *g, spw_error *err)
         if (g->again)
             spw_gpu_copy_h2d(w->queue, own, SPW_F32, g->kept + form_bytes(x, g, first), SPW_F32, words);
         else
-            spw_gpu_link_encode(link, w->queue, own, 8, place_of(x, g, g->rank, first), x->weight_dtype, n);
+            spw_gpu_encode(w->queue, own, 8, place_of(x, g, g->rank, first), x->weight_dtype, n);
         SPW_TRY(spw_gpu_link_all_gather(link, w->queue, x->codes, bytes, err));
         for (uint32_t i = 0; i < g->kept_count && !g->again; i++)
             spw_gpu_copy_d2h(w->queue, g->kept + form_bytes(x, g, i * g->share + first), SPW_F32,
                              x->codes + (g->kept_rank + i) * bytes, SPW_F32, words, NULL);
         for (uint32_t r = 0; r < g->world; r++)
-            spw_gpu_link_decode(link, w->queue, place_of(x, g, r, first), x->weight_dtype, x->codes + r * bytes, 8, n);
+            spw_gpu_decode(w->queue, place_of(x, g, r, first), x->weight_dtype, x->codes + r * bytes, 8, n);
     }
     return spw_gpu_link_wait(link, w->queue, err);
 }

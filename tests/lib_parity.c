@@ -702,41 +702,59 @@ parity_attention_bits(const parity *p)
 
 /* ---------------------------------------------------------------- copies, queues, memory */
 
-/* Every conversion in every direction has the bits of spw_convert(), sums those of the cpu device; pinned and pageable. */
-/* Codes become the numbers that the cpu device makes of them, wherever they lie. */
+/*
+ * Codes have the host's bytes, and decode to its numbers from both sides of the link. A block of zeros, one with an infinity, a
+ * denormal number.
+ */
 static void
-codes_to_device(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
+codes_and_numbers(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
 {
     spw_quant form = bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
     uint64_t bytes = spw__quant_bytes(form, n), width = spw_dtype_bytes(type);
-    spw_region x, codes, want, got;
-    void *there = NULL, *numbers = NULL;
+    spw_region x, numbers, codes, want, got;
+    void *there = NULL, *device = NULL;
     spw_gpu_queue *q = NULL;
     spw_error err = {0};
     assert_int_equal(spw_region_map(&x, n * 4, 0, &err), SPW_OK);
+    assert_int_equal(spw_region_map(&numbers, n * width, 0, &err), SPW_OK);
     assert_int_equal(spw_region_map(&codes, bytes, 0, &err), SPW_OK);
     assert_int_equal(spw_region_map(&want, n * width, 0, &err), SPW_OK);
     assert_int_equal(spw_region_map(&got, n * width, 0, &err), SPW_OK);
     for (uint64_t e = 0; e < n; e++)
-        ((float *)x.base)[e] = (float)((int32_t)(e * 2654435761u) >> 8) * 0x1p-26f;
-    spw__quant_settle(codes.base, form, x.base, SPW_F32, n);
+        ((float *)x.base)[e] = e / 128 == 2 ? 0.0f : (float)((int32_t)(e * 2654435761u) >> 8) * 0x1p-26f;
+    if (n > 1000) {
+        ((float *)x.base)[600] = -1.0f / 0.0f;
+        ((float *)x.base)[1000] = 1e-40f;
+    }
+    spw_convert(numbers.base, type, x.base, SPW_F32, n);
+    spw__quant_encode(codes.base, form, numbers.base, type, n);
     spw__quant_decode(want.base, type, codes.base, form, n);
     assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_H2D, &err), SPW_OK);
     assert_int_equal(spw_gpu_alloc(p->gpu, &there, bytes, &err), SPW_OK);
-    assert_int_equal(spw_gpu_alloc(p->gpu, &numbers, n * width, &err), SPW_OK);
-    spw_gpu_copy_h2d(q, there, SPW_F32, codes.base, SPW_F32, bytes / 4);
+    assert_int_equal(spw_gpu_alloc(p->gpu, &device, n * width, &err), SPW_OK);
+    spw_gpu_copy_h2d(q, device, type, numbers.base, type, n);
+    spw_gpu_encode(q, there, bits, device, type, n);
+    spw_gpu_copy_d2h(q, got.base, SPW_F32, there, SPW_F32, bytes / 4, NULL);
+    spw_gpu_queue_sync(q);
+    assert_memory_equal(got.base, codes.base, bytes);
     for (int k = 0; k < 2; k++) {
-        spw_gpu_zero(q, numbers, n * width);
-        spw_gpu_copy_codes(q, numbers, type, k == 0 ? codes.base : there, bits, n);
+        spw_gpu_zero(q, device, n * width);
+        if (k == 0)
+            spw_gpu_decode(q, device, type, there, bits, n);
+        else
+            spw_gpu_decode_h2d(q, device, type, codes.base, bits, n);
         spw_gpu_queue_sync(q);
-        spw_gpu_copy_d2h(q, got.base, type, numbers, type, n, NULL);
+        spw_gpu_copy_d2h(q, got.base, type, device, type, n, NULL);
         spw_gpu_queue_sync(q);
+        if (n > 1000) /* NaN has many forms */
+            memcpy((char *)got.base + 512 * width, (char *)want.base + 512 * width, 128 * width);
         assert_memory_equal(got.base, want.base, n * width);
     }
     spw_gpu_queue_destroy(q);
     spw_gpu_free(p->gpu, there);
-    spw_gpu_free(p->gpu, numbers);
+    spw_gpu_free(p->gpu, device);
     spw_region_unmap(&x);
+    spw_region_unmap(&numbers);
     spw_region_unmap(&codes);
     spw_region_unmap(&want);
     spw_region_unmap(&got);
@@ -749,9 +767,10 @@ parity_codes(const parity *p)
     static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096};
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 6; k++) /* the last is longer than a piece of the device's staging */
-            codes_to_device(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));
+            codes_and_numbers(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));
 }
 
+/* Every conversion in every direction has the bits of spw_convert(), sums those of the cpu device; pinned and pageable. */
 void
 parity_copies(const parity *p)
 {

@@ -154,14 +154,23 @@ spw__cpu_bytes_peak(const spw_gpu *gpu)
 
 /* ---------------------------------------------------------------- queues and events */
 
-typedef enum { CMD_COPY, CMD_NOTIFY, CMD_RECORD, CMD_WAIT, CMD_SPAN_BEGIN, CMD_SPAN_END } command_kind;
+typedef enum {
+    CMD_COPY,
+    CMD_ENCODE,
+    CMD_DECODE,
+    CMD_NOTIFY,
+    CMD_RECORD,
+    CMD_WAIT,
+    CMD_SPAN_BEGIN,
+    CMD_SPAN_END
+} command_kind;
 
 typedef struct command {
     command_kind kind;
     void *dst;
     const void *src;
     spw_dtype dst_type, src_type;
-    uint32_t code_bits; /* of src; 0: it has src_type */
+    uint32_t code_bits;
     uint64_t n;
     double *sumsq;
     void (*fn)(void *arg);
@@ -288,16 +297,19 @@ await(cpu_event *event, uint64_t mark)
     pthread_mutex_unlock(&event->lock);
 }
 
+static spw_quant
+kind_of(uint32_t code_bits)
+{
+    return code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+}
+
 static void
 execute(cpu_queue *q, const command *c)
 {
     switch (c->kind) {
-    case CMD_COPY:
-        if (c->code_bits > 0)
-            spw__quant_decode(c->dst, c->dst_type, c->src, c->code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4, c->n);
-        else
-            copy_now(q, c);
-        return;
+    case CMD_COPY: copy_now(q, c); return;
+    case CMD_ENCODE: spw__quant_encode(c->dst, kind_of(c->code_bits), c->src, c->src_type, c->n); return;
+    case CMD_DECODE: spw__quant_decode(c->dst, c->dst_type, c->src, kind_of(c->code_bits), c->n); return;
     case CMD_NOTIFY: c->fn(c->arg); return;
     case CMD_RECORD: reach(c->event, c->mark); return;
     case CMD_WAIT: await(c->event, c->mark); return;
@@ -508,10 +520,23 @@ spw__cpu_copy_d2d(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *s
 }
 
 void
-spw__cpu_copy_codes(spw_gpu_queue *q, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n)
+spw__cpu_encode(spw_gpu_queue *q, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
 {
     enqueue((cpu_queue *)q,
-            &(command){.kind = CMD_COPY, .dst = dst, .src = codes, .dst_type = dst_type, .code_bits = bits, .n = n});
+            &(command){.kind = CMD_ENCODE, .dst = codes, .src = src, .src_type = type, .code_bits = bits, .n = n});
+}
+
+void
+spw__cpu_decode(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+{
+    enqueue((cpu_queue *)q,
+            &(command){.kind = CMD_DECODE, .dst = dst, .src = codes, .dst_type = type, .code_bits = bits, .n = n});
+}
+
+void
+spw__cpu_decode_h2d(spw_gpu_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+{
+    spw__cpu_decode(q, dst, type, codes, bits, n);
 }
 
 void

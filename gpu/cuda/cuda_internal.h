@@ -100,8 +100,6 @@ typedef struct cuda_event {
 SPW_GPU_CALLS(X)
 #undef X
 extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
-extern "C" __typeof__(spw_gpu_link_encode) spw__cuda_link_encode;
-extern "C" __typeof__(spw_gpu_link_decode) spw__cuda_link_decode;
 
 /* False, and the device's first error kept, unless e is cudaSuccess. */
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
@@ -119,8 +117,6 @@ spw__cuda_is_f32(const cuda_queue *q)
 {
     return q->gpu->info.compute_dtype == SPW_F32;
 }
-/* spw_gpu_link_decode, of codes on the device. */
-void spw__cuda_decode(cuda_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n);
 /* Device memory until the queue's next operation that asks; NULL after a sticky error. */
 void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */

@@ -300,8 +300,7 @@ link_destroy(spw_gpu_link *link, bool together)
     spw_mem_free(l);
 }
 
-static const spw_gpu_link_calls link_calls = {
-    link_destroy, link_all_gather, link_swap, link_sum, link_wait, spw__cuda_link_encode, spw__cuda_link_decode};
+static const spw_gpu_link_calls link_calls = {link_destroy, link_all_gather, link_swap, link_sum, link_wait};
 
 spw_status
 spw__cuda_link_create(spw_gpu_link **out, spw_gpu *device, const unsigned char *id, uint32_t rank, uint32_t world,

@@ -1,4 +1,4 @@
-/* Block codes for links: the kernels of quant.cuh by width and type. */
+/* Block codes: the kernels of quant.cuh by width and type. */
 #include "quant.cuh"
 #include "cuda_internal.h"
 
@@ -45,23 +45,32 @@ by_type(cuda_queue *q, bool to_codes, void *codes, uint32_t bits, void *x, spw_d
 }
 
 void
-spw__cuda_decode(cuda_queue *q, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+spw__cuda_encode(spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src, spw_dtype type, uint64_t n)
 {
-    by_type(q, false, (void *)(uintptr_t)codes, bits, dst, type, n);
-}
-
-void
-spw__cuda_link_encode(spw_gpu_link *link, spw_gpu_queue *queue, void *codes, uint32_t bits, const void *src,
-                      spw_dtype type, uint64_t n)
-{
-    (void)link;
     by_type(spw__cuda_queue_of(queue), true, codes, bits, (void *)(uintptr_t)src, type, n);
 }
 
 void
-spw__cuda_link_decode(spw_gpu_link *link, spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes,
-                      uint32_t bits, uint64_t n)
+spw__cuda_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
 {
-    (void)link;
-    spw__cuda_decode(spw__cuda_queue_of(queue), dst, type, codes, bits, n);
+    by_type(spw__cuda_queue_of(queue), false, (void *)(uintptr_t)codes, bits, dst, type, n);
+}
+
+/* Through staging memory, as every copy that converts (queues.cu). */
+void
+spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    const uint64_t piece = PIECE_BYTES / 2, block_bytes = 4 + QUANT_BLOCK / 8 * bits;
+    for (uint64_t first = 0; first < n; first += piece) {
+        uint64_t m = n - first < piece ? n - first : piece;
+        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
+        if (staging == NULL ||
+            !spw__cuda_ok(q->gpu,
+                          cudaMemcpyAsync(staging, (const char *)codes + first / QUANT_BLOCK * block_bytes,
+                                          m / QUANT_BLOCK * block_bytes, cudaMemcpyDefault, q->stream),
+                          "copy"))
+            return;
+        spw__cuda_decode(queue, (char *)dst + first * spw_dtype_bytes(type), type, staging, bits, m);
+    }
 }

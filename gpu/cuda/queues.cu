@@ -437,23 +437,6 @@ spw__cuda_copy_h2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
 }
 
 void
-spw__cuda_copy_codes(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *codes, uint32_t bits, uint64_t n)
-{
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    const uint64_t piece = PIECE_BYTES / 2, block = 4 + 128 / 8 * bits;
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece, bytes = m / 128 * block;
-        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
-        if (staging == NULL || !spw__cuda_ok(q->gpu,
-                                             cudaMemcpyAsync(staging, (const char *)codes + first / 128 * block, bytes,
-                                                             cudaMemcpyDefault, q->stream),
-                                             "copy"))
-            return;
-        spw__cuda_decode(q, (char *)dst + first * spw_dtype_bytes(dst_type), dst_type, staging, bits, m);
-    }
-}
-
-void
 spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
                    double *sumsq)
 {
