@@ -1,0 +1,362 @@
+/* Adapters beside frozen weights: their gradients, merging them, and checkpoints that share the file of what is frozen. */
+#include "lib_rig.h"
+#include "spw_access.h"
+#include "spw_files.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <cmocka.h>
+
+/* The file of the model in checkpoint step-<n> of the rig's folder. */
+static struct stat
+model_file(const rig *r, int step)
+{
+    char path[400];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/step-%d/model.safetensors", r->dir, step);
+    if (stat(path, &info) != 0)
+        fail_msg("%s is missing", path);
+    return info;
+}
+
+static bool
+shared(const rig *r, int a, int b)
+{
+    return model_file(r, a).st_ino == model_file(r, b).st_ino;
+}
+
+static void
+change_frozen(rig *r, float value)
+{
+    spw_access a = {"wte.weight", SPW_ACCESS_MASTER, 5, 1};
+    rig_need(r, spw_access_set_full(r->e, &a, &value, 0, &r->err));
+}
+
+/*
+ * Checkpoints of adapters share the file of the frozen model, as long as it is certain that it holds what the store holds; every
+ * one loads, whatever becomes of the others. A save then reads and writes nothing of the base.
+ */
+static void
+test_checkpoints_share(void **state)
+{
+    rig r, other;
+    spw_store_stats before, after;
+    char command[700];
+    struct stat info;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_NVME);
+    rig_config(&other, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_lora(&r);
+    rig_lora(&other);
+    r.c.run.checkpoint_links = other.c.run.checkpoint_links = true;
+    rig_open(&r);
+    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_train(&r, 0, 1);
+    rig_save(&r, 1);
+    rig_train(&r, 1, 2);
+    rig_need(&r, spw_engine_drain(r.e, &r.err));
+    spw_store_get_stats(spw_engine_store(r.e), &before);
+    rig_save(&r, 2);
+    spw_store_get_stats(spw_engine_store(r.e), &after);
+    assert_true(shared(&r, 1, 2));
+    assert_int_equal(model_file(&r, 2).st_nlink, 2);
+    assert_true(after.nvme_read_bytes - before.nvme_read_bytes <= spw_engine_plan(r.e)->trained * 12);
+    rig_load(&other, &r, 2);
+    rig_same_state(&r, &other, "state of a shared checkpoint");
+    /* what was loaded is shared on, also from another folder; and when the first one goes */
+    snprintf(command, sizeof command, "rm -r %s/step-1", r.dir);
+    assert_int_equal(system(command), 0);
+    rig_train(&other, 2, 3);
+    rig_save(&other, 3);
+    assert_int_equal(model_file(&other, 3).st_ino, model_file(&r, 2).st_ino);
+    rig_train(&r, 2, 3);
+    rig_save(&r, 3);
+    assert_true(shared(&r, 2, 3));
+    /* an edit of what is frozen */
+    change_frozen(&r, 0.25f);
+    rig_save(&r, 4);
+    assert_false(shared(&r, 3, 4));
+    rig_close(&other);
+    rig_load(&other, &r, 4);
+    rig_same_state(&r, &other, "state after an edit");
+    rig_save(&r, 5);
+    assert_true(shared(&r, 4, 5));
+    /* a file that somebody wrote to, or took away */
+    snprintf(command, sizeof command, "touch -d '2001-01-01' %s/step-5/model.safetensors", r.dir);
+    assert_int_equal(system(command), 0);
+    rig_save(&r, 6);
+    assert_false(shared(&r, 5, 6));
+    snprintf(command, sizeof command, "rm -r %s/step-6", r.dir);
+    assert_int_equal(system(command), 0);
+    info = model_file(&r, 5);
+    rig_save(&r, 7);
+    assert_int_not_equal(model_file(&r, 7).st_ino, info.st_ino);
+    /* the same step again, and with a limit */
+    rig_save(&r, 7);
+    r.c.run.keep_last = 1;
+    rig_save(&r, 8);
+    assert_int_equal(model_file(&r, 8).st_nlink, 1);
+    rig_close(&other);
+    rig_load(&other, &r, 8);
+    rig_same_state(&r, &other, "state of the last one");
+    /* another type of weights; and who does not want it */
+    rig_close(&other);
+    other.c.run.state_format = SPW_STATE_FP32;
+    rig_load(&other, &r, 8);
+    rig_save(&other, 9);
+    assert_int_not_equal(model_file(&other, 9).st_ino, model_file(&r, 8).st_ino);
+    r.c.run.keep_last = 0;
+    r.c.run.checkpoint_links = false;
+    rig_save(&r, 9);
+    assert_false(shared(&r, 8, 9));
+    rig_remove(&r);
+    rig_remove(&other);
+}
+
+/* Where something of the model itself is trained, every checkpoint has its own. */
+static void
+test_checkpoints_do_not_share(void **state)
+{
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    rig_freeze(&r, "h.*");
+    r.c.run.checkpoint_links = true;
+    rig_open(&r);
+    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_save(&r, 1);
+    rig_save(&r, 2);
+    assert_false(shared(&r, 1, 2));
+    rig_remove(&r);
+}
+
+/* B is 0 at first: losses of evaluation and of the first step are the base model's, bit for bit. */
+static void
+test_lora_starts_as_base(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++) {
+        double loss[2][2];
+        for (int k = 0; k < 2; k++) {
+            rig r;
+            rig_config(&r, family ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+            if (k == 1)
+                rig_lora(&r);
+            rig_open(&r);
+            rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+            tiny_batch(3, r.c.model.vocab, r.c.micro_batch * r.c.data.seq_length, rig_tokens, rig_targets);
+            rig_need(&r, spw_engine_eval(r.e, rig_tokens, rig_targets, 1, &loss[k][0], &r.err));
+            rig_train(&r, 0, 2);
+            loss[k][1] = r.losses[0];
+            assert_true(k == 0 || r.norms[0] > 0);
+            rig_remove(&r);
+        }
+        assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+    }
+}
+
+static void
+test_lora_everywhere(void **state)
+{
+    (void)state;
+    rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, rig_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, rig_lora);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 1, rig_lora_dropout);
+}
+
+static void
+test_lora_resumes(void **state)
+{
+    (void)state;
+    rig_resumes(SPW_STATE_FP32, SPW_FAMILY_LLAMA, SPW_TIER_HOST, rig_lora);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_GPT2, SPW_TIER_NVME, rig_lora);
+    rig_resumes(SPW_STATE_MIXED, SPW_FAMILY_LLAMA, SPW_TIER_HOST, rig_lora_dropout);
+}
+
+/* Gradients and records for the adapters alone. */
+static void
+test_lora_bytes(void **state)
+{
+    (void)state;
+    for (int tier = SPW_TIER_DEVICE; tier < SPW_TIER_COUNT; tier++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, (spw_tier)tier);
+        rig_lora(&r);
+        rig_open(&r);
+        rig_count_bytes(&r, 4 * (3 * (32 + 96) + 2 * (32 + 128)));
+        rig_remove(&r);
+    }
+}
+
+/* The gradient that a step took: its part in Adam's first moment. */
+static float *
+gradient(rig *r, int step)
+{
+    float *before = rig_read(r, SPW_PART_EXP_AVG), *after;
+    rig_train(r, step, step + 1);
+    after = rig_read(r, SPW_PART_EXP_AVG);
+    for (uint64_t i = 0; i < spw_model_elems(r->model); i++)
+        after[i] = (float)(((double)after[i] - (double)(float)r->c.optimizer.beta1 * (double)before[i]) /
+                           (1 - (double)(float)r->c.optimizer.beta1));
+    free(before);
+    return after;
+}
+
+static uint32_t
+find_param(const spw_model *m, const char *name)
+{
+    uint32_t id = 0;
+    while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
+        id++;
+    assert_true(id < m->param_count);
+    return id;
+}
+
+/* Is got the product, scaled, of dW and A (for B's gradient), or of dW and B (for A's)? In fp64; dW is (out, in) by element. */
+static void
+check_gradients(const rig *plain, const float *dw, const rig *adapted, const float *state_, const float *got,
+                uint32_t a)
+{
+    const spw_param *pa = &adapted->model->params[a], *pb = &adapted->model->params[a + 1];
+    const float *A = state_ + rig_elems_before(adapted->model, a),
+                *B = state_ + rig_elems_before(adapted->model, a + 1);
+    const float *dA = got + rig_elems_before(adapted->model, a), *dB = got + rig_elems_before(adapted->model, a + 1);
+    bool in_out = plain->c.model.family == SPW_FAMILY_GPT2;
+    uint64_t in = pa->cols, out = pb->rows, rank = pa->rows;
+    double scale = (double)spw_lora_scale(&adapted->model->lora), diff[2] = {0, 0}, norm[2] = {0, 0};
+    const char *begin = pa->name + strlen("base_model.model.") + (in_out ? strlen("transformer.") : 0);
+    char name[96];
+    snprintf(name, sizeof name, "%.*s.weight", (int)(strstr(begin, ".lora_A") - begin), begin);
+    dw += rig_elems_before(plain->model, find_param(plain->model, name));
+    for (uint64_t k = 0; k < rank; k++) {
+        for (uint64_t i = 0; i < in; i++) {
+            double want = 0;
+            for (uint64_t o = 0; o < out; o++)
+                want += scale * (double)B[o * rank + k] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[0] += (want - (double)dA[k * in + i]) * (want - (double)dA[k * in + i]);
+            norm[0] += want * want;
+        }
+        for (uint64_t o = 0; o < out; o++) {
+            double want = 0;
+            for (uint64_t i = 0; i < in; i++)
+                want += scale * (double)A[k * in + i] * (double)dw[in_out ? i * out + o : o * in + i];
+            diff[1] += (want - (double)dB[o * rank + k]) * (want - (double)dB[o * rank + k]);
+            norm[1] += want * want;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        if (!(norm[k] > 0) || !(sqrt(diff[k]) <= 2e-5 * sqrt(norm[k])))
+            fail_msg("gradient of %s: relative difference %.3g (norm %.3g)", k ? pb->name : pa->name,
+                     sqrt(diff[k] / norm[k]), sqrt(norm[k]));
+    }
+}
+
+/*
+ * A trained adapter, merged by export and loaded into a model without adapters: logits within 1e-5 of the largest, also
+ * from the checkpoint in an engine for inference, and the adapter's gradients are what the merged weight's gives by the
+ * chain rule in fp64.
+ */
+static void
+merged(spw_family family)
+{
+    rig r, plain;
+    char path[SPW_PATH_BYTES], out[SPW_PATH_BYTES];
+    spw_export_report report;
+    spw_engine *drawing = NULL;
+    float logits[3][64], most = 0, *state_, *dw, *got;
+    rig_config(&r, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    rig_config(&plain, family, SPW_STATE_FP32, SPW_TIER_HOST);
+    rig_lora(&r);
+    r.c.gradient_clipping = plain.c.gradient_clipping = 0;
+    rig_open(&r);
+    rig_open(&plain);
+    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+    rig_train(&r, 0, 3);
+    rig_need(&r, spw_checkpoint_save(r.e, &r.c, r.dir, &(spw_checkpoint_state){.step = 3, .updates = 3}, path, &r.err));
+    assert_int_equal(spw_engine_load_weights(plain.e, path, &plain.err), SPW_EUNSUPPORTED);
+    rig_close(&plain);
+    memset(&plain.err, 0, sizeof plain.err);
+    rig_open(&plain);
+    snprintf(out, sizeof out, "%.200s/merged", r.dir);
+    rig_need(&r, spw_export(&(spw_export_options){.source = path, .to = out, .dtype = SPW_F32}, &report, &r.err));
+    rig_need(&plain, spw_engine_load_weights(plain.e, out, &plain.err));
+    rig_need(&r,
+             spw_engine_create(
+                 &drawing, &(spw_engine_options){.config = &r.c, .model = r.model, .inference = true, .sequences = 1},
+                 &r.err));
+    rig_need(&r, spw_checkpoint_load(drawing, path, &r.err));
+    tiny_batch(1, r.c.model.vocab, 20, rig_tokens, rig_targets);
+    rig_need(&r, spw_engine_logits(r.e, rig_tokens, 20, logits[0], &r.err));
+    rig_need(&plain, spw_engine_logits(plain.e, rig_tokens, 20, logits[1], &plain.err));
+    rig_need(&r, spw_engine_logits(drawing, rig_tokens, 20, logits[2], &r.err));
+    spw_engine_destroy(drawing);
+    assert_memory_equal(logits[0], logits[2], r.c.model.vocab * sizeof(float));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++)
+        most = fmaxf(most, fabsf(logits[0][i]));
+    for (uint64_t i = 0; i < r.c.model.vocab; i++) {
+        if (!(fabsf(logits[0][i] - logits[1][i]) <= 1e-5f * most))
+            fail_msg("logit %u: %.9g with the adapter, %.9g merged", (unsigned)i, (double)logits[0][i],
+                     (double)logits[1][i]);
+    }
+    state_ = rig_read(&r, SPW_PART_MASTER);
+    got = gradient(&r, 3);
+    dw = gradient(&plain, 3);
+    for (uint32_t id = 0; id < r.model->param_count; id++) {
+        if (r.model->params[id].adapter && strstr(r.model->params[id].name, "lora_A") != NULL)
+            check_gradients(&plain, dw, &r, state_, got, id);
+    }
+    free(state_);
+    free(got);
+    free(dw);
+    rig_remove(&r);
+    rig_remove(&plain);
+}
+
+static void
+test_lora_merged(void **state)
+{
+    (void)state;
+    merged(SPW_FAMILY_GPT2);
+    merged(SPW_FAMILY_LLAMA);
+}
+
+/* Mistakes are told by name. */
+static void
+test_lora_refusals(void **state)
+{
+    static const struct {
+        uint64_t rank;
+        const char *target, *says;
+    } cases[] = {{4, "q_proj", "\"q_proj\""},
+                 {4, "wte", "\"wte\""},
+                 {4, "lm_head", "\"lm_head\""},
+                 {0, "c_attn", "no rank"},
+                 {4, NULL, "no targets"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
+        r.c.run.lora.rank = cases[i].rank;
+        r.c.run.lora_targets.count = cases[i].target != NULL;
+        snprintf(r.c.run.lora_targets.item[0], 96, "%s", cases[i].target != NULL ? cases[i].target : "");
+        assert_int_equal(spw_model_from_config(&r.model, &r.c, &r.err), SPW_ECONFIG);
+        if (strstr(r.err.message, cases[i].says) == NULL)
+            fail_msg("%s", r.err.message);
+        tiny_dir_remove(r.dir);
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoints_share),   cmocka_unit_test(test_checkpoints_do_not_share),
+        cmocka_unit_test(test_lora_starts_as_base), cmocka_unit_test(test_lora_everywhere),
+        cmocka_unit_test(test_lora_resumes),        cmocka_unit_test(test_lora_bytes),
+        cmocka_unit_test(test_lora_merged),         cmocka_unit_test(test_lora_refusals),
+    };
+    return cmocka_run_group_tests_name("adapters", tests, NULL, NULL);
+}
