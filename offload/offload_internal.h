@@ -86,12 +86,19 @@ typedef struct loan {
     chunk *chunk;  /* whose record it holds; NULL: none */
 } loan;
 
+/* Memory in which one worker at a time sees a chunk that it cannot see where it is. */
+enum { STAGES_MAX = 8 };
+typedef struct stage {
+    char *weights, *codes, *record;
+    spw_gpu_queue *queue;
+    bool taken;
+} stage;
+
 struct spw_store {
     /* Fixed after create. */
     spw_store_config cfg;
     uint32_t chunk_count, unit_count;
     uint64_t slot_weight_bytes, slot_record_bytes;
-    uint64_t stage_codes_at; /* in stage_weights: codes behind what they decode to */
     spw_region host;
     void *device_memory;
     char *device_cache;
@@ -108,10 +115,11 @@ struct spw_store {
     spw_gpu_queue *h2d;
     spw_aio *aio; /* used by the mover thread alone */
 
-    /* Whoever holds stage_lock has the staging memory and its queue. Taken without the store's lock. */
+    /* Who has taken a stage; without the store's lock. */
     pthread_mutex_t stage_lock;
-    char *stage_weights, *stage_record;
-    spw_gpu_queue *stage_queue; /* NULL: nothing is staged */
+    pthread_cond_t stage_freed;
+    stage stages[STAGES_MAX];
+    uint32_t stage_count; /* 0: nothing is staged */
 
     pthread_mutex_t lock;
     pthread_cond_t main_cond, work_cond, mover_cond;

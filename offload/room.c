@@ -96,11 +96,17 @@ largest_staged(const spw_store_config *cfg)
     return need;
 }
 
+uint32_t
+spw_store_stages(uint32_t worker_count)
+{
+    return worker_count < 1 ? 1 : worker_count < STAGES_MAX ? worker_count : STAGES_MAX;
+}
+
 uint64_t
 spw_store_stage_bytes(const spw_store_config *cfg)
 {
     stage_need need = largest_staged(cfg);
-    return need.weights + need.codes + need.record;
+    return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record);
 }
 
 void
@@ -213,9 +219,12 @@ spw__store_carve(spw_store *s, spw_error *err)
     lay_loans(s, host.base + host.used);
     /* What never meets a disk comes last, where the rest of a huge page is small ones. */
     staged = largest_staged(cfg);
-    s->stage_codes_at = staged.weights;
-    s->stage_weights = spw_carve_take(&host, staged.weights + staged.codes);
-    s->stage_record = spw_carve_take(&host, staged.record);
+    s->stage_count = spw_store_stage_bytes(cfg) > 0 ? spw_store_stages(cfg->worker_count) : 0;
+    for (uint32_t i = 0; i < s->stage_count; i++) {
+        s->stages[i].weights = spw_carve_take(&host, staged.weights);
+        s->stages[i].codes = spw_carve_take(&host, staged.codes);
+        s->stages[i].record = spw_carve_take(&host, staged.record);
+    }
     s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
     memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
     for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */

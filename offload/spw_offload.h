@@ -152,9 +152,11 @@ void spw_store_compute_need(const spw_store_config *config, spw_store_need *need
 /* Acquired weights are those that updates change, not copies of them. Pure. */
 bool spw_store_direct(const spw_store_config *config);
 /*
- * Of need.host_bytes, what brings chunks of a device that the host cannot address to the workers: one such chunk. Pure.
+ * Of need.host_bytes, what brings chunks of a device that the host cannot address, and what codes decode to, to the workers: such a chunk
+ * for each of spw_store_stages(). Pure.
  */
 uint64_t spw_store_stage_bytes(const spw_store_config *config);
+uint32_t spw_store_stages(uint32_t worker_count);
 /*
  * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
  * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.

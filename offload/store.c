@@ -164,8 +164,8 @@ build(spw_store *s, spw_error *err)
     s->record_slot_free_count = cfg->record_slot_count;
     SPW_TRY(spw__store_carve(s, err));
     SPW_TRY(spw_gpu_queue_create(&s->h2d, cfg->gpu, SPW_QUEUE_H2D, err));
-    if (spw_store_stage_bytes(cfg) > 0)
-        SPW_TRY(spw_gpu_queue_create(&s->stage_queue, cfg->gpu, SPW_QUEUE_D2H, err));
+    for (uint32_t i = 0; i < s->stage_count && s->apart; i++)
+        SPW_TRY(spw_gpu_queue_create(&s->stages[i].queue, cfg->gpu, SPW_QUEUE_D2H, err));
     for (uint32_t i = 0; i < s->unit_count && s->apart; i++)
         SPW_TRY(spw_gpu_event_create(&s->units[i].used, cfg->gpu, err));
     SPW_TRY(start_workers(s, workers, err));
@@ -193,6 +193,7 @@ spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err
     s->direct = spw_store_direct(config);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->stage_lock, NULL);
+    pthread_cond_init(&s->stage_freed, NULL);
     pthread_cond_init(&s->main_cond, NULL);
     pthread_cond_init(&s->work_cond, NULL);
     pthread_cond_init(&s->mover_cond, NULL);
@@ -224,7 +225,8 @@ spw_store_destroy(spw_store *s)
         pthread_join(s->mover, NULL);
     }
     spw_gpu_queue_destroy(s->h2d);
-    spw_gpu_queue_destroy(s->stage_queue);
+    for (uint32_t i = 0; i < s->stage_count; i++)
+        spw_gpu_queue_destroy(s->stages[i].queue);
     for (uint32_t i = 0; i < s->unit_count; i++)
         spw_gpu_event_destroy(s->units[i].used);
     for (uint32_t i = 0; s->swaps != NULL && i < s->cfg.path_count; i++)
@@ -238,6 +240,7 @@ spw_store_destroy(spw_store *s)
     pthread_cond_destroy(&s->main_cond);
     pthread_cond_destroy(&s->work_cond);
     pthread_cond_destroy(&s->mover_cond);
+    pthread_cond_destroy(&s->stage_freed);
     pthread_mutex_destroy(&s->stage_lock);
     pthread_mutex_destroy(&s->lock);
     spw_mem_free(s->units);

@@ -76,35 +76,29 @@ spw__store_grad_of(const spw_store *s, const chunk *c)
  */
 typedef struct view {
     void *weights, *record;
-    bool staged;
+    stage *stage;  /* where they are, if not where the chunk is */
+    bool apart;    /* the chunk lies on a device apart */
     uint32_t bits; /* of codes: weights are what they decode to */
 } view;
 
-static bool
-is_staged(const spw_store *s, const chunk *c)
-{
-    return s->apart && c->plan.weight_tier == SPW_TIER_DEVICE;
-}
-
 /* Both arrays, one way; blocks. Words of 4 bytes: every array has whole pages. */
 static void
-move_staged(spw_store *s, const chunk *c, bool in)
+move_staged(spw_store *s, const chunk *c, const view *v, bool in)
 {
+    const stage *t = v->stage;
     bool record = s->units[c->plan.unit_idx].on_device;
-    char *host[2] = {s->stage_weights, s->stage_record}, *device[2] = {c->weights, c->record};
-    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
-    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, bits),
+    char *host[2] = {v->bits > 0 ? t->codes : t->weights, t->record}, *device[2] = {c->weights, c->record};
+    uint64_t bytes[2] = {spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits),
                          c->plan.elems / 32 * s->cfg.record_bytes_32};
-    host[0] += bits > 0 ? s->stage_codes_at : 0;
     if (!in && s->direct) /* compute may still read what is about to change; who comes later waits for the edit */
-        spw_gpu_event_wait(s->units[c->plan.unit_idx].used, s->stage_queue);
+        spw_gpu_event_wait(s->units[c->plan.unit_idx].used, t->queue);
     for (int k = 0; k < (record ? 2 : 1); k++) {
         if (in)
-            spw_gpu_copy_d2h(s->stage_queue, host[k], SPW_F32, device[k], SPW_F32, bytes[k] / 4, NULL);
+            spw_gpu_copy_d2h(t->queue, host[k], SPW_F32, device[k], SPW_F32, bytes[k] / 4, NULL);
         else
-            spw_gpu_copy_h2d(s->stage_queue, device[k], SPW_F32, host[k], SPW_F32, bytes[k] / 4);
+            spw_gpu_copy_h2d(t->queue, device[k], SPW_F32, host[k], SPW_F32, bytes[k] / 4);
     }
-    spw_gpu_queue_sync(s->stage_queue);
+    spw_gpu_queue_sync(t->queue);
 }
 
 static spw_quant
@@ -114,9 +108,9 @@ kind_of(const view *v)
 }
 
 static void *
-codes_of(const spw_store *s, const chunk *c, const view *v)
+codes_of(const chunk *c, const view *v)
 {
-    return v->staged ? (char *)s->stage_weights + s->stage_codes_at : c->weights;
+    return v->apart ? v->stage->codes : c->weights;
 }
 
 /* The copy of weights becomes codes; what is behind them in their last page too is always the same. */
@@ -125,24 +119,50 @@ settle_codes(const spw_store *s, const chunk *c, const view *v)
 {
     uint64_t bytes = spw__quant_bytes(kind_of(v), c->plan.elems),
              all = spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, v->bits);
-    spw__quant_settle(codes_of(s, c, v), kind_of(v), s->stage_weights, s->cfg.weight_dtype, c->plan.elems);
-    memset((char *)codes_of(s, c, v) + bytes, 0, all - bytes);
+    spw__quant_settle(codes_of(c, v), kind_of(v), v->weights, s->cfg.weight_dtype, c->plan.elems);
+    memset((char *)codes_of(c, v) + bytes, 0, all - bytes);
+}
+
+static stage *
+take_stage(spw_store *s)
+{
+    uint32_t i = 0;
+    pthread_mutex_lock(&s->stage_lock);
+    while (s->stages[i].taken) {
+        if (++i == s->stage_count) {
+            pthread_cond_wait(&s->stage_freed, &s->stage_lock);
+            i = 0;
+        }
+    }
+    s->stages[i].taken = true;
+    pthread_mutex_unlock(&s->stage_lock);
+    return &s->stages[i];
+}
+
+static void
+give_stage(spw_store *s, stage *t)
+{
+    pthread_mutex_lock(&s->stage_lock);
+    t->taken = false;
+    pthread_cond_signal(&s->stage_freed);
+    pthread_mutex_unlock(&s->stage_lock);
 }
 
 /* read: the copy begins as what is there. No lock held. */
 static view
 open_view(spw_store *s, const chunk *c, bool read)
 {
-    view v = {c->weights, c->record, is_staged(s, c), spw__store_code_bits(&s->cfg, &c->plan)};
-    if (!v.staged && v.bits == 0)
+    view v = {c->weights, c->record, NULL, s->apart && c->plan.weight_tier == SPW_TIER_DEVICE,
+              spw__store_code_bits(&s->cfg, &c->plan)};
+    if (!v.apart && v.bits == 0)
         return v;
-    pthread_mutex_lock(&s->stage_lock);
-    if (read && v.staged)
-        move_staged(s, c, true);
+    v.stage = take_stage(s);
+    v.weights = v.stage->weights;
+    v.record = v.apart ? v.stage->record : v.record;
+    if (read && v.apart)
+        move_staged(s, c, &v, true);
     if (read && v.bits > 0)
-        spw__quant_decode(s->stage_weights, s->cfg.weight_dtype, codes_of(s, c, &v), kind_of(&v), c->plan.elems);
-    v.weights = s->stage_weights;
-    v.record = v.staged ? s->stage_record : v.record;
+        spw__quant_decode(v.weights, s->cfg.weight_dtype, codes_of(c, &v), kind_of(&v), c->plan.elems);
     return v;
 }
 
@@ -150,13 +170,13 @@ open_view(spw_store *s, const chunk *c, bool read)
 static void
 close_view(spw_store *s, const chunk *c, const view *v, bool write)
 {
-    if (!v->staged && v->bits == 0)
+    if (v->stage == NULL)
         return;
     if (write && v->bits > 0)
         settle_codes(s, c, v);
-    if (write && v->staged)
-        move_staged(s, c, false);
-    pthread_mutex_unlock(&s->stage_lock);
+    if (write && v->apart)
+        move_staged(s, c, v, false);
+    give_stage(s, v->stage);
 }
 
 /* One of the store's functions with the chunk as arguments, changed or only seen. */
@@ -165,11 +185,11 @@ call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, bool read, b
 {
     bool trainable = s->units[c->plan.unit_idx].plan.trainable;
     view v = open_view(s, c, read);
-    spw_status st = v.staged ? spw_gpu_check(s->cfg.gpu, err) : SPW_OK;
+    spw_status st = v.apart ? spw_gpu_check(s->cfg.gpu, err) : SPW_OK;
     if (st == SPW_OK)
         st = fn(ctx, c->idx, v.weights, trainable ? v.record : NULL, NULL, err);
     close_view(s, c, &v, write && st == SPW_OK);
-    return st == SPW_OK && v.staged ? spw_gpu_check(s->cfg.gpu, err) : st;
+    return st == SPW_OK && v.apart ? spw_gpu_check(s->cfg.gpu, err) : st;
 }
 
 /* ---------------------------------------------------------------- jobs */

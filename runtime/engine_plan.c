@@ -218,7 +218,7 @@ largest_coded(const spw_layout *l)
     return largest;
 }
 
-/* What brings chunks of the device to the host, and what codes decode to: the largest one's weights, codes and record. */
+/* What brings chunks of the device to workers, and what codes decode to: for each the largest one's weights, codes and record. */
 static uint64_t
 stage_bytes(const spw_engine *e)
 {
@@ -226,9 +226,10 @@ stage_bytes(const spw_engine *e)
     bool there = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE;
     uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, coded = largest_coded(&e->layout);
     uint64_t weights = e->device_updates || there ? spw__plan_largest_chunk(&e->layout) : coded;
-    return spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
-           (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
-           spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
+    uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
+                   (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
+                   spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
+    return spw_store_stages(spw__engine_workers(e)) * one;
 }
 
 /*
