@@ -1,25 +1,58 @@
 #!/bin/sh
-# On the GPU machine, beside bin/ and lib/: run.sh [test|sanitize|bench|train|all]. Needs the driver; cuBLASLt of the toolkit where it is.
-# train alone: the benchmarks of whole runs, about ten minutes; train.sh beside this file says what they are.
-# Exits 77 where there is no GPU, with the line that says why.
+# On the GPU machine, beside bin/ and lib/: run.sh STEP... Needs the driver; cuBLASLt and NCCL from the toolkit, or from Python's packages.
+#   ops        each operation beside the cpu device (1-3 minutes); where a type fails, each of its tests in a process of its own
+#   links      NCCL between GPUs, with one rank where there is one GPU
+#   runs       losses on cpu and cuda, and the same bits in every placement (2-4 minutes)
+#   rates      bench gemm, attention, copy (2 minutes)
+#   speed, offload         benchmarks of whole runs; train.sh beside this file says what they are (4 and 5 minutes)
+#   memcheck, racecheck    compute-sanitizer on small operations
+#   test = ops links runs, sanitize = memcheck racecheck, bench = rates speed offload, all = all of them
+# With $OUT set whole logs lie there, and the end of each is shown. Exits 77 where there is no GPU, with the line that says why.
 here=$(cd "$(dirname "$0")" && pwd)
+failed=0
+# A library's folder, for the loader: where toolkits and drivers have it, else anywhere.
+find_library() {
+    for folder in "$here/lib" /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu; do
+        for file in "$folder/$1"*; do [ -e "$file" ] && { echo "$folder"; return; }; done
+    done
+    find / -xdev -name "$1*" -not -path '/proc/*' 2>/dev/null | head -n 1 | sed 's,/[^/]*$,,'
+}
 LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+for library in libcublasLt.so.13 libnccl.so.2; do
+    folder=$(find_library $library)
+    echo "$library: ${folder:-not found}"
+    [ -n "$folder" ] && LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$folder
+done
 SPW_CUDA_PLUGIN=$here/lib/spillway-cuda.so
-export LD_LIBRARY_PATH SPW_CUDA_PLUGIN
-what=${1:-all} failed=0
+CMOCKA_MESSAGE_OUTPUT=STDOUT
+export LD_LIBRARY_PATH SPW_CUDA_PLUGIN CMOCKA_MESSAGE_OUTPUT
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null
+about=$("$here/bin/test_cuda" --about --type bf16) || { echo "$about"; exit 77; }
+echo "$about"
 step() { # name seconds command...
     name=$1 limit=$2
     shift 2
     echo "== $name"
-    timeout -s KILL "$limit" "$@"
-    rc=$?
-    [ $rc -eq 77 ] && exit 77
+    if [ -n "${OUT:-}" ]; then
+        timeout -s KILL "$limit" "$@" >"$OUT/$name.log" 2>&1
+        rc=$?
+        tail -n 40 "$OUT/$name.log"
+    else
+        timeout -s KILL "$limit" "$@"
+        rc=$?
+    fi
+    [ $rc -eq 77 ] && { echo "== $name: skipped"; return 0; }
     [ $rc -ne 0 ] && { echo "== $name failed ($rc)"; failed=1; }
+    return $rc
 }
-if [ "$what" = test ] || [ "$what" = all ]; then
-    step "operations beside the cpu device" 400 env CMOCKA_MESSAGE_OUTPUT=STDOUT "$here/bin/test_cuda"
-fi
+ops() {
+    for type in fp32 bf16 fp16; do
+        step "ops-$type" 200 "$here/bin/test_cuda" --type $type && continue
+        for test in $("$here/bin/test_cuda" --list); do
+            step "ops-$type-$test" 60 "$here/bin/test_cuda" --type $type --only "$test"
+        done
+    done
+}
 # Where there are two GPUs: a rank on each, by NCCL and through the host, to the last digit of every loss.
 train_ranks() {
     work=$(mktemp -d)
@@ -39,31 +72,43 @@ JSON
     done
     [ "$(wc -l <"$work/nccl")" -eq 10 ] && cmp "$work/nccl" "$work/host"
 }
-if [ "$what" = test ] || [ "$what" = all ]; then
-    step "links between GPUs" 300 sh -c '"$0" --gpu; rc=$?; [ $rc -eq 77 ] && rc=0; exit $rc' "$here/bin/test_link"
-    if [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ]; then
-        echo "== two ranks on two GPUs"
-        (train_ranks) || { echo "== two ranks on two GPUs failed"; failed=1; }
-    fi
-fi
-if [ "$what" = test ] || [ "$what" = all ]; then
-    step "whole runs" 500 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" places curves
-fi
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-if [ "$what" = sanitize ] || [ "$what" = all ]; then
-    if [ -n "$sanitizer" ]; then
-        step "memcheck" 400 env SPW_CUDA_BLAS=0 "$sanitizer" --tool memcheck --error-exitcode 1 "$here/bin/test_cuda" --small
-        step "racecheck" 400 env SPW_CUDA_BLAS=0 "$sanitizer" --tool racecheck --error-exitcode 1 "$here/bin/test_cuda" --small
-    else
-        echo "== no compute-sanitizer here"
-    fi
-fi
-if [ "$what" = bench ] || [ "$what" = all ]; then
+links() {
+    step links 200 "$here/bin/test_link" --gpu
+    [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || return 0
+    echo "== two ranks on two GPUs"
+    (train_ranks) || { echo "== two ranks on two GPUs failed"; failed=1; }
+}
+# Without cuBLASLt products are this project's own, for any shape and slow: numbers of that would be of no use.
+measured() {
+    case $about in
+    *cuBLASLt*) "$@" ;;
+    *) echo "== no cuBLASLt was found: nothing is measured"; failed=1 ;;
+    esac
+}
+rates() {
     for kind in gemm attention "copy --seconds 0.3"; do # shellcheck disable=SC2086
-        step "bench $kind" 200 "$here/bin/spillway" bench $kind --device cuda
+        step "bench-${kind%% *}" 150 "$here/bin/spillway" bench $kind --device cuda
     done
-fi
-if [ "$what" = train ] || [ "$what" = bench ] || [ "$what" = all ]; then
-    step "training" 900 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" speed offload
-fi
+}
+whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$@"; }
+check_with() {
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+    [ -n "$sanitizer" ] || { echo "== no compute-sanitizer here"; return; }
+    step "$1" 400 env SPW_CUDA_BLAS=0 "$sanitizer" --tool "$1" --error-exitcode 1 "$here/bin/test_cuda" --small
+}
+do_step() {
+    case $1 in
+    ops | links) "$1" ;;
+    rates) measured rates ;;
+    runs) whole_runs places curves ;;
+    speed | offload) measured whole_runs "$1" ;;
+    memcheck | racecheck) check_with "$1" ;;
+    test) for part in ops links runs; do do_step $part; done ;;
+    sanitize) for part in memcheck racecheck; do do_step $part; done ;;
+    bench) for part in rates speed offload; do do_step $part; done ;;
+    all) for part in test bench sanitize; do do_step $part; done ;;
+    *) echo "no step $1"; failed=1 ;;
+    esac
+}
+for what in "${@:-all}"; do do_step "$what"; done
 exit $failed

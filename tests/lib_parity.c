@@ -1173,30 +1173,38 @@ test_nan_spreads(void **state)
     parity_nan_spreads(device);
 }
 
+static const struct CMUnitTest all[] = {
+    cmocka_unit_test(test_linear),
+    cmocka_unit_test(test_linear_and_more),
+    cmocka_unit_test(test_linear_by_row),
+    cmocka_unit_test(test_elements),
+    cmocka_unit_test(test_norms),
+    cmocka_unit_test(test_embedding_and_rope),
+    cmocka_unit_test(test_loss),
+    cmocka_unit_test(test_attention),
+    cmocka_unit_test(test_attention_cached),
+    cmocka_unit_test(test_attention_bits),
+    cmocka_unit_test(test_copies),
+    cmocka_unit_test(test_codes),
+    cmocka_unit_test(test_queues),
+    cmocka_unit_test(test_memory),
+    cmocka_unit_test(test_nan_spreads),
+    cmocka_unit_test(test_update),
+    cmocka_unit_test(test_spans),
+};
+
+void
+parity_list(void)
+{
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        printf("%s\n", all[i].name);
+}
+
 int
 parity_run_all(parity *p, const char *group)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_and_more),
-        cmocka_unit_test(test_linear_by_row),
-        cmocka_unit_test(test_elements),
-        cmocka_unit_test(test_norms),
-        cmocka_unit_test(test_embedding_and_rope),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_cached),
-        cmocka_unit_test(test_attention_bits),
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_queues),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_nan_spreads),
-        cmocka_unit_test(test_update),
-        cmocka_unit_test(test_spans),
-    };
     device = p;
-    return cmocka_run_group_tests_name(group, tests, NULL, NULL);
+    return cmocka_run_group_tests_name(group, all, NULL, NULL);
 }
 
 int

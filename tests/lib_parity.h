@@ -33,6 +33,7 @@ void parity_update(const parity *p);
 void parity_spans(const parity *p);
 
 /* Runs every check above as a test of the group; returns how many failed. */
+void parity_list(void); /* the tests' names, on stdout */
 int parity_run_all(parity *p, const char *group);
 /* Those of them that multiply matrices. */
 int parity_run_products(parity *p, const char *group);
