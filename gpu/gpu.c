@@ -399,6 +399,39 @@ spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy,
 }
 
 void
+spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one)
+{
+    q->calls->route(q, r, logits, sum_to_one);
+}
+
+void
+spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
+                       bool sum_to_one, unsigned flags)
+{
+    q->calls->route_backward(q, dlogits, dweights, logits, r, sum_to_one, flags);
+}
+
+void
+spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C)
+{
+    q->calls->dispatch(q, y, x, r, C);
+}
+
+void
+spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
+                uint64_t C)
+{
+    q->calls->combine(q, y, onto, x, r, weighted, C);
+}
+
+void
+spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x, const spw_routing *r,
+                         uint64_t C)
+{
+    q->calls->combine_backward(q, dx, dweights, dy, x, r, C);
+}
+
+void
 spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
 {
     q->calls->dropout(q, y, x, n, p, key, counter_hi);

@@ -289,6 +289,42 @@ void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *
 void spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n);
 void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
                                uint64_t n, unsigned flags);
+/*
+ * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and
+ * those of one expert by row, so that an expert's rows lie together and products with its weights are products of a slice.
+ * Arrays in device memory:
+ *   weights  (M, k) fp32   of each choice, the largest first
+ *   choices  (M, k) int32  its expert
+ *   places   (M, k) int32  where the pair is among the sorted ones
+ *   pairs    (M k) int32   the other way: row k + choice of each sorted pair
+ *   ends     (E) int32     where an expert's pairs end; they begin where those of the expert before end
+ * Source  Shazeer et al. 2017 (1701.06538); without a capacity: no pair is dropped.
+ */
+typedef struct spw_routing {
+    float *weights;
+    int32_t *choices, *places, *pairs, *ends;
+    uint64_t M, k, E; /* k <= E <= SPW_EXPERTS_MAX, M k < 2^31 */
+} spw_routing;
+enum { SPW_EXPERTS_MAX = 256, SPW_CHOICES_MAX = 16 };
+/*
+ * Fills it: p = softmax(logits), in fp32, of each row of logits (M,E); the choices are the k largest logits, of equal ones the lower expert
+ * first, a NaN above all; weights are p, or with sum_to_one p over the sum of the chosen ones.
+ */
+void spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one);
+/* dlogits (M,E) from dweights (M,k) fp32; written, or ACC_DX. */
+void spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits,
+                            const spw_routing *r, bool sum_to_one, unsigned flags);
+/* y (M k, C) gets rows of x (M,C): y[i] = x[pairs[i] / k]. */
+void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C);
+/*
+ * y (M,C) = onto + sum over j < k, in this order, of weights[m,j] x[places[m,j]], x (M k, C); weighted false: all weights are 1, which is
+ * dispatch's backward. onto NULL: nothing. y may be onto.
+ */
+void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
+                     uint64_t C);
+/* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]]. */
+void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
+                              const spw_routing *r, uint64_t C);
 /* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
 void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
 

@@ -1167,6 +1167,13 @@ test_update(void **state)
 }
 
 static void
+test_experts(void **state)
+{
+    (void)state;
+    parity_experts(device);
+}
+
+static void
 test_nan_spreads(void **state)
 {
     (void)state;
@@ -1189,6 +1196,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test(test_queues),
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_nan_spreads),
+    cmocka_unit_test(test_experts),
     cmocka_unit_test(test_update),
     cmocka_unit_test(test_spans),
 };

@@ -2,7 +2,7 @@
  * Every operation of the cpu device against naive loops in double, and every backward against central differences of those
  * loops, element by element; with the kernels of every instruction set of this CPU, 1, 2 and 5 threads giving the same bits.
  */
-#include "spw_gpu.h"
+#include "lib_parity.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -1030,6 +1030,20 @@ test_queues(void **state)
     spw_gpu_close(gpu);
 }
 
+/* The checks of every device. */
+static void
+test_experts(void **state)
+{
+    parity p = {0};
+    (void)state;
+    for (uint32_t threads = 1; threads <= 5; threads += 2) {
+        assert_int_equal(spw_gpu_open(&p.gpu, &(spw_gpu_options){.name = "cpu", .thread_count = threads}, NULL),
+                         SPW_OK);
+        parity_experts(&p);
+        spw_gpu_close(p.gpu);
+    }
+}
+
 int
 main(void)
 {
@@ -1046,6 +1060,7 @@ main(void)
         cmocka_unit_test(test_embedding_and_rope),
         cmocka_unit_test(test_dropout_and_sums),
         cmocka_unit_test(test_nan_spreads),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_device),
         cmocka_unit_test(test_queues),
     };

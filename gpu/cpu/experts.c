@@ -1,0 +1,201 @@
+/*
+ * A mixture of experts on the cpu device: routing, and rows to their experts and back. What lies between are products of slices.
+ */
+#include "cpu_internal.h"
+#include <math.h>
+
+typedef struct moe_args {
+    const cpu_kernels *k;
+    const spw_routing *r;
+    const float *logits, *x, *dy, *onto;
+    float *y, *dweights;
+    uint64_t C, grain;
+    bool sum_to_one, weighted, add;
+} moe_args;
+
+static uint64_t
+slice(const moe_args *g, uint32_t part_idx, uint64_t *first)
+{
+    *first = part_idx * g->grain;
+    return g->r->M - *first < g->grain ? g->r->M - *first : g->grain;
+}
+
+static void
+run(spw_gpu_queue *q, moe_args *g, uint64_t cols, spw_pool_fn fn)
+{
+    enum { GRAIN = 16384 };
+    g->k = spw__cpu_kernels(q);
+    g->grain = cols >= GRAIN ? 1 : GRAIN / cols;
+    spw__cpu_run(q, (uint32_t)((g->r->M + g->grain - 1) / g->grain), fn, g);
+}
+
+static bool
+above(float a, float b)
+{
+    return a > b || (isnan(a) && !isnan(b));
+}
+
+/* The k largest so far stay sorted; an expert does not pass an equal one, which is a lower one. */
+static void
+choose(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
+{
+    for (uint64_t e = 0; e < E; e++) {
+        uint64_t j = e < k ? e : k;
+        for (; j > 0 && above(logits[e], logits[choices[j - 1]]); j--)
+            if (j < k)
+                choices[j] = choices[j - 1];
+        if (j < k)
+            choices[j] = (int32_t)e;
+    }
+}
+
+static void
+route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        const float *logits = g->logits + m * r->E;
+        int32_t *choices = r->choices + m * r->k;
+        float *w = r->weights + m * r->k, sum = 0, max, exps[SPW_EXPERTS_MAX];
+        choose(choices, logits, r->E, r->k);
+        max = logits[choices[0]];
+        for (uint64_t j = 0; j < r->k; j++)
+            sum += w[j] = expf(logits[choices[j]] - max);
+        if (!g->sum_to_one)
+            sum = g->k->exp_sum(exps, logits, max, r->E);
+        for (uint64_t j = 0; j < r->k; j++)
+            w[j] /= sum;
+    }
+}
+
+void
+spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one)
+{
+    int32_t next[SPW_EXPERTS_MAX] = {0}, end = 0;
+    SPW_ASSERT(r->k > 0 && r->k <= SPW_CHOICES_MAX && r->k <= r->E && r->E <= SPW_EXPERTS_MAX);
+    run(q, &(moe_args){.r = r, .logits = logits, .sum_to_one = sum_to_one}, r->E * 4, route_part);
+    for (uint64_t i = 0; i < r->M * r->k; i++)
+        next[r->choices[i]]++;
+    for (uint64_t e = 0; e < r->E; e++) {
+        int32_t count = next[e];
+        next[e] = end;
+        end += count;
+        r->ends[e] = end;
+    }
+    for (uint64_t i = 0; i < r->M * r->k; i++) {
+        int32_t place = next[r->choices[i]]++;
+        r->places[i] = place;
+        r->pairs[place] = (int32_t)i;
+    }
+}
+
+/*
+ * Weights are a softmax, over the chosen ones or over all: dlogits[e] = p[e] (dw[e] - sum of p dw), with p over the same ones and dw 0
+ * for those that are not chosen.
+ */
+static void
+route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        const float *logits = g->logits + m * r->E, *w = r->weights + m * r->k, *dw = g->dweights + m * r->k;
+        const int32_t *choices = r->choices + m * r->k;
+        float *y = g->y + m * r->E, mean = 0, d[SPW_EXPERTS_MAX] = {0};
+        for (uint64_t j = 0; j < r->k; j++)
+            mean += w[j] * dw[j];
+        if (!g->sum_to_one)
+            g->k->scale(d, -mean / g->k->exp_sum(d, logits, logits[choices[0]], r->E), r->E);
+        for (uint64_t j = 0; j < r->k; j++)
+            d[choices[j]] = w[j] * (dw[j] - mean);
+        for (uint64_t e = 0; e < r->E; e++)
+            y[e] = g->add ? y[e] + d[e] : d[e];
+    }
+}
+
+void
+spw__cpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
+                        bool sum_to_one, unsigned flags)
+{
+    run(q,
+        &(moe_args){.r = r,
+                    .logits = logits,
+                    .y = dlogits,
+                    .dweights = (float *)(uintptr_t)dweights,
+                    .sum_to_one = sum_to_one,
+                    .add = flags & SPW_OP_ACC_DX},
+        r->E * 4, route_backward_part);
+}
+
+static void
+dispatch_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t i = first * r->k; i < (first + n) * r->k; i++)
+        memcpy(g->y + i * g->C, g->x + (uint64_t)r->pairs[i] / r->k * g->C, g->C * sizeof *g->y);
+}
+
+void
+spw__cpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C)
+{
+    run(q, &(moe_args){.r = r, .y = y, .x = x, .C = C}, C * r->k, dispatch_part);
+}
+
+static void
+combine_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        float *y = g->y + m * g->C;
+        if (g->onto == NULL)
+            memset(y, 0, g->C * sizeof *y);
+        else if (g->onto != g->y)
+            memcpy(y, g->onto + m * g->C, g->C * sizeof *y);
+        for (uint64_t i = m * r->k; i < (m + 1) * r->k; i++)
+            g->k->axpy(y, g->weighted ? r->weights[i] : 1.0f, g->x + (uint64_t)r->places[i] * g->C, g->C);
+    }
+}
+
+void
+spw__cpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
+                 uint64_t C)
+{
+    run(q, &(moe_args){.r = r, .y = y, .onto = onto, .x = x, .weighted = weighted, .C = C}, C * r->k, combine_part);
+}
+
+static void
+combine_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        const float *dy = g->dy + m * g->C;
+        for (uint64_t i = m * r->k; i < (m + 1) * r->k; i++) {
+            uint64_t at = (uint64_t)r->places[i] * g->C;
+            g->dweights[i] = g->k->dot(dy, g->x + at, g->C);
+            memcpy(g->y + at, dy, g->C * sizeof *dy);
+            g->k->scale(g->y + at, r->weights[i], g->C);
+        }
+    }
+}
+
+void
+spw__cpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x, const spw_routing *r,
+                          uint64_t C)
+{
+    run(q, &(moe_args){.r = r, .y = dx, .dweights = dweights, .dy = dy, .x = x, .C = C}, C * r->k,
+        combine_backward_part);
+}

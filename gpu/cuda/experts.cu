@@ -1,0 +1,102 @@
+/* Launches of a mixture of experts; the kernels are experts.cuh's. */
+#include "experts.cuh"
+#include "cuda_internal.h"
+
+/* Threads for a row, of which each takes one piece at a time. */
+static unsigned
+row_threads(uint64_t pieces)
+{
+    uint64_t threads = spw_round_up(pieces, WARP);
+    return threads > 512 ? 512 : (unsigned)threads;
+}
+
+/*
+ * The sort moves about 20 bytes per pair: choices read twice, places and pairs written. A million pairs are 489 blocks, enough for
+ * every multiprocessor, and their counters (250 KB for 128 experts) are little beside that.
+ */
+void
+spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, bool sum_to_one)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    unsigned blocks = spw__cuda_blocks(r->M * r->k, SORT_PAIRS), E = (unsigned)r->E;
+    uint64_t count = (uint64_t)E * blocks;
+    int *counts;
+    SPW_ASSERT(r->k > 0 && r->k <= SPW_CHOICES_MAX && r->k <= r->E && r->E <= SPW_EXPERTS_MAX);
+    if (r->M == 0) {
+        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(r->ends, 0, E * sizeof *r->ends, q->stream), "zero");
+        return;
+    }
+    counts = (int *)spw__cuda_scratch(q, (count + E) * sizeof *counts);
+    if (counts == NULL)
+        return;
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_kernel<T>), *r,
+                      (const T *)logits, sum_to_one));
+    LAUNCH(q, blocks, SORT_THREADS, 0, (count_kernel), counts, r->choices, r->M * r->k, E);
+    LAUNCH(q, E, SORT_THREADS, 0, (scan_kernel), counts, counts + count, blocks);
+    LAUNCH(q, blocks, SORT_THREADS, 0, (place_kernel), *r, counts, counts + count);
+}
+
+void
+spw__cuda_route_backward(spw_gpu_queue *queue, act *dlogits, const float *dweights, const act *logits,
+                         const spw_routing *r, bool sum_to_one, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (r->M == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>),
+                      (T *)dlogits, dweights, (const T *)logits, *r, sum_to_one, (flags & SPW_OP_ACC_DX) != 0));
+}
+
+void
+spw__cuda_dispatch(spw_gpu_queue *queue, act *y, const act *x, const spw_routing *r, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t row_bytes = C * spw_dtype_bytes(q->gpu->info.compute_dtype), units = row_bytes / sizeof(uint4);
+    if (r->M == 0 || C == 0)
+        return;
+    if (row_bytes % sizeof(uint4) == 0 && spw__cuda_aligned(y, x))
+        LAUNCH(q, (unsigned)r->M, row_threads(units), 0, (dispatch_kernel<uint4>), (uint4 *)y, (const uint4 *)x, *r,
+               units);
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)r->M, row_threads(C), 0, (dispatch_kernel<T>), (T *)y, (const T *)x, *r, C));
+}
+
+template <class T, bool WIDE>
+static void
+combine(cuda_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted, uint64_t C)
+{
+    LAUNCH(q, (unsigned)r->M, row_threads((C + 7) / 8), 0, (combine_kernel<T, WIDE>), (T *)y, (const T *)onto,
+           (const T *)x, *r, weighted, C);
+}
+
+void
+spw__cuda_combine(spw_gpu_queue *queue, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
+                  uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(y, onto, x);
+    if (r->M == 0 || C == 0)
+        return;
+    BY_TYPE(q,
+            wide ? combine<T, true>(q, y, onto, x, r, weighted, C) : combine<T, false>(q, y, onto, x, r, weighted, C));
+}
+
+template <class T, bool WIDE>
+static void
+combine_backward(cuda_queue *q, act *dx, float *dweights, const act *dy, const act *x, const spw_routing *r, uint64_t C)
+{
+    LAUNCH(q, spw__cuda_blocks(r->M * r->k, ROUTE_WARPS), ROUTE_THREADS, 0, (combine_backward_kernel<T, WIDE>), (T *)dx,
+           dweights, (const T *)dy, (const T *)x, *r, C);
+}
+
+void
+spw__cuda_combine_backward(spw_gpu_queue *queue, act *dx, float *dweights, const act *dy, const act *x,
+                           const spw_routing *r, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x);
+    if (r->M == 0)
+        return;
+    BY_TYPE(q, wide ? combine_backward<T, true>(q, dx, dweights, dy, x, r, C)
+                    : combine_backward<T, false>(q, dx, dweights, dy, x, r, C));
+}

@@ -1,0 +1,360 @@
+/*
+ * A mixture of experts: routing with a warp per row, the stable sort of its pairs by expert, and rows to their experts and back.
+ *
+ * The sort counts: blocks of consecutive pairs count their experts, one scan over the blocks of each expert says where theirs begin,
+ * and the blocks place their pairs in order. Inside a block a warp finds by ballots which of its pairs share an expert, so that
+ * neither pass needs an atomic. Rows are moved by the row, not by the sorted pair: what k experts get is read once.
+ */
+#ifndef SPW_CUDA_EXPERTS_CUH
+#define SPW_CUDA_EXPERTS_CUH
+
+#include "common.cuh"
+#include "spw_gpu.h"
+
+enum {
+    WARP = 32,
+    LANE_EXPERTS = SPW_EXPERTS_MAX / WARP, /* experts of a lane: lane, lane + 32, ... */
+    ROUTE_WARPS = 8,                       /* rows, or pairs, of a block */
+    ROUTE_THREADS = ROUTE_WARPS * WARP,
+};
+
+/* ---------------------------------------------------------------- routing */
+
+/* Greater for the greater logit, of equal ones for the lower expert; a NaN is above all. Never 0. */
+SPW_DEVICE uint64_t
+rank_of(float logit, unsigned expert)
+{
+    unsigned bits = __float_as_uint(logit + 0.0f); /* -0 is 0 */
+    bits ^= bits & 0x80000000u ? 0xffffffffu : 0x80000000u;
+    bits = logit != logit ? 0xffffffffu : bits;
+    return (uint64_t)bits << 32 | (0xffffffffu - expert);
+}
+
+SPW_DEVICE float
+logit_of(uint64_t rank)
+{
+    unsigned bits = (unsigned)(rank >> 32);
+    return __uint_as_float(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
+}
+
+template <class T>
+__global__ void
+route_kernel(spw_routing r, const T *logits, bool sum_to_one)
+{
+    uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[LANE_EXPERTS];
+    unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
+    float v[LANE_EXPERTS], mine = 0.0f, max, weight, sum = 0.0f;
+    if (row >= r.M)
+        return; /* the whole warp */
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+        unsigned e = lane + i * WARP;
+        v[i] = e < E ? widen(logits[row * E + e]) : -INFINITY;
+        rank[i] = e < E ? rank_of(v[i], e) : 0;
+    }
+    for (unsigned j = 0; j < r.k; j++) {
+        uint64_t best = rank[0];
+#pragma unroll
+        for (unsigned i = 1; i < LANE_EXPERTS && i * WARP < E; i++)
+            best = most(best, rank[i]);
+#pragma unroll
+        for (int d = WARP / 2; d > 0; d /= 2)
+            best = most(best, __shfl_xor_sync(0xffffffffu, best, d));
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < E; i++)
+            rank[i] = rank[i] == best ? 0 : rank[i];
+        if (lane == j) {
+            mine = logit_of(best);
+            expert = 0xffffffffu - (unsigned)best;
+        }
+    }
+    max = __shfl_sync(0xffffffffu, mine, 0);
+    weight = lane < r.k ? expf(mine - max) : 0.0f;
+    if (sum_to_one)
+        sum = weight;
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < E; i++)
+        sum += !sum_to_one && lane + i * WARP < E ? expf(v[i] - max) : 0.0f;
+    sum = warp_sum(sum);
+    if (lane < r.k) {
+        r.weights[row * r.k + lane] = weight / sum;
+        r.choices[row * r.k + lane] = (int32_t)expert;
+    }
+}
+
+/*
+ * dlogits[e] = p[e] (dw[e] - sum of p dw), p over all experts or over the chosen ones, dw 0 where not chosen. The weights are p of the
+ * chosen ones.
+ */
+template <class T>
+__global__ void
+route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, bool sum_to_one, bool add)
+{
+    uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
+    unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
+    float d[LANE_EXPERTS] = {0}, w = 0.0f, dw = 0.0f, mean, sum = 0.0f;
+    if (row >= r.M)
+        return; /* the whole warp */
+    if (lane < r.k) {
+        w = r.weights[row * r.k + lane];
+        dw = dweights[row * r.k + lane];
+        expert = (unsigned)r.choices[row * r.k + lane];
+    }
+    mean = warp_sum(w * dw);
+    if (!sum_to_one) {
+        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]);
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+            d[i] = lane + i * WARP < E ? expf(widen(logits[row * E + lane + i * WARP]) - max) : 0.0f;
+            sum += d[i];
+        }
+        sum = -mean / warp_sum(sum);
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+            d[i] *= sum;
+    }
+    for (unsigned j = 0; j < r.k; j++) {
+        unsigned chosen = __shfl_sync(0xffffffffu, expert, (int)j);
+        float of_chosen = __shfl_sync(0xffffffffu, w * (dw - mean), (int)j);
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+            d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
+    }
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+        T *to = dlogits + row * E + lane + i * WARP;
+        if (lane + i * WARP < E)
+            narrow(to, add ? widen(*to) + d[i] : d[i]);
+    }
+}
+
+/* ---------------------------------------------------------------- the sort */
+
+enum {
+    SORT_WARPS = 8,
+    SORT_ROUNDS = 8, /* pairs of a thread */
+    SORT_THREADS = SORT_WARPS * WARP,
+    SORT_PAIRS = SORT_THREADS * SORT_ROUNDS, /* of a block: its warps take 256 consecutive ones each */
+};
+static_assert((int)SORT_THREADS >= (int)SPW_EXPERTS_MAX, "a thread per expert");
+
+/* The sum over the threads before this one; *all gets that over the block. */
+SPW_DEVICE int
+block_scan(int v, int *all)
+{
+    __shared__ int parts[32];
+    int lane = (int)(threadIdx.x % WARP), sum = v, before = 0;
+#pragma unroll
+    for (int d = 1; d < WARP; d *= 2) {
+        int lower = __shfl_sync(0xffffffffu, sum, lane >= d ? lane - d : lane);
+        sum += lane >= d ? lower : 0;
+    }
+    __syncthreads(); /* parts of the call before have been read */
+    if (lane == WARP - 1)
+        parts[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    *all = 0;
+    for (unsigned w = 0; w < blockDim.x / WARP; w++) {
+        before += w < threadIdx.x / WARP ? parts[w] : 0;
+        *all += parts[w];
+    }
+    return before + sum - v;
+}
+
+SPW_DEVICE uint64_t
+pair_of_round(unsigned r)
+{
+    uint64_t warp = (uint64_t)blockIdx.x * SORT_WARPS + threadIdx.x / WARP;
+    return (warp * SORT_ROUNDS + r) * WARP + threadIdx.x % WARP;
+}
+
+/*
+ * counts[w][e] gets how many of warp w's pairs chose e, before[r] how many of those come before this thread's pair of round r, which
+ * chose expert[r]. All threads call it; a barrier follows.
+ */
+SPW_DEVICE void
+count_in_warps(int (*counts)[SPW_EXPERTS_MAX], int *before, unsigned *expert, const int32_t *choices, uint64_t n)
+{
+    unsigned lane = threadIdx.x % WARP;
+    int *mine = counts[threadIdx.x / WARP];
+    for (unsigned e = lane; e < SPW_EXPERTS_MAX; e += WARP)
+        mine[e] = 0;
+    __syncwarp();
+#pragma unroll
+    for (unsigned r = 0; r < SORT_ROUNDS; r++) {
+        bool there = pair_of_round(r) < n;
+        unsigned alike = __ballot_sync(0xffffffffu, there), lower;
+        expert[r] = there ? (unsigned)choices[pair_of_round(r)] : 0;
+        for (unsigned b = 1; b < SPW_EXPERTS_MAX; b *= 2) {
+            unsigned set = __ballot_sync(0xffffffffu, (expert[r] & b) != 0);
+            alike &= expert[r] & b ? set : ~set;
+        }
+        lower = alike & ((1u << lane) - 1);
+        before[r] = mine[expert[r]] + __popc(lower);
+        __syncwarp(); /* it has been read */
+        if (there && lower == 0)
+            mine[expert[r]] += __popc(alike);
+        __syncwarp();
+    }
+    __syncthreads();
+}
+
+/* counts (E, blocks): of each block's pairs. */
+SPW_KERNEL void
+count_kernel(int *counts, const int32_t *choices, uint64_t n, unsigned E)
+{
+    __shared__ int in_warps[SORT_WARPS][SPW_EXPERTS_MAX];
+    int before[SORT_ROUNDS], sum = 0;
+    unsigned expert[SORT_ROUNDS], e = threadIdx.x;
+    count_in_warps(in_warps, before, expert, choices, n);
+    if (e >= E)
+        return;
+    for (unsigned w = 0; w < SORT_WARPS; w++)
+        sum += in_warps[w][e];
+    counts[(uint64_t)e * gridDim.x + blockIdx.x] = sum;
+}
+
+/* A block per expert: each of its counts becomes the sum of those before, totals (E) get that of all. */
+SPW_KERNEL void
+scan_kernel(int *counts, int *totals, unsigned blocks)
+{
+    int *mine = counts + (uint64_t)blockIdx.x * blocks, sum = 0;
+    for (unsigned at = 0; at < blocks; at += blockDim.x) {
+        unsigned b = at + threadIdx.x;
+        int all, before = block_scan(b < blocks ? mine[b] : 0, &all);
+        if (b < blocks)
+            mine[b] = sum + before;
+        sum += all;
+    }
+    if (threadIdx.x == 0)
+        totals[blockIdx.x] = sum;
+}
+
+SPW_KERNEL void
+place_kernel(spw_routing r, const int *counts, const int *totals)
+{
+    __shared__ int in_warps[SORT_WARPS][SPW_EXPERTS_MAX];
+    int before[SORT_ROUNDS], all, total, at;
+    unsigned expert[SORT_ROUNDS], e = threadIdx.x, warp = threadIdx.x / WARP;
+    uint64_t n = r.M * r.k;
+    count_in_warps(in_warps, before, expert, r.choices, n);
+    total = e < r.E ? totals[e] : 0;
+    at = block_scan(total, &all);
+    if (e < r.E) {
+        if (blockIdx.x == 0)
+            r.ends[e] = at + total;
+        at += counts[(uint64_t)e * gridDim.x + blockIdx.x];
+        for (unsigned w = 0; w < SORT_WARPS; w++) {
+            int count = in_warps[w][e];
+            in_warps[w][e] = at;
+            at += count;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (unsigned round = 0; round < SORT_ROUNDS; round++) {
+        uint64_t i = pair_of_round(round);
+        if (i < n) {
+            int place = in_warps[warp][expert[round]] + before[round];
+            r.places[i] = place;
+            r.pairs[place] = (int32_t)i;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- rows */
+
+/* U is what a thread copies at a time, units of them a row. A block per row of x. */
+template <class U>
+__global__ void
+dispatch_kernel(U *y, const U *x, spw_routing r, uint64_t units)
+{
+    const int32_t *places = r.places + blockIdx.x * r.k;
+    for (uint64_t u = threadIdx.x; u < units; u += blockDim.x) {
+        U v = x[blockIdx.x * units + u];
+#pragma unroll 4
+        for (unsigned j = 0; j < r.k; j++)
+            y[(uint64_t)places[j] * units + u] = v;
+    }
+}
+
+/* What load8() and store8() are told is left of a row; WIDE: whole eights, so that loads of several rows need no branch in between. */
+template <bool WIDE>
+SPW_DEVICE uint64_t
+left_of(uint64_t C, uint64_t c)
+{
+    return WIDE ? 8 : C - c;
+}
+
+/* sum += of N rows of x from the j-th choice on, in order, once all of them are on their way. */
+template <int N, class T, bool WIDE>
+SPW_DEVICE void
+add_rows(float *sum, const T *x, const int32_t *places, const float *weights, unsigned j, uint64_t C, uint64_t c)
+{
+    float v[N][8], w[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        w[n] = weights != NULL ? weights[j + n] : 1.0f;
+        load8(v[n], x + (uint64_t)places[j + n] * C + c, left_of<WIDE>(C, c), WIDE);
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += w[n] * v[n][i];
+}
+
+template <class T, bool WIDE>
+__global__ void
+combine_kernel(T *y, const T *onto, const T *x, spw_routing r, bool weighted, uint64_t C)
+{
+    const int32_t *places = r.places + blockIdx.x * r.k;
+    const float *weights = weighted ? r.weights + blockIdx.x * r.k : NULL;
+    unsigned k = (unsigned)r.k;
+    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        float sum[8] = {0};
+        unsigned j = 0;
+        if (onto != NULL)
+            load8(sum, onto + blockIdx.x * C + c, left_of<WIDE>(C, c), WIDE);
+        for (; j + 4 <= k; j += 4)
+            add_rows<4, T, WIDE>(sum, x, places, weights, j, C, c);
+        if (k & 2) {
+            add_rows<2, T, WIDE>(sum, x, places, weights, j, C, c);
+            j += 2;
+        }
+        if (k & 1)
+            add_rows<1, T, WIDE>(sum, x, places, weights, j, C, c);
+        store8(y + blockIdx.x * C + c, sum, left_of<WIDE>(C, c), WIDE);
+    }
+}
+
+/* A warp per pair: those of one row are neighbours, and find dy in the cache. */
+template <class T, bool WIDE>
+__global__ void
+combine_backward_kernel(T *dx, float *dweights, const T *dy, const T *x, spw_routing r, uint64_t C)
+{
+    uint64_t pair = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, at;
+    float w, dot = 0.0f;
+    if (pair >= r.M * r.k)
+        return; /* the whole warp */
+    w = r.weights[pair];
+    at = (uint64_t)r.places[pair] * C;
+    dy += (uint64_t)((unsigned)pair / (unsigned)r.k) * C;
+    for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float d[8], v[8];
+        load8(d, dy + c, left, WIDE);
+        load8(v, x + at + c, left, WIDE); /* zeros behind the end */
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            dot += d[i] * v[i];
+            d[i] *= w;
+        }
+        store8(dx + at + c, d, left, WIDE);
+    }
+    dot = warp_sum(dot);
+    if (threadIdx.x % WARP == 0)
+        dweights[pair] = dot;
+}
+
+#endif

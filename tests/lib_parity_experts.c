@@ -1,0 +1,378 @@
+/*
+ * The parity of a mixture of experts: routing exactly as plain loops here sort it, everything else beside sums in double, on whatever
+ * device; and the same bits from run to run. Inputs are numbers that every type holds exactly. What lies behind an array stays.
+ */
+#include "lib_parity.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+typedef enum logits { DRAWN, FEW_VALUES, EQUAL, STARVED, ASCENDING, WITH_NAN, LOGITS_COUNT } logits;
+typedef enum onto { NOTHING, ITSELF, ANOTHER, ONTO_COUNT } onto;
+
+typedef struct mixture {
+    uint64_t M, E, k, C;
+    logits logits;
+    onto onto;
+    bool sum_to_one, add, weighted;
+    bool cancel;    /* terms of combine that give another sum in any other order */
+    uint64_t shift; /* elements by which arrays of the compute type are off an aligned address */
+} mixture;
+
+/* What operations read, then what they write, and DLOGITS and Y, which may be both. */
+enum {
+    LOGITS,
+    X,
+    MOVED,
+    DY,
+    BEFORE,
+    DWEIGHTS,
+    WEIGHTS,
+    CHOICES,
+    PLACES,
+    PAIRS,
+    ENDS,
+    SENT,
+    DX,
+    DOTS,
+    DLOGITS,
+    Y,
+    COUNT
+};
+
+typedef struct array {
+    bool act;
+    uint64_t n;
+    float *in; /* (n) NULL: begins as bytes 0xff */
+} array;
+
+enum { GUARD = 64 };
+
+static void *
+need(size_t bytes)
+{
+    void *p = malloc(bytes + 64);
+    assert_non_null(p);
+    return p;
+}
+
+#define FAIL(m, what, ...)                                                                                             \
+    fail_msg("experts (%llu rows, %llu of %llu, %llu wide; logits %d, onto %d, sum to one %d, added %d, weighted %d, " \
+             "shift %llu): " what,                                                                                     \
+             (unsigned long long)(m)->M, (unsigned long long)(m)->k, (unsigned long long)(m)->E,                       \
+             (unsigned long long)(m)->C, (m)->logits, (m)->onto, (m)->sum_to_one, (m)->add, (m)->weighted,             \
+             (unsigned long long)(m)->shift, __VA_ARGS__)
+
+/* ---------------------------------------------------------------- the reference */
+
+static float
+logit_of(const mixture *m, uint64_t row, uint64_t e)
+{
+    static const float few[] = {-1.0f, -0.0f, 0.0f, 1.0f};
+    uint32_t r[4];
+    spw_philox(31 + m->M + m->E, m->k, row * m->E + e, r);
+    if (m->logits == WITH_NAN && row % 3 == 1 && e == row * 5 % m->E)
+        return row % 2 ? -NAN : NAN;
+    if (m->logits == STARVED && e % 3 == 1)
+        return -INFINITY;
+    if (m->logits == FEW_VALUES)
+        return few[r[0] % 4];
+    if (m->logits == EQUAL)
+        return 0.5f;
+    return m->logits == ASCENDING ? (float)e / 32.0f : (float)(r[0] % 256) / 32.0f - 4.0f;
+}
+
+static bool
+above(float a, float b)
+{
+    return a > b || (isnan(a) && !isnan(b));
+}
+
+/* An expert's choice is as many as are above it, or equal and before it; a pair's place as many as come before it. */
+static void
+route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32_t *pairs, int32_t *ends)
+{
+    int32_t place = 0;
+    for (uint64_t row = 0; row < m->M; row++)
+        for (uint64_t e = 0; e < m->E; e++) {
+            const float *l = x + row * m->E;
+            uint64_t before = 0;
+            for (uint64_t other = 0; other < m->E; other++)
+                before += above(l[other], l[e]) || (!above(l[e], l[other]) && other < e);
+            if (before < m->k)
+                choices[row * m->k + before] = (int32_t)e;
+        }
+    for (uint64_t e = 0; e < m->E; e++) {
+        for (uint64_t i = 0; i < m->M * m->k; i++)
+            if (choices[i] == (int32_t)e) {
+                places[i] = place;
+                pairs[place++] = (int32_t)i;
+            }
+        ends[e] = place;
+    }
+}
+
+/* Of exp(logit - the greatest), over all experts or over the chosen ones. */
+static double
+sum_of_exps(const mixture *m, const float *l, const int32_t *choices)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < (m->sum_to_one ? m->k : m->E); i++)
+        sum += exp((double)l[m->sum_to_one ? (uint64_t)choices[i] : i] - (double)l[choices[0]]);
+    return sum;
+}
+
+/* ---------------------------------------------------------------- on the device */
+
+static float
+number(uint64_t stream, uint64_t i)
+{
+    uint32_t r[4];
+    spw_philox(77, stream, i, r);
+    return (float)(r[0] % 512) / 256.0f - 1.0f;
+}
+
+/* Three terms of k, somewhere in the row, whose sum is 0, 0 or small in their order and something else in another. */
+static float
+cancelling(const mixture *m, uint64_t j, uint64_t c)
+{
+    static const float terms[3][3] = {
+        {0x1p15f, 0x1p-10f, -0x1p15f}, {0x1p-10f, 0x1p15f, -0x1p15f}, {0x1p15f, -0x1p15f, 0x1p-10f}};
+    uint64_t first = c / 3 % (m->k - 2);
+    return j >= first && j < first + 3 ? terms[c % 3][j - first] : 0.0f;
+}
+
+static void
+draw(const mixture *m, array *a, const int32_t *pairs)
+{
+    uint64_t pair_count = m->M * m->k;
+    a[LOGITS] = (array){true, m->M * m->E, NULL};
+    a[X] = a[DY] = a[BEFORE] = a[Y] = (array){true, m->M * m->C, NULL};
+    a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
+    a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
+    a[ENDS] = (array){false, m->E, NULL};
+    a[DLOGITS] = a[LOGITS];
+    for (int k = 0; k < COUNT; k++) {
+        if (k > DWEIGHTS && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
+            continue;
+        a[k].in = need(a[k].n * 4);
+        for (uint64_t i = 0; i < a[k].n; i++)
+            a[k].in[i] = number((uint64_t)k, i);
+    }
+    for (uint64_t i = 0; i < a[LOGITS].n; i++)
+        a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
+    for (uint64_t i = 0; m->cancel && i < a[MOVED].n; i++)
+        a[MOVED].in[i] = cancelling(m, (uint64_t)pairs[i / m->C] % m->k, i % m->C);
+}
+
+static void
+run(const mixture *m, spw_gpu_queue *q, void **p)
+{
+    spw_routing r = {p[WEIGHTS], p[CHOICES], p[PLACES], p[PAIRS], p[ENDS], m->M, m->k, m->E};
+    spw_gpu_route(q, &r, p[LOGITS], m->sum_to_one);
+    spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, m->sum_to_one, m->add ? SPW_OP_ACC_DX : 0);
+    spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
+    spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
+                    m->C);
+    spw_gpu_combine_backward(q, p[DX], p[DOTS], p[DY], p[MOVED], &r, m->C);
+    memset(&r, 0, sizeof r); /* the caller's again */
+}
+
+/* out[k] gets the bytes of array k afterwards. */
+static void
+apply(const parity *p, const mixture *m, const array *a, void **out)
+{
+    spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;
+    void *device[COUNT], *at[COUNT];
+    spw_gpu_queue *q = NULL;
+    spw_error err = {0};
+    assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, &err), SPW_OK);
+    for (int k = 0; k < COUNT; k++) {
+        uint64_t width = a[k].act ? spw_dtype_bytes(type) : 4, skip = a[k].act ? m->shift * width : 0;
+        unsigned char *host = need(a[k].n * width + GUARD);
+        memset(host, 0xff, a[k].n * width + GUARD);
+        if (a[k].in != NULL)
+            spw_convert(host, a[k].act ? type : SPW_F32, a[k].in, SPW_F32, a[k].n);
+        assert_int_equal(spw_gpu_alloc(p->gpu, &device[k], a[k].n * width + GUARD + skip, &err), SPW_OK);
+        at[k] = (char *)device[k] + skip;
+        spw_gpu_write_bytes(q, at[k], host, a[k].n * width + GUARD);
+        free(host);
+    }
+    run(m, q, at);
+    for (int k = 0; k < COUNT; k++) {
+        uint64_t bytes = a[k].n * (a[k].act ? spw_dtype_bytes(type) : 4);
+        spw_gpu_read_bytes(q, out[k], at[k], bytes + GUARD);
+        for (int i = 0; i < GUARD; i++)
+            if (((unsigned char *)out[k])[bytes + (uint64_t)i] != 0xff)
+                FAIL(m, "array %d goes on behind its end", k);
+    }
+    if (spw_gpu_check(p->gpu, &err) != SPW_OK)
+        FAIL(m, "%s", err.message);
+    for (int k = 0; k < COUNT; k++)
+        spw_gpu_free(p->gpu, device[k]);
+    spw_gpu_queue_destroy(q);
+}
+
+/* ---------------------------------------------------------------- side by side */
+
+static void
+check(const mixture *m, const char *what, uint64_t i, float got, double want, double error)
+{
+    if ((isnan(want) && isnan(got)) || (double)got == want)
+        return;
+    if (!(fabs((double)got - want) <= error))
+        FAIL(m, "%s, element %llu is %.9g, not %.9g by %.3g", what, (unsigned long long)i, (double)got, want, error);
+}
+
+/* Sums in fp32 are right to 2e-6 of what their terms amount to; then a type rounds once. */
+static double
+error_of(spw_dtype type, double want, double terms)
+{
+    static const double unit[SPW_DTYPE_COUNT] = {0x1p-24, 0x1p-8, 0x1p-11};
+    return unit[type] * fabs(want) + 2e-6 * terms + (type == SPW_F16 ? 0x1p-25 : 1e-37);
+}
+
+static void
+check_routing(const mixture *m, float *const *got, void *const *raw, const array *a, int32_t *const *want,
+              spw_dtype type)
+{
+    for (int k = CHOICES; k <= ENDS; k++)
+        for (uint64_t i = 0; i < a[k].n; i++)
+            if (((const int32_t *)raw[k])[i] != want[k][i])
+                FAIL(m, "array %d, element %llu is %d, not %d", k, (unsigned long long)i, ((const int32_t *)raw[k])[i],
+                     want[k][i]);
+    for (uint64_t row = 0; row < m->M; row++) {
+        const float *l = a[LOGITS].in + row * m->E, *dw = a[DWEIGHTS].in + row * m->k;
+        const int32_t *choices = want[CHOICES] + row * m->k;
+        double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = (double)l[choices[0]];
+        double all = sum_of_exps(m, l, choices);
+        for (uint64_t j = 0; j < m->k; j++) {
+            double p = exp((double)l[choices[j]] - max) / all;
+            check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p, error_of(SPW_F32, p, p));
+            mean += p * (double)dw[j];
+            terms += p * fabs((double)dw[j]);
+            d[choices[j]] = (double)dw[j];
+        }
+        for (uint64_t e = 0; e < m->E; e++) {
+            double p = exp((double)l[e] - max) / all, old = m->add ? (double)a[DLOGITS].in[row * m->E + e] : 0, g;
+            bool chosen = false;
+            for (uint64_t j = 0; j < m->k; j++)
+                chosen = chosen || choices[j] == (int32_t)e;
+            g = old + (chosen || !m->sum_to_one ? p * (d[e] - mean) : 0);
+            check(m, "dlogits", row * m->E + e, got[DLOGITS][row * m->E + e], g,
+                  error_of(type, g, p * (fabs(d[e]) + terms) + fabs(old)));
+        }
+    }
+}
+
+static void
+check_rows(const mixture *m, float *const *got, const array *a, const int32_t *places, spw_dtype type)
+{
+    for (uint64_t i = 0; i < m->M * m->k; i++) {
+        uint64_t row = i / m->k, at = (uint64_t)places[i] * m->C;
+        double w = (double)got[WEIGHTS][i], dot = 0, terms = 0;
+        for (uint64_t c = 0; c < m->C; c++) {
+            double dy = (double)a[DY].in[row * m->C + c], product = dy * (double)a[MOVED].in[at + c];
+            check(m, "dispatched", at + c, got[SENT][at + c], (double)a[X].in[row * m->C + c], 0);
+            check(m, "dx", at + c, got[DX][at + c], w * dy, error_of(type, w * dy, 0));
+            dot += product;
+            terms += fabs(product);
+        }
+        check(m, "dweights", i, got[DOTS][i], dot, error_of(SPW_F32, dot, terms));
+    }
+    for (uint64_t i = 0; i < m->M * m->C; i++) {
+        uint64_t row = i / m->C;
+        double sum = 0, terms = 0;
+        float in_order = 0; /* weights that cancel are powers of two: no product rounds */
+        if (m->onto != NOTHING)
+            terms = fabs(sum = (double)a[m->onto == ITSELF ? Y : BEFORE].in[i]);
+        for (uint64_t j = 0; j < m->k; j++) {
+            float w = m->weighted ? got[WEIGHTS][row * m->k + j] : 1.0f;
+            float x = a[MOVED].in[(uint64_t)places[row * m->k + j] * m->C + i % m->C];
+            in_order += w * x;
+            sum += (double)w * (double)x;
+            terms += fabs((double)w * (double)x);
+        }
+        check(m, "combined", i, got[Y][i], m->cancel ? (double)in_order : sum,
+              m->cancel ? 0 : error_of(type, sum, terms));
+    }
+}
+
+static void
+examine(const parity *p, const mixture *m)
+{
+    static const char *const twice[] = {"", "", NULL};
+    const char *const *orders = p->orders != NULL ? p->orders : twice;
+    spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;
+    int32_t *want[COUNT] = {NULL};
+    void *first[COUNT], *again[COUNT];
+    float *got[COUNT], *l = need(m->M * m->E * 4);
+    array a[COUNT] = {{0}};
+    for (int k = CHOICES; k <= ENDS; k++)
+        want[k] = need((k == ENDS ? m->E : m->M * m->k) * 4);
+    for (uint64_t i = 0; i < m->M * m->E; i++)
+        l[i] = logit_of(m, i / m->E, i % m->E);
+    route(m, l, want[CHOICES], want[PLACES], want[PAIRS], want[ENDS]);
+    draw(m, a, want[PAIRS]);
+    for (int k = 0; k < COUNT; k++) {
+        first[k] = need(a[k].n * 4 + GUARD);
+        again[k] = need(a[k].n * 4 + GUARD);
+        got[k] = need(a[k].n * 4);
+    }
+    for (int turn = 0; orders[turn] != NULL; turn++) {
+        setenv("SPW_EMULATE_ORDER", orders[turn], 1);
+        apply(p, m, a, turn == 0 ? first : again);
+        for (int k = 0; k < COUNT && turn > 0; k++)
+            if (memcmp(first[k], again[k], a[k].n * (a[k].act ? spw_dtype_bytes(type) : 4)) != 0)
+                FAIL(m, "array %d has other bits in the run \"%s\"", k, orders[turn]);
+    }
+    setenv("SPW_EMULATE_ORDER", "", 1);
+    for (int k = 0; k < COUNT; k++)
+        spw_convert(got[k], SPW_F32, first[k], a[k].act ? type : SPW_F32, a[k].n);
+    for (int k = 0; k <= DWEIGHTS; k++)
+        for (uint64_t i = 0; i < a[k].n; i++)
+            check(m, "an input", i, got[k][i], (double)a[k].in[i], 0);
+    check_routing(m, got, first, a, want, type);
+    check_rows(m, got, a, want[PLACES], type);
+    for (int k = 0; k < COUNT; k++) {
+        free(first[k]);
+        free(again[k]);
+        free(got[k]);
+        free(want[k]);
+        free(a[k].in);
+    }
+    free(l);
+}
+
+void
+parity_experts(const parity *p)
+{
+    static const uint64_t sizes[][4] = {
+        {0, 8, 2, 8},     {1, 1, 1, 1},    {7, 3, 3, 40},       {300, 8, 2, 130},    {40, 64, 8, 1024},
+        {60, 128, 8, 40}, {5000, 8, 2, 1}, {9, 16, 16, 264},    {1, 128, 7, 24},     {2100, 1, 1, 3},
+        {40, 256, 16, 8}, {700, 64, 1, 8}, {70000, 128, 8, 16}, {300, 256, 8, 2048}, {70, 32, 4, 16384},
+    };
+    for (size_t i = 0; i < (p->large ? 15 : 12); i++)
+        for (unsigned f = 0; f < (sizes[i][0] > 1000 ? 1 : 6); f++)
+            examine(p, &(mixture){.M = sizes[i][0],
+                                  .E = sizes[i][1],
+                                  .k = sizes[i][2],
+                                  .C = sizes[i][3],
+                                  .logits = (logits)((i + f) % LOGITS_COUNT),
+                                  .onto = (onto)(f % ONTO_COUNT),
+                                  .sum_to_one = f % 2 != 0,
+                                  .add = f & 2,
+                                  .weighted = f != 1,
+                                  .shift = f == 3});
+    for (uint64_t k = 3; k <= 11; k++)
+        examine(p, &(mixture){.M = 5,
+                              .E = 16,
+                              .k = k,
+                              .C = 88,
+                              .logits = k == 4 || k == 8 ? EQUAL : DRAWN,
+                              .sum_to_one = true,
+                              .weighted = k == 4 || k == 8, /* by 1 / k */
+                              .cancel = true});
+}
