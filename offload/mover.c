@@ -382,37 +382,43 @@ promised(const spw_store *s, const unit *u, uint64_t generation)
            (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
 }
 
+/* The lowest place that is free, and where in the list of those that have one. */
 static bool
-place_on_device(spw_store *s, unit *u)
+place_on_device(spw_store *s, unit *u, uint32_t *rank)
 {
     uint64_t at = 0;
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (uint32_t i = 0; i < s->unit_count; i++) {
-            const unit *o = &s->units[i];
-            if (o->d != D_NONE && at < o->device_offset + o->device_bytes && o->device_offset < at + u->device_bytes) {
-                at = o->device_offset + o->device_bytes;
-                moved = true;
-            }
-        }
+    uint32_t i = 0;
+    for (; i < s->resident_count && at + u->device_bytes > s->units[s->resident[i]].device_offset; i++) {
+        const unit *o = &s->units[s->resident[i]];
+        at = o->device_offset + o->device_bytes;
     }
     u->device_offset = at;
+    *rank = i;
     return at + u->device_bytes <= s->cfg.device_cache_bytes;
+}
+
+/* Rather what is used later; of those of whose next use nothing is known what was used longer ago. */
+static bool
+better_victim(const unit *o, const unit *than)
+{
+    if (than == NULL || o->wanted != than->wanted)
+        return than == NULL || than->wanted;
+    return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
 }
 
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
-    while (!place_on_device(s, u)) {
+    uint32_t rank;
+    while (!place_on_device(s, u, &rank)) {
         unit *victim = NULL;
-        for (uint32_t i = 0; i < s->unit_count; i++) {
-            unit *o = &s->units[i];
+        for (uint32_t i = 0; i < s->resident_count; i++) {
+            unit *o = &s->units[s->resident[i]];
             bool idle =
                 (o->d == D_READY && o->pins == 0) || /* or it was begun for a use that is not fetched any more */
                 (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use >= s->fetch_count);
-            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
-                (victim == NULL || (victim->wanted && !o->wanted) ||
-                 (victim->wanted == o->wanted && o->next_use > victim->next_use)))
+            if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
+                better_victim(o, victim))
                 victim = o;
         }
         if (victim == NULL)
@@ -420,6 +426,8 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         s->tight = s->tight || victim->wanted;
         spw__store_drop_device(s, victim);
     }
+    memmove(s->resident + rank + 1, s->resident + rank, (s->resident_count++ - rank) * sizeof *s->resident);
+    s->resident[rank] = (uint32_t)(u - s->units);
     return true;
 }
 

@@ -71,6 +71,7 @@ typedef struct unit {
     bool abort_fill, by_demand;
     bool wanted;                  /* the caller of acquire waits for it, and for others with it */
     uint32_t next_use, next_use2; /* positions in the future; UINT32_MAX: none */
+    uint64_t last_use;            /* release's count */
     /* Of a device that works by itself: the compute that read it last, where it lay then, whether that may be under way. */
     spw_gpu_event *used;
     uint64_t used_offset;
@@ -134,6 +135,8 @@ struct spw_store {
     spw_store_use *future;
     uint32_t future_count, fetch_count, future_capacity; /* of it: what may be fetched; what it holds at most */
     spw_store_use demand;
+    uint32_t *resident, resident_count; /* units that have a place on the device, by offset */
+    uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */

@@ -114,6 +114,7 @@ typedef struct spw_store_config {
     uint32_t record_part_count;
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
+    uint64_t device_granule; /* units take multiples of it there, so that one fits where others were; 0: whole pages */
     uint64_t device_cache_bytes; /* for gathered units, in the device's compute type; unused where none are gathered */
     uint32_t worker_count;       /* optimizer threads; 0: 1 */
     bool pin_memory, integrity;
@@ -209,7 +210,7 @@ void spw_store_forget(spw_store *store);
  * would fit. Each unit acquired needs one release. count is at most SPW_ACQUIRE_MAX, no unit twice.
  * Errors  SPW_ESTALE if that generation has passed; SPW_EPOISONED's first reason after a failure.
  */
-enum { SPW_ACQUIRE_MAX = 64 };
+enum { SPW_ACQUIRE_MAX = 320 };
 spw_status
 spw_store_acquire(spw_store *store, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err);
 /* reader: the queue whose work so far reads the weights; NULL: whoever read them has finished. */

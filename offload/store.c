@@ -43,6 +43,12 @@ spw__store_drop_device(spw_store *s, unit *u)
         memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
     u->d = D_NONE;
     u->abort_fill = false;
+    for (uint32_t i = 0; i < s->resident_count; i++) {
+        if (&s->units[s->resident[i]] != u)
+            continue;
+        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
+        break;
+    }
 }
 
 void
@@ -137,10 +143,11 @@ build(spw_store *s, spw_error *err)
     s->loans = spw_mem_calloc((uint64_t)LOANS_PER_CHUNK * cfg->chunk_count, sizeof *s->loans);
     s->future_capacity = 4 * cfg->unit_count + 64;
     s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
+    s->resident = spw_mem_calloc(cfg->unit_count + 1, sizeof *s->resident);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
     if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
-        !s->swaps || !s->workers)
+        !s->resident || !s->swaps || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
@@ -149,6 +156,9 @@ build(spw_store *s, spw_error *err)
         s->units[i].plan = cfg->units[i];
         s->units[i].on_device = spw__store_on_device(cfg, i);
         s->units[i].device_bytes = cfg->units[i].elems * s->compute_bytes;
+        if (cfg->device_granule > 0)
+            s->units[i].device_bytes =
+                (s->units[i].device_bytes + cfg->device_granule - 1) / cfg->device_granule * cfg->device_granule;
         s->units[i].next_use = s->units[i].next_use2 = UINT32_MAX;
     }
     for (uint32_t i = 0; i < s->chunk_count; i++) {
@@ -249,6 +259,7 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->record_slot_free);
     spw_mem_free(s->loans);
     spw_mem_free(s->future);
+    spw_mem_free(s->resident);
     spw_mem_free(s->swaps);
     spw_mem_free(s->workers);
     spw_mem_free(s);
@@ -428,6 +439,7 @@ spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
         u->used_pending = true;
     }
     u->pins--;
+    u->last_use = ++s->releases;
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -236,9 +236,9 @@ const key_row spw__config_rows[] = {
     UNBUILT("tensor_parallel", "{}", "tensor parallelism"),
     UNBUILT("nebula", "{}", "Nebula"),
 
-    SECTION("model",
-            "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2 or qwen3), or {\"path\": "
-            "folder}"),
+    SECTION("model", "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral or "
+                     "qwen3_moe), or {\"path\": "
+                     "folder}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,
      "files or globs, or the PREFIX of Megatron's .bin and .idx: every sequence once an epoch", NULL},

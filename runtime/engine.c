@@ -215,6 +215,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
+                          .device_granule = e->layout.granule * e->compute_bytes,
                           .device_cache_bytes = e->layout.parts > 1 ? e->plan.parts_device : e->plan.cache_device,
                           .rank = e->rank,
                           .worker_count = spw__engine_workers(e),
@@ -329,7 +330,9 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
     for (int k = 0; k < MODE_COUNT; k++)
-        SPW_TRY(spw_trace_init(&e->traces[k], (accumulation / group + 1) * 8 * e->chain_max + 64, err));
+        SPW_TRY(spw_trace_init(
+            &e->traces[k],
+            (accumulation / group + 1) * 8 * e->chain_max + 64 + (o->inference ? e->layout.unit_count : 0), err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
     SPW_TRY(spw__engine_make_plan(e, o, err));

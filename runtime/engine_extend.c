@@ -61,7 +61,7 @@ gather_rows(spw_engine *e, uint32_t c, const uint64_t *rows, uint32_t count)
 
 /* The block at c over one part; its output goes on to the next turn. */
 static spw_status
-extend_part(spw_engine *e, const block_run *run, uint32_t c, const engine_part *p, spw_error *err)
+extend_part(spw_engine *e, block_run *run, uint32_t c, const engine_part *p, spw_error *err)
 {
     uint64_t width = e->model->config.width, n = p->sequences * p->positions;
     uint64_t row_bytes = width * e->compute_bytes, part_bytes = spw__cache_part_elems(e) * e->compute_bytes,
@@ -92,22 +92,26 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
 {
     uint32_t last = e->chain_count - 1;
     uint64_t rows = 0;
+    int mode;
     SPW_ASSERT(e->cache_slots > 0 && x->logit_count <= e->cache_slots);
     for (uint32_t i = 0; i < x->part_count; i++)
         rows += x->parts[i].sequences * x->parts[i].positions;
     SPW_ASSERT(rows <= e->rows);
+    /* Rows that choose at random leave out a seventh of the experts where there are twice as many choices as experts. */
+    mode = e->layout.granule > 0 && rows * e->model->config.choices < 2 * e->model->config.experts ? MODE_CHOICE
+                                                                                                   : MODE_EVAL;
     e->counting = false;
     SPW_TRY(e->ranks != NULL ? spw__ranks_begin(e->ranks, NULL, err) : SPW_OK);
     spw_gpu_write_bytes(e->compute, e->tokens, x->tokens, rows * sizeof *e->tokens);
     spw_gpu_write_bytes(e->compute, e->places, x->places, rows * sizeof *e->places);
     spw_gpu_write_bytes(e->compute, e->slots, x->slots, e->cache_slots * sizeof *e->slots);
     spw_gpu_write_bytes(e->compute, e->starts, x->starts, e->cache_slots * sizeof *e->starts);
-    spw_trace_begin(&e->traces[MODE_EVAL]);
-    spw__tell_future(e, MODE_EVAL);
+    spw_trace_begin(&e->traces[mode]);
+    spw__tell_future(e, mode);
     for (uint32_t c = 0; c <= last; c++) {
         block_run run = {.block_idx = e->chain[c]};
         spw_status st = SPW_OK;
-        SPW_TRY(spw__acquire_block(e, MODE_EVAL, &run, err));
+        SPW_TRY(spw__acquire_block(e, mode, &run, err));
         for (uint32_t i = 0; i < x->part_count && c < last && st == SPW_OK; i++)
             st = extend_part(e, &run, c, &x->parts[i], err);
         if (c == last && x->logit_count > 0) {
@@ -126,7 +130,7 @@ spw__engine_extend(spw_engine *e, const engine_extension *x, spw_error *err)
         spw__release_block(e, &run);
         SPW_TRY(st);
     }
-    spw_trace_end(&e->traces[MODE_EVAL]);
+    spw_trace_end(&e->traces[mode]);
     SPW_TRY(spw_store_check(e->store, err));
     return spw_gpu_check(e->gpu, err);
 }

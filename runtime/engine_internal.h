@@ -5,7 +5,8 @@
 #include "runtime_internal.h"
 #include "spw_access.h"
 
-enum { MODE_TRAIN, MODE_EVAL, MODE_COUNT };
+/* CHOICE: few rows go through a mixture of experts, whose weights are fetched when they are chosen. */
+enum { MODE_TRAIN, MODE_EVAL, MODE_CHOICE, MODE_COUNT };
 
 /* Where a unit's gradient is accumulated on the device while the backward pass needs it. */
 typedef struct grad_buffer {
@@ -153,6 +154,7 @@ typedef struct block_run {
     const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
     float *grads[SPW_BLOCK_PARAMS_MAX];
     uint32_t units[SPW_BLOCK_PARAMS_MAX], unit_count;
+    int mode;
 } block_run;
 
 /* ---------------------------------------------------------------- engine_plan.c: before anything is taken */
@@ -201,8 +203,8 @@ uint32_t spw__lowest_trained(const spw_engine *e, const uint32_t *chain, uint32_
 /* Of how many blocks the inputs are kept for the backward pass of such a chain. */
 uint32_t spw__kept_blocks(uint32_t lowest, uint32_t count);
 /* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
-spw_value *spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training,
-                             bool logits);
+spw_value *
+spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits);
 char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
 void spw__tell_future(spw_engine *e, int mode);
 spw_status spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err);

@@ -117,7 +117,8 @@ step_flops(const spw_engine *e, double *recompute)
         const spw_block *block = &e->model->blocks[b];
         for (uint32_t k = 0; k < block->param_count; k++) {
             const spw_param *p = &e->model->params[block->param_ids[k]];
-            double product = p->ndim > 1 ? 2 * (double)(p->rows * p->cols) : 0;
+            double share = p->expert > 0 ? (double)m->choices / (double)m->experts : 1; /* of the rows that meet it */
+            double product = p->ndim > 1 ? 2 * share * (double)(p->rows * p->cols) : 0;
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);

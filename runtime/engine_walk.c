@@ -41,14 +41,19 @@ spw__grad_elems(const spw_engine *e, uint32_t unit_idx)
 uint64_t
 spw__block_elems(const spw_engine *e, uint32_t block_idx)
 {
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units);
-    uint64_t held = 0, least = 0;
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units), count = 0;
+    uint64_t held = 0, least = 0, experts = 0;
     for (uint32_t k = 0; k < n; k++) {
-        uint64_t elems = spw_layout_whole(&e->layout, units[k]);
-        least = held + (k + 1) * elems > least ? held + (k + 1) * elems : least;
+        uint64_t elems = spw__layout_on_device(&e->layout, units[k]);
+        if (e->layout.by_choice[units[k]]) { /* multiples of these lie in front of and between all others */
+            experts += elems;
+            continue;
+        }
+        count++;
+        least = held + count * elems > least ? held + count * elems : least;
         held += elems;
     }
-    return least;
+    return least > held + experts ? least : held + experts;
 }
 
 uint32_t
@@ -89,13 +94,65 @@ spw__note_uses(spw_engine *e)
     e->lowest = spw__lowest_trained(e, e->chain, e->chain_count);
 }
 
+static void tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count);
+
 /* ---------------------------------------------------------------- running one block */
 
+/* A forward call whose experts come when they are chosen. */
+typedef struct chosen_call {
+    spw_engine *e;
+    block_run *run;
+    spw_value **params;
+} chosen_call;
+
+static uint32_t
+unit_in_run(const block_run *run, uint32_t unit_idx)
+{
+    uint32_t j = 0;
+    while (j < run->unit_count && run->units[j] != unit_idx)
+        j++;
+    return j;
+}
+
+/* Brings the experts that rows have chosen to the device, and tells the parameters where they are. */
+static spw_status
+fetch_chosen(void *ctx, const spw_routed *routed, spw_error *err)
+{
+    const chosen_call *call = ctx;
+    spw_engine *e = call->e;
+    block_run *run = call->run;
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    spw_store_use uses[SPW_EXPERTS_MAX];
+    uint32_t held = run->unit_count, count = 0;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
+        if (expert == 0 || routed->ends[expert - 1] == (expert > 1 ? routed->ends[expert - 2] : 0) ||
+            unit_in_run(run, u) < run->unit_count)
+            continue;
+        uses[count++] = (spw_store_use){u, e->generations[u]};
+        run->units[run->unit_count++] = u;
+    }
+    run->unit_count = held; /* until they are there */
+    if (count > 0) {
+        tell(e, run->mode, uses, count);
+        SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + held, err));
+        run->unit_count = held + count;
+    }
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        uint32_t j = unit_in_run(run, at->unit_idx);
+        if (j < run->unit_count)
+            call->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
+    }
+    return SPW_OK;
+}
+
 spw_value *
-spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
+spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
 {
     const spw_block *b = &e->model->blocks[run->block_idx];
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
+    chosen_call chosen = {e, run, params};
     static act *const want_logits = (act *)(uintptr_t)1;
     spw_call call = {.tape = e->tape,
                      .batch = batch,
@@ -108,14 +165,16 @@ spw__call_forward(spw_engine *e, const block_run *run, const spw_batch *batch, s
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = 0;
-        while (run->units[j] != at->unit_idx)
-            j++;
+        uint32_t j = unit_in_run(run, at->unit_idx);
+        bool there = j < run->unit_count; /* or it comes when it is chosen */
         params[k] = spw_tape_param(
-            e->tape, run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
-            run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]], p->rows,
-            p->cols);
+            e->tape,
+            !there || run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
+            !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
+            p->rows, p->cols);
     }
+    if (run->mode == MODE_CHOICE)
+        spw_tape_on_route(e->tape, fetch_chosen, &chosen);
     return b->forward(&call, x);
 }
 
@@ -174,29 +233,44 @@ batch_of(const spw_engine *e, uint32_t micro)
 
 /* ---------------------------------------------------------------- uses */
 
-void
-spw__tell_future(spw_engine *e, int mode)
+/* first of the future, and fetched, are these uses. */
+static void
+tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count)
 {
     uint32_t n, ahead;
-    if (!e->config.run.prefetch)
-        return;
-    n = spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future, e->future_max);
-    for (uint32_t i = 0; i < n; i++) { /* what is frozen stays at the generation it has */
+    memcpy(e->future, uses, count * sizeof *uses);
+    n = count + spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future + count,
+                                 e->future_max - count);
+    for (uint32_t i = count; i < n; i++) { /* what is frozen stays at the generation it has */
         if (!e->layout.units[e->future[i].unit_idx].trainable)
             e->future[i].generation = e->generations[e->future[i].unit_idx];
     }
-    ahead = spw_trace_ahead(e->future, n, e->layout.units, e->config.zero.prefetch_bucket_size / e->layout.parts);
+    ahead = count + spw_trace_ahead(e->future + count, e->config.run.prefetch ? n - count : 0, e->layout.units,
+                                    e->config.zero.prefetch_bucket_size / e->layout.parts);
     if (e->layout.parts > 1)
         spw__ranks_tell(e->ranks, e->future, n, ahead);
     else
         spw_store_set_future(e->store, e->future, n, ahead);
 }
 
+void
+spw__tell_future(spw_engine *e, int mode)
+{
+    if (e->config.run.prefetch)
+        tell(e, mode, NULL, 0);
+}
+
 spw_status
 spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    run->unit_count = spw__block_units(e, run->block_idx, run->units);
+    uint32_t all = spw__block_units(e, run->block_idx, run->units);
+    run->mode = mode;
+    run->unit_count = 0;
+    for (uint32_t k = 0; k < all; k++) {
+        if (mode != MODE_CHOICE || !e->layout.by_choice[run->units[k]])
+            run->units[run->unit_count++] = run->units[k];
+    }
     for (uint32_t k = 0; k < run->unit_count; k++)
         uses[k] = (spw_store_use){run->units[k], e->generations[run->units[k]]};
     SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, run->unit_count, run->weights, err)
@@ -533,7 +607,7 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
  * block, where x[c - 1] leaves from.
  */
 static spw_status
-backward_block(spw_engine *e, const block_run *run, uint32_t c, uint32_t first, uint32_t count, spw_error *err)
+backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t first, uint32_t count, spw_error *err)
 {
     bool last = c + 1 == e->chain_count;
     for (uint32_t i = 0; i < count; i++) {

@@ -2,7 +2,8 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
- * more for those that are stored as codes.
+ * more for those that are stored as codes. Without gradients every expert of a layer has its own, because a few rows need
+ * a few of them.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
  * and the parts of all ranks in a row are the unit, so that gathering and reducing it needs no packing.
@@ -16,6 +17,7 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->chunks);
     spw_mem_free(l->places);
     spw_mem_free(l->bases);
+    spw_mem_free(l->by_choice);
     memset(l, 0, sizeof *l);
 }
 
@@ -26,14 +28,26 @@ may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
     return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
 }
 
-/* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. */
+/* Without gradients, and whole: 1 + the expert that a parameter belongs to; 0: none. */
+static uint32_t
+expert_of(const spw_layout *l, const spw_model *m, uint32_t id, bool trainable)
+{
+    return trainable || l->parts > 1 ? 0 : m->params[id].expert;
+}
+
+/*
+ * The unit of a block's own parameters, of one expert or of none, that are frozen, or of those that are not; without a gradient these
+ * are alike.
+ */
 static void
-place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trainable, bool coded, uint64_t *base)
+place_kind(spw_layout *l, const spw_model *m, uint32_t b, uint32_t expert, bool frozen, bool trainable, bool coded,
+           uint64_t *base)
 {
     uint64_t at = 0;
     for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
         uint32_t id = m->blocks[b].param_ids[k];
-        if (m->params[id].owner_block != b || (l->code_bits > 0 && may_be_coded(m, b, id)) != coded ||
+        if (m->params[id].owner_block != b || expert_of(l, m, id, trainable) != expert ||
+            (l->code_bits > 0 && may_be_coded(m, b, id)) != coded ||
             (!coded && (trainable && m->params[id].frozen) != frozen))
             continue;
         l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
@@ -45,6 +59,8 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, bool frozen, bool trai
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
+    l->by_choice[l->unit_count] = expert > 0;
+    l->granule = expert > 0 && at > l->granule ? at : l->granule;
     l->units[l->unit_count++] =
         (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !frozen, .coded = coded};
     l->elems += at;
@@ -63,6 +79,22 @@ spw_layout_whole(const spw_layout *l, uint32_t unit_idx)
 }
 
 uint64_t
+spw__layout_on_device(const spw_layout *l, uint32_t unit_idx)
+{
+    uint64_t elems = spw_layout_whole(l, unit_idx);
+    return l->granule > 0 ? (elems + l->granule - 1) / l->granule * l->granule : elems;
+}
+
+uint64_t
+spw__layout_all_on_device(const spw_layout *l)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        elems += spw__layout_on_device(l, u);
+    return elems;
+}
+
+uint64_t
 spw__layout_trained(const spw_layout *l)
 {
     uint64_t elems = 0;
@@ -75,7 +107,8 @@ spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t code_bits,
                 uint32_t part, uint32_t parts, spw_error *err)
 {
-    uint64_t chunks = 0, base = 0;
+    uint64_t chunks = 0, base = 0, units;
+    uint32_t experts = 0;
     memset(l, 0, sizeof *l);
     l->code_bits = code_bits;
     SPW_ASSERT(part < parts);
@@ -85,15 +118,21 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
-    l->units = spw_mem_calloc(3 * (uint64_t)m->block_count, sizeof *l->units);
+    for (uint32_t id = 0; id < m->param_count; id++)
+        experts = expert_of(l, m, id, trainable) > experts ? m->params[id].expert : experts;
+    units = 3 * (uint64_t)m->block_count * (1 + experts);
+    l->units = spw_mem_calloc(units, sizeof *l->units);
+    l->by_choice = spw_mem_calloc(units, sizeof *l->by_choice);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
-    l->bases = spw_mem_calloc(3 * (uint64_t)m->block_count, sizeof *l->bases);
-    if (l->units == NULL || l->places == NULL || l->bases == NULL)
+    l->bases = spw_mem_calloc(units, sizeof *l->bases);
+    if (l->units == NULL || l->by_choice == NULL || l->places == NULL || l->bases == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        place_kind(l, m, b, true, trainable, true, &base);
-        place_kind(l, m, b, true, trainable, false, &base);
-        place_kind(l, m, b, false, trainable, false, &base);
+        for (uint32_t x = 0; x <= experts; x++) {
+            place_kind(l, m, b, x, true, trainable, true, &base);
+            place_kind(l, m, b, x, true, trainable, false, &base);
+            place_kind(l, m, b, x, false, trainable, false, &base);
+        }
     }
     for (uint32_t u = 0; u < l->unit_count; u++)
         chunks += (l->units[u].elems + chunk_elems - 1) / chunk_elems;

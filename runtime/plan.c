@@ -468,7 +468,7 @@ least_cache(const plan_input *in)
     bool whole = l->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
     if (l->parts == 1 && in->direct)
         return 0;
-    return whole ? l->elems * l->parts * in->compute_bytes : in->largest_block_bytes;
+    return whole ? spw__layout_all_on_device(l) * in->compute_bytes : in->largest_block_bytes;
 }
 
 static spw_status
@@ -476,7 +476,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
 {
     const spw_config *c = in->config;
     bool gathers = in->layout->parts > 1 || !in->direct;
-    uint64_t all_units = gathers ? in->layout->elems * in->layout->parts * in->compute_bytes : 0;
+    uint64_t all_units = gathers ? spw__layout_all_on_device(in->layout) * in->compute_bytes : 0;
     bool whole = in->layout->parts > 1 && c->zero.stage < 3;
     uint64_t floor_bytes = least_cache(in), fixed;
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;

@@ -139,7 +139,7 @@ static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
-    bool all = p->cache_device >= in->layout->elems * in->layout->parts * in->compute_bytes;
+    bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");

@@ -161,6 +161,9 @@ bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t
 
 /* Elements of units that have gradients and records. Pure. */
 uint64_t spw__layout_trained(const spw_layout *layout);
+/* Elements that a unit, and all of them, take on the device. Pure. */
+uint64_t spw__layout_on_device(const spw_layout *layout, uint32_t unit_idx);
+uint64_t spw__layout_all_on_device(const spw_layout *layout);
 
 /* Levenshtein distance of two names; far away if one has more than 64 characters. Pure. */
 unsigned spw__name_distance(const char *a, const char *b);

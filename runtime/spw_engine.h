@@ -35,12 +35,15 @@ typedef struct spw_layout {
     uint32_t code_bits;   /* of coded units' weights; 0: there are none */
     spw_store_unit *units;
     spw_store_chunk *chunks;
-    spw_place *places;      /* (param_count) in whole units */
-    uint64_t *bases;        /* (unit_count) where each unit begins when all lie in a row, uncut */
+    spw_place *places; /* (param_count) in whole units */
+    bool *by_choice;   /* (unit_count) an expert's, fetched when rows have chosen it, where few rows are computed */
+    uint64_t granule;  /* elements: on the device units take multiples of it; 0: what they have */
+    uint64_t *bases;   /* (unit_count) where each unit begins when all lie in a row, uncut */
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*
- * trainable: with gradients; without, frozen parameters are laid out like all others. code_bits 8 or 4: matrices of the blocks
+ * trainable: with gradients; without, frozen parameters are laid out like all others, and where parts is 1 each expert of a layer is a unit
+ * of its own. code_bits 8 or 4: matrices of the blocks
  * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
  * parts of a small unit may hold padding alone.
  */

@@ -11,7 +11,8 @@ import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          Qwen3MoeConfig)
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
 B, T = 2, 18
@@ -22,7 +23,9 @@ torch.use_deterministic_algorithms(True)
 def draw(model, dtype):
     for name, p in model.named_parameters():
         norm = "norm" in name or ".ln_" in name
-        if p.ndim == 2:
+        if p.ndim == 3:  # of experts: (experts, out, in)
+            x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[2]))
+        elif p.ndim == 2:
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
@@ -30,11 +33,25 @@ def draw(model, dtype):
         p.data = x.to(dtype).float()
 
 
+# The gradient of each expert's weights by the name that they have in files.
+def gradients(model, config):
+    for name, p in model.named_parameters():
+        grad, mixtral = p.grad, config.model_type == "mixtral"
+        name = name.removeprefix("transformer.").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        if p.ndim < 3:
+            yield name, grad
+            continue
+        kinds = [("w2", "down_proj")] if name.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
+        for kind, part in zip(kinds, grad.chunk(len(kinds), dim=1)):
+            for e in range(part.shape[0]):
+                yield f"{name.rsplit('.', 1)[0]}.{e}.{kind[0] if mixtral else kind[1]}.weight", part[e]
+
+
 def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T):
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     draw(model, dtype)
     # A copy: to() rounds buffers too, and with them the frequencies of the rotary positions.
     copy.deepcopy(model).to(dtype).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
@@ -45,8 +62,7 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
     loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
     loss.backward()
     expect = {"tokens": tokens.float(), "targets": targets.float(), "logits": logits.detach(), "loss": loss.detach().view(1)}
-    for name, p in model.named_parameters():
-        expect["grad." + name.removeprefix("transformer.")] = p.grad
+    expect |= {"grad." + name: grad for name, grad in gradients(model, config)}
     save_file({k: v.contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
     if rewrite:
         rewrite(folder)
@@ -61,6 +77,13 @@ def older_rope(folder):
     c["rope_theta"] = rope["rope_theta"]
     c["rope_scaling"] = {"type": rope["rope_type"], "factor": rope["factor"]}
     c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(path, "w"), indent=2)
+
+
+def older_experts(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c["num_experts"] = c.pop("num_local_experts")
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -116,7 +139,14 @@ def random_case(rng, family):
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
         return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
+    experts = rng.choice([1, 2, 3, 6, 9])
+    some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
+    if family == "mixtral":
+        return MixtralConfig(**more, **some, sliding_window=rng.choice([None, window]))
     more["head_dim"] += 6  # which it norms
+    if family == "qwen3_moe":
+        return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
+                              use_sliding_window=rng.random() < 0.5, sliding_window=window, moe_intermediate_size=rng.randrange(3, 30))
     return Qwen3Config(**more, attention_bias=rng.random() < 0.5, use_sliding_window=rng.random() < 0.6, sliding_window=window,
                        max_window_layers=rng.randrange(layers + 1))
 
@@ -124,7 +154,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3"][i % 5]
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][i % 7]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -153,3 +183,8 @@ elif __name__ == "__main__":
     make("qwen3", Qwen3Config(**common, head_dim=12, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16)
     make("qwen3_bias", Qwen3Config(**common | dict(num_key_value_heads=1), head_dim=8, attention_bias=True, use_sliding_window=True,
                                    sliding_window=3, layer_types=["full_attention", "sliding_attention"]), f16)
+    make("mixtral", MixtralConfig(**common, head_dim=6, num_local_experts=5, num_experts_per_tok=2), bf16, shard="12KB")
+    make("qwen3_moe", Qwen3MoeConfig(**common, head_dim=12, num_local_experts=8, num_experts_per_tok=3, moe_intermediate_size=11), f32)
+    make("qwen3_moe_sum", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=4, num_experts_per_tok=2,
+                                         moe_intermediate_size=14, norm_topk_prob=True, attention_bias=True, use_sliding_window=True,
+                                         sliding_window=4), bf16, rewrite=older_experts)

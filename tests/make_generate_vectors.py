@@ -13,7 +13,8 @@ torch.set_num_threads(1)
 torch.manual_seed(5)
 lines, least = [], float("inf")
 for case in sorted(os.listdir(os.path.join(HERE, "families"))):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
+                                                 experts_implementation="eager").eval()
     positions = getattr(model.config, "n_positions", None) or model.config.max_position_embeddings
     for length in (1, 6, 11):
         margin = 0

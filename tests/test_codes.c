@@ -40,6 +40,7 @@ test_codes_everywhere(void **state)
     (void)state;
     rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, lora_int8);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, lora_int4);
+    rig_everywhere(SPW_FAMILY_MIXTRAL, SPW_STATE_SPLIT, 1, lora_int4);
     rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_MIXED, 0, lower_int4);
 }
 
@@ -103,6 +104,7 @@ test_codes_are_numbers(void **state)
     against_plain(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, lora_int8);
     against_plain(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, lora_int4);
     against_plain(SPW_FAMILY_LLAMA, SPW_STATE_FP32, lora_int8);
+    against_plain(SPW_FAMILY_QWEN3_MOE, SPW_STATE_FP32, lora_int8);
     against_plain(SPW_FAMILY_GPT2, SPW_STATE_MIXED, lower_int4);
 }
 

@@ -15,8 +15,9 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",         "gpt2_untied", "llama",        "llama3", "llama_linear", "mistral",
-                                    "mistral_full", "qwen2",       "qwen2_window", "qwen3",  "qwen3_bias"};
+static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",       "llama_linear",
+                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window", "qwen3",
+                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -244,6 +245,7 @@ test_streamed(void **state)
     tiny_dir_make(dir);
     run("llama3", dir);
     run("qwen3_bias", dir);
+    run("mixtral", dir);
     tiny_dir_remove(dir);
 }
 
@@ -251,7 +253,7 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias"};
+    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -323,7 +325,14 @@ test_refusals(void **state)
     static const struct {
         const char *type, *rest, *says;
     } wrong[] = {
-        {"mixtral", "", "not supported yet: model_type \"mixtral\""},
+        {"mamba", "", "not supported yet: model_type \"mamba\""},
+        {"mixtral", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"mixtral", "\"router_jitter_noise\":0.1", "not supported yet: router_jitter_noise 0.1"},
+        {"mixtral", "\"num_experts_per_tok\":0", "num_experts_per_tok: expected integer in"},
+        {"mixtral", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
+        {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -439,6 +448,19 @@ test_defaults(void **state)
     assert_true(m.window == 0); /* from layer 28 on */
     DONE(parse("qwen3", "", &m, &err));
     assert_true(m.qk_norm && !m.qkv_bias && m.head_dim == 128);
+    DONE(parse("mixtral", "", &m, &err));
+    assert_true(m.experts == 8 && m.choices == 2 && m.sum_to_one && m.kv_heads == 8 && m.window == 0);
+    assert_true(m.rope_theta == 1e6 && m.norm_eps == 1e-5 && m.mlp_width == 7 && !m.qk_norm);
+    DONE(parse("qwen3_moe", "\"sliding_window\":4096", &m, &err));
+    assert_true(m.experts == 128 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 4 && m.window == 0);
+    assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && m.mlp_width == 768 && m.qk_norm && m.head_dim == 6);
+    { /* more experts than the tables hold, more choices than experts: known when a model is built */
+        spw_model *model = NULL;
+        DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "9 of 8 experts for each token"));
+        err = (spw_error){0};
+    }
 }
 
 /* A family can be the model section of a training configuration, where every key must be one of its own. */

@@ -77,6 +77,7 @@ test_frozen_everywhere(void **state)
     (void)state;
     rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, rig_freeze_lower);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 0, rig_freeze_lower);
+    rig_everywhere(SPW_FAMILY_MIXTRAL, SPW_STATE_SPLIT, 0, rig_freeze_lower);
     rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_FP32, 0, rig_freeze_mlps);
     rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, rig_freeze_mlps);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 0, rig_freeze_mlps);
@@ -225,6 +226,7 @@ test_frozen_resumes(void **state)
     rig_resumes(SPW_STATE_FP32, SPW_FAMILY_GPT2, SPW_TIER_NVME, rig_freeze_mlps);
     rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_LLAMA, SPW_TIER_HOST, rig_freeze_mlps);
     rig_resumes(SPW_STATE_MIXED, SPW_FAMILY_GPT2, SPW_TIER_NVME, rig_freeze_mlps);
+    rig_resumes(SPW_STATE_SPLIT, SPW_FAMILY_QWEN3_MOE, SPW_TIER_HOST, rig_freeze_lower);
 }
 
 int

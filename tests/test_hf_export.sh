@@ -25,7 +25,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias"
+names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -39,6 +39,8 @@ train qwen2 true "\"model_type\":\"qwen2\",$small,\"tie_word_embeddings\":true,\
 train qwen2_window false "\"model_type\":\"qwen2\",$small,\"use_sliding_window\":true,\"sliding_window\":5,\"max_window_layers\":1"
 train qwen3 true "\"model_type\":\"qwen3\",$small,\"head_dim\":12,\"tie_word_embeddings\":true"
 train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attention_bias\":true"
+train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
+train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -58,18 +60,37 @@ want = {
     "qwen2": dict(use_sliding_window=False, layer_types=["full_attention"] * 2, tie_word_embeddings=True),
     "qwen2_window": dict(sliding_window=5, layer_types=["full_attention", "sliding_attention"]),
     "qwen3": dict(head_dim=12, attention_bias=False), "qwen3_bias": dict(head_dim=8, attention_bias=True),
+    "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
+    "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
 }
+
+
+# transformers holds a layer's experts in two tensors; files have each expert's own.
+def by_expert(model):
+    mixtral = model.config.model_type == "mixtral"
+    for key, t in model.state_dict().items():
+        key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key
+        if t.ndim < 3:
+            yield key, t
+            continue
+        kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
+        for kind, part in zip(kinds, t.chunk(len(kinds), dim=1)):
+            for e in range(part.shape[0]):
+                yield f"{key.rsplit('.', 1)[0]}.{e}.{kind[0 if mixtral else 1]}.weight", part[e]
+
+
 for name, values in want.items():
     folder = f"{root}/{name}/step-1"
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto",
+                                                       experts_implementation="eager")
     wrong = [f"{k}: {v}" for k, v in info.items() if v]
-    state = model.state_dict()
+    state = dict(by_expert(model))
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key))
         if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():
             wrong.append(f"tensor {key}")
-    if len(stored) != len({p.data_ptr() for p in model.parameters()}):
+    if len(stored) != len({t.data_ptr() for t in state.values()}):
         wrong.append(f"{len(stored)} tensors are stored")
     for key, v in values.items():
         got = getattr(model.config, key)

@@ -49,7 +49,7 @@ open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
     memset(l, 0, sizeof *l);
     tiny_model_config(&c, family);
     c.dropout = family == SPW_FAMILY_GPT2 ? dropout : 0;
-    c.qk_norm = family == SPW_FAMILY_QWEN3;
+    c.qk_norm |= family == SPW_FAMILY_QWEN3;
     assert_int_equal(spw_model_build(&l->model, &c, &err), SPW_OK);
     l->block = &l->model->blocks[block_idx];
     assert_int_equal(spw_gpu_open(&l->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, &err), SPW_OK);
@@ -156,8 +156,8 @@ backward(layer *l, spw_value *y)
 static void
 test_kept(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,    SPW_FAMILY_QWEN2,
+                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -174,11 +174,12 @@ test_kept(void **state)
         spw_tape_reset_kept(l.tape, l.kept, used, l.arena, ARENA);
         got = backward(&l, forward(&l, true));
         assert_memory_equal(want, got, bytes);
-        for (uint64_t i = 0; i < used / sizeof(float); i++)
+        for (uint64_t i = 0; i < used / sizeof(float) && l.model->config.experts == 0; i++) /* places are no numbers */
             ((float *)l.kept)[i] *= 1.5f;
         spw_tape_reset_kept(l.tape, l.kept, used, l.arena, ARENA);
         other = backward(&l, forward(&l, true)); /* nothing was computed again */
-        assert_memory_not_equal(want, other, bytes);
+        if (l.model->config.experts == 0)
+            assert_memory_not_equal(want, other, bytes);
         free(want);
         free(got);
         free(other);
@@ -190,8 +191,8 @@ test_kept(void **state)
 static void
 test_begun(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,    SPW_FAMILY_QWEN2,
+                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;

@@ -17,7 +17,10 @@ enum {
     LLAMA = 1 << SPW_FAMILY_LLAMA,
     MISTRAL = 1 << SPW_FAMILY_MISTRAL,
     QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
-    LLAMAS = LLAMA | MISTRAL | QWEN,
+    MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
+    QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
+    EXPERTS = MIXTRAL | QWEN_MOE,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS,
     ALL = GPT2 | LLAMAS
 };
 
@@ -54,7 +57,17 @@ static const struct {
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
     {"use_sliding_window", LLAMAS},
-    {"max_window_layers", QWEN},
+    {"max_window_layers", QWEN | QWEN_MOE},
+    {"num_experts", EXPERTS},
+    {"num_local_experts", EXPERTS},
+    {"num_experts_per_tok", EXPERTS},
+    {"moe_intermediate_size", QWEN_MOE},
+    {"norm_topk_prob", QWEN_MOE},
+    {"decoder_sparse_step", QWEN_MOE},
+    {"mlp_only_layers", QWEN_MOE},
+    {"output_router_logits", EXPERTS},
+    {"router_aux_loss_coef", EXPERTS},
+    {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2},
     {"embd_pdrop", GPT2},
@@ -75,7 +88,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM", "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -231,7 +245,7 @@ read_rope(const source *s, spw_model_config *c)
     source rope = {get(s, key), s->name, "", s->err};
     const json_t *top = get(s, "rope_theta");
     json_t *v;
-    c->rope_theta = 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : 10000;
     SPW_TRY(read_real(s, "rope_theta", &c->rope_theta));
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
@@ -289,9 +303,11 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
 static spw_status
 read_window(const source *s, spw_model_config *c)
 {
+    bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
-    bool used = c->family == SPW_FAMILY_MISTRAL, said = json_object_get(s->object, "sliding_window") != NULL;
-    if (!qwen)
+    bool used = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL;
+    bool said = json_object_get(s->object, "sliding_window") != NULL || c->family == SPW_FAMILY_MIXTRAL;
+    if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
     else
         SPW_TRY(read_bool(s, "use_sliding_window", &used));
@@ -301,7 +317,7 @@ read_window(const source *s, spw_model_config *c)
         c->window_from = qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
-    } else if (!qwen && get(s, "sliding_window") != NULL) {
+    } else if (!qwen && !moe && get(s, "sliding_window") != NULL) {
         return refuse(s, "sliding_window", get(s, "sliding_window"));
     }
     SPW_TRY(read_layer_types(s, c, qwen));
@@ -310,19 +326,52 @@ read_window(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* mlp_width is an expert's. Every layer has experts, or none. */
+static spw_status
+read_experts(const source *s, spw_model_config *c)
+{
+    bool qwen = c->family == SPW_FAMILY_QWEN3_MOE;
+    const char *key = get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts";
+    const json_t *dense = get(s, "mlp_only_layers");
+    double jitter = 0;
+    uint64_t step = 1;
+    if (c->family != SPW_FAMILY_MIXTRAL && !qwen)
+        return SPW_OK;
+    c->experts = qwen ? 128 : 8; /* the classes' defaults */
+    c->choices = qwen ? 8 : 2;
+    c->mlp_width = qwen ? 768 : c->mlp_width;
+    c->sum_to_one = !qwen;
+    SPW_TRY(read_size(s, key, 1, &c->experts));
+    SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
+    SPW_TRY(must_be(s, "output_router_logits", false));
+    if (!qwen) {
+        SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
+        return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
+    }
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
+    if (step != 1)
+        return refuse(s, "decoder_sparse_step", get(s, "decoder_sparse_step"));
+    return dense == NULL || (json_is_array(dense) && json_array_size(dense) == 0) ? SPW_OK
+                                                                                  : refuse(s, "mlp_only_layers", dense);
+}
+
 static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
-    c->norm_eps = 1e-6;
+    bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL ? 8
+                          : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
+                                                                                             : 0;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
     SPW_TRY(read_size(s, "intermediate_size", 1, &c->mlp_width));
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
-    c->kv_heads = c->family == SPW_FAMILY_MISTRAL && json_object_get(s->object, "num_key_value_heads") == NULL
-                      ? 8 /* the class' default */
-                      : c->heads;
+    c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
     c->head_dim = c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
@@ -332,7 +381,8 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
     SPW_TRY(read_rope(s, c));
     SPW_TRY(read_window(s, c));
-    if (c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_QWEN3)
+    SPW_TRY(read_experts(s, c));
+    if (c->family == SPW_FAMILY_LLAMA || qwen3)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -342,7 +392,7 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = c->family == SPW_FAMILY_QWEN3;
+    c->qk_norm = qwen3;
     return SPW_OK;
 }
 
@@ -399,7 +449,8 @@ read_family(const source *s, spw_family *out)
     const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
-        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2 or qwen3)",
+        return SPW_RAISE(s->err, SPW_ECONFIG,
+                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe)",
                          s->name, s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
@@ -532,8 +583,17 @@ write_llama(json_t *o, const spw_model_config *c)
     write_rope(o, c);
     if (c->family == SPW_FAMILY_LLAMA)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_QWEN3)
+    if (c->family == SPW_FAMILY_LLAMA || c->qk_norm)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
+    if (c->experts > 0) {
+        set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);
+        set_size(o, "num_experts_per_tok", c->choices);
+    }
+    if (c->family == SPW_FAMILY_QWEN3_MOE) {
+        set_size(o, "moe_intermediate_size", c->mlp_width);
+        json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+    }
     if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);

@@ -1,8 +1,9 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
- * window), Qwen2 (biases of q, k and v) and Qwen3 (norms of q and k) apart are flags of the configuration, not functions.
- * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825), Yang et al.
- * 2024 (2407.10671) and 2025 (2505.09388).
+ * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts) apart are flags of the
+ * configuration, not functions.
+ * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
+ * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -39,6 +40,28 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
 }
 
+/* onto + the MLP of h: one for all rows, or of the experts that each row chooses. */
+static spw_value *
+mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_tape *t = call->tape;
+    spw_value *gate, *up, *routing;
+    spw_value *const *w;
+    if (c->experts == 0) {
+        gate = linear(call, at, NULL, h, c->mlp_bias);
+        up = linear(call, at, NULL, h, c->mlp_bias);
+        return linear(call, at, onto, spw_nn_silu_mul(t, gate, up), c->mlp_bias);
+    }
+    routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one);
+    h = spw_nn_dispatch(t, h, routing);
+    w = call->params + *at;
+    gate = spw_nn_linear_each(t, h, routing, w);
+    up = spw_nn_linear_each(t, h, routing, w + c->experts);
+    h = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
+    return spw_nn_combine(t, onto, h, routing);
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
@@ -52,7 +75,7 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
                                  .window = spw_model_window(c, call->block->layer_idx)};
     uint32_t at = 0;
-    spw_value *h, *q, *k, *v, *gate, *up;
+    spw_value *h, *q, *k, *v;
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
     q = turned(call, &at, h, c->heads);
     k = turned(call, &at, h, c->kv_heads);
@@ -60,10 +83,7 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     h = spw_nn_attention(t, q, 0, k, 0, v, 0, &shape);
     x = linear(call, &at, x, h, c->out_bias);
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
-    gate = linear(call, &at, NULL, h, c->mlp_bias);
-    up = linear(call, &at, NULL, h, c->mlp_bias);
-    h = spw_nn_silu_mul(t, gate, up);
-    return linear(call, &at, x, h, c->mlp_bias);
+    return mlp(call, &at, x, h);
 }
 
 spw_value *
@@ -77,7 +97,7 @@ spw_llama_head_forward(const spw_call *call, spw_value *x)
 static void
 own_linear(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t rows, uint64_t cols, bool bias)
 {
-    char full[48];
+    char full[64];
     snprintf(full, sizeof full, "%s.weight", name);
     spw__nn_own(m, b, prefix, full, rows, cols, 2, SPW_INIT_NORMAL, (float)m->config.init_std);
     snprintf(full, sizeof full, "%s.bias", name);
@@ -85,11 +105,37 @@ own_linear(spw_model *m, spw_block *b, const char *prefix, const char *name, uin
         spw__nn_own(m, b, prefix, full, 1, rows, 1, SPW_INIT_ZEROS, 0);
 }
 
+static void
+own_mlp(spw_model *m, spw_block *b, const char *prefix)
+{
+    static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+    const spw_model_config *c = &m->config;
+    bool mixtral = c->family == SPW_FAMILY_MIXTRAL;
+    const char *mlp = mixtral ? "block_sparse_moe" : "mlp";
+    char name[48];
+    if (c->experts > 0) {
+        snprintf(name, sizeof name, "%s.gate", mlp);
+        own_linear(m, b, prefix, name, c->experts, c->width, false);
+    }
+    for (int k = 0; k < 3; k++) {
+        uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
+        if (c->experts == 0) {
+            snprintf(name, sizeof name, "mlp.%s", names[0][k]);
+            own_linear(m, b, prefix, name, rows, cols, c->mlp_bias);
+        }
+        for (uint64_t e = 0; e < c->experts; e++) {
+            snprintf(name, sizeof name, "%s.experts.%u.%s", mlp, (unsigned)e, names[mixtral][k]);
+            own_linear(m, b, prefix, name, rows, cols, false);
+            m->params[m->param_count - 1].expert = (uint32_t)e + 1;
+        }
+    }
+}
+
 void
 spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
-    uint64_t H = c->width, I = c->mlp_width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
@@ -109,9 +155,7 @@ spw__nn_build_llama(spw_model *m)
         own_linear(m, b, h, "self_attn.v_proj", KV, H, c->qkv_bias);
         own_linear(m, b, h, "self_attn.o_proj", H, Q, c->out_bias);
         spw__nn_own(m, b, h, "post_attention_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
-        own_linear(m, b, h, "mlp.gate_proj", I, H, c->mlp_bias);
-        own_linear(m, b, h, "mlp.up_proj", I, H, c->mlp_bias);
-        own_linear(m, b, h, "mlp.down_proj", H, I, c->mlp_bias);
+        own_mlp(m, b, h);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
     spw__nn_own(m, b, "model.", "norm.weight", 1, H, 1, SPW_INIT_ONES, 0);

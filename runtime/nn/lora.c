@@ -41,7 +41,8 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
     const spw_param *p = &m->params[id];
     size_t n = strlen(p->name), end = strlen(".weight");
     if ((b->forward != spw_gpt2_layer_forward && b->forward != spw_llama_layer_forward) || p->ndim != 2 ||
-        p->owner_block != (uint32_t)(b - m->blocks) || n <= end || strcmp(p->name + n - end, ".weight") != 0)
+        p->expert > 0 || p->owner_block != (uint32_t)(b - m->blocks) || n <= end ||
+        strcmp(p->name + n - end, ".weight") != 0)
         return false;
     snprintf(name, 96, "%.*s", (int)(n - end), p->name);
     return true;
@@ -104,7 +105,7 @@ adapt_block(spw_model *m, spw_block *b, const char *const *targets, uint32_t cou
         if (!is_target(m, b, b->param_ids[k], targets, count))
             continue;
         (void)linear_name(m, b, b->param_ids[k], name);
-        b->adapter_at[k] = (uint8_t)b->param_count;
+        b->adapter_at[k] = (uint16_t)b->param_count;
         add_matrix(m, b, name, 'A', m->lora.rank, in);
         add_matrix(m, b, name, 'B', out, m->lora.rank);
     }

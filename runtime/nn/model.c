@@ -135,6 +135,12 @@ check(const spw_model_config *c, spw_error *err)
     if (c->family != SPW_FAMILY_GPT2 && c->head_dim % 2 != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)c->head_dim);
+    if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||
+        (c->experts > 0 && c->choices == 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: %llu of %llu experts for each token; there can be 1 to %d experts, and 1 to %d of them",
+            (unsigned long long)c->choices, (unsigned long long)c->experts, SPW_EXPERTS_MAX, SPW_CHOICES_MAX);
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
     if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
@@ -153,7 +159,8 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     SPW_TRY(check(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)(18 * config->layers + 8), (uint32_t)config->layers + 2, err));
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)((19 + 3 * config->experts) * config->layers + 8),
+                             (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);
     else

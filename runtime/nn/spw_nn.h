@@ -17,6 +17,14 @@ extern "C" {
 
 /* ---------------------------------------------------------------- values and the tape */
 
+/* A routing on the device (spw_gpu_route), and what the tape knows of it besides. */
+typedef struct spw_routed {
+    spw_routing on_device;
+    int32_t ends[SPW_EXPERTS_MAX]; /* of each expert's rows, on the host: products are made by expert */
+    float *dweights;
+    bool sum_to_one;
+} spw_routed;
+
 /* A matrix of activations (rows, cols) on the device, or a parameter. */
 typedef struct spw_value {
     act *data;
@@ -29,6 +37,7 @@ typedef struct spw_value {
     uint64_t rows, cols;
     bool needs_grad, grad_set, is_param;
     bool grad_of_gelu_in; /* grad went through the gelu already */
+    spw_routed *routed;   /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
 
 /* What one micro-batch brings. Arrays on the device, one int32 per token. */
@@ -61,6 +70,12 @@ void spw_tape_reset_kept(spw_tape *tape, void *kept, uint64_t kept_bytes, void *
  */
 void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64_t width, const int32_t *places,
                         bool by_row);
+/*
+ * spw_tape_on_route - until the next reset, forward calls fn after each routing that it computes, before anything uses it: for
+ * weights that are fetched when it is known that rows will meet them. An error is that of spw_tape_check().
+ */
+typedef spw_status (*spw_route_fn)(void *ctx, const spw_routed *routed, spw_error *err);
+void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
 /* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
 spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
 /*
@@ -91,6 +106,15 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
                             uint64_t v_col, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+/*
+ * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
+ * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
+ * rows were, onto what is there. Forward waits for the device once for each routing, to learn how many rows each expert has.
+ */
+spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one);
+spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
+spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w);
+spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
@@ -114,6 +138,7 @@ typedef struct spw_param {
     bool frozen;  /* no gradient, no record; set it before an engine is made */
     bool adapter; /* made by spw_model_add_lora: not part of the model's own files */
     uint32_t owner_block;
+    uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
 } spw_param;
 
 typedef struct spw_block spw_block;
@@ -133,13 +158,13 @@ typedef struct spw_call {
 
 typedef spw_value *(*spw_forward_fn)(const spw_call *call, spw_value *x);
 
-enum { SPW_BLOCK_PARAMS_MAX = 40 };
+enum { SPW_BLOCK_PARAMS_MAX = 1024 };
 struct spw_block {
     char name[64];
     spw_forward_fn forward; /* (B T, C) -> (B T, C); the first block gets NULL; the last gives the loss */
     uint32_t param_count;
-    uint32_t param_ids[SPW_BLOCK_PARAMS_MAX]; /* own ones first, then external ones (owned by another block) */
-    uint8_t adapter_at[SPW_BLOCK_PARAMS_MAX]; /* of a weight: where its A is in param_ids, B follows; 0: it has none */
+    uint32_t param_ids[SPW_BLOCK_PARAMS_MAX];  /* own ones first, then external ones (owned by another block) */
+    uint16_t adapter_at[SPW_BLOCK_PARAMS_MAX]; /* of a weight: where its A is in param_ids, B follows; 0: it has none */
     uint32_t layer_idx;
     const void *user; /* a user block's own data */
 };
@@ -150,6 +175,8 @@ typedef enum spw_family {
     SPW_FAMILY_MISTRAL,
     SPW_FAMILY_QWEN2,
     SPW_FAMILY_QWEN3,
+    SPW_FAMILY_MIXTRAL,
+    SPW_FAMILY_QWEN3_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -168,7 +195,9 @@ typedef struct spw_model_config {
     /* All but GPT-2. */
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
-    uint64_t window, window_from;      /* layers from window_from on read this many keys; window 0: no layer does */
+    uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
+    bool sum_to_one;              /* the weights of the chosen ones do */
+    uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
     spw_rope rope;
     double rope_theta;                       /* 0: no rotary positions */
     double rope_factor, rope_low, rope_high; /* factor, low_freq_factor, high_freq_factor */

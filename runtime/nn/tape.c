@@ -14,6 +14,10 @@ typedef enum {
     T_ATTENTION,
     T_GELU,
     T_SILU_MUL,
+    T_ROUTE,
+    T_DISPATCH,
+    T_LINEAR_EACH,
+    T_COMBINE,
     T_ADD,
     T_ADD_SCALED,
     T_DROPOUT,
@@ -30,11 +34,12 @@ typedef struct op {
     const float *cos_sin;
     uint64_t T, heads, D, col[3];
     spw_attention_shape shape;
+    spw_value **each; /* weights by expert */
     float p;
     uint64_t key, counter;
 } op;
 
-enum { OPS_MAX = 256, VALUES_MAX = 512 };
+enum { OPS_MAX = 256, VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX, ROUTINGS_MAX = 8 };
 
 struct spw_tape {
     spw_gpu_queue *queue;
@@ -49,10 +54,15 @@ struct spw_tape {
     const spw_attention_cache *cache; /* of the running sequences; NULL: none */
     uint64_t cache_width;
     const int32_t *places;
-    uint32_t op_count, value_count;
+    spw_route_fn on_route;
+    void *on_route_ctx;
+    spw_error route_error;
+    uint32_t op_count, value_count, routing_count, each_count;
     op unrecorded; /* written, never read: keeps callers free of a branch */
     op ops[OPS_MAX];
     spw_value values[VALUES_MAX];
+    spw_routed routings[ROUTINGS_MAX];
+    spw_value *each[VALUES_MAX];
 };
 
 spw_status
@@ -85,10 +95,19 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->kept = false;
     t->record = record;
     t->status = SPW_OK;
-    t->op_count = t->value_count = 0;
+    t->op_count = t->value_count = t->routing_count = t->each_count = 0;
     t->cache = NULL;
     t->places = NULL;
     t->by_row = t->cache_taken = false;
+    t->on_route = NULL;
+    t->route_error = (spw_error){0};
+}
+
+void
+spw_tape_on_route(spw_tape *t, spw_route_fn fn, void *ctx)
+{
+    t->on_route = fn;
+    t->on_route_ctx = ctx;
 }
 
 void
@@ -128,6 +147,10 @@ spw_tape_arena_used(const spw_tape *t)
 spw_status
 spw_tape_check(const spw_tape *t, spw_error *err)
 {
+    if (t->route_error.status != SPW_OK && err != NULL)
+        *err = t->route_error;
+    if (t->route_error.status != SPW_OK)
+        return t->route_error.status;
     if (t->status == SPW_ENOMEM)
         return SPW_RAISE(err, SPW_ENOMEM, "the device's short-lived arena (%llu bytes) is too small for this block",
                          (unsigned long long)t->arena_bytes);
@@ -435,6 +458,137 @@ spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
     return y;
 }
 
+/* ---------------------------------------------------------------- a mixture of experts */
+
+/* Takes the arrays of a routing; false when there is no room. */
+static bool
+take_routing(spw_tape *t, spw_routing *r)
+{
+    uint64_t pairs = r->M * r->k;
+    r->weights = take(t, pairs * sizeof(float));
+    r->choices = take(t, pairs * sizeof(int32_t));
+    r->places = take(t, pairs * sizeof(int32_t));
+    r->pairs = take(t, pairs * sizeof(int32_t));
+    r->ends = take(t, r->E * sizeof(int32_t));
+    return r->weights != NULL && r->choices != NULL && r->places != NULL && r->pairs != NULL && r->ends != NULL;
+}
+
+spw_value *
+spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one)
+{
+    spw_routed *routed = &t->routings[t->routing_count];
+    spw_value *y;
+    op *o;
+    if (logits == NULL || choices == 0 || choices > SPW_CHOICES_MAX || choices > logits->cols ||
+        logits->cols > SPW_EXPERTS_MAX || t->routing_count == ROUTINGS_MAX || logits->rows * choices > INT32_MAX)
+        return fail(t);
+    memset(routed, 0, sizeof *routed);
+    routed->on_device = (spw_routing){.M = logits->rows, .k = choices, .E = logits->cols};
+    routed->sum_to_one = sum_to_one;
+    t->routing_count++;
+    if (!take_routing(t, &routed->on_device))
+        return fail(t);
+    y = new_value(t, logits->rows, choices, (act *)routed->on_device.weights);
+    if (y == NULL || (o = new_op(t, T_ROUTE, y)) == NULL)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_route(t->queue, &routed->on_device, logits->data, sum_to_one);
+    if (!t->dry)
+        spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof(int32_t));
+    y->routed = routed;
+    o->in[0] = logits;
+    if (computes(t) && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
+        return fail(t);
+    return y;
+}
+
+static bool
+fits_routing(const spw_value *x, const spw_value *routing)
+{
+    return x != NULL && routing != NULL && routing->routed != NULL && x->rows == routing->rows * routing->cols;
+}
+
+spw_value *
+spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
+{
+    spw_value *y;
+    op *o;
+    if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows)
+        return fail(t);
+    y = new_value(t, routing->rows * routing->cols, x->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_DISPATCH, y)) == NULL)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_dispatch(t->queue, y->data, x->data, &routing->routed->on_device, x->cols);
+    o->in[0] = x;
+    o->in[1] = routing;
+    return y;
+}
+
+/* Rows of expert e among those of all; returns how many. */
+static uint64_t
+rows_of(const spw_routed *r, uint64_t e, uint64_t *first)
+{
+    *first = e > 0 ? (uint64_t)r->ends[e - 1] : 0;
+    return (uint64_t)r->ends[e] - *first;
+}
+
+static act *
+at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
+{
+    return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
+}
+
+spw_value *
+spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w)
+{
+    unsigned how = t->by_row ? SPW_OP_BY_ROW : 0u;
+    uint64_t E, first, n;
+    spw_value *y;
+    op *o;
+    if (!fits_routing(x, routing))
+        return fail(t);
+    E = routing->routed->on_device.E;
+    if (t->each_count + E > VALUES_MAX)
+        return fail(t);
+    for (uint64_t e = 0; e < E; e++) {
+        if (w[e] == NULL || w[e]->cols != x->cols || w[e]->rows != w[0]->rows)
+            return fail(t);
+    }
+    y = new_value(t, x->rows, w[0]->rows, NULL);
+    if (y == NULL || (o = new_op(t, T_LINEAR_EACH, y)) == NULL)
+        return fail(t);
+    for (uint64_t e = 0; e < E && computes(t); e++) {
+        if ((n = rows_of(routing->routed, e, &first)) > 0)
+            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), w[e]->data, NULL, n,
+                           y->cols, x->cols, how);
+    }
+    o->in[0] = x;
+    o->in[1] = routing;
+    o->each = memcpy(t->each + t->each_count, w, E * sizeof *w);
+    t->each_count += (uint32_t)E;
+    return y;
+}
+
+spw_value *
+spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
+{
+    spw_value *y;
+    op *o;
+    if (!fits_routing(x, routing) || (onto != NULL && (onto->rows != routing->rows || onto->cols != x->cols)))
+        return fail(t);
+    y = new_value(t, routing->rows, x->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_COMBINE, y)) == NULL)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &routing->routed->on_device, true,
+                        x->cols);
+    o->in[0] = x;
+    o->in[1] = routing;
+    o->in[2] = onto;
+    return y;
+}
+
 spw_value *
 spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
 {
@@ -661,6 +815,40 @@ linear_backward(spw_tape *t, op *o)
     hand_over(t, o->in[1], y);
 }
 
+/* An expert without rows has a gradient too: zeros. */
+static void
+linear_each_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[0];
+    const spw_routed *r = o->in[1]->routed;
+    unsigned flags = 0;
+    act *dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+    for (uint64_t e = 0; e < r->on_device.E && !t->dry; e++) {
+        uint64_t first, n = rows_of(r, e, &first);
+        if (n > 0)
+            spw_gpu_linear_backward(t->queue, at_row(t, x, dx, first), o->each[e]->w_grad, NULL,
+                                    at_row(t, y, y->grad, first), at_row(t, x, x->data, first), o->each[e]->data, n,
+                                    y->cols, x->cols, begins(t, o->each[e]) ? flags | SPW_OP_SET_DW : flags);
+        else
+            (void)sum_of(t, o->each[e]);
+    }
+}
+
+static void
+combine_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[0];
+    spw_routed *r = o->in[1]->routed;
+    unsigned added = 0;
+    act *dx = grad_of(t, x, 1, &added);
+    SPW_ASSERT(!added && r->dweights == NULL);
+    r->dweights = take(t, r->on_device.M * r->on_device.k * sizeof(float));
+    if (!t->dry && dx != NULL && r->dweights != NULL)
+        spw_gpu_combine_backward(t->queue, dx, r->dweights, y->grad, x->data, &r->on_device, y->cols);
+    o->in[1]->grad_set = true;
+    hand_over(t, o->in[2], y);
+}
+
 static void
 backward_op(spw_tape *t, op *o)
 {
@@ -720,6 +908,19 @@ backward_op(spw_tape *t, op *o)
         if (!t->dry)
             spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
         return;
+    case T_ROUTE:
+        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        if (!t->dry && dx != NULL)
+            spw_gpu_route_backward(q, dx, y->routed->dweights, x->data, &y->routed->on_device, y->routed->sum_to_one,
+                                   flags);
+        return;
+    case T_DISPATCH:
+        dx = grad_onto(t, x, &onto);
+        if (!t->dry && dx != NULL)
+            spw_gpu_combine(q, dx, onto, y->grad, &o->in[1]->routed->on_device, false, y->cols);
+        return;
+    case T_LINEAR_EACH: linear_each_backward(t, o); return;
+    case T_COMBINE: combine_backward(t, o); return;
     case T_ADD:
         pass_through(t, o->in[1], y);
         hand_over(t, x, y);

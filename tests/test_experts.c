@@ -1,0 +1,187 @@
+/*
+ * Generation from a mixture of experts whose weights do not fit: few rows fetch the experts that they choose, many rows all of
+ * them, and both give the same bits, wherever the weights are. What is read is counted.
+ */
+#include "lib_tiny.h"
+#include "spw_generate.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { EXPERTS = 16, CHOICES = 2, WIDTH = 64, LAYERS = 3, VOCAB = 61, MANY = EXPERTS, TOKENS = 10, PROMPT = 3 };
+enum { EXPERT_ELEMS = 3 * WIDTH * WIDTH, COMMON_ELEMS = 16384 }; /* of a layer: attention, norms and router, padded */
+
+#define DONE(call)                                                                                                     \
+    do {                                                                                                               \
+        if ((call) != SPW_OK)                                                                                          \
+            fail_msg("%s", err.message);                                                                               \
+    } while (0)
+
+typedef struct subject {
+    char dir[256];
+    spw_config c;
+    spw_model *model;
+    spw_generator *g;
+} subject;
+
+typedef struct kind {
+    spw_tier tier;
+    uint64_t chunk, live, chaos;
+    uint32_t slots;
+    const char *codes;
+} kind;
+
+static void
+open_subject(subject *s, const kind *k, uint32_t slots)
+{
+    spw_error err = {0};
+    memset(s, 0, sizeof *s);
+    tiny_dir_make(s->dir);
+    tiny_config(&s->c, SPW_STATE_SPLIT);
+    tiny_model_config(&s->c.model, SPW_FAMILY_QWEN3_MOE);
+    s->c.model.width = s->c.model.mlp_width = WIDTH;
+    s->c.model.experts = EXPERTS;
+    s->c.model.choices = CHOICES;
+    s->c.model.init_std = 0.2; /* rows choose differently */
+    s->c.zero.offload_param = k->tier;
+    s->c.zero.param_path.count = 1;
+    snprintf(s->c.zero.param_path.item[0], SPW_PATH_BYTES, "%s", s->dir);
+    s->c.run.chunk_elems = k->chunk;
+    s->c.run.weight_slots = k->slots;
+    s->c.run.chaos_seed = k->chaos;
+    if (k->live > 0)
+        s->c.zero.max_live_parameters = k->live;
+    snprintf(s->c.run.frozen_codes, sizeof s->c.run.frozen_codes, "%s", k->codes != NULL ? k->codes : "none");
+    DONE(spw_model_from_config(&s->model, &s->c, &err));
+    spw_model_freeze(s->model, "*");
+    DONE(spw_generator_create(
+        &s->g,
+        &(spw_generator_options){.config = &s->c, .model = s->model, .slots = slots, .positions = PROMPT + TOKENS + 1},
+        &err));
+    DONE(spw_engine_init_params(spw_generator_engine(s->g), 7, &err));
+}
+
+static void
+close_subject(subject *s)
+{
+    spw_generator_destroy(s->g);
+    spw_model_destroy(s->model);
+    tiny_dir_remove(s->dir);
+}
+
+static uint64_t
+read_bytes(const subject *s)
+{
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(spw_generator_engine(s->g)), &stats);
+    return stats.nvme_read_bytes;
+}
+
+/* The same text in `count` slots, token by token after the prompt; slot 0's logits. *read: bytes of the last token. */
+static void
+generate(subject *s, uint32_t count, float out[TOKENS][VOCAB], uint64_t *most_read)
+{
+    spw_error err = {0};
+    *most_read = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        spw_generator_clear(s->g, i);
+        DONE(spw_generator_feed(s->g, i, (int32_t[PROMPT]){5, 17, 40}, PROMPT, &err));
+    }
+    for (int t = 0; t < TOKENS; t++) {
+        uint64_t before = read_bytes(s), now;
+        DONE(spw_generator_forward(s->g, &err));
+        now = read_bytes(s) - before;
+        *most_read = t > 1 && now > *most_read ? now : *most_read;
+        memcpy(out[t], spw_generator_logits(s->g, 0), sizeof out[t]);
+        for (uint32_t i = 0; i < count; i++) {
+            int32_t token = spw_sample(spw_generator_logits(s->g, i), VOCAB, &(spw_sampling){.top_p = 1}, 0,
+                                       (spw_candidate[VOCAB]){{0, 0}});
+            DONE(spw_generator_feed(s->g, i, &token, 1, &err));
+        }
+    }
+}
+
+/* A layer's units alone fit on the device: common ones and all experts, each in multiples of an expert. */
+enum { LAYER_ELEMS = (EXPERTS + (COMMON_ELEMS + EXPERT_ELEMS - 1) / EXPERT_ELEMS) * EXPERT_ELEMS };
+
+static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL},
+                             {SPW_TIER_HOST, 8192, 0, 0, 0, NULL},
+                             {SPW_TIER_HOST, 8192, LAYER_ELEMS, 0, 0, NULL},
+                             {SPW_TIER_NVME, 8192, 0, 0, 0, NULL},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 51, 2, NULL},
+                             {SPW_TIER_NVME, 8192, LAYER_ELEMS + 5 * EXPERT_ELEMS, 52, 3, NULL}};
+
+/* One sequence fetches what it chooses; sixteen of the same fetch all. Every placement, with and without: the same bits. */
+static void
+test_same_bits(void **state)
+{
+    static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
+    uint64_t most;
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        for (uint32_t count = 1; count <= MANY; count += MANY - 1) {
+            subject s;
+            open_subject(&s, &kinds[k], count);
+            generate(&s, count, k == 0 && count == 1 ? want : got, &most);
+            if (k > 0 || count > 1)
+                assert_memory_equal(want, got, sizeof want);
+            close_subject(&s);
+        }
+    }
+}
+
+/* Frozen weights stored as codes: the same bits on host and from disk. */
+static void
+test_codes(void **state)
+{
+    static const kind coded[] = {{SPW_TIER_HOST, 8192, 0, 0, 0, "int4"},
+                                 {SPW_TIER_NVME, 4096, LAYER_ELEMS, 53, 1, "int4"}};
+    static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
+    uint64_t most;
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        subject s;
+        open_subject(&s, &coded[k], 1);
+        generate(&s, 1, k == 0 ? want : got, &most);
+        close_subject(&s);
+    }
+    assert_memory_equal(want, got, sizeof want);
+}
+
+/*
+ * With room for one layer a token reads its layers' common weights, the experts that it chooses and the head, which is the
+ * embeddings; sixteen sequences read nearly everything.
+ */
+static void
+test_bytes(void **state)
+{
+    static float logits[TOKENS][VOCAB];
+    const kind tight = {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL};
+    uint64_t few, many, chosen = LAYERS * (COMMON_ELEMS + CHOICES * EXPERT_ELEMS) * 2 + 2 * 4096 * 2;
+    subject s;
+    (void)state;
+    open_subject(&s, &tight, 1);
+    generate(&s, 1, logits, &few);
+    close_subject(&s);
+    open_subject(&s, &tight, MANY);
+    generate(&s, MANY, logits, &many);
+    close_subject(&s);
+    print_message("a token reads %llu bytes, of sixteen sequences %llu; chosen are %llu\n", (unsigned long long)few,
+                  (unsigned long long)many, (unsigned long long)chosen);
+    assert_true(few > 0 && few <= chosen);
+    assert_true(many >= 2 * EXPERTS / 3 * EXPERT_ELEMS * 2 && many > 2 * few);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_bytes),
+    };
+    return cmocka_run_group_tests_name("experts", tests, NULL, NULL);
+}
