@@ -163,6 +163,8 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
         "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)written(r));
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
+    if (s->expert_peak > 0)
+        json_object_set_new(o, "expert_peak", json_real(s->expert_peak));
     log_object(r, o);
 }
 
@@ -172,7 +174,7 @@ show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     uint64_t now = spw_now_ns(), total = r->config.run.steps;
     bool last = step == total;
     double stall = 0, per_step = (double)(now - r->begin_ns) * 1e-9 / (double)(step - r->first_step), left;
-    char eval_text[40] = "", wrote[32], each[32];
+    char eval_text[40] = "", experts[40] = "", wrote[32], each[32];
     if (r->quiet ||
         (!r->tty && !last && step != r->first_step + 1 && isnan(eval_loss) && now - r->last_line_ns < 5000000000ull))
         return;
@@ -182,15 +184,17 @@ show_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     left = per_step * (double)(total - step);
     if (!isnan(eval_loss))
         snprintf(eval_text, sizeof eval_text, "  eval %.4f", eval_loss);
+    if (s->expert_peak > 0)
+        snprintf(experts, sizeof experts, "  busiest expert %.1fx", s->expert_peak);
     printf("step %llu/%llu  loss %.4f  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  wrote %s "
            "(%s/token)  stall %.0f%%  "
-           "bound %.0f%% %s  left %d:%02d%s%s\n",
+           "bound %.0f%% %s%s  left %d:%02d%s%s\n",
            (unsigned long long)step, (unsigned long long)total, s->loss, s->grad_norm, s->lr,
            (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
            (double)s->nvme_write / s->step_s * 1e-9, spw_format_bytes(wrote, sizeof wrote, s->nvme_write),
            spw_format_bytes(each, sizeof each, s->nvme_write / s->tokens), 100 * stall / s->step_s,
-           100 * s->bound_s / s->step_s, spw_resource_name(s->bound_by), (int)left / 60, (int)left % 60, eval_text,
-           s->skipped ? "  skipped (gradient not finite)" : "");
+           100 * s->bound_s / s->step_s, spw_resource_name(s->bound_by), experts, (int)left / 60, (int)left % 60,
+           eval_text, s->skipped ? "  skipped (gradient not finite)" : "");
     fflush(stdout);
 }
 

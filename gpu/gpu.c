@@ -406,9 +406,9 @@ spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool su
 
 void
 spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
-                       bool sum_to_one, unsigned flags)
+                       bool sum_to_one, float balance, unsigned flags)
 {
-    q->calls->route_backward(q, dlogits, dweights, logits, r, sum_to_one, flags);
+    q->calls->route_backward(q, dlogits, dweights, logits, r, sum_to_one, balance, flags);
 }
 
 void

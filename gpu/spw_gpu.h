@@ -311,9 +311,12 @@ enum { SPW_EXPERTS_MAX = 256, SPW_CHOICES_MAX = 16 };
  * first, a NaN above all; weights are p, or with sum_to_one p over the sum of the chosen ones.
  */
 void spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one);
-/* dlogits (M,E) from dweights (M,k) fp32; written, or ACC_DX. */
+/*
+ * dlogits (M,E) from dweights (M,k) fp32; written, or ACC_DX. balance: with the gradient of balance times the sum over experts of their
+ * pairs times their probabilities, which is least when all have as many (Fedus et al. 2021, 2101.03961, equations 4 to 6); 0: without.
+ */
 void spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits,
-                            const spw_routing *r, bool sum_to_one, unsigned flags);
+                            const spw_routing *r, bool sum_to_one, float balance, unsigned flags);
 /* y (M k, C) gets rows of x (M,C): y[i] = x[pairs[i] / k]. */
 void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C);
 /*

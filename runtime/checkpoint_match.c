@@ -29,6 +29,7 @@ static const char *const deciding[] = {"model.",
                                        "spillway.param_groups",
                                        "spillway.freeze",
                                        "spillway.frozen_codes",
+                                       "spillway.router_balance",
                                        "spillway.lora.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};

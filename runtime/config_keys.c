@@ -321,6 +321,8 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.frozen_codes", run.frozen_codes, "\"none\"", "none|int8|int4",
          "store frozen matrices between embeddings and head as codes with a scale per 128: 1.03 or 0.53 bytes per "
          "parameter; rounds them once"),
+    REAL("spillway.router_balance", NULL, run.router_balance, 0, 100, "0",
+         "mixtures of experts: weight of a loss that spreads tokens over experts, in each layer and micro-batch"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},

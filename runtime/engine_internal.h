@@ -144,7 +144,8 @@ struct spw_engine {
     spw_rates rates;
     spw_store_stats counted; /* up to here the steps' bytes have been told; what moves between two steps counts too */
     uint64_t counted_gather, counted_reduce;
-    bool counting; /* false: something else than steps has moved bytes since */
+    double expert_peak; /* of this step so far */
+    bool counting;      /* false: something else than steps has moved bytes since */
     saved_model saved;
 };
 

@@ -227,6 +227,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
     e->grads_there = false;
+    e->expert_peak = 0;
     begin_account(e, &start);
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->step_count++;
@@ -254,6 +255,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     spw__tell_future(e, MODE_TRAIN);
     r->lr = lr;
     r->tokens = (uint64_t)micro_batches * e->rows * e->world;
+    r->expert_peak = e->expert_peak;
     end_account(e, &start, r);
     return spw_store_check(e->store, err);
 }

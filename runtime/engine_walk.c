@@ -147,6 +147,20 @@ fetch_chosen(void *ctx, const spw_routed *routed, spw_error *err)
     return SPW_OK;
 }
 
+static spw_status
+note_peak(void *ctx, const spw_routed *routed, spw_error *err)
+{
+    spw_engine *e = ctx;
+    const spw_routing *r = &routed->on_device;
+    (void)err;
+    for (uint64_t x = 0; x < r->E; x++) {
+        double rows = (double)(routed->ends[x] - (x > 0 ? routed->ends[x - 1] : 0));
+        double over = rows * (double)r->E / (double)(r->M * r->k);
+        e->expert_peak = over > e->expert_peak ? over : e->expert_peak;
+    }
+    return SPW_OK;
+}
+
 spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
 {
@@ -175,6 +189,8 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     }
     if (run->mode == MODE_CHOICE)
         spw_tape_on_route(e->tape, fetch_chosen, &chosen);
+    else if (training)
+        spw_tape_on_route(e->tape, note_peak, e);
     return b->forward(&call, x);
 }
 
@@ -227,6 +243,8 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .places = e->places,
                        .losses = e->losses + micro * e->rows,
                        .grad_scale = (float)(e->scaler.scale / (double)e->target_count),
+                       .balance = (float)(e->config.run.router_balance * e->scaler.scale /
+                                          (double)(e->config.accumulation * e->world)),
                        .dropout_key = e->config.run.seed,
                        .dropout_counter = (e->step_count << 20) + micro};
 }

@@ -120,6 +120,7 @@ typedef struct spw_config {
         uint32_t weight_slots, record_slots; /* 0: from the budget */
         bool integrity, prefetch, frozen_in_place;
         char frozen_codes[8]; /* none (or empty), int8, int4 */
+        double router_balance;
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;
         spw_glob_list lora_targets;

@@ -175,6 +175,8 @@ typedef struct spw_step_result {
     double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;
     uint64_t gather, reduce; /* received from other ranks */
+    double
+        expert_peak; /* rows of the expert with most, over the mean, in the layer where that is largest; 0: no experts */
 } spw_step_result;
 /*
  * spw_engine_step - one optimizer step over all micro-batches.

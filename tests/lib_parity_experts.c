@@ -17,6 +17,7 @@ typedef struct mixture {
     logits logits;
     onto onto;
     bool sum_to_one, add, weighted;
+    float balance;
     bool cancel;    /* terms of combine that give another sum in any other order */
     uint64_t shift; /* elements by which arrays of the compute type are off an aligned address */
 } mixture;
@@ -172,7 +173,8 @@ run(const mixture *m, spw_gpu_queue *q, void **p)
 {
     spw_routing r = {p[WEIGHTS], p[CHOICES], p[PLACES], p[PAIRS], p[ENDS], m->M, m->k, m->E};
     spw_gpu_route(q, &r, p[LOGITS], m->sum_to_one);
-    spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, m->sum_to_one, m->add ? SPW_OP_ACC_DX : 0);
+    spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, m->sum_to_one, m->balance,
+                           m->add ? SPW_OP_ACC_DX : 0);
     spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
     spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
                     m->C);
@@ -234,6 +236,13 @@ error_of(spw_dtype type, double want, double terms)
     return unit[type] * fabs(want) + 2e-6 * terms + (type == SPW_F16 ? 0x1p-25 : 1e-37);
 }
 
+/* What balance gives an expert's probability: more, the more pairs it has. */
+static double
+pull_of(const mixture *m, const int32_t *ends, uint64_t e)
+{
+    return m->balance == 0 ? 0 : (double)m->balance * (double)(ends[e] - (e > 0 ? ends[e - 1] : 0));
+}
+
 static void
 check_routing(const mixture *m, float *const *got, void *const *raw, const array *a, int32_t *const *want,
               spw_dtype type)
@@ -247,7 +256,11 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
         const float *l = a[LOGITS].in + row * m->E, *dw = a[DWEIGHTS].in + row * m->k;
         const int32_t *choices = want[CHOICES] + row * m->k;
         double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = (double)l[choices[0]];
-        double all = sum_of_exps(m, l, choices);
+        double all = sum_of_exps(m, l, choices), of_all = 0, pull = 0, p_all;
+        for (uint64_t e = 0; e < m->E; e++)
+            of_all += exp((double)l[e] - max);
+        for (uint64_t e = 0; e < m->E; e++)
+            pull += exp((double)l[e] - max) / of_all * pull_of(m, want[ENDS], e);
         for (uint64_t j = 0; j < m->k; j++) {
             double p = exp((double)l[choices[j]] - max) / all;
             check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p, error_of(SPW_F32, p, p));
@@ -261,8 +274,12 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
             for (uint64_t j = 0; j < m->k; j++)
                 chosen = chosen || choices[j] == (int32_t)e;
             g = old + (chosen || !m->sum_to_one ? p * (d[e] - mean) : 0);
+            p_all = m->balance == 0 ? 0 : exp((double)l[e] - max) / of_all;
+            g += m->balance == 0 ? 0 : p_all * (pull_of(m, want[ENDS], e) - pull);
             check(m, "dlogits", row * m->E + e, got[DLOGITS][row * m->E + e], g,
-                  error_of(type, g, p * (fabs(d[e]) + terms) + fabs(old)));
+                  error_of(type, g,
+                           p * (fabs(d[e]) + terms) + fabs(old) +
+                               p_all * (pull_of(m, want[ENDS], e) + (m->balance == 0 ? 0 : pull))));
         }
     }
 }
@@ -365,6 +382,7 @@ parity_experts(const parity *p)
                                   .sum_to_one = f % 2 != 0,
                                   .add = f & 2,
                                   .weighted = f != 1,
+                                  .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .shift = f == 3});
     for (uint64_t k = 3; k <= 11; k++)
         examine(p, &(mixture){.M = 5,

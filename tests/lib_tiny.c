@@ -29,6 +29,7 @@ tiny_config(spw_config *c, spw_state_format format)
     c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_HOST;
     c->zero.prefetch_bucket_size = c->zero.max_live_parameters = UINT64_MAX;
     c->aio.overlap_events = true;
+    c->run.router_balance = 0.1; /* of models with experts */
     c->run.seed = 7;
     snprintf(c->run.device, sizeof c->run.device, "cpu");
     c->run.device_memory = c->run.host_memory = SPW_AUTO;

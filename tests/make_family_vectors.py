@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
 B, T = 2, 18
@@ -47,7 +48,8 @@ def gradients(model, config):
                 yield f"{name.rsplit('.', 1)[0]}.{e}.{kind[0] if mixtral else kind[1]}.weight", part[e]
 
 
-def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T):
+# balance: of a loss that spreads tokens over experts; with one layer transformers' is ours with this weight over the choices.
+def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T, balance=0):
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
@@ -58,9 +60,11 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
     os.remove(os.path.join(folder, "generation_config.json"))
     tokens = torch.randint(0, config.vocab_size, (B, T))
     targets = torch.randint(0, config.vocab_size, (B, T))
-    logits = model(tokens).logits
+    result = model(tokens, output_router_logits=True) if balance else model(tokens)
+    logits = result.logits
     loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
-    loss.backward()
+    k = getattr(config, "num_experts_per_tok", 1)
+    (loss + (balance / k * load_balancing_loss_func(result.router_logits, config.num_local_experts, k) if balance else 0)).backward()
     expect = {"tokens": tokens.float(), "targets": targets.float(), "logits": logits.detach(), "loss": loss.detach().view(1)}
     expect |= {"grad." + name: grad for name, grad in gradients(model, config)}
     save_file({k: v.contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
@@ -188,3 +192,5 @@ elif __name__ == "__main__":
     make("qwen3_moe_sum", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=4, num_experts_per_tok=2,
                                          moe_intermediate_size=14, norm_topk_prob=True, attention_bias=True, use_sliding_window=True,
                                          sliding_window=4), bf16, rewrite=older_experts)
+    make("qwen3_moe_balance", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=6, num_experts_per_tok=3,
+                                             moe_intermediate_size=10), f32, balance=0.5)

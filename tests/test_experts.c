@@ -1,8 +1,8 @@
 /*
- * Generation from a mixture of experts whose weights do not fit: few rows fetch the experts that they choose, many rows all of
- * them, and both give the same bits, wherever the weights are. What is read is counted.
+ * Mixtures of experts whose weights do not fit. Generation: few rows fetch the experts that they choose, many rows all of
+ * them, and both give the same bits, wherever the weights are; what is read is counted. Training: a loss spreads the rows.
  */
-#include "lib_tiny.h"
+#include "lib_rig.h"
 #include "spw_generate.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -175,6 +175,39 @@ test_bytes(void **state)
     assert_true(many >= 2 * EXPERTS / 3 * EXPERT_ELEMS * 2 && many > 2 * few);
 }
 
+/* ---------------------------------------------------------------- training */
+
+/* A loss of balance spreads rows over experts; without it a few take most of them. Losses stay those of the text. */
+static void
+test_balance(void **state)
+{
+    double peak[2] = {0, 0}, first[2];
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_MIXTRAL, SPW_STATE_FP32, SPW_TIER_HOST);
+        r.c.model.experts = EXPERTS;
+        r.c.run.router_balance = k == 0 ? 0 : 0.5;
+        r.c.optimizer.lr = 1e-2;
+        rig_open(&r);
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        for (int s = 0; s < 40; s++) {
+            spw_step_result result;
+            uint64_t n = r.c.micro_batch * r.c.accumulation * r.c.data.seq_length;
+            tiny_batch((uint64_t)s, r.c.model.vocab, n, rig_tokens, rig_targets);
+            rig_need(&r, spw_engine_step(r.e, rig_tokens, rig_targets, (uint32_t)r.c.accumulation, r.c.optimizer.lr,
+                                         &result, &r.err));
+            if (s == 0)
+                first[k] = result.loss;
+            peak[k] += s < 20 ? 0 : result.expert_peak / 20;
+        }
+        rig_remove(&r);
+    }
+    print_message("busiest expert: %.2f times the mean, with balance %.2f\n", peak[0], peak[1]);
+    assert_true(first[0] == first[1]);
+    assert_true(peak[1] >= 1 && peak[0] > 1.2 * peak[1]);
+}
+
 int
 main(void)
 {
@@ -182,6 +215,7 @@ main(void)
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_codes),
         cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_balance),
     };
     return cmocka_run_group_tests_name("experts", tests, NULL, NULL);
 }

@@ -15,9 +15,9 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",       "llama_linear",
-                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window", "qwen3",
-                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum"};
+static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",        "llama_linear",
+                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window",  "qwen3",
+                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -70,6 +70,7 @@ make_engine(const char *folder, uint64_t sequences, uint64_t length, bool infere
     c.accumulation = 1;
     c.data.seq_length = length;
     c.run.compute_threads = threads;
+    c.run.router_balance = strstr(folder, "_balance") != NULL ? 0.5 : 0; /* as make_family_vectors.py has it */
     if (swap != NULL) {
         c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_NVME;
         c.zero.param_path.count = c.zero.optimizer_path.count = 1;

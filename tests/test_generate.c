@@ -19,9 +19,9 @@
             fail_msg("%s", err.message);                                                                               \
     } while (0)
 
-static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",       "llama_linear",
-                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window", "qwen3",
-                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum"};
+static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",        "llama_linear",
+                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window",  "qwen3",
+                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 
@@ -243,7 +243,7 @@ test_transformers(void **state)
         close_subject(&s);
     }
     fclose(f);
-    assert_int_equal(lines, 42);
+    assert_int_equal(lines, 45);
 }
 
 /* ---------------------------------------------------------------- the same bits */

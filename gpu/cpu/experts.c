@@ -10,6 +10,7 @@ typedef struct moe_args {
     const float *logits, *x, *dy, *onto;
     float *y, *dweights;
     uint64_t C, grain;
+    float balance;
     bool sum_to_one, weighted, add;
 } moe_args;
 
@@ -92,6 +93,21 @@ spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool s
     }
 }
 
+/* d[e] += p[e] (c[e] - sum of p c), with p over all experts and c balance times an expert's pairs. */
+static void
+add_balance(const moe_args *g, float *d, const float *logits, float max)
+{
+    const spw_routing *r = g->r;
+    float p[SPW_EXPERTS_MAX], c[SPW_EXPERTS_MAX], mean = 0;
+    g->k->scale(p, 1.0f / g->k->exp_sum(p, logits, max, r->E), r->E);
+    for (uint64_t e = 0; e < r->E; e++) {
+        c[e] = g->balance * (float)(r->ends[e] - (e > 0 ? r->ends[e - 1] : 0));
+        mean += p[e] * c[e];
+    }
+    for (uint64_t e = 0; e < r->E; e++)
+        d[e] += p[e] * (c[e] - mean);
+}
+
 /*
  * Weights are a softmax, over the chosen ones or over all: dlogits[e] = p[e] (dw[e] - sum of p dw), with p over the same ones and dw 0
  * for those that are not chosen.
@@ -113,6 +129,8 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             g->k->scale(d, -mean / g->k->exp_sum(d, logits, logits[choices[0]], r->E), r->E);
         for (uint64_t j = 0; j < r->k; j++)
             d[choices[j]] = w[j] * (dw[j] - mean);
+        if (g->balance != 0)
+            add_balance(g, d, logits, logits[choices[0]]);
         for (uint64_t e = 0; e < r->E; e++)
             y[e] = g->add ? y[e] + d[e] : d[e];
     }
@@ -120,7 +138,7 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 
 void
 spw__cpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
-                        bool sum_to_one, unsigned flags)
+                        bool sum_to_one, float balance, unsigned flags)
 {
     run(q,
         &(moe_args){.r = r,
@@ -128,6 +146,7 @@ spw__cpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, c
                     .y = dlogits,
                     .dweights = (float *)(uintptr_t)dweights,
                     .sum_to_one = sum_to_one,
+                    .balance = balance,
                     .add = flags & SPW_OP_ACC_DX},
         r->E * 4, route_backward_part);
 }

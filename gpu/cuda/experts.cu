@@ -38,13 +38,14 @@ spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, b
 
 void
 spw__cuda_route_backward(spw_gpu_queue *queue, act *dlogits, const float *dweights, const act *logits,
-                         const spw_routing *r, bool sum_to_one, unsigned flags)
+                         const spw_routing *r, bool sum_to_one, float balance, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (r->M == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>),
-                      (T *)dlogits, dweights, (const T *)logits, *r, sum_to_one, (flags & SPW_OP_ACC_DX) != 0));
+    BY_TYPE(q,
+            LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>), (T *)dlogits,
+                   dweights, (const T *)logits, *r, sum_to_one, balance, (flags & SPW_OP_ACC_DX) != 0));
 }
 
 void

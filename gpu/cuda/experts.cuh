@@ -82,13 +82,21 @@ route_kernel(spw_routing r, const T *logits, bool sum_to_one)
     }
 }
 
+/* How many pairs an expert has; 0 for one that there is not. */
+__device__ static inline int32_t
+pairs_of(const spw_routing &r, unsigned e)
+{
+    return e >= r.E ? 0 : e > 0 ? r.ends[e] - r.ends[e - 1] : r.ends[e];
+}
+
 /*
  * dlogits[e] = p[e] (dw[e] - sum of p dw), p over all experts or over the chosen ones, dw 0 where not chosen. The weights are p of the
  * chosen ones.
  */
 template <class T>
 __global__ void
-route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, bool sum_to_one, bool add)
+route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, bool sum_to_one, float balance,
+                      bool add)
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
@@ -119,6 +127,20 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
 #pragma unroll
         for (unsigned i = 0; i < LANE_EXPERTS; i++)
             d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
+    }
+    if (balance != 0.0f) {
+        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]), p[LANE_EXPERTS], all = 0.0f, c = 0.0f;
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+            p[i] = lane + i * WARP < E ? expf(widen(logits[row * E + lane + i * WARP]) - max) : 0.0f;
+            all += p[i];
+            c += p[i] * balance * (float)pairs_of(r, lane + i * WARP);
+        }
+        all = 1.0f / warp_sum(all);
+        c = warp_sum(c) * all;
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+            d[i] += p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c);
     }
 #pragma unroll
     for (unsigned i = 0; i < LANE_EXPERTS; i++) {

@@ -53,7 +53,7 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
         up = linear(call, at, NULL, h, c->mlp_bias);
         return linear(call, at, onto, spw_nn_silu_mul(t, gate, up), c->mlp_bias);
     }
-    routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one);
+    routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
     h = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
     gate = spw_nn_linear_each(t, h, routing, w);

@@ -21,7 +21,7 @@ extern "C" {
 typedef struct spw_routed {
     spw_routing on_device;
     int32_t ends[SPW_EXPERTS_MAX]; /* of each expert's rows, on the host: products are made by expert */
-    float *dweights;
+    float *dweights, balance;      /* as spw_gpu_route_backward() takes it */
     bool sum_to_one;
 } spw_routed;
 
@@ -45,6 +45,7 @@ typedef struct spw_batch {
     uint64_t sequences, positions;            /* B, T */
     const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
     float grad_scale;                         /* of the sum of losses */
+    float balance;                            /* of a loss for routers, scaled as the losses are; 0: none */
     float *losses;                            /* (B T) out */
     uint64_t dropout_key, dropout_counter;
 } spw_batch;
@@ -109,9 +110,10 @@ spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
- * rows were, onto what is there. Forward waits for the device once for each routing, to learn how many rows each expert has.
+ * rows were, onto what is there. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
+ * backward adds the gradient of balance times experts times the sum over experts of their share of the pairs and their mean probability.
  */
-spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one);
+spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);

@@ -474,7 +474,7 @@ take_routing(spw_tape *t, spw_routing *r)
 }
 
 spw_value *
-spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one)
+spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance)
 {
     spw_routed *routed = &t->routings[t->routing_count];
     spw_value *y;
@@ -485,6 +485,7 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one)
     memset(routed, 0, sizeof *routed);
     routed->on_device = (spw_routing){.M = logits->rows, .k = choices, .E = logits->cols};
     routed->sum_to_one = sum_to_one;
+    routed->balance = balance * (float)logits->cols / ((float)logits->rows * (float)logits->rows * (float)choices);
     t->routing_count++;
     if (!take_routing(t, &routed->on_device))
         return fail(t);
@@ -912,7 +913,7 @@ backward_op(spw_tape *t, op *o)
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry && dx != NULL)
             spw_gpu_route_backward(q, dx, y->routed->dweights, x->data, &y->routed->on_device, y->routed->sum_to_one,
-                                   flags);
+                                   y->routed->balance, flags);
         return;
     case T_DISPATCH:
         dx = grad_onto(t, x, &onto);
