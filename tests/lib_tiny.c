@@ -1,6 +1,7 @@
 /* See lib_tiny.h. */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -292,4 +293,17 @@ tiny_emulated_device(void)
         return false;
     setenv("SPW_CUDA_PLUGIN", path, 1);
     return true;
+}
+
+spw_emulate_counts
+tiny_emulated_counts(void)
+{
+    spw_emulate_counts counts = {0};
+    void *plugin = dlopen(getenv("SPW_CUDA_PLUGIN"), RTLD_NOW | RTLD_NOLOAD);
+    spw_emulate_count_fn count =
+        plugin != NULL ? (spw_emulate_count_fn)(uintptr_t)dlsym(plugin, SPW_EMULATE_COUNT_SYMBOL) : NULL;
+    assert_non_null(count);
+    count(&counts);
+    (void)dlclose(plugin);
+    return counts;
 }

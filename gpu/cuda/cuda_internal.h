@@ -33,18 +33,23 @@ typedef struct cuda_gpu {
 enum {
     SLOTS = 32,            /* of the pinned ring of a queue */
     SLOT_BYTES = 64 << 10, /* each */
-    PIECE_BYTES = 8 << 20, /* of a converting copy in staging memory on the device */
+    PARCEL_SLOTS = 8,      /* that one small copy takes at most: the sums of 268 million elements */
     NOTES = 256,           /* notifications under way */
     SUM_ELEMS = 4096,      /* one sum of squares each */
 };
 
+/*
+ * PIECE_BYTES, of a converting copy in staging memory on the device. A piece's kernel may wait as long as the longest kernel of
+ * the compute queue takes, for blocks of a product that stay until it ends leave no room, whatever the priorities are: about
+ * a millisecond, which is to be little beside the piece's time on the link. BLAS_BYTES, cuBLASLt's workspace on a compute queue.
+ */
 #ifdef SPW_EMULATED
-enum { BLAS_BYTES = 64 << 10 };
+enum { PIECE_BYTES = 1 << 20, BLAS_BYTES = 64 << 10 };
 #else
-enum { BLAS_BYTES = 32 << 20 }; /* cuBLASLt's workspace on a compute queue */
+enum { PIECE_BYTES = 32 << 20, BLAS_BYTES = 32 << 20 };
 #endif
 
-/* What a slot of the ring brings to pageable host memory once it has arrived. */
+/* What slots of the ring, from this one on, bring to pageable host memory once it has arrived. */
 typedef struct cuda_parcel {
     void *dst;
     const void *src;
@@ -73,7 +78,7 @@ typedef struct cuda_queue {
     unsigned char *ring; /* pinned */
     cudaEvent_t ring_passed[SLOTS];
     cuda_parcel parcels[SLOTS];
-    uint64_t ring_next;
+    unsigned ring_next;
     cudaEvent_t span_begins[NOTES + 1]; /* as many spans as notes may be under way, and one is open */
     const char *span_name;
     uint64_t span_count;
@@ -121,8 +126,6 @@ spw__cuda_is_f32(const cuda_queue *q)
 void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */
 void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes);
-/* Sums of squares of n elements of type into sums (device). */
-void spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n);
 
 /*
  * C(M,N) = A B + onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or

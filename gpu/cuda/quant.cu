@@ -61,10 +61,11 @@ void
 spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    const uint64_t piece = PIECE_BYTES / 2, block_bytes = 4 + QUANT_BLOCK / 8 * bits;
+    const uint64_t block_bytes = 4 + QUANT_BLOCK / 8 * bits, most = PIECE_BYTES / block_bytes * QUANT_BLOCK;
+    const uint64_t piece = n < most ? n : most;
     for (uint64_t first = 0; first < n; first += piece) {
         uint64_t m = n - first < piece ? n - first : piece;
-        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
+        void *staging = spw__cuda_scratch(q, piece / QUANT_BLOCK * block_bytes);
         if (staging == NULL ||
             !spw__cuda_ok(q->gpu,
                           cudaMemcpyAsync(staging, (const char *)codes + first / QUANT_BLOCK * block_bytes,

@@ -7,6 +7,7 @@
  * begin as NaN. Test code: it may abort.
  */
 #include "cuda_runtime.h"
+#include "counts.h"
 #include "spw_base.h"
 #include <stdio.h>
 #include <sys/mman.h>
@@ -386,6 +387,22 @@ struct emulated_event {
 
 static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
 static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
+static spw_emulate_counts counts;                                                       /* under the same lock */
+
+static void
+count(uint64_t *what)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    ++*what;
+}
+
+extern "C" __attribute__((visibility("default"))) void spw_emulate_count(spw_emulate_counts *out);
+void
+spw_emulate_count(spw_emulate_counts *out)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *out = counts;
+}
 
 /* Lock held. As far as it goes now; whether that is to the mark. */
 static bool
@@ -446,24 +463,28 @@ spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg)
 void
 emulate::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
 {
+    count(&counts.launches);
     submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
 }
 
 cudaError_t
 cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
 {
+    count(&counts.copies);
     return submit(stream, [=] { memmove(dst, src, bytes); });
 }
 
 cudaError_t
 cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
+    count(&counts.sets);
     return submit(stream, [=] { memset(p, value, bytes); });
 }
 
 cudaError_t
 cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
+    count(&counts.host_functions);
     return submit(stream, [=] { fn(arg); });
 }
 
@@ -526,6 +547,7 @@ cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     event->stream = stream;
     if (event->passed_ns != NULL) {
         std::shared_ptr<uint64_t> passed = event->passed_ns;
+        counts.notes++;
         submit(stream, [=] { *passed = spw_now_ns(); });
     }
     event->mark = stream->submitted;
@@ -541,6 +563,7 @@ cudaEventSynchronize(cudaEvent_t event)
         std::lock_guard<std::recursive_mutex> hold(device);
         stream = event->stream;
         mark = event->mark;
+        counts.waits += stream != NULL && stream->done < mark;
     }
     run_until(stream, mark);
     return cudaSuccess;

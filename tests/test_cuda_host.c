@@ -1,0 +1,153 @@
+/*
+ * The host's side of the cuda device, on the emulated one: how much an operation gives its stream, since on a GPU every copy,
+ * launch and host function costs microseconds that here cost nothing. Streams work as late as they may.
+ */
+#include "lib_tiny.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static spw_gpu *gpu;
+
+/* ---------------------------------------------------------------- what streams are given */
+
+enum { PIECE = 1 << 20 }; /* bytes of a piece of a converting copy, in the emulated device */
+
+typedef struct copying {
+    spw_gpu_queue *q;
+    void *device, *other, *host;
+    double *sums;
+} copying;
+
+static void
+copying_begin(copying *c, uint64_t n)
+{
+    *c = (copying){.host = malloc(n * 4), .sums = calloc(n / 4096 + 1, sizeof(double))};
+    assert_true(c->host != NULL && c->sums != NULL);
+    assert_int_equal(spw_gpu_queue_create(&c->q, gpu, SPW_QUEUE_D2H, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &c->device, n * 4, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &c->other, n * 4, NULL), SPW_OK);
+    spw_gpu_zero(c->q, c->device, n * 4);
+    spw_gpu_queue_sync(c->q);
+}
+
+static void
+copying_end(copying *c)
+{
+    spw_error err = {0};
+    if (spw_gpu_check(gpu, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    spw_gpu_free(gpu, c->device);
+    spw_gpu_free(gpu, c->other);
+    spw_gpu_queue_destroy(c->q);
+    free(c->host);
+    free(c->sums);
+}
+
+static void
+expect_counts(const spw_emulate_counts *before, const char *what, uint64_t launches, uint64_t copies,
+              uint64_t host_functions)
+{
+    spw_emulate_counts now = tiny_emulated_counts();
+    if (now.launches - before->launches != launches || now.copies - before->copies != copies ||
+        now.host_functions - before->host_functions != host_functions || now.sets != before->sets)
+        fail_msg("%s: %llu launches, %llu copies, %llu host functions, %llu sets", what,
+                 (unsigned long long)(now.launches - before->launches),
+                 (unsigned long long)(now.copies - before->copies),
+                 (unsigned long long)(now.host_functions - before->host_functions),
+                 (unsigned long long)(now.sets - before->sets));
+}
+
+/* Sums of squares are one kernel, one copy and one host function, however long the copy is that they come with. */
+static void
+test_sums_in_one(void **state)
+{
+    const uint64_t n = 40 * 65536;
+    spw_emulate_counts before;
+    copying c;
+    (void)state;
+    copying_begin(&c, n);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2h(c.q, c.host, SPW_F32, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to the host", 1, 2, 1);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, 1 + n * 2 / PIECE, 1);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2d(c.q, c.other, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to bf16 on the device", 2, 1, 1);
+    copying_end(&c);
+}
+
+/* A few gradients on their way out hold nobody up who submits them. */
+static void
+test_sums_do_not_block(void **state)
+{
+    enum { COPIES = 24 };
+    const uint64_t n = 16 * 65536;
+    spw_emulate_counts before;
+    copying c;
+    (void)state;
+    copying_begin(&c, n);
+    spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums); /* takes the staging memory */
+    spw_gpu_queue_sync(c.q);
+    before = tiny_emulated_counts();
+    for (int k = 0; k < COPIES; k++)
+        spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    assert_int_equal(tiny_emulated_counts().waits, before.waits);
+    copying_end(&c);
+}
+
+/* What takes several slots of the ring at once, round and round, arrives as it was. */
+static void
+test_small_copies(void **state)
+{
+    enum { N = 300000, ROUNDS = 40 };
+    spw_emulate_counts before;
+    copying c;
+    uint32_t *back = malloc(N * 4), *sent;
+    (void)state;
+    copying_begin(&c, N);
+    sent = c.host;
+    assert_non_null(back);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        uint64_t n = 1 + round * 7919 * 37 % N;
+        for (uint64_t i = 0; i < n; i++)
+            sent[i] = (uint32_t)(i * 2654435761u + round);
+        before = tiny_emulated_counts();
+        spw_gpu_write_bytes(c.q, c.device, sent, n * 4);
+        expect_counts(&before, "a small copy", 0, (n * 4 + (512 << 10) - 1) / (512 << 10), 0);
+        memset(sent, 0, n * 4); /* the caller's again */
+        spw_gpu_read_bytes(c.q, back, c.device, n * 4);
+        for (uint64_t i = 0; i < n; i++)
+            assert_int_equal(back[i], (uint32_t)(i * 2654435761u + round));
+    }
+    copying_end(&c);
+    free(back);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums_in_one),
+        cmocka_unit_test(test_sums_do_not_block),
+        cmocka_unit_test(test_small_copies),
+    };
+    spw_error err = {0};
+    int failed;
+    if (!tiny_emulated_device()) {
+        printf("1..1\nok 1 - cuda host # SKIP no C++ compiler when this was built\n");
+        return 77;
+    }
+    setenv("SPW_EMULATE_STREAMS", "late", 1);
+    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err) != SPW_OK) {
+        printf("not ok - %s\n", err.message);
+        return 1;
+    }
+    failed = cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
+    spw_gpu_close(gpu);
+    return failed;
+}
