@@ -295,15 +295,26 @@ tiny_emulated_device(void)
     return true;
 }
 
+static void *
+emulated_symbol(const char *name)
+{
+    void *plugin = dlopen(getenv("SPW_CUDA_PLUGIN"), RTLD_NOW | RTLD_NOLOAD);
+    void *symbol = plugin != NULL ? dlsym(plugin, name) : NULL;
+    assert_non_null(symbol);
+    (void)dlclose(plugin); /* the device holds it open */
+    return symbol;
+}
+
 spw_emulate_counts
 tiny_emulated_counts(void)
 {
-    spw_emulate_counts counts = {0};
-    void *plugin = dlopen(getenv("SPW_CUDA_PLUGIN"), RTLD_NOW | RTLD_NOLOAD);
-    spw_emulate_count_fn count =
-        plugin != NULL ? (spw_emulate_count_fn)(uintptr_t)dlsym(plugin, SPW_EMULATE_COUNT_SYMBOL) : NULL;
-    assert_non_null(count);
-    count(&counts);
-    (void)dlclose(plugin);
+    spw_emulate_counts counts;
+    ((spw_emulate_count_fn)(uintptr_t)emulated_symbol(SPW_EMULATE_COUNT_SYMBOL))(&counts);
     return counts;
+}
+
+bool
+tiny_emulated_refuse(unsigned k)
+{
+    return ((spw_emulate_refuse_fn)(uintptr_t)emulated_symbol(SPW_EMULATE_REFUSE_SYMBOL))(k);
 }

@@ -41,5 +41,7 @@ void tiny_settle(spw_store *store);
 bool tiny_emulated_device(void);
 /* What its streams were given so far; the device is open. */
 spw_emulate_counts tiny_emulated_counts(void);
+/* Has its k-th allocation or event from now on refused; 0: none. Whether what was asked for before has happened. */
+bool tiny_emulated_refuse(unsigned k);
 
 #endif

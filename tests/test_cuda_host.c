@@ -1,6 +1,7 @@
 /*
  * The host's side of the cuda device, on the emulated one: how much an operation gives its stream, since on a GPU every copy,
- * launch and host function costs microseconds that here cost nothing. Streams work as late as they may.
+ * launch and host function costs microseconds that here cost nothing; and what it does when it is refused something. Streams work
+ * as late as they may.
  */
 #include "lib_tiny.h"
 #include <setjmp.h>
@@ -128,13 +129,108 @@ test_small_copies(void **state)
     free(back);
 }
 
+/* ---------------------------------------------------------------- refusals */
+
+/* A status of cuBLASLt that nobody expects ends the run; the message has what it takes to look for it. */
+static void
+test_product_fails(void **state)
+{
+    static const char *const parts[] = {"cublasLtMatmul: status 13", "M 3, N 8, K 5", "bf16 to bf16", "epilogue 1"};
+    spw_gpu *other = NULL;
+    spw_gpu_queue *q = NULL;
+    void *x = NULL;
+    spw_error err = {0};
+    (void)state;
+    setenv("SPW_EMULATE_BLAS", "fails", 1);
+    assert_int_equal(spw_gpu_open(&other, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, &err), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, other, SPW_QUEUE_COMPUTE, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(other, &x, 4096, &err), SPW_OK);
+    spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+    spw_gpu_queue_sync(q);
+    assert_int_equal(spw_gpu_check(other, &err), SPW_EPOISONED);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strstr(err.message, parts[i]) == NULL)
+            fail_msg("no %s in: %s", parts[i], err.message);
+    spw_gpu_free(other, x);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(other);
+    unsetenv("SPW_EMULATE_BLAS");
+}
+
+/* A queue or an event that cannot be made is refused; the device is as well as before. */
+static void
+test_creation_refused(void **state)
+{
+    bool through[3] = {false, false, false};
+    (void)state;
+    for (unsigned k = 1; !through[0] || !through[1] || !through[2]; k++)
+        for (int kind = 0; kind < 3; kind++) {
+            spw_gpu_queue *q = NULL;
+            spw_gpu_event *event = NULL;
+            void *p = NULL;
+            spw_error err = {0};
+            spw_status st;
+            if (through[kind])
+                continue;
+            (void)tiny_emulated_refuse(k);
+            st = kind == 0   ? spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, &err)
+                 : kind == 1 ? spw_gpu_event_create(&event, gpu, &err)
+                             : spw_gpu_alloc(gpu, &p, 4096, &err);
+            through[kind] = !tiny_emulated_refuse(0);
+            assert_int_equal(st, through[kind] ? SPW_OK : SPW_ENOMEM);
+            assert_int_equal(spw_gpu_check(gpu, &err), SPW_OK);
+            if (q != NULL)
+                spw_gpu_queue_destroy(q);
+            if (event != NULL)
+                spw_gpu_event_destroy(event);
+            spw_gpu_free(gpu, p);
+        }
+}
+
+/* Where memory cannot be had in a stream's order it is had otherwise, and grows as much. */
+static void
+test_no_pools(void **state)
+{
+    enum { N = 700000 };
+    spw_gpu *was = gpu;
+    spw_error err = {0};
+    copying c;
+    (void)state;
+    setenv("SPW_EMULATE_POOLS", "0", 1);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err), SPW_OK);
+    copying_begin(&c, N);
+    for (uint64_t n = 7; n <= N; n = n == 7 ? N : N + 1) {
+        float *x = c.host;
+        for (uint64_t i = 0; i < n; i++)
+            x[i] = (float)(i % 200);
+        spw_gpu_write_bytes(c.q, c.device, x, n * 4);
+        spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+        spw_gpu_queue_sync(c.q);
+        for (uint64_t i = 0; i < n; i++)
+            assert_true(spw_bf16_to_f32(((uint16_t *)c.host)[i]) == (float)(i % 200));
+    }
+    copying_end(&c);
+    spw_gpu_close(gpu);
+    gpu = was;
+    unsetenv("SPW_EMULATE_POOLS");
+}
+
+/* Of 16 GiB that are free one is left to what nobody counts. */
+static void
+test_reserve(void **state)
+{
+    (void)state;
+    assert_int_equal(spw_gpu_get_info(gpu)->memory_bytes, 15ull << 30);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_in_one),
-        cmocka_unit_test(test_sums_do_not_block),
-        cmocka_unit_test(test_small_copies),
+        cmocka_unit_test(test_sums_in_one),      cmocka_unit_test(test_sums_do_not_block),
+        cmocka_unit_test(test_small_copies),     cmocka_unit_test(test_product_fails),
+        cmocka_unit_test(test_creation_refused), cmocka_unit_test(test_no_pools),
+        cmocka_unit_test(test_reserve),
     };
     spw_error err = {0};
     int failed;

@@ -22,6 +22,7 @@ typedef struct cuda_gpu {
     spw_gpu_info info;
     char description[160], link[128];
     int device_idx;
+    bool pools;             /* allocates in the order of a stream */
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
     /* Under lock. */
@@ -106,8 +107,12 @@ SPW_GPU_CALLS(X)
 #undef X
 extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
 
-/* False, and the device's first error kept, unless e is cudaSuccess. */
+/* Keeps the device's first error. */
+void spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what);
+/* False, and the error kept, unless e is cudaSuccess. */
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
+/* e; the thread forgets it, where a refusal is told by a status and must not be taken for a launch's. */
+cudaError_t spw__cuda_refused(cudaError_t e);
 /* Makes gpu the calling thread's device: threads of the engine come without one. */
 cuda_gpu *spw__cuda_enter(cuda_gpu *gpu);
 static inline cuda_queue *
@@ -168,19 +173,33 @@ bool spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p);
 
 /* ---------------------------------------------------------------- launches */
 
+/*
+ * All kernels of the plugin: who launches one puts it into a list that is made when the plugin is loaded. The runtime loads a kernel when it is
+ * first used, and that may wait for what runs on the device: for a collective, too, that waits for another rank, and that one
+ * for this thread. So all are loaded before there is a link.
+ */
+struct cuda_kernel {
+    const void *fn;
+    cuda_kernel *next;
+    explicit cuda_kernel(const void *kernel);
+};
+template <auto kernel> cuda_kernel spw__cuda_known{(const void *)kernel};
+void spw__cuda_load_kernels(void);
+
 template <class T> struct cuda_same {
     typedef T type;
 };
 
-template <class... P>
+template <auto known, class... P>
 static void
 spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                  typename cuda_same<P>::type... args)
 {
 #ifdef SPW_EMULATED
     (void)name;
-    emulate::launch(q->stream, grid, block, shared_bytes, [=] { kernel(args...); });
+    emulate::launch(q->stream, spw__cuda_known<known>.fn, grid, block, shared_bytes, [=] { kernel(args...); });
 #else
+    (void)&spw__cuda_known<known>;
     if (shared_bytes > (48 << 10) &&
         !spw__cuda_ok(
             q->gpu,
@@ -194,7 +213,7 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
 /* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
 #define UNWRAP(...) __VA_ARGS__
 #define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
-    spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
+    spw__cuda_launch<UNWRAP kernel>(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
 
 /* Runs the statement with T the compute type; the types are common.cuh's. */
 #define BY_TYPE(q, ...)                                                                                                \

@@ -172,7 +172,7 @@ spw__cuda_queue_create(spw_gpu_queue **out, spw_gpu *device, spw_gpu_queue_kind 
     q->least_delay_ns = INT64_MAX;
     if (e == cudaSuccess && kind == SPW_QUEUE_COMPUTE && gpu->blas != NULL)
         e = cudaMalloc(&q->blas_workspace, BLAS_BYTES);
-    if (e != cudaSuccess) {
+    if (spw__cuda_refused(e) != cudaSuccess) {
         spw__cuda_queue_destroy(&q->base);
         return SPW_RAISE(err, SPW_ENOMEM, "device queue: %s", cudaGetErrorString(e));
     }
@@ -246,7 +246,7 @@ spw__cuda_event_create(spw_gpu_event **out, spw_gpu *device, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "device event");
     event->base.calls = gpu->base.calls;
     event->gpu = gpu;
-    e = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming | cudaEventBlockingSync);
+    e = spw__cuda_refused(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming | cudaEventBlockingSync));
     if (e != cudaSuccess) {
         spw_mem_free(event);
         return SPW_RAISE(err, SPW_ENOMEM, "device event: %s", cudaGetErrorString(e));
@@ -290,19 +290,25 @@ spw__cuda_event_sync(spw_gpu_event *base)
 
 /*
  * Grown in the stream's order: cudaFree waits for all of the device, where a collective may run that waits for another rank,
- * and that one for what this thread has yet to submit.
+ * and that one for what this thread has yet to submit. A device without memory pools (some that virtual machines share) leaves no
+ * choice.
  */
 void *
 spw__cuda_scratch(cuda_queue *q, uint64_t bytes)
 {
+    bool pools = q->gpu->pools;
+    void *old = q->scratch;
     if (bytes <= q->scratch_bytes)
-        return q->scratch;
+        return old;
     bytes = spw_round_up(bytes, 1 << 20);
-    if (q->scratch != NULL && !spw__cuda_ok(q->gpu, cudaFreeAsync(q->scratch, q->stream), "scratch memory"))
-        return NULL;
     q->scratch = NULL;
     q->scratch_bytes = 0;
-    if (!spw__cuda_ok(q->gpu, cudaMallocAsync(&q->scratch, bytes, q->stream), "scratch memory"))
+    if (old != NULL && !spw__cuda_ok(q->gpu, pools ? cudaFreeAsync(old, q->stream) : cudaFree(old), "scratch memory"))
+        return NULL;
+    if (!spw__cuda_ok(
+            q->gpu,
+            spw__cuda_refused(pools ? cudaMallocAsync(&q->scratch, bytes, q->stream) : cudaMalloc(&q->scratch, bytes)),
+            "scratch memory"))
         return NULL;
     q->scratch_bytes = bytes;
     return q->scratch;

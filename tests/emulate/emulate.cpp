@@ -389,6 +389,49 @@ static std::recursive_mutex device; /* one thing at a time, on whatever thread w
 static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
 static spw_emulate_counts counts;                                                       /* under the same lock */
 
+static std::vector<const void *> &loaded = *new std::vector<const void *>(); /* likewise: kernels */
+static unsigned refuse_at;                                                   /* likewise; 0: never */
+static bool sleepers; /* threads that wait for the device sleep */
+static thread_local cudaError_t last_error;
+
+static cudaError_t
+fail(cudaError_t e)
+{
+    return last_error = e;
+}
+
+cudaError_t
+cudaGetLastError()
+{
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+
+static bool
+is_refused()
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    return refuse_at > 0 && --refuse_at == 0;
+}
+
+extern "C" __attribute__((visibility("default"))) bool spw_emulate_refuse(unsigned k);
+bool
+spw_emulate_refuse(unsigned k)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    bool fired = refuse_at == 0;
+    refuse_at = k;
+    return fired;
+}
+
+cudaError_t
+cudaInitDevice(int, unsigned device_flags, unsigned flags)
+{
+    sleepers = device_flags == cudaDeviceScheduleBlockingSync && flags == cudaInitDeviceFlagsAreValid;
+    return cudaSuccess;
+}
+
 static void
 count(uint64_t *what)
 {
@@ -402,6 +445,7 @@ spw_emulate_count(spw_emulate_counts *out)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     *out = counts;
+    out->kernels = loaded.size();
 }
 
 /* Lock held. As far as it goes now; whether that is to the mark. */
@@ -461,10 +505,25 @@ spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg)
 }
 
 void
-emulate::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
+emulate::launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                std::function<void()> body)
 {
-    count(&counts.launches);
+    {
+        std::lock_guard<std::recursive_mutex> hold(device);
+        counts.launches++;
+        if (!loaded.empty() && std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
+            stop("it would be loaded beside collectives");
+    }
     submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+}
+
+cudaError_t
+cudaFuncGetAttributes(cudaFuncAttributes *, const void *kernel)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    if (std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
+        loaded.push_back(kernel);
+    return cudaSuccess;
 }
 
 cudaError_t
@@ -501,6 +560,8 @@ cudaError_t
 cudaStreamSynchronize(cudaStream_t stream)
 {
     uint64_t mark;
+    if (!sleepers)
+        emulate::stop("a thread that waits for its stream would spin");
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         mark = stream->submitted;
@@ -527,6 +588,8 @@ cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 cudaError_t
 cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
+    if (is_refused())
+        return fail(cudaErrorMemoryAllocation);
     *event = new emulated_event();
     if ((flags & cudaEventDisableTiming) == 0)
         (*event)->passed_ns = std::make_shared<uint64_t>(0);
@@ -589,11 +652,18 @@ cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 /* ---------------------------------------------------------------- memory */
 
 cudaError_t
+cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    *p = is_refused() ? NULL : malloc(bytes);
+    return *p != NULL ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t
 cudaMalloc(void **p, size_t bytes)
 {
-    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *p = is_refused() ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (*p == NULL)
-        return cudaErrorMemoryAllocation;
+        return fail(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     return cudaSuccess;
 }
@@ -615,7 +685,7 @@ cudaFree(void *p)
 cudaError_t
 cudaMallocAsync(void **p, size_t bytes, cudaStream_t)
 {
-    return cudaMalloc(p, bytes);
+    return emulate_pools() ? cudaMalloc(p, bytes) : fail(cudaErrorNotSupported);
 }
 
 cudaError_t
