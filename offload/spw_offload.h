@@ -93,8 +93,9 @@ typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights,
 typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                           uint64_t first, uint64_t count, spw_error *err);
 /*
- * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad
- * is how many gradients were not finite once the queue has passed. Then, if any was not, bad_fn makes the error of it.
+ * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad,
+ * which is 0 and in the host arena, is how many gradients were not finite once the queue has passed. Then, if any was not, bad_fn
+ * makes the error of it.
  */
 typedef void (*spw_store_device_fn)(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
                                     const void *grad, uint64_t *bad);
@@ -152,9 +153,16 @@ void spw_store_compute_need(const spw_store_config *config, spw_store_need *need
 /* Acquired weights are those that updates change, not copies of them. Pure. */
 bool spw_store_direct(const spw_store_config *config);
 /*
- * Of need.host_bytes, what brings chunks of a device that the host cannot address to the workers: one such chunk. Pure.
+ * Of need.host_bytes, what brings chunks of a device that the host cannot address to the workers, one such chunk, and what updates
+ * there tell of each. Pure.
  */
 uint64_t spw_store_stage_bytes(const spw_store_config *config);
+/* Of that, what updates tell: whole pages. */
+static inline uint64_t
+spw_store_told_bytes(uint32_t chunk_count)
+{
+    return spw_round_up(chunk_count * sizeof(uint64_t), 4096);
+}
 /*
  * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
  * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.

@@ -247,6 +247,16 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 extern "C" __attribute__((visibility("default"))) void
 spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+/* Of memory of the host: what has been registered, and nothing else. */
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p);
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned);
+cudaError_t cudaHostUnregister(void *p);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned);
 cudaError_t cudaInitDevice(int device_idx, unsigned device_flags, unsigned flags);
 cudaError_t cudaGetLastError();
@@ -327,8 +337,6 @@ cudaGetErrorString(cudaError_t e)
         return cudaSuccess;                                                                                            \
     }
 EMULATE_NOTHING(cudaSetDevice, int)
-EMULATE_NOTHING(cudaHostRegister, void *, size_t, unsigned)
-EMULATE_NOTHING(cudaHostUnregister, void *)
 EMULATE_NOTHING(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 inline cudaError_t
 cudaDeviceGetStreamPriorityRange(int *low, int *high)

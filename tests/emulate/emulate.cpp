@@ -390,8 +390,10 @@ static std::vector<emulated_stream *> &streams = *new std::vector<emulated_strea
 static spw_emulate_counts counts;                                                       /* under the same lock */
 
 static std::vector<const void *> &loaded = *new std::vector<const void *>(); /* likewise: kernels */
-static unsigned refuse_at;                                                   /* likewise; 0: never */
-static bool sleepers; /* threads that wait for the device sleep */
+static std::vector<std::pair<char *, size_t>> &registered =
+    *new std::vector<std::pair<char *, size_t>>(); /* likewise */
+static unsigned refuse_at;                         /* likewise; 0: never */
+static bool sleepers;                              /* threads that wait for the device sleep */
 static thread_local cudaError_t last_error;
 
 static cudaError_t
@@ -656,6 +658,37 @@ cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
     *p = is_refused() ? NULL : malloc(bytes);
     return *p != NULL ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t
+cudaHostRegister(void *p, size_t bytes, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    registered.push_back({(char *)p, bytes});
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaHostUnregister(void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (size_t i = 0; i < registered.size(); i++)
+        if (registered[i].first == p) {
+            registered.erase(registered.begin() + (long)i);
+            return cudaSuccess;
+        }
+    return fail(cudaErrorInvalidValue);
+}
+
+cudaError_t
+cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *out = {cudaMemoryTypeUnregistered, -1, NULL, (void *)(uintptr_t)p};
+    for (auto &r : registered)
+        if ((const char *)p >= r.first && (const char *)p < r.first + r.second)
+            *out = {cudaMemoryTypeHost, 0, out->hostPointer, out->hostPointer};
+    return cudaSuccess;
 }
 
 cudaError_t
