@@ -82,6 +82,60 @@ test_sums_in_one(void **state)
     copying_end(&c);
 }
 
+/* There and back in pieces, and again what has just come back, in pieces and in one. */
+static void
+pieces_there_and_back(void)
+{
+    const uint64_t n = 5 * PIECE / 2 - 77; /* of bf16: five pieces, the last one shorter */
+    spw_gpu_queue *q = NULL;
+    copying c;
+    float *x = malloc(n * 4);
+    float *wide = calloc(n, 4);
+    uint16_t *out = malloc(n * 2), *back = malloc(n * 2), *again = malloc(n * 2);
+    assert_true(x != NULL && wide != NULL && out != NULL && back != NULL && again != NULL);
+    copying_begin(&c, n);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = (float)(i * 31 % 253);
+    memset(out, 0xff, n * 2);
+    spw_gpu_copy_h2d(q, c.device, SPW_F32, x, SPW_F32, n);
+    spw_gpu_copy_d2h(q, out, SPW_BF16, c.device, SPW_F32, n, NULL);
+    spw_gpu_zero(q, c.device, n * 4);
+    spw_gpu_copy_h2d(q, c.other, SPW_F32, out, SPW_BF16, n); /* what has just left */
+    spw_gpu_copy_d2h(q, back, SPW_BF16, c.other, SPW_F32, n, NULL);
+    spw_gpu_copy_d2h(q, wide, SPW_F32, c.other, SPW_F32, n, NULL);
+    spw_gpu_copy_h2d(q, c.device, SPW_BF16, wide, SPW_F32, n);
+    spw_gpu_copy_d2h(q, again, SPW_BF16, c.device, SPW_BF16, n, NULL);
+    spw_gpu_zero(q, c.other, n * 4);
+    spw_gpu_queue_sync(q);
+    for (uint64_t i = 0; i < n; i++)
+        if (spw_bf16_to_f32(back[i]) != x[i] || again[i] != back[i])
+            fail_msg("element %llu: %g, %g", (unsigned long long)i, (double)spw_bf16_to_f32(back[i]),
+                     (double)spw_bf16_to_f32(again[i]));
+    spw_gpu_queue_destroy(q);
+    copying_end(&c);
+    free(x);
+    free(wide);
+    free(out);
+    free(back);
+    free(again);
+}
+
+/*
+ * Pieces go over a stream of their own, and yet come after what was before them in the queue and before what is after, whichever of
+ * the two streams is ahead. They are three each time: then the next one is odd.
+ */
+static void
+test_pieces_in_order(void **state)
+{
+    (void)state;
+    pieces_there_and_back();
+    setenv("SPW_EMULATE_STREAMS", "odd", 1);
+    for (int k = 0; k < 2; k++)
+        pieces_there_and_back();
+    setenv("SPW_EMULATE_STREAMS", "late", 1);
+}
+
 /* A few gradients on their way out hold nobody up who submits them. */
 static void
 test_sums_do_not_block(void **state)
@@ -227,10 +281,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_in_one),      cmocka_unit_test(test_sums_do_not_block),
-        cmocka_unit_test(test_small_copies),     cmocka_unit_test(test_product_fails),
-        cmocka_unit_test(test_creation_refused), cmocka_unit_test(test_no_pools),
-        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_sums_in_one),       cmocka_unit_test(test_pieces_in_order),
+        cmocka_unit_test(test_sums_do_not_block), cmocka_unit_test(test_small_copies),
+        cmocka_unit_test(test_product_fails),     cmocka_unit_test(test_creation_refused),
+        cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_reserve),
     };
     spw_error err = {0};
     int failed;

@@ -40,9 +40,9 @@ enum {
 };
 
 /*
- * PIECE_BYTES, of a converting copy in staging memory on the device. A piece's kernel may wait as long as the longest kernel of
- * the compute queue takes, for blocks of a product that stay until it ends leave no room, whatever the priorities are: about
- * a millisecond, which is to be little beside the piece's time on the link. BLAS_BYTES, cuBLASLt's workspace on a compute queue.
+ * PIECE_BYTES, of a converting copy in staging memory on the device, which has two of them. A piece's kernel may wait as long as the
+ * longest kernel of the compute queue takes, for blocks of a product that stay until it ends leave no room, whatever the priorities
+ * are: about a millisecond. As long takes the other piece on the link. BLAS_BYTES, cuBLASLt's workspace on a compute queue.
  */
 #ifdef SPW_EMULATED
 enum { PIECE_BYTES = 1 << 20, BLAS_BYTES = 64 << 10 };
@@ -75,6 +75,9 @@ typedef struct cuda_queue {
     /* Owned by the submitting thread. */
     void *scratch; /* device memory for one operation, grown in the first step */
     uint64_t scratch_bytes;
+    /* Transfers of a copy that converts in pieces, beside its kernels in `stream`: whose turn it is with the pieces' memory. */
+    cudaStream_t link;
+    cudaEvent_t linked[2], converted[2];
     void *blas_workspace;
     unsigned char *ring; /* pinned */
     cudaEvent_t ring_passed[SLOTS];
@@ -129,6 +132,13 @@ spw__cuda_is_f32(const cuda_queue *q)
 }
 /* Device memory until the queue's next operation that asks; NULL after a sticky error. */
 void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
+/*
+ * A copy of `pieces` from the host that converts. Piece k, of at most bytes, lies in staging memory when fetch() returns, and kernels of
+ * the queue may read it until release(). NULL after a sticky error.
+ */
+void *
+spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes, const void *src_host, uint64_t bytes);
+void spw__cuda_release(cuda_queue *q, uint64_t k);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */
 void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes);
 

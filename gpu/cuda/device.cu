@@ -16,7 +16,7 @@ enum { LOSS_ROWS = 4096 };
 
 /*
  * Left when the limit is "what is free", to what is not counted: kernels, which are loaded when they are first used, and local
- * memory; cuBLASLt's workspace, 32 MiB on every compute queue, and staging memory, as much on queues that convert; and NCCL's
+ * memory; cuBLASLt's workspace, 32 MiB on every compute queue, and staging memory, up to 64 MiB on queues that convert; and NCCL's
  * communicators, hundreds of MiB each, which come after the plan.
  */
 static const uint64_t RESERVE_BYTES = 1ull << 30;

@@ -1,8 +1,7 @@
 /*
  * Queues are streams; copies convert on the device, so that what crosses the link has the host's type and no CPU touches it.
- * A piece goes through staging memory, conversion and transfer following each other in the stream: the conversion runs at the
- * speed of device memory and hides behind nothing, a few percent of the link. Copy streams have the higher priority: their short
- * kernels wait for blocks under way, but not for those to come. Pieces are long, so that this is little (PIECE_BYTES).
+ * A long copy goes in pieces through two halves of staging memory: while one is on the link, in a stream of its own, the other is
+ * converted. Copy streams have the higher priority: their short kernels wait for blocks under way, but not for those to come.
  *
  * Small results (sums of squares, counts) land in a pinned ring and are put where they belong by a host function of the
  * stream, which only copies bytes. Callbacks of the caller may take locks that a thread inside the runtime holds others up
@@ -207,11 +206,19 @@ spw__cuda_queue_destroy(spw_gpu_queue *queue) /* accepts a half-built queue */
     for (int i = 0; i <= NOTES; i++)
         if (q->span_begins[i] != NULL)
             (void)cudaEventDestroy(q->span_begins[i]);
+    for (int i = 0; i < 2; i++) {
+        if (q->linked[i] != NULL)
+            (void)cudaEventDestroy(q->linked[i]);
+        if (q->converted[i] != NULL)
+            (void)cudaEventDestroy(q->converted[i]);
+    }
     if (q->zero != NULL)
         (void)cudaEventDestroy(q->zero);
     (void)cudaFreeHost(q->ring);
     (void)cudaFree(q->scratch);
     (void)cudaFree(q->blas_workspace);
+    if (q->link != NULL)
+        (void)cudaStreamDestroy(q->link);
     if (q->stream != NULL)
         (void)cudaStreamDestroy(q->stream);
     pthread_cond_destroy(&q->drained);
@@ -448,28 +455,113 @@ sum_and_deliver(cuda_queue *q, double *sumsq, const void *x, spw_dtype type, uin
     spw__cuda_deliver(q, sumsq, sums, sum_bytes_of(n));
 }
 
+/* What the one stream gets from now on comes after what the other has; `by` marks it. */
+static cudaError_t
+follow(cudaStream_t later, cudaEvent_t by, cudaStream_t earlier)
+{
+    cudaError_t e = cudaEventRecord(by, earlier);
+    return e == cudaSuccess ? cudaStreamWaitEvent(later, by, 0) : e;
+}
+
+/* Made when a copy first has several pieces: streams share the few queues of the hardware, and then wait for each other. */
+static bool
+open_link(cuda_queue *q)
+{
+    int low = 0, high = 0;
+    cudaError_t e = cudaSuccess;
+    if (q->link != NULL)
+        return true;
+    for (int i = 0; e == cudaSuccess && i < 2; i++) {
+        e = cudaEventCreateWithFlags(&q->linked[i], cudaEventDisableTiming);
+        if (e == cudaSuccess)
+            e = cudaEventCreateWithFlags(&q->converted[i], cudaEventDisableTiming);
+    }
+    (void)cudaDeviceGetStreamPriorityRange(&low, &high);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&q->link, cudaStreamNonBlocking, high);
+    return spw__cuda_ok(q->gpu, spw__cuda_refused(e), "a stream for copies");
+}
+
+/* Before the first piece the link follows all that the queue has; from the third on, what made its half free. */
+void *
+spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes, const void *src, uint64_t bytes)
+{
+    char *staging = (char *)spw__cuda_scratch(q, pieces > 1 ? 2 * piece_bytes : piece_bytes);
+    cudaError_t e = cudaSuccess;
+    cudaStream_t link;
+    if (staging == NULL || (pieces > 1 && !open_link(q)))
+        return NULL;
+    link = pieces > 1 ? q->link : q->stream;
+    staging += k % 2 * piece_bytes;
+    if (k == 0 && pieces > 1)
+        e = follow(link, q->converted[1], q->stream);
+    else if (k > 1)
+        e = cudaStreamWaitEvent(link, q->converted[k % 2], 0);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(staging, src, bytes, cudaMemcpyDefault, link);
+    if (e == cudaSuccess && pieces > 1)
+        e = follow(q->stream, q->linked[k % 2], link);
+    return spw__cuda_ok(q->gpu, e, "copy") ? staging : NULL;
+}
+
+void
+spw__cuda_release(cuda_queue *q, uint64_t k)
+{
+    if (q->link != NULL)
+        (void)spw__cuda_ok(q->gpu, cudaEventRecord(q->converted[k % 2], q->stream), "copy");
+}
+
 void
 spw__cuda_copy_h2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
-    uint64_t piece = n < PIECE_BYTES / src_bytes ? n : PIECE_BYTES / src_bytes;
+    uint64_t piece = n < PIECE_BYTES / src_bytes ? n : PIECE_BYTES / src_bytes, pieces;
     if (n == 0)
         return;
     if (dst_type == src_type) {
         (void)spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy");
         return;
     }
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece;
-        void *staging = spw__cuda_scratch(q, piece * src_bytes);
-        if (staging == NULL || !spw__cuda_ok(q->gpu,
-                                             cudaMemcpyAsync(staging, (const char *)src + first * src_bytes,
-                                                             m * src_bytes, cudaMemcpyDefault, q->stream),
-                                             "copy"))
+    pieces = (n + piece - 1) / piece;
+    for (uint64_t k = 0; k < pieces; k++) {
+        uint64_t first = k * piece, m = n - first < piece ? n - first : piece;
+        const void *staged =
+            spw__cuda_fetch(q, k, pieces, piece * src_bytes, (const char *)src + first * src_bytes, m * src_bytes);
+        if (staged == NULL)
             return;
-        convert(q, (char *)dst + first * dst_bytes, dst_type, staging, src_type, m);
+        convert(q, (char *)dst + first * dst_bytes, dst_type, staged, src_type, m);
+        spw__cuda_release(q, k);
     }
+}
+
+/* Pieces through staging memory (2, piece), converted in the queue's stream. */
+static bool
+send_converted(cuda_queue *q, char *staging, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type,
+               uint64_t n, uint64_t piece)
+{
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
+    cudaError_t e = cudaSuccess;
+    cudaStream_t link;
+    if (piece < n && !open_link(q))
+        return false;
+    link = piece < n ? q->link : q->stream;
+    for (uint64_t k = 0, first = 0; first < n && e == cudaSuccess; k++, first += piece) {
+        uint64_t m = n - first < piece ? n - first : piece;
+        char *half = staging + k % 2 * piece * dst_bytes;
+        if (k > 1)
+            e = cudaStreamWaitEvent(q->stream, q->linked[k % 2], 0);
+        convert(q, half, dst_type, (const char *)src + first * src_bytes, src_type, m);
+        if (e == cudaSuccess && piece < n)
+            e = follow(link, q->converted[k % 2], q->stream);
+        if (e == cudaSuccess)
+            e = cudaMemcpyAsync((char *)dst + first * dst_bytes, half, m * dst_bytes, cudaMemcpyDefault, link);
+        if (e == cudaSuccess && piece < n)
+            e = cudaEventRecord(q->linked[k % 2], link);
+        if (e == cudaSuccess && piece < n && first + m == n)
+            e = cudaStreamWaitEvent(q->stream, q->linked[k % 2], 0); /* and so after all pieces */
+    }
+    return spw__cuda_ok(q->gpu, e, "copy");
 }
 
 /*
@@ -481,7 +573,7 @@ spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
                    double *sumsq)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type);
     bool converts = dst_type != src_type;
     uint64_t piece = converts && n > PIECE_BYTES / dst_bytes ? PIECE_BYTES / dst_bytes : n;
     uint64_t sum_bytes = sumsq != NULL ? sum_bytes_of(n) : 0, staging_at = spw_round_up(sum_bytes, 256);
@@ -489,25 +581,16 @@ spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
     if (n == 0)
         return;
     if (converts || sumsq != NULL) {
-        scratch = (char *)spw__cuda_scratch(q, staging_at + (converts ? piece * dst_bytes : 0));
+        scratch = (char *)spw__cuda_scratch(q, staging_at + (converts ? (piece < n ? 2 : 1) * piece * dst_bytes : 0));
         if (scratch == NULL)
             return;
     }
     if (sumsq != NULL)
         sum_squares(q, (double *)scratch, dst_type, src, src_type, n);
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece;
-        const void *from = (const char *)src + first * src_bytes;
-        if (converts) {
-            convert(q, scratch + staging_at, dst_type, from, src_type, m);
-            from = scratch + staging_at;
-        }
-        if (!spw__cuda_ok(
-                q->gpu,
-                cudaMemcpyAsync((char *)dst + first * dst_bytes, from, m * dst_bytes, cudaMemcpyDefault, q->stream),
-                "copy"))
-            return;
-    }
+    if (converts
+            ? !send_converted(q, scratch + staging_at, dst, dst_type, src, src_type, n, piece)
+            : !spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy"))
+        return;
     if (sumsq != NULL)
         spw__cuda_deliver(q, sumsq, scratch, sum_bytes);
 }

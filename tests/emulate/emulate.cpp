@@ -370,13 +370,15 @@ copy_wait(unsigned groups_left)
 
 /*
  * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
- * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Work that needs
+ * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. With "odd" every
+ * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. Work that needs
  * another process is tried again and again, by whoever waits, and never under the lock meanwhile. Streams are never
  * freed, as events may point at them.
  */
 struct emulated_stream {
     std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
     uint64_t done, submitted;
+    bool odd;
     bool busy; /* its front is being run: the work of a stream is no reason to run that same stream */
 };
 struct emulated_event {
@@ -486,7 +488,7 @@ submit_trying(emulated_stream *s, std::function<bool()> work)
     std::lock_guard<std::recursive_mutex> hold(device);
     s->work.push_back(std::move(work));
     s->submitted++;
-    if (given == NULL || strcmp(given, "late") != 0)
+    if (given == NULL || (strcmp(given, "odd") == 0 ? s->odd : strcmp(given, "late") != 0))
         (void)run_towards(s, s->submitted);
     return cudaSuccess;
 }
@@ -554,6 +556,7 @@ cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     *stream = new emulated_stream();
+    (*stream)->odd = streams.size() % 2 > 0;
     streams.push_back(*stream);
     return cudaSuccess;
 }
