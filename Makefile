@@ -56,6 +56,9 @@ CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=
               $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
 EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions -ffp-contract=off -Wall -Wextra -Werror -Wno-unused-function \
               -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g,$(CFLAGS_$(VARIANT)))
+# A name that nobody defines, such as an operation that was forgotten, is an error when a plugin is linked, not when it is opened;
+# a sanitizer's are the program's.
+NO_GAPS    := $(if $(filter asan tsan,$(VARIANT)),,-Wl,-z,defs)
 CUDA_PLUGIN := $(if $(filter 1,$(CUDA)),$(BUILD)/spillway-cuda.so)
 EMULATED   := $(if $(shell command -v $(CXX) 2>/dev/null),$(BUILD)/emulated/spillway-cuda.so $(BUILD)/emulated/libnccl.so.2 $(BUILD)/emulated/libcublasLt.so.0)
 
@@ -137,7 +140,7 @@ $(BUILD)/%.cu.o: %.cu Makefile
 
 # Its own copy of what it needs of the base, and no name but one: it lives beside the program's.
 $(BUILD)/spillway-cuda.so: $(CUDA_SRC:%=$(BUILD)/%.o) $(BUILD)/libspillway.a
-	@$(CC) -shared -static-libgcc $(CFLAGS_$(VARIANT)) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed -L$(CUDA_HOME)/lib64 -lcudart_static $(LDLIBS) -lrt
+	@$(CC) -shared -static-libgcc $(CFLAGS_$(VARIANT)) -o $@ $^ $(NO_GAPS) -Wl,--exclude-libs,ALL,--as-needed -L$(CUDA_HOME)/lib64 -lcudart_static $(LDLIBS) -lrt
 
 $(BUILD)/emulated/%.o: %.cu
 	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu $(EMU_FLAGS) -MMD -MP -x c++ -c $< -o $@
@@ -146,7 +149,7 @@ $(BUILD)/emulated/%.o: %.cpp
 	@mkdir -p $(@D) && echo "  CXX $<" && $(CXX) -D_GNU_SOURCE -Itests/emulate -Iruntime/base -Igpu -Igpu/cuda $(EMU_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/emulated/spillway-cuda.so: $(CUDA_SRC:%.cu=$(BUILD)/emulated/%.o) $(BUILD)/emulated/tests/emulate/emulate.o $(BUILD)/libspillway.a
-	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
+	@$(CXX) -shared $(EMU_FLAGS) -o $@ $^ $(NO_GAPS) -Wl,--exclude-libs,ALL,--as-needed $(LDLIBS)
 
 # NCCL for the emulated device: ranks are processes, streams are the plugin's.
 $(BUILD)/emulated/libnccl.so.2: $(BUILD)/emulated/tests/emulate/nccl.o $(BUILD)/emulated/spillway-cuda.so

@@ -381,8 +381,11 @@ typedef struct spw_gpu_update_range {
     uint64_t end;
     float grad_scale, c[8];
 } spw_gpu_update_range;
-/* nonfinite (host memory) gets the number of scaled gradients that are not finite, once the queue has passed. The last range
- * ends at elems; ranges are the caller's again on return. */
+/*
+ * nonfinite (host memory, 0 by then) gets the number of scaled gradients that are not finite, once the queue has passed: by itself where
+ * it lies in memory that was pinned (spw_gpu_pin_host), for a small copy's time where not. The last range ends at elems; ranges are
+ * the caller's again on return.
+ */
 void spw_gpu_update_state(spw_gpu_queue *q, const spw_gpu_update *update, const spw_gpu_update_range *ranges,
                           uint32_t range_count, uint64_t *nonfinite);
 

@@ -531,25 +531,44 @@ weights_ready(spw_store *s, unit *u, chunk *c)
     return c->w == W_CLEAN && c->pins == (c->held ? 1u : 0u);
 }
 
-/* An update on the device has passed. */
+/* Updates on the device have passed: a list of chunks. */
 static void
-update_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
+updates_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
 {
-    chunk *c = arg;
+    chunk *c = arg, *next;
     spw_store *s = c->store;
-    spw_error err = {0};
     spw__store_chaos_delay(s, c->idx);
     pthread_mutex_lock(&s->lock);
     s->copies_inflight--;
     spw_timeline_add(SPW_LANE_ADAM, name, unit_idx, begin_ns, end_ns);
-    if (c->bad > 0)
-        (void)s->cfg.bad_fn(s->cfg.update_ctx, c->idx, c->bad, &err);
-    if (err.status != SPW_OK)
-        spw__store_poison(s, &err);
-    else
-        spw__store_finish_job(s, c, OP_UPDATE);
+    for (; c != NULL; c = next) {
+        spw_error err = {0};
+        next = c->next_job;
+        if (s->bad[c->idx] > 0)
+            (void)s->cfg.bad_fn(s->cfg.update_ctx, c->idx, s->bad[c->idx], &err);
+        if (err.status != SPW_OK)
+            spw__store_poison(s, &err);
+        else
+            spw__store_finish_job(s, c, OP_UPDATE);
+    }
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+/*
+ * A chunk of a million elements is updated in ten microseconds, and a span with its notice costs more than that: updates of one
+ * unit share them, as many as take a hundred or two.
+ */
+enum { TOGETHER_ELEMS = 16 << 20 };
+
+static void
+end_together(spw_store *s)
+{
+    chunk *c = s->together_head;
+    s->together_head = s->together_tail = NULL;
+    s->together_elems = 0;
+    if (c != NULL)
+        spw_gpu_span_end(s->h2d, c->plan.unit_idx, updates_done, c);
 }
 
 /*
@@ -559,14 +578,20 @@ update_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, u
 static void
 start_on_device(spw_store *s, chunk *c)
 {
+    if (s->together_head == NULL) {
+        s->copies_inflight++;
+        spw_gpu_span_begin(s->h2d, "update");
+    }
+    push_job(&s->together_head, &s->together_tail, c);
     c->w = W_UPDATING;
     c->r = R_UPDATING;
     c->started = true;
-    c->bad = 0;
-    s->copies_inflight++;
-    spw_gpu_span_begin(s->h2d, "update");
-    s->cfg.update_device(s->cfg.update_ctx, c->idx, s->h2d, c->weights, c->record, spw__store_grad_of(s, c), &c->bad);
-    spw_gpu_span_end(s->h2d, c->plan.unit_idx, update_done, c);
+    s->bad[c->idx] = 0;
+    s->cfg.update_device(s->cfg.update_ctx, c->idx, s->h2d, c->weights, c->record, spw__store_grad_of(s, c),
+                         &s->bad[c->idx]);
+    s->together_elems += c->plan.elems;
+    if (s->together_elems >= TOGETHER_ELEMS)
+        end_together(s);
 }
 
 static void
@@ -651,7 +676,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
             spw__store_finish_job(s, c, OP_INIT); /* as they lie there */
             continue;
         }
-        if (u->on_device && s->copies_inflight >= COPIES_INFLIGHT_MAX)
+        if (u->on_device && s->together_head == NULL && s->copies_inflight >= COPIES_INFLIGHT_MAX)
             break;
         ready = weights_ready(s, u, c);
         if (ready && (c->r == R_READY || c->r == R_NONE))
@@ -663,6 +688,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         if (!ready && c->w == W_EMPTY)
             break; /* no weight slot: the later ones would not get one either */
     }
+    end_together(s);
     while (u->job_next < u->load_next && unit_chunk(s, u, u->job_next)->started)
         u->job_next++;
     return slots_left;

@@ -43,7 +43,8 @@ struct chunk {
     uint64_t weight_sum, record_sum;
     uint32_t piece_next; /* in place: the piece that is being read */
     bool summed;         /* in place: weight_sum is that of its first read */
-    chunk *next_job, *next_dirty;
+    chunk *next_job,
+        *next_dirty; /* next_job: of the workers' list, or of the updates on the device that end together */
     bool in_dirty;
     bool snap;                     /* the snapshot under way does not have it yet */
     bool snap_taken;               /* an idle worker is about to change that */
@@ -51,7 +52,6 @@ struct chunk {
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
     spw_aio_request weight_req, record_req;
-    uint64_t bad; /* gradients that were not finite, of the update that is in the h2d queue */
 };
 
 typedef struct unit {
@@ -105,6 +105,7 @@ struct spw_store {
     char *device_cache;
     uint32_t compute_bytes;
     char *weight_slots, *record_slots, *grads;
+    uint64_t *bad; /* (chunk_count) gradients that were not finite, of the update in the h2d queue, which writes it */
     spw_swap **swaps;
     spw_aio_file **files; /* (cfg.file_count) of frozen weights in place */
     bool any_nvme, pinned;
@@ -142,6 +143,8 @@ struct spw_store {
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
     chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;
     bool passing_turn;
+    chunk *together_head, *together_tail; /* updates in the h2d queue whose span is open; the mover closes it */
+    uint64_t together_elems;
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */

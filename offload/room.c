@@ -68,7 +68,7 @@ spw_store_direct(const spw_store_config *cfg)
 }
 
 typedef struct stage_need {
-    uint64_t weights, codes, record;
+    uint64_t weights, codes, record, told;
 } stage_need;
 
 static void
@@ -92,6 +92,8 @@ largest_staged(const spw_store_config *cfg)
             raise_to(&need.codes, chunk_bytes(cfg, c, false));
         if (there && cfg->units[c->unit_idx].trainable)
             raise_to(&need.record, chunk_bytes(cfg, c, true));
+        if (spw__store_on_device(cfg, c->unit_idx))
+            need.told = spw_store_told_bytes(cfg->chunk_count);
     }
     return need;
 }
@@ -106,7 +108,7 @@ uint64_t
 spw_store_stage_bytes(const spw_store_config *cfg)
 {
     stage_need need = largest_staged(cfg);
-    return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record);
+    return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record) + need.told;
 }
 
 void
@@ -225,6 +227,7 @@ spw__store_carve(spw_store *s, spw_error *err)
         s->stages[i].codes = spw_carve_take(&host, staged.codes);
         s->stages[i].record = spw_carve_take(&host, staged.record);
     }
+    s->bad = spw_carve_take(&host, staged.told);
     s->device_cache = spw_carve_take(&device, cfg->device_cache_bytes);
     memset(need.path_bytes, 0, cfg->path_count * sizeof(uint64_t));
     for (int records = 0; records < 2; records++) { /* extents: all weights first, then all records */

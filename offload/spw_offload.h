@@ -93,8 +93,9 @@ typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights,
 typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                           uint64_t first, uint64_t count, spw_error *err);
 /*
- * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad
- * is how many gradients were not finite once the queue has passed. Then, if any was not, bad_fn makes the error of it.
+ * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad,
+ * which is 0 and in the host arena, is how many gradients were not finite once the queue has passed. Then, if any was not, bad_fn
+ * makes the error of it.
  */
 typedef void (*spw_store_device_fn)(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, void *weights, void *record,
                                     const void *grad, uint64_t *bad);
@@ -154,10 +155,16 @@ void spw_store_compute_need(const spw_store_config *config, spw_store_need *need
 bool spw_store_direct(const spw_store_config *config);
 /*
  * Of need.host_bytes, what brings chunks of a device that the host cannot address, and what codes decode to, to the workers: such a chunk
- * for each of spw_store_stages(). Pure.
+ * for each of spw_store_stages(); and what updates there tell of each. Pure.
  */
 uint64_t spw_store_stage_bytes(const spw_store_config *config);
 uint32_t spw_store_stages(uint32_t worker_count);
+/* Of that, what updates tell: whole pages. */
+static inline uint64_t
+spw_store_told_bytes(uint32_t chunk_count)
+{
+    return spw_round_up(chunk_count * sizeof(uint64_t), 4096);
+}
 /*
  * Host memory that a store takes besides its arena: tables, stacks (functions handed to it with more than 16 KiB there
  * come on top), transfers in flight. Of config it reads the counts and aio, so it can be asked before anything is placed.

@@ -219,7 +219,10 @@ largest_coded(const spw_layout *l)
     return largest;
 }
 
-/* What brings chunks of the device to workers, and what codes decode to: for each the largest one's weights, codes and record. */
+/*
+ * What brings chunks of the device to workers, and what codes decode to: for each the largest one's weights, codes and record; and
+ * what updates there tell.
+ */
 static uint64_t
 stage_bytes(const spw_engine *e)
 {
@@ -230,7 +233,8 @@ stage_bytes(const spw_engine *e)
     uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
                    (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
                    spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
-    return spw_store_stages(spw__engine_workers(e)) * one;
+    return spw_store_stages(spw__engine_workers(e)) * one +
+           (e->device_updates ? spw_store_told_bytes(e->layout.chunk_count) : 0);
 }
 
 /*

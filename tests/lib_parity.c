@@ -764,8 +764,8 @@ codes_and_numbers(const parity *p, uint64_t n, uint32_t bits, spw_dtype type)
 void
 parity_codes(const parity *p)
 {
-    static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096};
-    for (int i = 0; i < 4; i++)
+    static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096, 67108864 + 4096};
+    for (int i = 0; i < (p->large ? 5 : 4); i++)
         for (int k = 0; k < 6; k++) /* the last is longer than a piece of the device's staging */
             codes_and_numbers(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));
 }

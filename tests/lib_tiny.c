@@ -1,6 +1,7 @@
 /* See lib_tiny.h. */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -300,4 +301,28 @@ tiny_emulated_device(void)
         return false;
     setenv("SPW_CUDA_PLUGIN", path, 1);
     return true;
+}
+
+static void *
+emulated_symbol(const char *name)
+{
+    void *plugin = dlopen(getenv("SPW_CUDA_PLUGIN"), RTLD_NOW | RTLD_NOLOAD);
+    void *symbol = plugin != NULL ? dlsym(plugin, name) : NULL;
+    assert_non_null(symbol);
+    (void)dlclose(plugin); /* the device holds it open */
+    return symbol;
+}
+
+spw_emulate_counts
+tiny_emulated_counts(void)
+{
+    spw_emulate_counts counts;
+    ((spw_emulate_count_fn)(uintptr_t)emulated_symbol(SPW_EMULATE_COUNT_SYMBOL))(&counts);
+    return counts;
+}
+
+bool
+tiny_emulated_refuse(unsigned k)
+{
+    return ((spw_emulate_refuse_fn)(uintptr_t)emulated_symbol(SPW_EMULATE_REFUSE_SYMBOL))(k);
 }

@@ -2,6 +2,7 @@
 #ifndef LIB_TINY_H
 #define LIB_TINY_H
 
+#include "emulate/counts.h"
 #include "spw_engine.h"
 
 /* Sanitizers multiply memory, and emulated kernels take them many times as long. */
@@ -38,5 +39,9 @@ uint64_t tiny_digest(spw_engine *e);
 void tiny_settle(spw_store *store);
 /* Makes the emulated plugin of this build the device cuda; false where there was no C++ compiler. */
 bool tiny_emulated_device(void);
+/* What its streams were given so far; the device is open. */
+spw_emulate_counts tiny_emulated_counts(void);
+/* Has its k-th allocation or event from now on refused; 0: none. Whether what was asked for before has happened. */
+bool tiny_emulated_refuse(unsigned k);
 
 #endif

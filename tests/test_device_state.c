@@ -227,6 +227,43 @@ test_frozen(void **state)
     }
 }
 
+/* Of a step's updates a chunk costs its kernel and nothing else: more chunks are more launches. */
+static void
+test_updates_together(void **state)
+{
+    spw_emulate_counts took[2];
+    uint32_t chunks[2];
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_emulate_counts before;
+        spw_config c;
+        run r;
+        device_config(&c, SPW_STATE_SPLIT);
+        c.run.chunk_elems = k == 0 ? 4096 : 1 << 20;
+        expect_ok(&r, run_open(&r, &c));
+        assert_true(spw_store_grad_on_device(r.e->store, 0));
+        for (uint64_t s = 0; s < 2; s++) {
+            before = tiny_emulated_counts();
+            expect_ok(&r, run_step(&r, s));
+            expect_ok(&r, spw_engine_drain(r.e, &r.err));
+        }
+        took[k] = tiny_emulated_counts();
+        took[k].launches -= before.launches;
+        took[k].copies -= before.copies;
+        took[k].sets -= before.sets;
+        took[k].host_functions -= before.host_functions;
+        took[k].notes -= before.notes;
+        chunks[k] = r.e->layout.chunk_count;
+        run_close(&r);
+    }
+    assert_true(chunks[0] > chunks[1]);
+    assert_true(took[0].launches > took[1].launches); /* one for so many groups of parameters */
+    assert_int_equal(took[0].copies, took[1].copies);
+    assert_int_equal(took[0].sets, took[1].sets);
+    assert_int_equal(took[0].host_functions, took[1].host_functions);
+    assert_int_equal(took[0].notes, took[1].notes);
+}
+
 /* ---------------------------------------------------------------- snapshots */
 
 typedef struct copy {
@@ -617,9 +654,11 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks), /* first: it forks */
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_access),        cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_snapshot),      cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_nearest),   cmocka_unit_test(test_used_in_place),
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_access),
+        cmocka_unit_test(test_nonfinite),     cmocka_unit_test(test_updates_together),
+        cmocka_unit_test(test_frozen),        cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_used_in_place),
     };
     if (!tiny_emulated_device()) {
         printf("1..1\nok 1 - device state # SKIP no C++ compiler when this was built\n");

@@ -3,6 +3,8 @@
  * An algorithm is chosen once per shape and kept, from schemes that add up partial results in a fixed order, so that results are
  * equal from run to run. Pointers count as aligned to 16 bytes at most: then where an array lies does not change the choice,
  * nor a bit. fp32 products are fp32: tf32 is never asked for.
+ *
+ * The library stays in the process once it is there: it has threads and exit handlers of its own, and it is large.
  */
 #include "cuda_internal.h"
 #include <stdio.h>
@@ -15,7 +17,7 @@
 #define STRING_OF(x)  STRINGS_OF(x)
 #define LIBRARY       "libcublasLt.so." STRING_OF(CUBLAS_VER_MAJOR)
 
-enum { PLANS = 1024 };
+enum { PLANS = 1024, LIBRARY_MODE = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
 /* What a plan is found by. */
 typedef struct plan_key {
@@ -29,6 +31,7 @@ typedef struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
+    cublasLtEpilogue_t epilogue;
     size_t workspace_bytes;
 } plan;
 
@@ -70,15 +73,15 @@ open_library(void)
         const char *slash = strrchr(self.dli_fname, '/');
         int folder = slash != NULL ? (int)(slash - self.dli_fname) + 1 : 0;
         if ((size_t)snprintf(path, sizeof path, "%.*s%s", folder, self.dli_fname, LIBRARY) < sizeof path && folder > 0)
-            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+            library = dlopen(path, LIBRARY_MODE);
     }
     if (library == NULL && home != NULL) {
         snprintf(path, sizeof path, "%s/lib64/%s", home, LIBRARY);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(path, LIBRARY_MODE);
     }
     for (size_t i = 0; library == NULL && i < sizeof folders / sizeof folders[0]; i++) {
         snprintf(path, sizeof path, "%s%s", folders[i], LIBRARY);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(path, LIBRARY_MODE);
     }
     return library;
 }
@@ -179,6 +182,7 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     SET(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     SET(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     SET(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    p->epilogue = epilogue;
     if (k->bias) {
         SET(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
         SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, like);
@@ -238,6 +242,18 @@ find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
     return &b->plans[at];
 }
 
+/* What the library said and of which product, for the device's first error: nobody sees it happen again. */
+static void
+refused(cuda_queue *q, const cuda_product *p, const plan *way, cublasStatus_t st)
+{
+    const char *in = spw_dtype_name(q->gpu->info.compute_dtype);
+    char what[200];
+    snprintf(what, sizeof what, "cublasLtMatmul: status %d for M %llu, N %llu, K %llu, %s to %s, epilogue %d", (int)st,
+             (unsigned long long)p->M, (unsigned long long)p->N, (unsigned long long)p->K, in, p->f32_out ? "fp32" : in,
+             (int)way->epilogue);
+    spw__cuda_fail(q->gpu, SPW_EPOISONED, what);
+}
+
 bool
 spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
 {
@@ -282,9 +298,9 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
             way->possible = false; /* refused before anything started: ours from now on */
         else
             done = true;
+        if (done && st != CUBLAS_STATUS_SUCCESS)
+            refused(q, p, way, st);
     }
     pthread_mutex_unlock(&b->lock);
-    if (done && st != CUBLAS_STATUS_SUCCESS)
-        (void)spw__cuda_ok(q->gpu, cudaErrorUnknown, "cublasLtMatmul");
     return done;
 }

@@ -22,6 +22,7 @@ typedef struct cuda_gpu {
     spw_gpu_info info;
     char description[160], link[128];
     int device_idx;
+    bool pools;             /* allocates in the order of a stream */
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
     /* Under lock. */
@@ -33,18 +34,23 @@ typedef struct cuda_gpu {
 enum {
     SLOTS = 32,            /* of the pinned ring of a queue */
     SLOT_BYTES = 64 << 10, /* each */
-    PIECE_BYTES = 8 << 20, /* of a converting copy in staging memory on the device */
+    PARCEL_SLOTS = 8,      /* that one small copy takes at most: the sums of 268 million elements */
     NOTES = 256,           /* notifications under way */
     SUM_ELEMS = 4096,      /* one sum of squares each */
 };
 
+/*
+ * PIECE_BYTES, of a converting copy in staging memory on the device, which has two of them. A piece's kernel may wait as long as the
+ * longest kernel of the compute queue takes, for blocks of a product that stay until it ends leave no room, whatever the priorities
+ * are: about a millisecond. As long takes the other piece on the link. BLAS_BYTES, cuBLASLt's workspace on a compute queue.
+ */
 #ifdef SPW_EMULATED
-enum { BLAS_BYTES = 64 << 10 };
+enum { PIECE_BYTES = 1 << 20, BLAS_BYTES = 64 << 10 };
 #else
-enum { BLAS_BYTES = 32 << 20 }; /* cuBLASLt's workspace on a compute queue */
+enum { PIECE_BYTES = 32 << 20, BLAS_BYTES = 32 << 20 };
 #endif
 
-/* What a slot of the ring brings to pageable host memory once it has arrived. */
+/* What slots of the ring, from this one on, bring to pageable host memory once it has arrived. */
 typedef struct cuda_parcel {
     void *dst;
     const void *src;
@@ -69,11 +75,14 @@ typedef struct cuda_queue {
     /* Owned by the submitting thread. */
     void *scratch; /* device memory for one operation, grown in the first step */
     uint64_t scratch_bytes;
+    /* Transfers of a copy that converts in pieces, beside its kernels in `stream`: whose turn it is with the pieces' memory. */
+    cudaStream_t link;
+    cudaEvent_t linked[2], converted[2];
     void *blas_workspace;
     unsigned char *ring; /* pinned */
     cudaEvent_t ring_passed[SLOTS];
     cuda_parcel parcels[SLOTS];
-    uint64_t ring_next;
+    unsigned ring_next;
     cudaEvent_t span_begins[NOTES + 1]; /* as many spans as notes may be under way, and one is open */
     const char *span_name;
     uint64_t span_count;
@@ -101,8 +110,12 @@ SPW_GPU_CALLS(X)
 #undef X
 extern "C" __typeof__(spw_gpu_update_state) spw__cuda_update_state;
 
-/* False, and the device's first error kept, unless e is cudaSuccess. */
+/* Keeps the device's first error. */
+void spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what);
+/* False, and the error kept, unless e is cudaSuccess. */
 bool spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what);
+/* e; the thread forgets it, where a refusal is told by a status and must not be taken for a launch's. */
+cudaError_t spw__cuda_refused(cudaError_t e);
 /* Makes gpu the calling thread's device: threads of the engine come without one. */
 cuda_gpu *spw__cuda_enter(cuda_gpu *gpu);
 static inline cuda_queue *
@@ -119,10 +132,15 @@ spw__cuda_is_f32(const cuda_queue *q)
 }
 /* Device memory until the queue's next operation that asks; NULL after a sticky error. */
 void *spw__cuda_scratch(cuda_queue *q, uint64_t bytes);
+/*
+ * A copy of `pieces` from the host that converts. Piece k, of at most bytes, lies in staging memory when fetch() returns, and kernels of
+ * the queue may read it until release(). NULL after a sticky error.
+ */
+void *
+spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes, const void *src_host, uint64_t bytes);
+void spw__cuda_release(cuda_queue *q, uint64_t k);
 /* Brings bytes to any host memory, which has them once the queue has passed; src may change after that. */
 void spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes);
-/* Sums of squares of n elements of type into sums (device). */
-void spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n);
 
 /*
  * C(M,N) = A B + onto + bias, all row-major; trans_a: A is (K,M); trans_b: B is (N,K). A and B of compute_dtype, C likewise or
@@ -165,19 +183,33 @@ bool spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p);
 
 /* ---------------------------------------------------------------- launches */
 
+/*
+ * All kernels of the plugin: who launches one puts it into a list that is made when the plugin is loaded. The runtime loads a kernel when it is
+ * first used, and that may wait for what runs on the device: for a collective, too, that waits for another rank, and that one
+ * for this thread. So all are loaded before there is a link.
+ */
+struct cuda_kernel {
+    const void *fn;
+    cuda_kernel *next;
+    explicit cuda_kernel(const void *kernel);
+};
+template <auto kernel> cuda_kernel spw__cuda_known{(const void *)kernel};
+void spw__cuda_load_kernels(void);
+
 template <class T> struct cuda_same {
     typedef T type;
 };
 
-template <class... P>
+template <auto known, class... P>
 static void
 spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                  typename cuda_same<P>::type... args)
 {
 #ifdef SPW_EMULATED
     (void)name;
-    emulate::launch(q->stream, grid, block, shared_bytes, [=] { kernel(args...); });
+    emulate::launch(q->stream, spw__cuda_known<known>.fn, grid, block, shared_bytes, [=] { kernel(args...); });
 #else
+    (void)&spw__cuda_known<known>;
     if (shared_bytes > (48 << 10) &&
         !spw__cuda_ok(
             q->gpu,
@@ -191,7 +223,7 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
 /* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
 #define UNWRAP(...) __VA_ARGS__
 #define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
-    spw__cuda_launch(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
+    spw__cuda_launch<UNWRAP kernel>(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
 
 /* Runs the statement with T the compute type; the types are common.cuh's. */
 #define BY_TYPE(q, ...)                                                                                                \

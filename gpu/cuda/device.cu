@@ -14,20 +14,39 @@ extern const spw_gpu_calls spw__cuda_calls;
  */
 enum { LOSS_ROWS = 4096 };
 
-/* Left to modules, local memory and the library's own buffers when the limit is "what is free". */
-static const uint64_t RESERVE_BYTES = 512ull << 20;
+/*
+ * Left when the limit is "what is free", to what is not counted: kernels, which are loaded when they are first used, and local
+ * memory; cuBLASLt's workspace, 32 MiB on every compute queue, and staging memory, up to 64 MiB on queues that convert; and NCCL's
+ * communicators, hundreds of MiB each, which come after the plan.
+ */
+static const uint64_t RESERVE_BYTES = 1ull << 30;
+
+void
+spw__cuda_fail(cuda_gpu *gpu, spw_status status, const char *what)
+{
+    pthread_mutex_lock(&gpu->lock);
+    if (gpu->first.status == SPW_OK)
+        SPW_RAISE(&gpu->first, status, "device cuda:%d: %s", gpu->device_idx, what);
+    pthread_mutex_unlock(&gpu->lock);
+}
 
 bool
 spw__cuda_ok(cuda_gpu *gpu, cudaError_t e, const char *what)
 {
+    char text[200];
     if (e == cudaSuccess)
         return true;
-    pthread_mutex_lock(&gpu->lock);
-    if (gpu->first.status == SPW_OK)
-        SPW_RAISE(&gpu->first, e == cudaErrorMemoryAllocation ? SPW_ENOMEM : SPW_EPOISONED, "device cuda:%d: %s: %s",
-                  gpu->device_idx, what, cudaGetErrorString(e));
-    pthread_mutex_unlock(&gpu->lock);
+    snprintf(text, sizeof text, "%s: %s", what, cudaGetErrorString(e));
+    spw__cuda_fail(gpu, e == cudaErrorMemoryAllocation ? SPW_ENOMEM : SPW_EPOISONED, text);
     return false;
+}
+
+cudaError_t
+spw__cuda_refused(cudaError_t e)
+{
+    if (e != cudaSuccess)
+        (void)cudaGetLastError();
+    return e;
 }
 
 cuda_gpu *
@@ -155,7 +174,7 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
     cudaDeviceProp prop;
     cuda_gpu *gpu;
     cudaError_t e;
-    int count = 0;
+    int count = 0, pools = 0;
     *out = NULL;
     SPW_TRY(choose_compute(options->compute_dtype, &compute, err));
     SPW_TRY(find_device(&device_idx, options->turn, &prop, &count, err));
@@ -164,14 +183,20 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
         return SPW_RAISE(err, SPW_ENOMEM, "device");
     pthread_mutex_init(&gpu->lock, NULL);
     gpu->device_idx = (int)device_idx;
-    e = cudaSetDevice((int)device_idx);
+    /* Starts the context. Threads that wait for it sleep: the processors are the optimizer's. */
+    e = cudaInitDevice((int)device_idx, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid);
     if (e == cudaSuccess)
-        e = cudaMemGetInfo(&free_bytes, &total); /* starts the context */
-    if (e != cudaSuccess) {
+        e = cudaSetDevice((int)device_idx);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(&free_bytes, &total);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, (int)device_idx);
+    if (spw__cuda_refused(e) != cudaSuccess) {
         pthread_mutex_destroy(&gpu->lock);
         spw_mem_free(gpu);
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "GPU %u does not start: %s", device_idx, cudaGetErrorString(e));
     }
+    gpu->pools = pools != 0;
     gpu->blas = spw__cuda_blas_open(gpu, why, sizeof why);
     gpu->info.name = "cuda";
     gpu->info.description = gpu->description;
@@ -250,7 +275,7 @@ spw__cuda_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
                          gpu->device_idx, (unsigned long long)bytes, (unsigned long long)live,
                          (unsigned long long)gpu->info.memory_bytes);
     }
-    e = cudaMalloc(&block->p, need);
+    e = spw__cuda_refused(cudaMalloc(&block->p, need));
     pthread_mutex_lock(&gpu->lock);
     if (e != cudaSuccess) {
         gpu->bytes_live -= need;
@@ -263,7 +288,6 @@ spw__cuda_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
     }
     pthread_mutex_unlock(&gpu->lock);
     if (e != cudaSuccess) {
-        (void)cudaGetLastError(); /* a refused allocation is not sticky */
         spw_mem_free(block);
         return SPW_RAISE(err, SPW_ENOMEM, "device cuda:%d: %llu bytes asked for, %llu live, limit %llu: %s",
                          gpu->device_idx, (unsigned long long)bytes, (unsigned long long)live,
@@ -330,13 +354,10 @@ spw_status
 spw__cuda_pin_host(spw_gpu *device, void *base, uint64_t bytes, spw_error *err)
 {
     cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
-    cudaError_t e = cudaHostRegister(base, bytes, cudaHostRegisterPortable);
+    cudaError_t e = spw__cuda_refused(cudaHostRegister(base, bytes, cudaHostRegisterPortable));
     (void)gpu;
-    if (e == cudaSuccess || e == (cudaError_t)cudaErrorHostMemoryAlreadyRegistered) {
-        (void)cudaGetLastError();
+    if (e == cudaSuccess || e == (cudaError_t)cudaErrorHostMemoryAlreadyRegistered)
         return SPW_OK;
-    }
-    (void)cudaGetLastError();
     return SPW_RAISE(err, SPW_ENOMEM, "%llu bytes of host memory could not be pinned for the GPU: %s",
                      (unsigned long long)bytes, cudaGetErrorString(e));
 }
@@ -347,6 +368,24 @@ spw__cuda_unpin_host(spw_gpu *device, void *base)
     cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
     if (base != NULL)
         (void)spw__cuda_ok(gpu, cudaHostUnregister(base), "unpinning host memory");
+}
+
+/* ---------------------------------------------------------------- kernels */
+
+static cuda_kernel *kernels; /* written while the plugin is loaded */
+
+cuda_kernel::cuda_kernel(const void *kernel) : fn(kernel), next(kernels)
+{
+    kernels = this;
+}
+
+void
+spw__cuda_load_kernels(void)
+{
+    for (const cuda_kernel *k = kernels; k != NULL; k = k->next) {
+        cudaFuncAttributes unused;
+        (void)spw__cuda_refused(cudaFuncGetAttributes(&unused, k->fn)); /* who launches it will be told */
+    }
 }
 
 /* ---------------------------------------------------------------- the table */

@@ -27,13 +27,14 @@ plain_gemm(cuda_queue *q, const cuda_product *p)
         BY_TYPE(q, own_gemm<T, T>(q, p));
 }
 
+/* cuBLASLt's GELUs may take the hardware's approximate tanh: what 16 bits do not show, and fp32 does. */
 void
 spw__cuda_gemm(cuda_queue *q, const cuda_product *p)
 {
     cuda_product plain = *p;
     if (p->M == 0 || p->N == 0 || (p->K == 0 && p->onto == p->C))
         return;
-    if (p->after != AFTER_NOTHING && q->gpu->blas != NULL && spw__cuda_blas_gemm(q, p))
+    if (p->after != AFTER_NOTHING && !spw__cuda_is_f32(q) && q->gpu->blas != NULL && spw__cuda_blas_gemm(q, p))
         return;
     plain.after = AFTER_NOTHING;
     plain.gelu_in = NULL;

@@ -40,13 +40,20 @@ typedef struct cuda_link {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static nccl_calls opened; /* under lock until library is set, then fixed */
 
+enum { LIBRARY_MODE = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE }; /* it has threads of its own */
+
+/*
+ * NCCL connects ranks when a collective first needs it, unless it is told otherwise before it starts: then that waits for the other ranks and
+ * takes memory, in the middle of a step. Here that is part of making a link.
+ */
 static void *
 open_library(void)
 {
     const char *given = getenv("SPW_NCCL"), *home = getenv("CUDA_HOME");
     void *library = NULL;
+    (void)setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     if (given != NULL)
-        return dlopen(given, RTLD_NOW | RTLD_LOCAL);
+        return dlopen(given, LIBRARY_MODE);
 #ifdef SPW_EMULATED
     (void)home; /* the real one cannot serve emulated streams */
 #else
@@ -54,11 +61,11 @@ open_library(void)
     char path[1024];
     if (home != NULL) {
         snprintf(path, sizeof path, "%s/lib64/libnccl.so.2", home);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(path, LIBRARY_MODE);
     }
     for (size_t i = 0; library == NULL && i < sizeof folders / sizeof folders[0]; i++) {
         snprintf(path, sizeof path, "%slibnccl.so.2", folders[i]);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(path, LIBRARY_MODE);
     }
 #endif
     return library;
@@ -168,6 +175,13 @@ settle(cuda_link *l, ncclResult_t rc, const char *what, spw_error *err)
     return rc == ncclSuccess ? SPW_OK : failed(l, rc, what, err);
 }
 
+/* Nothing has failed: what is in progress comes to its outcome later, in a group with the group's. */
+static bool
+goes_on(ncclResult_t rc)
+{
+    return rc == ncclSuccess || rc == ncclInProgress;
+}
+
 static spw_status
 given_up(const cuda_link *l, spw_error *err)
 {
@@ -195,14 +209,14 @@ link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const void *send, uint64_t s
     ncclResult_t rc, end;
     SPW_TRY(given_up(l, err));
     rc = l->nccl->ncclGroupStart();
-    for (uint32_t k = 1; k < l->world && rc == ncclSuccess; k++) { /* each begins with another peer */
+    for (uint32_t k = 1; k < l->world && goes_on(rc); k++) { /* each begins with another peer */
         uint32_t to = (l->rank + k) % l->world, from = (l->rank + l->world - k) % l->world;
         rc = l->nccl->ncclSend((const char *)send + to * send_stride, bytes, ncclChar, (int)to, l->comm, q->stream);
-        if (rc == ncclSuccess)
+        if (goes_on(rc))
             rc = l->nccl->ncclRecv((char *)recv + from * recv_stride, bytes, ncclChar, (int)from, l->comm, q->stream);
     }
     end = l->nccl->ncclGroupEnd();
-    return settle(l, rc != ncclSuccess && rc != ncclInProgress ? rc : end, "swap of parts", err);
+    return settle(l, goes_on(rc) ? end : rc, "swap of parts", err);
 }
 
 /* ---------------------------------------------------------------- sums */
@@ -272,7 +286,7 @@ link_wait(spw_gpu_link *link, spw_gpu_queue *queue, spw_error *err)
         (void)cudaGetLastError();
         if (l->nccl->ncclCommGetAsyncError(l->comm, &state) != ncclSuccess)
             state = ncclSystemError;
-        if (state != ncclSuccess && state != ncclInProgress)
+        if (!goes_on(state))
             return failed(l, state, "waiting", err);
         st = l->going(l->ctx, err);
         if (st != SPW_OK) {
@@ -326,7 +340,8 @@ spw__cuda_link_create(spw_gpu_link **out, spw_gpu *device, const unsigned char *
     l->going = going;
     l->ctx = ctx;
     memcpy(&same, id, sizeof same);
-    e = cudaEventCreateWithFlags(&l->passed, cudaEventDisableTiming);
+    spw__cuda_load_kernels();
+    e = spw__cuda_refused(cudaEventCreateWithFlags(&l->passed, cudaEventDisableTiming));
     st = e != cudaSuccess
              ? SPW_RAISE(err, SPW_ENOMEM, "link between devices: %s", cudaGetErrorString(e))
              : settle(l, nccl->ncclCommInitRankConfig(&l->comm, (int)world, same, (int)rank, &config), "start", err);

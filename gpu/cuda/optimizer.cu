@@ -52,18 +52,38 @@ launch(cuda_queue *q, const spw_gpu_update *u, const update_args *a)
 #undef UPDATE
 }
 
+/*
+ * Where the kernels count: in the caller's memory, if the device knows it, for they add to it only when something is wrong. Else in scratch
+ * memory, and every update has to clear and deliver it, which takes as long as the update.
+ */
+static unsigned long long *
+find_count(cuda_queue *q, uint64_t *nonfinite, bool *deliver)
+{
+    cudaPointerAttributes known;
+    unsigned long long *count;
+    *deliver = false;
+    if (spw__cuda_refused(cudaPointerGetAttributes(&known, nonfinite)) == cudaSuccess &&
+        known.type == cudaMemoryTypeHost && known.devicePointer != NULL)
+        return (unsigned long long *)known.devicePointer;
+    *deliver = true;
+    count = (unsigned long long *)spw__cuda_scratch(q, sizeof *count);
+    if (count != NULL)
+        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(count, 0, sizeof *count, q->stream), "zero");
+    return count;
+}
+
 void
 spw__cuda_update_state(spw_gpu_queue *queue, const spw_gpu_update *u, const spw_gpu_update_range *ranges,
                        uint32_t range_count, uint64_t *nonfinite)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     update_args a;
+    bool deliver;
     SPW_ASSERT(u->elems % UPDATE_GROUP == 0 && range_count > 0 && ranges[range_count - 1].end == u->elems);
     memset(&a, 0, sizeof a);
-    a.nonfinite = (unsigned long long *)spw__cuda_scratch(q, sizeof *a.nonfinite);
+    a.nonfinite = find_count(q, nonfinite, &deliver);
     if (a.nonfinite == NULL)
         return;
-    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(a.nonfinite, 0, sizeof *a.nonfinite, q->stream), "zero");
     find_arrays(&a, u);
     for (uint32_t r = 0; r < range_count;) {
         uint32_t n = range_count - r < (uint32_t)UPDATE_RANGES ? range_count - r : (uint32_t)UPDATE_RANGES;
@@ -79,5 +99,6 @@ spw__cuda_update_state(spw_gpu_queue *queue, const spw_gpu_update *u, const spw_
             r++;
         a.begin = a.end;
     }
-    spw__cuda_deliver(q, nonfinite, a.nonfinite, sizeof *nonfinite);
+    if (deliver)
+        spw__cuda_deliver(q, nonfinite, a.nonfinite, sizeof *nonfinite);
 }

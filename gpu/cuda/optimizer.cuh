@@ -23,9 +23,9 @@ struct update_args {
     uint64_t begin, end, first;
     void *weights, *low;
     const void *grad;
-    void *moment[2];    /* NULL: the rule has one */
-    uint16_t *scale[2]; /* of groups; 8 bits only */
-    unsigned long long *nonfinite;
+    void *moment[2];               /* NULL: the rule has one */
+    uint16_t *scale[2];            /* of groups; 8 bits only */
+    unsigned long long *nonfinite; /* may be host memory: added to by the device alone, and rarely */
     uint32_t key;
     int rule, grad_type;
     bool nearest, is_unsigned[2];

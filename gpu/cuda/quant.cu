@@ -56,21 +56,21 @@ spw__cuda_decode(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *co
     by_type(spw__cuda_queue_of(queue), false, (void *)(uintptr_t)codes, bits, dst, type, n);
 }
 
-/* Through staging memory, as every copy that converts (queues.cu). */
 void
 spw__cuda_decode_h2d(spw_gpu_queue *queue, void *dst, spw_dtype type, const void *codes, uint32_t bits, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    const uint64_t piece = PIECE_BYTES / 2, block_bytes = 4 + QUANT_BLOCK / 8 * bits;
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece;
-        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
-        if (staging == NULL ||
-            !spw__cuda_ok(q->gpu,
-                          cudaMemcpyAsync(staging, (const char *)codes + first / QUANT_BLOCK * block_bytes,
-                                          m / QUANT_BLOCK * block_bytes, cudaMemcpyDefault, q->stream),
-                          "copy"))
+    const uint64_t block_bytes = 4 + QUANT_BLOCK / 8 * bits, most = PIECE_BYTES / block_bytes;
+    uint64_t blocks = n / QUANT_BLOCK, piece = blocks < most ? blocks : most;
+    uint64_t pieces = blocks > 0 ? (blocks + piece - 1) / piece : 0;
+    for (uint64_t k = 0; k < pieces; k++) {
+        uint64_t first = k * piece, m = blocks - first < piece ? blocks - first : piece;
+        const void *staged = spw__cuda_fetch(q, k, pieces, spw_round_up(piece * block_bytes, 256),
+                                             (const char *)codes + first * block_bytes, m * block_bytes);
+        if (staged == NULL)
             return;
-        spw__cuda_decode(queue, (char *)dst + first * spw_dtype_bytes(type), type, staging, bits, m);
+        spw__cuda_decode(queue, (char *)dst + first * QUANT_BLOCK * spw_dtype_bytes(type), type, staged, bits,
+                         m * QUANT_BLOCK);
+        spw__cuda_release(q, k);
     }
 }

@@ -1,8 +1,7 @@
 /*
  * Queues are streams; copies convert on the device, so that what crosses the link has the host's type and no CPU touches it.
- * A piece goes through staging memory, conversion and transfer following each other in the stream: the conversion runs at the
- * speed of device memory and hides behind nothing, a few percent of the link. Copy streams have the higher priority, since
- * their short kernels would wait for a long one otherwise.
+ * A long copy goes in pieces through two halves of staging memory: while one is on the link, in a stream of its own, the other is
+ * converted. Copy streams have the higher priority: their short kernels wait for blocks under way, but not for those to come.
  *
  * Small results (sums of squares, counts) land in a pinned ring and are put where they belong by a host function of the
  * stream, which only copies bytes. Callbacks of the caller may take locks that a thread inside the runtime holds others up
@@ -172,7 +171,7 @@ spw__cuda_queue_create(spw_gpu_queue **out, spw_gpu *device, spw_gpu_queue_kind 
     q->least_delay_ns = INT64_MAX;
     if (e == cudaSuccess && kind == SPW_QUEUE_COMPUTE && gpu->blas != NULL)
         e = cudaMalloc(&q->blas_workspace, BLAS_BYTES);
-    if (e != cudaSuccess) {
+    if (spw__cuda_refused(e) != cudaSuccess) {
         spw__cuda_queue_destroy(&q->base);
         return SPW_RAISE(err, SPW_ENOMEM, "device queue: %s", cudaGetErrorString(e));
     }
@@ -207,11 +206,19 @@ spw__cuda_queue_destroy(spw_gpu_queue *queue) /* accepts a half-built queue */
     for (int i = 0; i <= NOTES; i++)
         if (q->span_begins[i] != NULL)
             (void)cudaEventDestroy(q->span_begins[i]);
+    for (int i = 0; i < 2; i++) {
+        if (q->linked[i] != NULL)
+            (void)cudaEventDestroy(q->linked[i]);
+        if (q->converted[i] != NULL)
+            (void)cudaEventDestroy(q->converted[i]);
+    }
     if (q->zero != NULL)
         (void)cudaEventDestroy(q->zero);
     (void)cudaFreeHost(q->ring);
     (void)cudaFree(q->scratch);
     (void)cudaFree(q->blas_workspace);
+    if (q->link != NULL)
+        (void)cudaStreamDestroy(q->link);
     if (q->stream != NULL)
         (void)cudaStreamDestroy(q->stream);
     pthread_cond_destroy(&q->drained);
@@ -246,7 +253,7 @@ spw__cuda_event_create(spw_gpu_event **out, spw_gpu *device, spw_error *err)
         return SPW_RAISE(err, SPW_ENOMEM, "device event");
     event->base.calls = gpu->base.calls;
     event->gpu = gpu;
-    e = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming | cudaEventBlockingSync);
+    e = spw__cuda_refused(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming | cudaEventBlockingSync));
     if (e != cudaSuccess) {
         spw_mem_free(event);
         return SPW_RAISE(err, SPW_ENOMEM, "device event: %s", cudaGetErrorString(e));
@@ -290,31 +297,55 @@ spw__cuda_event_sync(spw_gpu_event *base)
 
 /*
  * Grown in the stream's order: cudaFree waits for all of the device, where a collective may run that waits for another rank,
- * and that one for what this thread has yet to submit.
+ * and that one for what this thread has yet to submit. A device without memory pools (some that virtual machines share) leaves no
+ * choice.
  */
 void *
 spw__cuda_scratch(cuda_queue *q, uint64_t bytes)
 {
+    bool pools = q->gpu->pools;
+    void *old = q->scratch;
     if (bytes <= q->scratch_bytes)
-        return q->scratch;
+        return old;
     bytes = spw_round_up(bytes, 1 << 20);
-    if (q->scratch != NULL && !spw__cuda_ok(q->gpu, cudaFreeAsync(q->scratch, q->stream), "scratch memory"))
-        return NULL;
     q->scratch = NULL;
     q->scratch_bytes = 0;
-    if (!spw__cuda_ok(q->gpu, cudaMallocAsync(&q->scratch, bytes, q->stream), "scratch memory"))
+    if (old != NULL && !spw__cuda_ok(q->gpu, pools ? cudaFreeAsync(old, q->stream) : cudaFree(old), "scratch memory"))
+        return NULL;
+    if (!spw__cuda_ok(
+            q->gpu,
+            spw__cuda_refused(pools ? cudaMallocAsync(&q->scratch, bytes, q->stream) : cudaMalloc(&q->scratch, bytes)),
+            "scratch memory"))
         return NULL;
     q->scratch_bytes = bytes;
     return q->scratch;
 }
 
-/* The next slot of the ring, once its last use has passed. */
+/*
+ * The first of the slots in a row, free by now, for what is left; *bytes is how much of it goes there, at most PARCEL_SLOTS. Sums of
+ * a large copy are one small copy and one host function, of which each stops the stream for microseconds.
+ */
 static unsigned
-take_slot(cuda_queue *q)
+take_slots(cuda_queue *q, uint64_t left, uint64_t *bytes)
 {
-    unsigned slot = (unsigned)(q->ring_next++ % SLOTS);
-    (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(q->ring_passed[slot]), "ring"); /* at once when never recorded */
-    return slot;
+    const uint64_t most = (uint64_t)PARCEL_SLOTS * SLOT_BYTES;
+    unsigned count, first;
+    *bytes = left < most ? left : most;
+    count = spw__cuda_blocks(*bytes, SLOT_BYTES);
+    first = q->ring_next + count <= (unsigned)SLOTS ? q->ring_next : 0;
+    for (unsigned i = first; i < first + count; i++)
+        (void)spw__cuda_ok(q->gpu, cudaEventSynchronize(q->ring_passed[i]), "ring"); /* at once when never recorded */
+    q->ring_next = first + count;
+    return first;
+}
+
+/* The slots from first on, which end at ring_next, are free again after what the stream has so far. */
+static cudaError_t
+pass_slots(cuda_queue *q, unsigned first, cudaError_t e)
+{
+    for (unsigned i = first; e == cudaSuccess && i < q->ring_next; i++)
+        e = cudaEventRecord(q->ring_passed[i], q->stream);
+    return e;
 }
 
 static void
@@ -327,9 +358,8 @@ unpack_parcel(void *arg)
 void
 spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_t bytes)
 {
-    for (uint64_t first = 0; first < bytes; first += SLOT_BYTES) {
-        uint64_t n = bytes - first < (uint64_t)SLOT_BYTES ? bytes - first : (uint64_t)SLOT_BYTES;
-        unsigned slot = take_slot(q);
+    for (uint64_t first = 0, n; first < bytes; first += n) {
+        unsigned slot = take_slots(q, bytes - first, &n);
         unsigned char *at = q->ring + (size_t)slot * SLOT_BYTES;
         cudaError_t e = cudaMemcpyAsync(at, (const char *)src_device + first, n, cudaMemcpyDefault, q->stream);
         q->parcels[slot].dst = (char *)dst_host + first;
@@ -337,9 +367,7 @@ spw__cuda_deliver(cuda_queue *q, void *dst_host, const void *src_device, uint64_
         q->parcels[slot].bytes = n;
         if (e == cudaSuccess)
             e = cudaLaunchHostFunc(q->stream, unpack_parcel, &q->parcels[slot]);
-        if (e == cudaSuccess)
-            e = cudaEventRecord(q->ring_passed[slot], q->stream);
-        (void)spw__cuda_ok(q->gpu, e, "a small copy to the host");
+        (void)spw__cuda_ok(q->gpu, pass_slots(q, slot, e), "a small copy to the host");
     }
 }
 
@@ -347,16 +375,13 @@ void
 spw__cuda_write_bytes(spw_gpu_queue *queue, void *dst, const void *src, uint64_t bytes)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    for (uint64_t first = 0; first < bytes; first += SLOT_BYTES) {
-        uint64_t n = bytes - first < (uint64_t)SLOT_BYTES ? bytes - first : (uint64_t)SLOT_BYTES;
-        unsigned slot = take_slot(q);
+    for (uint64_t first = 0, n; first < bytes; first += n) {
+        unsigned slot = take_slots(q, bytes - first, &n);
         unsigned char *at = q->ring + (size_t)slot * SLOT_BYTES;
         cudaError_t e;
         memcpy(at, (const char *)src + first, n);
         e = cudaMemcpyAsync((char *)dst + first, at, n, cudaMemcpyDefault, q->stream);
-        if (e == cudaSuccess)
-            e = cudaEventRecord(q->ring_passed[slot], q->stream);
-        (void)spw__cuda_ok(q->gpu, e, "a small copy to the device");
+        (void)spw__cuda_ok(q->gpu, pass_slots(q, slot, e), "a small copy to the device");
     }
 }
 
@@ -392,24 +417,98 @@ convert(cuda_queue *q, void *dst, spw_dtype dst_type, const void *src, spw_dtype
     table[dst_type][src_type](q, dst, src, n);
 }
 
-void
-spw__cuda_sum_squares(cuda_queue *q, double *sums, const void *x, spw_dtype type, uint64_t n)
+template <class D, class S>
+static void
+sum_as(cuda_queue *q, double *sums, const void *x, uint64_t n)
 {
-    unsigned blocks = spw__cuda_blocks(n, SUM_ELEMS * SUM_CHUNKS);
-    if (type == SPW_F32)
-        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<float>), sums, (const float *)x, n);
-    else if (type == SPW_BF16)
-        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<bf16>), sums, (const bf16 *)x, n);
-    else
-        LAUNCH(q, blocks, SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<f16>), sums, (const f16 *)x, n);
+    LAUNCH(q, spw__cuda_blocks(n, SUM_ELEMS * SUM_CHUNKS), SUM_CHUNKS * SUM_LANES, 0, (sumsq_kernel<D, S>), sums,
+           (const S *)x, n);
 }
 
-/* Sums of n elements into scratch memory at `at`, and on to the host. */
+/* Of n elements of src_type as dst_type holds them; sums is device memory. */
 static void
-sum_and_deliver(cuda_queue *q, double *sumsq, char *at, const void *x, spw_dtype type, uint64_t n)
+sum_squares(cuda_queue *q, double *sums, spw_dtype dst_type, const void *x, spw_dtype src_type, uint64_t n)
 {
-    spw__cuda_sum_squares(q, (double *)at, x, type, n);
-    spw__cuda_deliver(q, sumsq, at, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
+    typedef void (*sum_fn)(cuda_queue *, double *, const void *, uint64_t);
+    static const sum_fn table[3][3] = {
+        {sum_as<float, float>, sum_as<float, bf16>, sum_as<float, f16>},
+        {sum_as<bf16, float>, sum_as<bf16, bf16>, sum_as<bf16, f16>},
+        {sum_as<f16, float>, sum_as<f16, bf16>, sum_as<f16, f16>},
+    };
+    table[dst_type][src_type](q, sums, x, n);
+}
+
+static uint64_t
+sum_bytes_of(uint64_t n)
+{
+    return (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double);
+}
+
+/* Of an array on the device, to the host. */
+static void
+sum_and_deliver(cuda_queue *q, double *sumsq, const void *x, spw_dtype type, uint64_t n)
+{
+    double *sums = (double *)spw__cuda_scratch(q, sum_bytes_of(n));
+    if (sums == NULL)
+        return;
+    sum_squares(q, sums, type, x, type, n);
+    spw__cuda_deliver(q, sumsq, sums, sum_bytes_of(n));
+}
+
+/* What the one stream gets from now on comes after what the other has; `by` marks it. */
+static cudaError_t
+follow(cudaStream_t later, cudaEvent_t by, cudaStream_t earlier)
+{
+    cudaError_t e = cudaEventRecord(by, earlier);
+    return e == cudaSuccess ? cudaStreamWaitEvent(later, by, 0) : e;
+}
+
+/* Made when a copy first has several pieces: streams share the few queues of the hardware, and then wait for each other. */
+static bool
+open_link(cuda_queue *q)
+{
+    int low = 0, high = 0;
+    cudaError_t e = cudaSuccess;
+    if (q->link != NULL)
+        return true;
+    for (int i = 0; e == cudaSuccess && i < 2; i++) {
+        e = cudaEventCreateWithFlags(&q->linked[i], cudaEventDisableTiming);
+        if (e == cudaSuccess)
+            e = cudaEventCreateWithFlags(&q->converted[i], cudaEventDisableTiming);
+    }
+    (void)cudaDeviceGetStreamPriorityRange(&low, &high);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&q->link, cudaStreamNonBlocking, high);
+    return spw__cuda_ok(q->gpu, spw__cuda_refused(e), "a stream for copies");
+}
+
+/* Before the first piece the link follows all that the queue has; from the third on, what made its half free. */
+void *
+spw__cuda_fetch(cuda_queue *q, uint64_t k, uint64_t pieces, uint64_t piece_bytes, const void *src, uint64_t bytes)
+{
+    char *staging = (char *)spw__cuda_scratch(q, pieces > 1 ? 2 * piece_bytes : piece_bytes);
+    cudaError_t e = cudaSuccess;
+    cudaStream_t link;
+    if (staging == NULL || (pieces > 1 && !open_link(q)))
+        return NULL;
+    link = pieces > 1 ? q->link : q->stream;
+    staging += k % 2 * piece_bytes;
+    if (k == 0 && pieces > 1)
+        e = follow(link, q->converted[1], q->stream);
+    else if (k > 1)
+        e = cudaStreamWaitEvent(link, q->converted[k % 2], 0);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(staging, src, bytes, cudaMemcpyDefault, link);
+    if (e == cudaSuccess && pieces > 1)
+        e = follow(q->stream, q->linked[k % 2], link);
+    return spw__cuda_ok(q->gpu, e, "copy") ? staging : NULL;
+}
+
+void
+spw__cuda_release(cuda_queue *q, uint64_t k)
+{
+    if (q->link != NULL)
+        (void)spw__cuda_ok(q->gpu, cudaEventRecord(q->converted[k % 2], q->stream), "copy");
 }
 
 void
@@ -417,56 +516,83 @@ spw__cuda_copy_h2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
-    uint64_t piece = PIECE_BYTES / 4;
+    uint64_t piece = n < PIECE_BYTES / src_bytes ? n : PIECE_BYTES / src_bytes, pieces;
     if (n == 0)
         return;
     if (dst_type == src_type) {
         (void)spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy");
         return;
     }
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece;
-        void *staging = spw__cuda_scratch(q, PIECE_BYTES);
-        if (staging == NULL || !spw__cuda_ok(q->gpu,
-                                             cudaMemcpyAsync(staging, (const char *)src + first * src_bytes,
-                                                             m * src_bytes, cudaMemcpyDefault, q->stream),
-                                             "copy"))
+    pieces = (n + piece - 1) / piece;
+    for (uint64_t k = 0; k < pieces; k++) {
+        uint64_t first = k * piece, m = n - first < piece ? n - first : piece;
+        const void *staged =
+            spw__cuda_fetch(q, k, pieces, piece * src_bytes, (const char *)src + first * src_bytes, m * src_bytes);
+        if (staged == NULL)
             return;
-        convert(q, (char *)dst + first * dst_bytes, dst_type, staging, src_type, m);
+        convert(q, (char *)dst + first * dst_bytes, dst_type, staged, src_type, m);
+        spw__cuda_release(q, k);
     }
 }
 
+/* Pieces through staging memory (2, piece), converted in the queue's stream. */
+static bool
+send_converted(cuda_queue *q, char *staging, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type,
+               uint64_t n, uint64_t piece)
+{
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
+    cudaError_t e = cudaSuccess;
+    cudaStream_t link;
+    if (piece < n && !open_link(q))
+        return false;
+    link = piece < n ? q->link : q->stream;
+    for (uint64_t k = 0, first = 0; first < n && e == cudaSuccess; k++, first += piece) {
+        uint64_t m = n - first < piece ? n - first : piece;
+        char *half = staging + k % 2 * piece * dst_bytes;
+        if (k > 1)
+            e = cudaStreamWaitEvent(q->stream, q->linked[k % 2], 0);
+        convert(q, half, dst_type, (const char *)src + first * src_bytes, src_type, m);
+        if (e == cudaSuccess && piece < n)
+            e = follow(link, q->converted[k % 2], q->stream);
+        if (e == cudaSuccess)
+            e = cudaMemcpyAsync((char *)dst + first * dst_bytes, half, m * dst_bytes, cudaMemcpyDefault, link);
+        if (e == cudaSuccess && piece < n)
+            e = cudaEventRecord(q->linked[k % 2], link);
+        if (e == cudaSuccess && piece < n && first + m == n)
+            e = cudaStreamWaitEvent(q->stream, q->linked[k % 2], 0); /* and so after all pieces */
+    }
+    return spw__cuda_ok(q->gpu, e, "copy");
+}
+
+/*
+ * All sums at once, before the first piece: what a piece costs besides its bytes, a launch, and host functions above all, is time
+ * in which the link does nothing. They leave at the end, when nothing waits behind them.
+ */
 void
 spw__cuda_copy_d2h(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const void *src, spw_dtype src_type, uint64_t n,
                    double *sumsq)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint32_t dst_bytes = spw_dtype_bytes(dst_type), src_bytes = spw_dtype_bytes(src_type);
-    uint64_t piece = PIECE_BYTES / 4; /* a multiple of SUM_ELEMS */
+    uint32_t dst_bytes = spw_dtype_bytes(dst_type);
+    bool converts = dst_type != src_type;
+    uint64_t piece = converts && n > PIECE_BYTES / dst_bytes ? PIECE_BYTES / dst_bytes : n;
+    uint64_t sum_bytes = sumsq != NULL ? sum_bytes_of(n) : 0, staging_at = spw_round_up(sum_bytes, 256);
+    char *scratch = NULL;
     if (n == 0)
         return;
-    if (dst_type == src_type && sumsq == NULL) {
-        (void)spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy");
-        return;
-    }
-    for (uint64_t first = 0; first < n; first += piece) {
-        uint64_t m = n - first < piece ? n - first : piece;
-        const void *from = (const char *)src + first * src_bytes;
-        char *scratch = (char *)spw__cuda_scratch(q, PIECE_BYTES + piece / SUM_ELEMS * sizeof(double));
+    if (converts || sumsq != NULL) {
+        scratch = (char *)spw__cuda_scratch(q, staging_at + (converts ? (piece < n ? 2 : 1) * piece * dst_bytes : 0));
         if (scratch == NULL)
             return;
-        if (dst_type != src_type) {
-            convert(q, scratch, dst_type, from, src_type, m);
-            from = scratch;
-        }
-        if (sumsq != NULL)
-            sum_and_deliver(q, sumsq + first / SUM_ELEMS, scratch + PIECE_BYTES, from, dst_type, m);
-        if (!spw__cuda_ok(
-                q->gpu,
-                cudaMemcpyAsync((char *)dst + first * dst_bytes, from, m * dst_bytes, cudaMemcpyDefault, q->stream),
-                "copy"))
-            return;
     }
+    if (sumsq != NULL)
+        sum_squares(q, (double *)scratch, dst_type, src, src_type, n);
+    if (converts
+            ? !send_converted(q, scratch + staging_at, dst, dst_type, src, src_type, n, piece)
+            : !spw__cuda_ok(q->gpu, cudaMemcpyAsync(dst, src, n * dst_bytes, cudaMemcpyDefault, q->stream), "copy"))
+        return;
+    if (sumsq != NULL)
+        spw__cuda_deliver(q, sumsq, scratch, sum_bytes);
 }
 
 void
@@ -474,7 +600,6 @@ spw__cuda_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
                    double *sumsq)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    char *scratch;
     if (n == 0)
         return;
     if (dst_type != src_type)
@@ -482,11 +607,8 @@ spw__cuda_copy_d2d(spw_gpu_queue *queue, void *dst, spw_dtype dst_type, const vo
     else
         (void)spw__cuda_ok(
             q->gpu, cudaMemcpyAsync(dst, src, n * spw_dtype_bytes(dst_type), cudaMemcpyDefault, q->stream), "copy");
-    if (sumsq == NULL)
-        return;
-    scratch = (char *)spw__cuda_scratch(q, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
-    if (scratch != NULL)
-        sum_and_deliver(q, sumsq, scratch, dst, dst_type, n);
+    if (sumsq != NULL)
+        sum_and_deliver(q, sumsq, dst, dst_type, n);
 }
 
 void
@@ -500,10 +622,8 @@ spw__cuda_zero(spw_gpu_queue *queue, void *p, uint64_t bytes)
 void
 spw__cuda_sumsq(spw_gpu_queue *queue, double *out, const float *x, uint64_t n)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    char *scratch = (char *)spw__cuda_scratch(q, (n + SUM_ELEMS - 1) / SUM_ELEMS * sizeof(double));
-    if (scratch != NULL && n > 0)
-        sum_and_deliver(q, out, scratch, x, SPW_F32, n);
+    if (n > 0)
+        sum_and_deliver(spw__cuda_queue_of(queue), out, x, SPW_F32, n);
 }
 
 void

@@ -2,7 +2,7 @@
  * cuBLASLt as far as the plugin uses it, for tests without a GPU: products as its documentation defines them, columns first, in the
  * order of emulated streams. It is stricter than the library: what is promised when an algorithm is chosen (shapes, alignments,
  * workspace) and not kept when it is used stops the test. With SPW_EMULATE_BLAS=plain it has no way for an epilogue with a
- * GELU, with "none" for nothing at all: then the plugin's own kernels serve. Test code.
+ * GELU, with "none" for nothing at all: then the plugin's own kernels serve. With "fails" no product starts. Test code.
  */
 #include "cublasLt.h"
 #include "common.cuh"
@@ -296,7 +296,9 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
     if ((mode != NULL && (strcmp(mode, "none") == 0 || (strcmp(mode, "plain") == 0 && with_gelu(desc)))) ||
         preference->workspace < WORKSPACE)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (with_gelu(desc) && (desc->aux_ld % 8 != 0 || desc->aux_ld < (int64_t)d->rows || d->type == CUDA_R_32F))
+    if (with_gelu(desc) && d->type == CUDA_R_32F)
+        stop("a GELU in fp32, which the library need not compute as exactly");
+    if (with_gelu(desc) && (desc->aux_ld % 8 != 0 || desc->aux_ld < (int64_t)d->rows))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (preference->align_a != preference->align_b || preference->align_a != preference->align_c ||
         preference->align_a != preference->align_d)
@@ -320,6 +322,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
                void *D, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace,
                size_t workspace_bytes, cudaStream_t stream)
 {
+    const char *mode = getenv("SPW_EMULATE_BLAS");
     choice was, is = choose(desc, a, b, d);
     uint64_t align = alignment_of((void *)((uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D));
     memcpy(&was, algo, sizeof was);
@@ -332,6 +335,8 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
         stop("less alignment than was promised");
     if (workspace == NULL || workspace_bytes < WORKSPACE)
         stop("no workspace");
+    if (mode != NULL && strcmp(mode, "fails") == 0)
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     spw_emulate_submit(stream, run,
                        new product{*desc, *a, *b, *d, (const char *)A, (const char *)B, (const char *)C, (char *)D,
                                    (char *)workspace, *(const float *)alpha, *(const float *)beta});

@@ -2,7 +2,7 @@
  * Stands in for CUDA's header of this name in tests: the kernels and the host code of gpu/cuda compile as C++ against it and
  * run on the CPU, where there is no GPU. The threads of a block are fibers that yield at barriers and at what a warp does
  * together (shuffles, matrix products). Streams do their work at once or, with SPW_EMULATE_STREAMS=late, not before somebody
- * waits for it. emulate.cpp has both. What is emulated is the logic, not the time: races between threads show only as far as
+ * waits for it (or every second one, with "odd"). emulate.cpp has both. What is emulated is the logic, not the time: races between threads show only as far as
  * the order of fibers, SPW_EMULATE_ORDER, brings them out.
  */
 #ifndef SPW_EMULATE_CUDA_RUNTIME_H
@@ -59,8 +59,9 @@ struct here {
     unsigned char *dynamic_shared;
 };
 extern thread_local here now; /* of the fiber that runs */
-/* Puts a grid into a stream. */
-void launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body);
+/* Puts a grid into a stream. Once kernels have been loaded ahead, one that was not stops the test. */
+void launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
+            std::function<void()> body);
 void sync_block();
 /* Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. */
 enum { SLOT_BYTES = 64 };
@@ -202,7 +203,8 @@ typedef enum cudaError {
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
     cudaErrorNotReady = 600,
-    cudaErrorHostMemoryAlreadyRegistered = 712
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorNotSupported = 801
 } cudaError_t;
 typedef struct emulated_stream *cudaStream_t;
 typedef struct emulated_event *cudaEvent_t;
@@ -214,7 +216,9 @@ enum {
     cudaEventDisableTiming = 2,
     cudaEventBlockingSync = 1,
     cudaHostAllocDefault = 0,
-    cudaHostRegisterPortable = 1
+    cudaHostRegisterPortable = 1,
+    cudaDeviceScheduleBlockingSync = 4,
+    cudaInitDeviceFlagsAreValid = 1
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaDeviceProp {
@@ -243,12 +247,23 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 extern "C" __attribute__((visibility("default"))) void
 spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
-inline cudaError_t
-cudaHostAlloc(void **p, size_t bytes, unsigned)
-{
-    *p = malloc(bytes);
-    return *p != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
-}
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+/* Of memory of the host: what has been registered, and nothing else. */
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p);
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned);
+cudaError_t cudaHostUnregister(void *p);
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned);
+cudaError_t cudaInitDevice(int device_idx, unsigned device_flags, unsigned flags);
+cudaError_t cudaGetLastError();
+struct cudaFuncAttributes {
+    int nothing;
+};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out, const void *kernel);
 inline cudaError_t
 cudaFreeHost(void *p)
 {
@@ -267,11 +282,17 @@ cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
     p->sharedMemPerBlockOptin = 99 << 10;
     return cudaSuccess;
 }
-enum cudaDeviceAttr { cudaDevAttrClockRate = 13 };
-inline cudaError_t
-cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
+enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMemoryPoolsSupported = 115 };
+inline bool
+emulate_pools() /* SPW_EMULATE_POOLS=0: memory is not given out in the order of a stream */
 {
-    *value = 0; /* no clock: the peak is not known */
+    const char *given = getenv("SPW_EMULATE_POOLS");
+    return given == NULL || strcmp(given, "0") != 0;
+}
+inline cudaError_t
+cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
+{
+    *value = what == cudaDevAttrMemoryPoolsSupported && emulate_pools(); /* no clock: the peak is not known */
     return cudaSuccess;
 }
 inline cudaError_t
@@ -316,9 +337,6 @@ cudaGetErrorString(cudaError_t e)
         return cudaSuccess;                                                                                            \
     }
 EMULATE_NOTHING(cudaSetDevice, int)
-EMULATE_NOTHING(cudaGetLastError)
-EMULATE_NOTHING(cudaHostRegister, void *, size_t, unsigned)
-EMULATE_NOTHING(cudaHostUnregister, void *)
 EMULATE_NOTHING(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 inline cudaError_t
 cudaDeviceGetStreamPriorityRange(int *low, int *high)

@@ -7,6 +7,7 @@
  * begin as NaN. Test code: it may abort.
  */
 #include "cuda_runtime.h"
+#include "counts.h"
 #include "spw_base.h"
 #include <stdio.h>
 #include <sys/mman.h>
@@ -369,13 +370,15 @@ copy_wait(unsigned groups_left)
 
 /*
  * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
- * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. Work that needs
+ * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. With "odd" every
+ * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. Work that needs
  * another process is tried again and again, by whoever waits, and never under the lock meanwhile. Streams are never
  * freed, as events may point at them.
  */
 struct emulated_stream {
     std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
     uint64_t done, submitted;
+    bool odd;
     bool busy; /* its front is being run: the work of a stream is no reason to run that same stream */
 };
 struct emulated_event {
@@ -386,6 +389,68 @@ struct emulated_event {
 
 static std::recursive_mutex device; /* one thing at a time, on whatever thread waits */
 static std::vector<emulated_stream *> &streams = *new std::vector<emulated_stream *>(); /* outlives all users */
+static spw_emulate_counts counts;                                                       /* under the same lock */
+
+static std::vector<const void *> &loaded = *new std::vector<const void *>(); /* likewise: kernels */
+static std::vector<std::pair<char *, size_t>> &registered =
+    *new std::vector<std::pair<char *, size_t>>(); /* likewise */
+static unsigned refuse_at;                         /* likewise; 0: never */
+static bool sleepers;                              /* threads that wait for the device sleep */
+static thread_local cudaError_t last_error;
+
+static cudaError_t
+fail(cudaError_t e)
+{
+    return last_error = e;
+}
+
+cudaError_t
+cudaGetLastError()
+{
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+
+static bool
+is_refused()
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    return refuse_at > 0 && --refuse_at == 0;
+}
+
+extern "C" __attribute__((visibility("default"))) bool spw_emulate_refuse(unsigned k);
+bool
+spw_emulate_refuse(unsigned k)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    bool fired = refuse_at == 0;
+    refuse_at = k;
+    return fired;
+}
+
+cudaError_t
+cudaInitDevice(int, unsigned device_flags, unsigned flags)
+{
+    sleepers = device_flags == cudaDeviceScheduleBlockingSync && flags == cudaInitDeviceFlagsAreValid;
+    return cudaSuccess;
+}
+
+static void
+count(uint64_t *what)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    ++*what;
+}
+
+extern "C" __attribute__((visibility("default"))) void spw_emulate_count(spw_emulate_counts *out);
+void
+spw_emulate_count(spw_emulate_counts *out)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *out = counts;
+    out->kernels = loaded.size();
+}
 
 /* Lock held. As far as it goes now; whether that is to the mark. */
 static bool
@@ -423,7 +488,7 @@ submit_trying(emulated_stream *s, std::function<bool()> work)
     std::lock_guard<std::recursive_mutex> hold(device);
     s->work.push_back(std::move(work));
     s->submitted++;
-    if (given == NULL || strcmp(given, "late") != 0)
+    if (given == NULL || (strcmp(given, "odd") == 0 ? s->odd : strcmp(given, "late") != 0))
         (void)run_towards(s, s->submitted);
     return cudaSuccess;
 }
@@ -444,26 +509,45 @@ spw_emulate_submit(cudaStream_t stream, bool (*try_it)(void *), void *arg)
 }
 
 void
-emulate::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> body)
+emulate::launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                std::function<void()> body)
 {
+    {
+        std::lock_guard<std::recursive_mutex> hold(device);
+        counts.launches++;
+        if (!loaded.empty() && std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
+            stop("it would be loaded beside collectives");
+    }
     submit(stream, [=] { run_grid(grid, block, shared_bytes, body); });
+}
+
+cudaError_t
+cudaFuncGetAttributes(cudaFuncAttributes *, const void *kernel)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    if (std::find(loaded.begin(), loaded.end(), kernel) == loaded.end())
+        loaded.push_back(kernel);
+    return cudaSuccess;
 }
 
 cudaError_t
 cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
 {
+    count(&counts.copies);
     return submit(stream, [=] { memmove(dst, src, bytes); });
 }
 
 cudaError_t
 cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
+    count(&counts.sets);
     return submit(stream, [=] { memset(p, value, bytes); });
 }
 
 cudaError_t
 cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
+    count(&counts.host_functions);
     return submit(stream, [=] { fn(arg); });
 }
 
@@ -472,6 +556,7 @@ cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     *stream = new emulated_stream();
+    (*stream)->odd = streams.size() % 2 > 0;
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -480,6 +565,8 @@ cudaError_t
 cudaStreamSynchronize(cudaStream_t stream)
 {
     uint64_t mark;
+    if (!sleepers)
+        emulate::stop("a thread that waits for its stream would spin");
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         mark = stream->submitted;
@@ -506,6 +593,8 @@ cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 cudaError_t
 cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
+    if (is_refused())
+        return fail(cudaErrorMemoryAllocation);
     *event = new emulated_event();
     if ((flags & cudaEventDisableTiming) == 0)
         (*event)->passed_ns = std::make_shared<uint64_t>(0);
@@ -526,6 +615,7 @@ cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     event->stream = stream;
     if (event->passed_ns != NULL) {
         std::shared_ptr<uint64_t> passed = event->passed_ns;
+        counts.notes++;
         submit(stream, [=] { *passed = spw_now_ns(); });
     }
     event->mark = stream->submitted;
@@ -541,6 +631,7 @@ cudaEventSynchronize(cudaEvent_t event)
         std::lock_guard<std::recursive_mutex> hold(device);
         stream = event->stream;
         mark = event->mark;
+        counts.waits += stream != NULL && stream->done < mark;
     }
     run_until(stream, mark);
     return cudaSuccess;
@@ -566,11 +657,49 @@ cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 /* ---------------------------------------------------------------- memory */
 
 cudaError_t
+cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    *p = is_refused() ? NULL : malloc(bytes);
+    return *p != NULL ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t
+cudaHostRegister(void *p, size_t bytes, unsigned)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    registered.push_back({(char *)p, bytes});
+    return cudaSuccess;
+}
+
+cudaError_t
+cudaHostUnregister(void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (size_t i = 0; i < registered.size(); i++)
+        if (registered[i].first == p) {
+            registered.erase(registered.begin() + (long)i);
+            return cudaSuccess;
+        }
+    return fail(cudaErrorInvalidValue);
+}
+
+cudaError_t
+cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    *out = {cudaMemoryTypeUnregistered, -1, NULL, (void *)(uintptr_t)p};
+    for (auto &r : registered)
+        if ((const char *)p >= r.first && (const char *)p < r.first + r.second)
+            *out = {cudaMemoryTypeHost, 0, out->hostPointer, out->hostPointer};
+    return cudaSuccess;
+}
+
+cudaError_t
 cudaMalloc(void **p, size_t bytes)
 {
-    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *p = is_refused() ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (*p == NULL)
-        return cudaErrorMemoryAllocation;
+        return fail(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     return cudaSuccess;
 }
@@ -592,7 +721,7 @@ cudaFree(void *p)
 cudaError_t
 cudaMallocAsync(void **p, size_t bytes, cudaStream_t)
 {
-    return cudaMalloc(p, bytes);
+    return emulate_pools() ? cudaMalloc(p, bytes) : fail(cudaErrorNotSupported);
 }
 
 cudaError_t

@@ -1,0 +1,303 @@
+/*
+ * The host's side of the cuda device, on the emulated one: how much an operation gives its stream, since on a GPU every copy,
+ * launch and host function costs microseconds that here cost nothing; and what it does when it is refused something. Streams work
+ * as late as they may.
+ */
+#include "lib_tiny.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static spw_gpu *gpu;
+
+/* ---------------------------------------------------------------- what streams are given */
+
+enum { PIECE = 1 << 20 }; /* bytes of a piece of a converting copy, in the emulated device */
+
+typedef struct copying {
+    spw_gpu_queue *q;
+    void *device, *other, *host;
+    double *sums;
+} copying;
+
+static void
+copying_begin(copying *c, uint64_t n)
+{
+    *c = (copying){.host = malloc(n * 4), .sums = calloc(n / 4096 + 1, sizeof(double))};
+    assert_true(c->host != NULL && c->sums != NULL);
+    assert_int_equal(spw_gpu_queue_create(&c->q, gpu, SPW_QUEUE_D2H, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &c->device, n * 4, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &c->other, n * 4, NULL), SPW_OK);
+    spw_gpu_zero(c->q, c->device, n * 4);
+    spw_gpu_queue_sync(c->q);
+}
+
+static void
+copying_end(copying *c)
+{
+    spw_error err = {0};
+    if (spw_gpu_check(gpu, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    spw_gpu_free(gpu, c->device);
+    spw_gpu_free(gpu, c->other);
+    spw_gpu_queue_destroy(c->q);
+    free(c->host);
+    free(c->sums);
+}
+
+static void
+expect_counts(const spw_emulate_counts *before, const char *what, uint64_t launches, uint64_t copies,
+              uint64_t host_functions)
+{
+    spw_emulate_counts now = tiny_emulated_counts();
+    if (now.launches - before->launches != launches || now.copies - before->copies != copies ||
+        now.host_functions - before->host_functions != host_functions || now.sets != before->sets)
+        fail_msg("%s: %llu launches, %llu copies, %llu host functions, %llu sets", what,
+                 (unsigned long long)(now.launches - before->launches),
+                 (unsigned long long)(now.copies - before->copies),
+                 (unsigned long long)(now.host_functions - before->host_functions),
+                 (unsigned long long)(now.sets - before->sets));
+}
+
+/* Sums of squares are one kernel, one copy and one host function, however long the copy is that they come with. */
+static void
+test_sums_in_one(void **state)
+{
+    const uint64_t n = 40 * 65536;
+    spw_emulate_counts before;
+    copying c;
+    (void)state;
+    copying_begin(&c, n);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2h(c.q, c.host, SPW_F32, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to the host", 1, 2, 1);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, 1 + n * 2 / PIECE, 1);
+    before = tiny_emulated_counts();
+    spw_gpu_copy_d2d(c.q, c.other, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    expect_counts(&before, "fp32 to bf16 on the device", 2, 1, 1);
+    copying_end(&c);
+}
+
+/* There and back in pieces, and again what has just come back, in pieces and in one. */
+static void
+pieces_there_and_back(void)
+{
+    const uint64_t n = 5 * PIECE / 2 - 77; /* of bf16: five pieces, the last one shorter */
+    spw_gpu_queue *q = NULL;
+    copying c;
+    float *x = malloc(n * 4);
+    float *wide = calloc(n, 4);
+    uint16_t *out = malloc(n * 2), *back = malloc(n * 2), *again = malloc(n * 2);
+    assert_true(x != NULL && wide != NULL && out != NULL && back != NULL && again != NULL);
+    copying_begin(&c, n);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = (float)(i * 31 % 253);
+    memset(out, 0xff, n * 2);
+    spw_gpu_copy_h2d(q, c.device, SPW_F32, x, SPW_F32, n);
+    spw_gpu_copy_d2h(q, out, SPW_BF16, c.device, SPW_F32, n, NULL);
+    spw_gpu_zero(q, c.device, n * 4);
+    spw_gpu_copy_h2d(q, c.other, SPW_F32, out, SPW_BF16, n); /* what has just left */
+    spw_gpu_copy_d2h(q, back, SPW_BF16, c.other, SPW_F32, n, NULL);
+    spw_gpu_copy_d2h(q, wide, SPW_F32, c.other, SPW_F32, n, NULL);
+    spw_gpu_copy_h2d(q, c.device, SPW_BF16, wide, SPW_F32, n);
+    spw_gpu_copy_d2h(q, again, SPW_BF16, c.device, SPW_BF16, n, NULL);
+    spw_gpu_zero(q, c.other, n * 4);
+    spw_gpu_queue_sync(q);
+    for (uint64_t i = 0; i < n; i++)
+        if (spw_bf16_to_f32(back[i]) != x[i] || again[i] != back[i])
+            fail_msg("element %llu: %g, %g", (unsigned long long)i, (double)spw_bf16_to_f32(back[i]),
+                     (double)spw_bf16_to_f32(again[i]));
+    spw_gpu_queue_destroy(q);
+    copying_end(&c);
+    free(x);
+    free(wide);
+    free(out);
+    free(back);
+    free(again);
+}
+
+/*
+ * Pieces go over a stream of their own, and yet come after what was before them in the queue and before what is after, whichever of
+ * the two streams is ahead. They are three each time: then the next one is odd.
+ */
+static void
+test_pieces_in_order(void **state)
+{
+    (void)state;
+    pieces_there_and_back();
+    setenv("SPW_EMULATE_STREAMS", "odd", 1);
+    for (int k = 0; k < 2; k++)
+        pieces_there_and_back();
+    setenv("SPW_EMULATE_STREAMS", "late", 1);
+}
+
+/* A few gradients on their way out hold nobody up who submits them. */
+static void
+test_sums_do_not_block(void **state)
+{
+    enum { COPIES = 24 };
+    const uint64_t n = 16 * 65536;
+    spw_emulate_counts before;
+    copying c;
+    (void)state;
+    copying_begin(&c, n);
+    spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums); /* takes the staging memory */
+    spw_gpu_queue_sync(c.q);
+    before = tiny_emulated_counts();
+    for (int k = 0; k < COPIES; k++)
+        spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+    assert_int_equal(tiny_emulated_counts().waits, before.waits);
+    copying_end(&c);
+}
+
+/* What takes several slots of the ring at once, round and round, arrives as it was. */
+static void
+test_small_copies(void **state)
+{
+    enum { N = 300000, ROUNDS = 40 };
+    spw_emulate_counts before;
+    copying c;
+    uint32_t *back = malloc(N * 4), *sent;
+    (void)state;
+    copying_begin(&c, N);
+    sent = c.host;
+    assert_non_null(back);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        uint64_t n = 1 + round * 7919 * 37 % N;
+        for (uint64_t i = 0; i < n; i++)
+            sent[i] = (uint32_t)(i * 2654435761u + round);
+        before = tiny_emulated_counts();
+        spw_gpu_write_bytes(c.q, c.device, sent, n * 4);
+        expect_counts(&before, "a small copy", 0, (n * 4 + (512 << 10) - 1) / (512 << 10), 0);
+        memset(sent, 0, n * 4); /* the caller's again */
+        spw_gpu_read_bytes(c.q, back, c.device, n * 4);
+        for (uint64_t i = 0; i < n; i++)
+            assert_int_equal(back[i], (uint32_t)(i * 2654435761u + round));
+    }
+    copying_end(&c);
+    free(back);
+}
+
+/* ---------------------------------------------------------------- refusals */
+
+/* A status of cuBLASLt that nobody expects ends the run; the message has what it takes to look for it. */
+static void
+test_product_fails(void **state)
+{
+    static const char *const parts[] = {"cublasLtMatmul: status 13", "M 3, N 8, K 5", "bf16 to bf16", "epilogue 1"};
+    spw_gpu *other = NULL;
+    spw_gpu_queue *q = NULL;
+    void *x = NULL;
+    spw_error err = {0};
+    (void)state;
+    setenv("SPW_EMULATE_BLAS", "fails", 1);
+    assert_int_equal(spw_gpu_open(&other, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, &err), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, other, SPW_QUEUE_COMPUTE, &err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(other, &x, 4096, &err), SPW_OK);
+    spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+    spw_gpu_queue_sync(q);
+    assert_int_equal(spw_gpu_check(other, &err), SPW_EPOISONED);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strstr(err.message, parts[i]) == NULL)
+            fail_msg("no %s in: %s", parts[i], err.message);
+    spw_gpu_free(other, x);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(other);
+    unsetenv("SPW_EMULATE_BLAS");
+}
+
+/* A queue or an event that cannot be made is refused; the device is as well as before. */
+static void
+test_creation_refused(void **state)
+{
+    bool through[3] = {false, false, false};
+    (void)state;
+    for (unsigned k = 1; !through[0] || !through[1] || !through[2]; k++)
+        for (int kind = 0; kind < 3; kind++) {
+            spw_gpu_queue *q = NULL;
+            spw_gpu_event *event = NULL;
+            void *p = NULL;
+            spw_error err = {0};
+            spw_status st;
+            if (through[kind])
+                continue;
+            (void)tiny_emulated_refuse(k);
+            st = kind == 0   ? spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, &err)
+                 : kind == 1 ? spw_gpu_event_create(&event, gpu, &err)
+                             : spw_gpu_alloc(gpu, &p, 4096, &err);
+            through[kind] = !tiny_emulated_refuse(0);
+            assert_int_equal(st, through[kind] ? SPW_OK : SPW_ENOMEM);
+            assert_int_equal(spw_gpu_check(gpu, &err), SPW_OK);
+            if (q != NULL)
+                spw_gpu_queue_destroy(q);
+            if (event != NULL)
+                spw_gpu_event_destroy(event);
+            spw_gpu_free(gpu, p);
+        }
+}
+
+/* Where memory cannot be had in a stream's order it is had otherwise, and grows as much. */
+static void
+test_no_pools(void **state)
+{
+    enum { N = 700000 };
+    spw_gpu *was = gpu;
+    spw_error err = {0};
+    copying c;
+    (void)state;
+    setenv("SPW_EMULATE_POOLS", "0", 1);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err), SPW_OK);
+    copying_begin(&c, N);
+    for (uint64_t n = 7; n <= N; n = n == 7 ? N : N + 1) {
+        float *x = c.host;
+        for (uint64_t i = 0; i < n; i++)
+            x[i] = (float)(i % 200);
+        spw_gpu_write_bytes(c.q, c.device, x, n * 4);
+        spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
+        spw_gpu_queue_sync(c.q);
+        for (uint64_t i = 0; i < n; i++)
+            assert_true(spw_bf16_to_f32(((uint16_t *)c.host)[i]) == (float)(i % 200));
+    }
+    copying_end(&c);
+    spw_gpu_close(gpu);
+    gpu = was;
+    unsetenv("SPW_EMULATE_POOLS");
+}
+
+/* Of 16 GiB that are free one is left to what nobody counts. */
+static void
+test_reserve(void **state)
+{
+    (void)state;
+    assert_int_equal(spw_gpu_get_info(gpu)->memory_bytes, 15ull << 30);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums_in_one),       cmocka_unit_test(test_pieces_in_order),
+        cmocka_unit_test(test_sums_do_not_block), cmocka_unit_test(test_small_copies),
+        cmocka_unit_test(test_product_fails),     cmocka_unit_test(test_creation_refused),
+        cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_reserve),
+    };
+    spw_error err = {0};
+    int failed;
+    if (!tiny_emulated_device()) {
+        printf("1..1\nok 1 - cuda host # SKIP no C++ compiler when this was built\n");
+        return 77;
+    }
+    setenv("SPW_EMULATE_STREAMS", "late", 1);
+    if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err) != SPW_OK) {
+        printf("not ok - %s\n", err.message);
+        return 1;
+    }
+    failed = cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
+    spw_gpu_close(gpu);
+    return failed;
+}
