@@ -661,7 +661,26 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
     free(nan);
 }
 
-/* A whole sequence through the cache has the bits of attention without one; so have its pieces, as a row's tiles are its own. */
+/* The first t of T tokens alone: rows of out (host) and, behind them, their statistics (Hq, t). */
+static void
+attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t t, void *packed, void *out)
+{
+    uint64_t k = shape.Hq * shape.D, v = k + shape.Hk * shape.D, y_bytes = t * k * elem_bytes;
+    void *y = NULL, *lse = NULL;
+    assert_int_equal(spw_gpu_alloc(gpu, &y, y_bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &lse, shape.Hq * t * 4, NULL), SPW_OK);
+    shape.T = t;
+    spw_gpu_attention(q, y, lse, packed, at_elem(packed, k), at_elem(packed, v), &shape);
+    spw_gpu_read_bytes(q, out, y, y_bytes);
+    spw_gpu_read_bytes(q, (char *)out + y_bytes, lse, shape.Hq * t * 4);
+    spw_gpu_free(gpu, y);
+    spw_gpu_free(gpu, lse);
+}
+
+/*
+ * A whole sequence through the cache has the bits of attention without one; so have its pieces, as a row's tiles are its own; and so
+ * has its beginning without what follows, statistics included, where an unread tile that changes a sum by one rounding shows.
+ */
 void
 parity_attention_bits(const parity *p)
 {
@@ -670,10 +689,12 @@ parity_attention_bits(const parity *p)
     for (size_t i = 0; i < (p->large ? 6 : 4); i++) {
         subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
         spw_attention_shape shape = shape_of(&s);
-        uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * shape.D, v = k + shape.Hk * shape.D, n = shape.T * k;
-        float *host = need(elems * 4), *want = need(n * 4), *got = need(n * 4);
+        uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * shape.D, n = shape.T * k;
+        uint64_t lse_bytes = shape.Hq * shape.T * 4;
+        float *host = need(elems * 4);
+        char *want = need(n * 4 + lse_bytes), *got = need(n * 4 + lse_bytes);
         spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;
-        void *packed = NULL, *y = NULL;
+        void *packed = NULL;
         spw_gpu_queue *q = NULL;
         elem_bytes = spw_dtype_bytes(type);
         for (uint64_t e = 0; e < elems; e++) {
@@ -683,16 +704,20 @@ parity_attention_bits(const parity *p)
         }
         assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
         assert_int_equal(spw_gpu_alloc(p->gpu, &packed, elems * elem_bytes, NULL), SPW_OK);
-        assert_int_equal(spw_gpu_alloc(p->gpu, &y, n * elem_bytes, NULL), SPW_OK);
         spw_gpu_copy_h2d(q, packed, type, host, SPW_F32, elems);
-        spw_gpu_attention(q, y, NULL, packed, at_elem(packed, k), at_elem(packed, v), &shape);
-        spw_gpu_read_bytes(q, want, y, n * elem_bytes);
+        attend_to_prefix(p->gpu, q, shape, shape.T, packed, want);
         for (uint64_t piece = shape.T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 7 ? 5 : 0) {
             attend_in_pieces(p->gpu, q, &s, packed, piece, got);
             assert_memory_equal(want, got, n * elem_bytes);
         }
+        for (uint64_t t = shape.T; t > 0; t = t > 4 ? t / 3 : t - 1) {
+            attend_to_prefix(p->gpu, q, shape, t, packed, got);
+            assert_memory_equal(want, got, t * k * elem_bytes);
+            for (uint64_t h = 0; h < shape.Hq; h++)
+                assert_memory_equal(want + n * elem_bytes + h * shape.T * 4, got + t * k * elem_bytes + h * t * 4,
+                                    t * 4);
+        }
         spw_gpu_free(p->gpu, packed);
-        spw_gpu_free(p->gpu, y);
         spw_gpu_queue_destroy(q);
         free(host);
         free(want);

@@ -139,14 +139,16 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                base = top == -INFINITY ? 0.0f : top * scale2; /* nothing read so far: weights of 0, not NaN */
-                shrink = max[m][r] == -INFINITY ? 0.0f : exp2f(max[m][r] * scale2 - base);
+                /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0,
+                 * not NaN. */
+                base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
+                shrink = max[m][r] == -INFINITY ? 0.0f : exp2f(__fsub_rn(__fmul_rn(max[m][r], scale2), base));
                 max[m][r] = top;
 #pragma unroll
                 for (int n = 0; n < BN / 8; n++)
 #pragma unroll
                     for (int i = 2 * r; i < 2 * r + 2; i++) {
-                        s[m][n][i] = exp2f(s[m][n][i] * scale2 - base);
+                        s[m][n][i] = exp2f(__fmaf_rn(s[m][n][i], scale2, -base));
                         part += s[m][n][i];
                     }
                 sum[m][r] = sum[m][r] * shrink + part;
