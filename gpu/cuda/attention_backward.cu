@@ -1,25 +1,27 @@
 /*
  * Launches attention_backward.cuh by head size, within the same limits as forward. Heads beyond 128 make dk and dv in two
- * kernels: the sums of both do not fit the registers.
+ * kernels: the sums of both do not fit the registers. Two buffers for tiles where as many blocks run on a processor as with one: with
+ * heads of up to 64 they would be one less where shared memory is 100 KiB.
  */
 #include "attention_backward.cuh"
 #include "attention_internal.h"
 
-template <class E, int DP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN>
 static void
 make_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
-    LAUNCH(q, grid, ATTENTION_THREADS, (dq_shared_bytes<DP, MT, BN>()), (attention_dq_kernel<E, DP, MT, BN>), args);
+    LAUNCH(q, grid, ATTENTION_THREADS, (backward_shared_bytes<DP, MT, BN, 1>()),
+           (attention_dq_kernel<E, DP, STEP, MT, BN>), args);
 }
 
-template <class E, int DP, int MT, int BN, bool DK, bool DV>
+template <class E, int DP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV>
 static void
 make_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)Hk, (unsigned)B);
-    LAUNCH(q, grid, ATTENTION_THREADS, (dkv_shared_bytes<DP, MT, BN>()), (attention_dkv_kernel<E, DP, MT, BN, DK, DV>),
-           args);
+    LAUNCH(q, grid, ATTENTION_THREADS, (backward_shared_bytes<DP, MT, BN, BUFFERS>()),
+           (attention_dkv_kernel<E, DP, STEP, MT, BN, BUFFERS, DK, DV>), args);
 }
 
 template <class E>
@@ -27,11 +29,13 @@ void
 spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     if (args.D <= 64)
-        make_dq<E, 64, 2, 32>(q, args, B);
+        make_dq<E, 64, 64, 2, 32>(q, args, B);
+    else if (args.D <= 96)
+        make_dq<E, 128, 32, 1, 64>(q, args, B);
     else if (args.D <= 128)
-        make_dq<E, 128, 1, 64>(q, args, B);
+        make_dq<E, 128, 128, 1, 64>(q, args, B);
     else
-        make_dq<E, 256, 1, 32>(q, args, B);
+        make_dq<E, 256, 64, 1, 32>(q, args, B);
 }
 
 template <class E>
@@ -39,12 +43,14 @@ void
 spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk)
 {
     if (args.D <= 64) {
-        make_dkv<E, 64, 2, 32, true, true>(q, args, B, Hk);
+        make_dkv<E, 64, 32, 2, 32, 1, true, true>(q, args, B, Hk);
+    } else if (args.D <= 96) {
+        make_dkv<E, 128, 32, 1, 32, 2, true, true>(q, args, B, Hk);
     } else if (args.D <= 128) {
-        make_dkv<E, 128, 1, 32, true, true>(q, args, B, Hk);
+        make_dkv<E, 128, 128, 1, 32, 2, true, true>(q, args, B, Hk);
     } else {
-        make_dkv<E, 256, 1, 32, true, false>(q, args, B, Hk);
-        make_dkv<E, 256, 1, 32, false, true>(q, args, B, Hk);
+        make_dkv<E, 256, 64, 1, 32, 1, true, false>(q, args, B, Hk);
+        make_dkv<E, 256, 64, 1, 32, 1, false, true>(q, args, B, Hk);
     }
 }
 

@@ -31,14 +31,15 @@ attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t rows,
 
 /* ---------------------------------------------------------------- dq */
 
-template <int DP, int MT, int BN>
+/* A block's rows of two tensors stay; tiles of two others go through BUFFERS. */
+template <int DP, int MT, int BN, int BUFFERS>
 constexpr size_t
-dq_shared_bytes()
+backward_shared_bytes()
 {
-    return (size_t)(2 * 64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
+    return (size_t)(2 * 64 * MT + 2 * BUFFERS * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 {
@@ -61,43 +62,42 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
             lse2[m][r] = row < rows ? g.lse[stats + (uint64_t)row] * SPW_LOG2E : INFINITY;
             delta[m][r] = row < rows ? g.delta[stats + (uint64_t)row] : 0.0f;
         }
-    load_tile<BM, DP>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D, g.q_stride, rows, g.D,
-                      g.wide);
-    load_tile<BM, DP>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.D, out_stride, rows,
-                      g.D, g.wide);
-    load_tile<BN, DP>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
-    load_tile<BN, DP>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    load_tile<BM, DP, ATTENTION_THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D,
+                                         g.q_stride, rows, g.D, g.wide);
+    load_tile<BM, DP, ATTENTION_THREADS>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.D,
+                                         out_stride, rows, g.D, g.wide);
+    auto load = [&](E *tile, const E *from, uint64_t at) {
+        if (at < keys)
+            load_tile<BN, DP, ATTENTION_THREADS>(tile, from + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D,
+                                                 g.wide);
+    };
+    load(v_tile, value, k0);
+    copy_commit();
+    load(k_tile, key, k0);
     copy_commit();
     for (; k0 < keys; k0 += BN) {
         uint64_t next = k0 + BN;
         float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
-        copy_wait<0>();
+        copy_wait<1>(); /* values are here; keys, needed to the end of the round before, may be on their way */
         __syncthreads();
-        add_scores<DP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
-        add_scores<DP, MT, BN>(dp, do_tile, my_row, v_tile, g.D);
-        __syncthreads(); /* values are read */
-        if (next < keys)
-            load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        add_scores<DP, STEP, MT, BN>(dp, do_tile, my_row, v_tile, g.D);
+        copy_wait<0>();
+        __syncthreads(); /* keys are here, and values are read */
+        load(v_tile, value, next);
         copy_commit();
-        bool masked = k0 + BN > q0 + 1 || (g.window > 0 && k0 + g.window < keys);
+        add_scores<DP, STEP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
+        if (k0 + BN > q0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
+            hide_unread<false, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int n = 0; n < BN / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float p = exp2f(s[m][n][i] * scale2 - lse2[m][i / 2]);
-                    if (masked) {
-                        uint64_t at = q0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
-                        uint64_t u = k0 + (uint64_t)(8 * n + lane % 4 * 2 + i % 2);
-                        p = u > at || (g.window > 0 && u + g.window <= at) ? 0.0f : p;
-                    }
-                    s[m][n][i] = p * (dp[m][n][i] - delta[m][i / 2]);
-                }
-        add_weighted<DP, MT, BN>(dq, s, k_tile, g.D);
+                for (int i = 0; i < 4; i++)
+                    s[m][n][i] = power_of_2(s[m][n][i] * scale2 - lse2[m][i / 2]) * (dp[m][n][i] - delta[m][i / 2]);
+        add_weighted<DP, STEP, MT, BN>(dq, s, k_tile, g.D);
         __syncthreads(); /* keys are read */
-        if (next < keys)
-            load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+        load(k_tile, key, next);
         copy_commit();
     }
 #pragma unroll
@@ -116,22 +116,20 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 
 /* ---------------------------------------------------------------- dk and dv */
 
-template <int DP, int MT, int BN>
-constexpr size_t
-dkv_shared_bytes()
-{
-    return (size_t)(2 * 64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
-}
-
-/* Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. */
-template <class E, int DP, int MT, int BN, bool DK, bool DV>
+/*
+ * Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. With two BUFFERS the next tile
+ * travels all the time that one is computed, and there is one barrier per tile; with one each half is loaded as soon as it has been read.
+ */
+template <class E, int DP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 {
     const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    E *k_tile = (E *)shared, *v_tile = k_tile + BM * ld, *q_tile = v_tile + BM * ld, *do_tile = q_tile + BN * ld;
+    E *k_tile = (E *)shared, *v_tile = k_tile + BM * ld, *tiles = v_tile + BM * ld;
+    const int do_at = BN * ld, both = 2 * BN * ld; /* dout lies behind the queries */
+    int now = 0;                                   /* where in tiles this round's are: 0 or, of two buffers, both */
     uint64_t k0 = (uint64_t)blockIdx.x * BM,
              out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
@@ -139,58 +137,71 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
     uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
     float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? DP / 8 : 1][4] = {};
     float scale2 = g.scale * SPW_LOG2E;
-    load_tile<BM, DP>(k_tile, g.key + kv_at, g.kv_stride, rows, g.D, g.wide);
+    static_assert(BN == 32, "a lane per query");
+    load_tile<BM, DP, ATTENTION_THREADS>(k_tile, g.key + kv_at, g.kv_stride, rows, g.D, g.wide);
     if (DK)
-        load_tile<BM, DP>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
+        load_tile<BM, DP, ATTENTION_THREADS>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
         const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
         const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.D;
         const float *lse = g.lse + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         const float *delta = g.delta + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
-        load_tile<BN, DP>(q_tile, q + first * g.q_stride, g.q_stride, (int64_t)(g.T - first), g.D, g.wide);
-        load_tile<BN, DP>(do_tile, dout + first * out_stride, out_stride, (int64_t)(g.T - first), g.D, g.wide);
+        auto load = [&](E *tile, const E *from, uint64_t stride, uint64_t at) {
+            if (at < end)
+                load_tile<BN, DP, ATTENTION_THREADS>(tile, from + at * stride, stride, (int64_t)(g.T - at), g.D,
+                                                     g.wide);
+        };
+        load(tiles + now, q, g.q_stride, first);
+        load(tiles + now + do_at, dout, out_stride, first);
         copy_commit();
-        for (uint64_t q0 = first; q0 < end; q0 += BN) {
-            uint64_t next = q0 + BN;
+        for (uint64_t q0 = first; q0 < end; q0 += BN, now = BUFFERS == 2 ? both - now : 0) {
+            const E *q_tile = tiles + now, *do_tile = q_tile + do_at;
+            uint64_t next = q0 + BN, mine = q0 + (uint64_t)lane, known = least(mine, g.T - 1);
+            float my_lse = lse[known], my_delta = DK ? delta[known] : 0.0f; /* a query per lane, for all its scores */
             float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
             copy_wait<0>();
             __syncthreads();
-            add_scores<DP, MT, BN>(s, k_tile, my_row, q_tile, g.D);
+            if (BUFFERS == 2) { /* the other is read: all have come to this round */
+                load(tiles + both - now, q, g.q_stride, next);
+                load(tiles + both - now + do_at, dout, out_stride, next);
+                copy_commit();
+            }
+            add_scores<DP, STEP, MT, BN>(s, k_tile, my_row, q_tile, g.D);
             if (DK)
-                add_scores<DP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
+                add_scores<DP, STEP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
+            if (q0 < k0 + BM || (g.window > 0 && q0 + BN > k0 + g.window)) /* this tile has unread scores */
+                hide_unread<true, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
+            my_lse = mine < g.T ? my_lse * SPW_LOG2E : INFINITY;
+            my_delta = mine < g.T ? my_delta : 0.0f;
             /* s becomes p, dp becomes ds without its scale. */
-            bool masked = q0 < k0 + BM || q0 + BN > g.T || (g.window > 0 && q0 + BN > k0 + g.window);
 #pragma unroll
             for (int n = 0; n < BN / 8; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    uint64_t at = q0 + (uint64_t)(8 * n + lane % 4 * 2 + j);
-                    float lse2 = at < g.T ? lse[at] * SPW_LOG2E : INFINITY, del = at < g.T ? delta[at] : 0.0f;
+                    float lse2 = __shfl_sync(0xffffffffu, my_lse, 8 * n + lane % 4 * 2 + j);
+                    float del = DK ? __shfl_sync(0xffffffffu, my_delta, 8 * n + lane % 4 * 2 + j) : 0.0f;
 #pragma unroll
                     for (int m = 0; m < MT; m++)
 #pragma unroll
                         for (int i = j; i < 4; i += 2) {
-                            float p = exp2f(s[m][n][i] * scale2 - lse2);
-                            if (masked) {
-                                uint64_t u = k0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
-                                p = at >= g.T || u > at || (g.window > 0 && u + g.window <= at) ? 0.0f : p;
-                            }
-                            s[m][n][i] = p;
-                            dp[m][n][i] = p * (dp[m][n][i] - del);
+                            s[m][n][i] = power_of_2(s[m][n][i] * scale2 - lse2);
+                            dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - del);
                         }
                 }
             if constexpr (DV)
-                add_weighted<DP, MT, BN>(dv, s, do_tile, g.D);
-            __syncthreads(); /* dout is read */
-            if (next < end)
-                load_tile<BN, DP>(do_tile, dout + next * out_stride, out_stride, (int64_t)(g.T - next), g.D, g.wide);
-            copy_commit();
+                add_weighted<DP, STEP, MT, BN>(dv, s, do_tile, g.D);
+            if (BUFFERS == 1) {
+                __syncthreads(); /* dout is read */
+                load(tiles + do_at, dout, out_stride, next);
+                copy_commit();
+            }
             if constexpr (DK)
-                add_weighted<DP, MT, BN>(dk, dp, q_tile, g.D);
-            __syncthreads(); /* queries are read */
-            if (next < end)
-                load_tile<BN, DP>(q_tile, q + next * g.q_stride, g.q_stride, (int64_t)(g.T - next), g.D, g.wide);
-            copy_commit();
+                add_weighted<DP, STEP, MT, BN>(dk, dp, q_tile, g.D);
+            if (BUFFERS == 1) {
+                __syncthreads(); /* queries are read */
+                load(tiles, q, g.q_stride, next);
+                copy_commit();
+            }
         }
     }
 #pragma unroll

@@ -14,8 +14,13 @@
 enum { ATTENTION_THREADS = 128 };
 #define SPW_LOG2E 1.44269504088896341f
 
-/* s += A B^T: A the warp's 16 MT rows of a tile, B the BN rows of another, both of D columns. */
-template <int DP, int MT, int BN, class E>
+/*
+ * Tiles have DP columns, zeros beyond D; products stop at the first multiple of STEP that is not below D. Each test for that divides
+ * the code that the compiler may mix: loads of one step do not hide behind products of another. STEP = DP makes none.
+ */
+
+/* s += A B^T: A the warp's 16 MT rows of a tile, B the BN rows of another. */
+template <int DP, int STEP, int MT, int BN, class E>
 SPW_DEVICE void
 add_scores(float (&s)[MT][BN / 8][4], const E *a_tile, int my_row, const E *b_tile, int D)
 {
@@ -23,7 +28,7 @@ add_scores(float (&s)[MT][BN / 8][4], const E *a_tile, int my_row, const E *b_ti
 #pragma unroll
     for (int d = 0; d < DP; d += 16) {
         unsigned a[MT][4];
-        if (d >= D)
+        if (d > 0 && d % STEP == 0 && d >= D)
             break;
 #pragma unroll
         for (int m = 0; m < MT; m++)
@@ -41,8 +46,8 @@ add_scores(float (&s)[MT][BN / 8][4], const E *a_tile, int my_row, const E *b_ti
     }
 }
 
-/* sums += s B, B the BN rows of a tile of D columns: scores lie in registers as a left factor wants them. */
-template <int DP, int MT, int BN, class E>
+/* sums += s B, B the BN rows of a tile: scores lie in registers as a left factor wants them. */
+template <int DP, int STEP, int MT, int BN, class E>
 SPW_DEVICE void
 add_weighted(float (&sums)[MT][DP / 8][4], const float (&s)[MT][BN / 8][4], const E *b_tile, int D)
 {
@@ -58,7 +63,7 @@ add_weighted(float (&sums)[MT][DP / 8][4], const float (&s)[MT][BN / 8][4], cons
 #pragma unroll
         for (int d = 0; d < DP; d += 16) {
             unsigned b[4];
-            if (d >= D)
+            if (d > 0 && d % STEP == 0 && d >= D)
                 break;
             load_b_columns(b, b_tile, ld, n, d);
 #pragma unroll
@@ -70,6 +75,29 @@ add_weighted(float (&sums)[MT][DP / 8][4], const float (&s)[MT][BN / 8][4], cons
     }
 }
 
+/*
+ * Scores of keys that a row does not read become -inf, in the warp's rows, which begin at my_row. The first query of the tile of
+ * queries is `apart` positions behind the first key of that of keys. KEY_ROWS: rows are keys and columns queries.
+ */
+template <bool KEY_ROWS, int MT, int BN>
+SPW_DEVICE void
+hide_unread(float (&s)[MT][BN / 8][4], int my_row, int64_t apart, uint64_t window)
+{
+    const int64_t far = 1024; /* than which no two elements of a tile are further apart */
+    int lane = (int)threadIdx.x % 32, down = (my_row + lane / 4 - lane % 4 * 2) * (KEY_ROWS ? -1 : 1);
+    int behind = (int)most(least(apart, far), -far) + down;
+    int outside = (window > 0 ? (int)most(least(apart - (int64_t)window, far), -far) : -(int)far) + down;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int more = (16 * m + i / 2 * 8 - 8 * n - i % 2) * (KEY_ROWS ? -1 : 1);
+                s[m][n][i] = (behind < -more) | (outside >= -more) ? -INFINITY : s[m][n][i];
+            }
+}
+
 template <int DP, int MT, int BN>
 constexpr size_t
 forward_shared_bytes()
@@ -77,7 +105,7 @@ forward_shared_bytes()
     return (size_t)(64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
@@ -99,36 +127,27 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     for (int m = 0; m < MT; m++)
         max[m][0] = max[m][1] = -INFINITY;
 
-    load_tile<BM, DP>(q_tile, q, g.q_stride, rows, g.D, g.wide);
-    load_tile<BN, DP>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    load_tile<BM, DP, ATTENTION_THREADS>(q_tile, q, g.q_stride, rows, g.D, g.wide);
+    load_tile<BN, DP, ATTENTION_THREADS>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D,
+                                         g.wide);
     copy_commit();
-    load_tile<BN, DP>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D, g.wide);
+    load_tile<BN, DP, ATTENTION_THREADS>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D,
+                                         g.wide);
     copy_commit();
     for (; k0 < keys; k0 += BN) {
         uint64_t next = k0 + BN;
         float s[MT][BN / 8][4] = {};
         copy_wait<1>(); /* keys are here; values may be on their way */
         __syncthreads();
-        add_scores<DP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
+        add_scores<DP, STEP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
         __syncthreads(); /* keys are read */
         if (next < keys)
-            load_tile<BN, DP>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+            load_tile<BN, DP, ATTENTION_THREADS>(k_tile, key + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next),
+                                                 g.D, g.wide);
         copy_commit();
 
-        /* Unread scores become -inf where this tile has any. */
-        if (k0 + BN > p0 + 1 || (g.window > 0 && k0 + g.window < keys)) {
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-#pragma unroll
-                for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        uint64_t at = p0 + (uint64_t)(my_row + 16 * m + lane / 4 + i / 2 * 8);
-                        uint64_t u = k0 + (uint64_t)(8 * n + lane % 4 * 2 + i % 2);
-                        if (u > at || (g.window > 0 && u + g.window <= at))
-                            s[m][n][i] = -INFINITY;
-                    }
-        }
+        if (k0 + BN > p0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
+            hide_unread<false, MT, BN>(s, my_row, (int64_t)(p0 - k0), g.window);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -139,14 +158,16 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                base = top == -INFINITY ? 0.0f : top * scale2; /* nothing read so far: weights of 0, not NaN */
-                shrink = max[m][r] == -INFINITY ? 0.0f : exp2f(max[m][r] * scale2 - base);
+                /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0,
+                 * not NaN. */
+                base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
+                shrink = max[m][r] == -INFINITY ? 0.0f : power_of_2(__fsub_rn(__fmul_rn(max[m][r], scale2), base));
                 max[m][r] = top;
 #pragma unroll
                 for (int n = 0; n < BN / 8; n++)
 #pragma unroll
                     for (int i = 2 * r; i < 2 * r + 2; i++) {
-                        s[m][n][i] = exp2f(s[m][n][i] * scale2 - base);
+                        s[m][n][i] = power_of_2(__fmaf_rn(s[m][n][i], scale2, -base));
                         part += s[m][n][i];
                     }
                 sum[m][r] = sum[m][r] * shrink + part;
@@ -159,10 +180,11 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
 
         copy_wait<1>(); /* values are here; the next keys may be on their way */
         __syncthreads();
-        add_weighted<DP, MT, BN>(o, s, v_tile, g.D);
-        __syncthreads(); /* values are read */
+        add_weighted<DP, (STEP < 64 ? STEP : 64), MT, BN>(o, s, v_tile, g.D); /* 128 at once: not enough registers */
+        __syncthreads();                                                      /* values are read */
         if (next < keys)
-            load_tile<BN, DP>(v_tile, value + next * g.kv_stride, g.kv_stride, (int64_t)(keys - next), g.D, g.wide);
+            load_tile<BN, DP, ATTENTION_THREADS>(v_tile, value + next * g.kv_stride, g.kv_stride,
+                                                 (int64_t)(keys - next), g.D, g.wide);
         copy_commit();
     }
 

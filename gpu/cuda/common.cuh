@@ -112,6 +112,19 @@ narrow(f16 *y, float x)
 #endif
 }
 
+/* 2^x in one instruction, of which exp2f() makes four to keep results that are denormal: 0 here. 2^0 is 1, 2^-inf is 0. */
+SPW_DEVICE float
+power_of_2(float x)
+{
+#ifdef SPW_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 template <class T>
 SPW_DEVICE T
 least(T a, T b)

@@ -17,7 +17,7 @@ __launch_bounds__(GEMM_THREADS)
     gemm_kernel(O *C, const T *A, const T *B, const O *onto, const T *bias, uint64_t M, uint64_t N, uint64_t K,
                 uint64_t a_row, uint64_t a_col, uint64_t b_row, uint64_t b_col, uint64_t c_row)
 {
-    __shared__ float a[GEMM_DEPTH][GEMM_TILE + 4], b[GEMM_DEPTH][GEMM_TILE + 4];
+    __shared__ __align__(16) float a[GEMM_DEPTH][GEMM_TILE + 4], b[GEMM_DEPTH][GEMM_TILE + 4]; /* read by fours */
     uint64_t m0 = (uint64_t)blockIdx.x * GEMM_TILE, n0 = (uint64_t)blockIdx.y * GEMM_TILE;
     unsigned tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     float sum[4][4] = {};

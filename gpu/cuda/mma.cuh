@@ -80,7 +80,7 @@ load_matrices(unsigned *r, const E *row)
 #endif
 }
 
-/* 16 bytes into shared memory, there after copy_wait(); zeros when not valid, and src is not read. */
+/* 16 bytes into shared memory, there after copy_wait(); zeros when not valid: src is not read and may lie anywhere. */
 template <class E>
 SPW_DEVICE void
 copy16(E *dst, const E *src, bool valid)
@@ -147,27 +147,31 @@ load_b_columns(unsigned *b, const E *tile, int ld, int row, int col)
 }
 
 /*
- * ROWS rows of D elements, at src + row * stride, into a tile of leading dimension DP + 8 (rows then begin in other banks);
- * zeros beyond `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
+ * ROWS rows of D elements, at src + row * stride, into a tile of leading dimension DP + 8 (rows then begin in other banks), by a
+ * block of THREADS; zeros beyond `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
  */
-template <int ROWS, int DP, class E>
+template <int ROWS, int DP, int THREADS, class E>
 SPW_DEVICE void
 load_tile(E *tile, const E *src, uint64_t stride, int64_t valid, int D, bool wide)
 {
-    const int eights = DP / 8, ld = DP + 8;
-    for (int i = (int)threadIdx.x; i < ROWS * eights; i += (int)blockDim.x) {
-        int row = i / eights, col = i % eights * 8;
-        E *to = tile + row * ld + col;
-        const E *from = src + (uint64_t)row * stride + col;
-        if (wide) {
-            bool in = row < valid && col < D;
-            copy16(to, in ? from : src, in);
-        } else {
+    const int eights = DP / 8, ld = DP + 8, step = THREADS / eights;
+    static_assert(THREADS % eights == 0 && ROWS % step == 0, "a thread stays in its columns");
+    int row = (int)threadIdx.x / eights, col = (int)threadIdx.x % eights * 8;
+    int left = (int)least(valid, (int64_t)ROWS) - row;
+    E *to = tile + row * ld + col;
+    const E *from = src + (uint64_t)row * stride + col;
+    if (wide) {
+        left = col < D ? left : 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                to[j].bits = row < valid && col + j < D ? from[j].bits : 0;
-        }
+        for (int i = 0; i < ROWS; i += step, from += step * stride)
+            copy16(to + i * ld, from, i < left);
+        return;
     }
+#pragma unroll 1
+    for (int i = 0; i < ROWS; i += step, from += step * stride)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            to[i * ld + j].bits = i < left && col + j < D ? from[j].bits : 0;
 }
 
 /* Columns col and col + 1 of a row of D elements; paired: the row begins at a multiple of 4 bytes. */

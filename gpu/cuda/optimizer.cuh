@@ -78,17 +78,15 @@ split_bits(float w)
     return magnitude > 0x7f800000u ? 0x7fc00000u : finite;
 }
 
-template <class W, int LOW>
+/* From its parts: high is the weight (LOW 4: unused), low what the record adds. */
+template <int LOW>
 SPW_DEVICE float
-load_master(const void *weights, const void *low, uint64_t i)
+master_of(uint32_t high, uint32_t low)
 {
-    if (LOW == 0)
-        return ((const float *)weights)[i];
-    if (LOW == 4)
-        return ((const float *)low)[i];
-    uint32_t hi = (uint32_t)((const uint16_t *)weights)[i] << 16;
-    return __uint_as_float(LOW == 2 ? hi + (uint32_t)(int32_t)((const int16_t *)low)[i]
-                                    : hi + ((uint32_t)(int32_t)((const int8_t *)low)[i] << 8));
+    return __uint_as_float(LOW == 0   ? high
+                           : LOW == 4 ? low
+                           : LOW == 2 ? (high << 16) + low
+                                      : (high << 16) + (low << 8));
 }
 
 SPW_DEVICE void
@@ -140,19 +138,16 @@ rounding_hash(uint32_t counter)
 
 template <int CODE>
 SPW_DEVICE float
-load_moment(const update_args &a, int j, uint64_t i)
+moment_of(uint32_t c, uint32_t scale, bool is_unsigned)
 {
     if (CODE == UPDATE_MOMENT_F32)
-        return ((const float *)a.moment[j])[i];
+        return __uint_as_float(c);
     if (CODE == UPDATE_MOMENT_BF16)
-        return widen(((const bf16 *)a.moment[j])[i]);
-    float s = __uint_as_float((uint32_t)a.scale[j][i / UPDATE_GROUP] << 16);
-    uint32_t c = ((const uint8_t *)a.moment[j])[i];
-    if (a.is_unsigned[j])
-        return canonical(__fmaf_rn(__uint_as_float(0x3f800000u + (c << 19)), s, -s));
-    uint32_t sign = (c & 0x80u) << 24, f = 0x3f800000u + ((c & 0x7fu) << 19);
-    return canonical(
-        __fmaf_rn(__uint_as_float(f | sign), s, __uint_as_float(__float_as_uint(s) | (~sign & 0x80000000u))));
+        return __uint_as_float(c << 16);
+    float s = __uint_as_float(scale << 16);
+    uint32_t sign = (c & 0x80u) << 24, f = 0x3f800000u + (is_unsigned ? c << 19 : sign + ((c & 0x7fu) << 19));
+    uint32_t from = is_unsigned ? 0x80000000u ^ __float_as_uint(s) : __float_as_uint(s) | (~sign & 0x80000000u);
+    return canonical(__fmaf_rn(__uint_as_float(f), s, __uint_as_float(from)));
 }
 
 SPW_DEVICE void
@@ -228,55 +223,92 @@ store_moments(const update_args &a, int j, uint64_t i, const float *x)
 
 /* ---------------------------------------------------------------- a chunk */
 
-SPW_DEVICE float
-load_gradient(const update_args &a, uint64_t i)
+/* What memory holds of elements i and i + 32, before anything is made of it. */
+struct update_raw {
+    uint32_t grad[UPDATE_PAIR], high[UPDATE_PAIR], low[UPDATE_PAIR], moment[2][UPDATE_PAIR], scale[2];
+};
+
+/* Loads alone: no use, and no branch that would divide them. */
+template <int LOW, int CODE>
+SPW_DEVICE void
+load_raw(update_raw *x, const update_args &a, uint64_t i)
 {
-    return a.grad_type == UPDATE_GRAD_F32    ? ((const float *)a.grad)[i]
-           : a.grad_type == UPDATE_GRAD_BF16 ? widen(((const bf16 *)a.grad)[i])
-                                             : widen(((const f16 *)a.grad)[i]);
+#pragma unroll
+    for (int e = 0; e < UPDATE_PAIR; e++, i += 32) {
+        x->grad[e] = a.grad_type == UPDATE_GRAD_F32 ? __float_as_uint(((const float *)a.grad)[i])
+                                                    : ((const bf16 *)a.grad)[i].bits;
+        x->high[e] = LOW == 0   ? __float_as_uint(((const float *)a.weights)[i])
+                     : LOW == 4 ? 0
+                                : ((const uint16_t *)a.weights)[i];
+        x->low[e] = LOW == 4   ? __float_as_uint(((const float *)a.low)[i])
+                    : LOW == 2 ? (uint32_t)(int32_t)((const int16_t *)a.low)[i]
+                    : LOW == 1 ? (uint32_t)(int32_t)((const int8_t *)a.low)[i]
+                               : 0;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            bool there = j == 0 || a.moment[1] != NULL;
+            if (CODE == UPDATE_MOMENT_F32)
+                x->moment[j][e] = there ? __float_as_uint(((const float *)a.moment[j])[i]) : 0;
+            else if (CODE == UPDATE_MOMENT_BF16)
+                x->moment[j][e] = there ? ((const bf16 *)a.moment[j])[i].bits : 0;
+            else
+                x->moment[j][e] = there ? ((const uint8_t *)a.moment[j])[i] : 0;
+            if (e == 0)
+                x->scale[j] = CODE == UPDATE_MOMENT_INT8 && there ? a.scale[j][i / UPDATE_GROUP] : 0;
+        }
+    }
+}
+
+SPW_DEVICE float
+gradient_of(uint32_t raw, int type)
+{
+    f16 half = {(uint16_t)raw};
+    return type == UPDATE_GRAD_F16 ? widen(half) : __uint_as_float(type == UPDATE_GRAD_F32 ? raw : raw << 16);
 }
 
 template <class W, int LOW, int CODE>
 __global__ void
 __launch_bounds__(UPDATE_THREADS) update_kernel(const __grid_constant__ update_args a)
 {
-    float g[UPDATE_EACH], w[UPDATE_EACH], m[UPDATE_EACH], v[UPDATE_EACH];
+    update_raw raw[UPDATE_EACH / UPDATE_PAIR];
     /* A warp's first group; its next one lies behind those of the block's other warps. */
     uint64_t at = a.begin + (uint64_t)blockIdx.x * (UPDATE_THREADS * UPDATE_EACH) + threadIdx.x / 32 * UPDATE_GROUP +
                   threadIdx.x % 32;
     bool two = a.moment[1] != NULL;
+    if (at >= a.end)
+        return; /* the whole warp */
 #pragma unroll
-    for (int k = 0; k < UPDATE_EACH; k++) { /* all loads before the first use */
-        uint64_t i = at + (uint64_t)(k / UPDATE_PAIR) * (UPDATE_PAIR * UPDATE_THREADS) + k % UPDATE_PAIR * 32;
-        if (i < a.end) { /* for a whole warp */
-            g[k] = load_gradient(a, i);
-            w[k] = load_master<W, LOW>(a.weights, a.low, i);
-            m[k] = load_moment<CODE>(a, 0, i);
-            v[k] = two ? load_moment<CODE>(a, 1, i) : 0.0f;
-        }
+    for (int k = 0; k < UPDATE_EACH / UPDATE_PAIR; k++) { /* all loads before the first use */
+        uint64_t first = at + (uint64_t)k * (UPDATE_PAIR * UPDATE_THREADS);
+        load_raw<LOW, CODE>(&raw[k], a, first < a.end ? first : at); /* behind the end: what is there, and not used */
     }
 #pragma unroll
-    for (int k = 0; k < UPDATE_EACH; k += UPDATE_PAIR) {
-        uint64_t first = at + (uint64_t)k * UPDATE_THREADS;
+    for (int k = 0; k < UPDATE_EACH / UPDATE_PAIR; k++) {
+        uint64_t first = at + (uint64_t)k * (UPDATE_PAIR * UPDATE_THREADS);
+        float m[UPDATE_PAIR], v[UPDATE_PAIR];
         if (first >= a.end)
-            continue;
+            break;
 #pragma unroll
         for (int e = 0; e < UPDATE_PAIR; e++) {
             uint64_t i = first + (uint64_t)e * 32;
+            float g, w;
             int r = 0;
             unsigned bad;
             while (a.ranges[r].end <= i)
                 r++;
-            g[k + e] = __fmul_rn(g[k + e], a.ranges[r].grad_scale);
-            bad = __ballot_sync(0xffffffffu, (__float_as_uint(g[k + e]) & 0x7fffffffu) >= 0x7f800000u);
+            g = __fmul_rn(gradient_of(raw[k].grad[e], a.grad_type), a.ranges[r].grad_scale);
+            bad = __ballot_sync(0xffffffffu, (__float_as_uint(g) & 0x7fffffffu) >= 0x7f800000u);
             if (bad != 0 && threadIdx.x % 32 == 0)
                 atomicAdd(a.nonfinite, (unsigned long long)__popc(bad));
-            update_element(a.rule, a.ranges[r].c, g[k + e], &w[k + e], &m[k + e], &v[k + e]);
-            store_master<W, LOW>(a.weights, a.low, i, w[k + e]);
+            w = master_of<LOW>(raw[k].high[e], raw[k].low[e]);
+            m[e] = moment_of<CODE>(raw[k].moment[0][e], raw[k].scale[0], a.is_unsigned[0]);
+            v[e] = two ? moment_of<CODE>(raw[k].moment[1][e], raw[k].scale[1], a.is_unsigned[1]) : 0.0f;
+            update_element(a.rule, a.ranges[r].c, g, &w, &m[e], &v[e]);
+            store_master<W, LOW>(a.weights, a.low, i, w);
         }
-        store_moments<CODE>(a, 0, first, &m[k]);
+        store_moments<CODE>(a, 0, first, m);
         if (two)
-            store_moments<CODE>(a, 1, first, &v[k]);
+            store_moments<CODE>(a, 1, first, v);
     }
 }
 
