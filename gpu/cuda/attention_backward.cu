@@ -28,7 +28,9 @@ template <class E>
 void
 spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.D <= 64)
+    if (args.D <= 32)
+        make_dq<E, 32, 32, 2, 32>(q, args, B);
+    else if (args.D <= 64)
         make_dq<E, 64, 64, 2, 32>(q, args, B);
     else if (args.D <= 96)
         make_dq<E, 128, 32, 1, 64>(q, args, B);

@@ -1,6 +1,6 @@
 /*
  * Launches attention_forward.cuh by head size. Rows per warp and keys per tile are as large as registers (sums of 64 MT x D in
- * fp32) and 99 KiB of shared memory, the least of all architectures, allow.
+ * fp32) and 99 KiB of shared memory, the least of all architectures, allow. Heads between two sizes are computed with zeros behind.
  */
 #include "attention_forward.cuh"
 #include "attention_internal.h"
@@ -18,7 +18,9 @@ template <class E>
 void
 spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.D <= 64)
+    if (args.D <= 32)
+        forward<E, 32, 32, 2, 64>(q, args, B);
+    else if (args.D <= 64)
         forward<E, 64, 64, 2, 64>(q, args, B);
     else if (args.D <= 96)
         forward<E, 128, 32, 2, 64>(q, args, B);
