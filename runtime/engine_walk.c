@@ -256,7 +256,8 @@ static void
 tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count)
 {
     uint32_t n, ahead;
-    memcpy(e->future, uses, count * sizeof *uses);
+    for (uint32_t i = 0; i < count; i++)
+        e->future[i] = uses[i];
     n = count + spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future + count,
                                  e->future_max - count);
     for (uint32_t i = count; i < n; i++) { /* what is frozen stays at the generation it has */

@@ -111,7 +111,7 @@ spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
  * rows were, onto what is there. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
- * backward adds the gradient of balance times experts times the sum over experts of their share of the pairs and their mean probability.
+ * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
