@@ -56,9 +56,9 @@ show() {
     awk -v label="$1" -v s="$(late "$1" step_s)" -v tokens="$(late "$1" tokens)" -v flops="$(field "$1" model_flops | head -n 1)" \
         -v peak="$(field "$1" peak_flops | head -n 1)" -v eta="$(late "$1" eta)" 'BEGIN {
         printf "%-28s %9.1f ms a step, %8.0f tokens/s, %7.1f TFLOP/s of the model", label, s * 1e3, tokens / s, flops / s * 1e-12
-        if (peak > 0) printf ", MFU %.1f%%", 100 * flops / s / peak
+        if (peak > 0) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * flops / s / peak, peak * 1e-12
         printf ", eta %.2f\n", eta }'
-    grep -E '^  (step time|busy|h2d|d2h|nvme|peak memory|total)' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
+    grep -E '^spillway: warning|^  (step time|busy|h2d|d2h|nvme|peak memory|total)' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
 }
 curves() {
     model gpt2-124M 768 12 12 256 4 1

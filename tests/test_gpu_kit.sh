@@ -1,6 +1,6 @@
 #!/bin/bash
 # The runs that the kit makes on a GPU, small and on the emulated device: they come to their end, show what they are to show, and
-# fail where a placement has other losses. Speaks TAP.
+# fail where a placement has other losses. And the kit's steps, with stubs for what they start. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
 build=${SPW_BUILD:-build/release}
@@ -37,4 +37,37 @@ spw=$dir/other
 kit places
 check "other losses are a failure" [ $? -eq 1 ]
 check "and named" is 2 '^FAILED: state (nvme|mixed): other losses'
+
+# Steps: a type that fails has its tests run one by one; logs lie in OUT; without cuBLASLt nothing is measured.
+mkdir -p "$dir/kit/bin" "$dir/kit/lib" "$dir/logs"
+cp tests/gpu_run.sh "$dir/kit/run.sh"
+cat >"$dir/kit/bin/test_cuda" <<'SH'
+#!/bin/sh
+case "$*" in
+*--about*) [ -n "${STUB_ABOUT-stub}" ] || { echo "SKIP no driver"; exit 77; }; echo "# ${STUB_ABOUT-stub, cuBLASLt}" ;;
+*--list*) echo test_a; echo test_b ;;
+*bf16*--only\ test_a*) echo "a alone passes" ;;
+*bf16*) echo "bf16 fails"; exit 3 ;;
+*) echo "passes: $*" ;;
+esac
+SH
+printf '#!/bin/sh\nexit 77\n' >"$dir/kit/bin/test_link"
+printf '#!/bin/sh\necho "measured $*"\n' >"$dir/kit/bin/spillway"
+printf '#!/bin/sh\nshift 2\necho "whole runs: $*"\n' >"$dir/kit/train.sh"
+chmod +x "$dir/kit/bin/"* "$dir/kit/train.sh"
+steps() { OUT=$dir/logs sh "$dir/kit/run.sh" "$@" >"$dir/out" 2>&1; }
+steps ops links
+check "a type that fails fails the kit" [ $? -eq 1 ]
+check "its tests ran one by one" is 1 '^== ops-bf16-test_b failed \(3\)$'
+check "and one of them passed" grep -qx 'a alone passes' "$dir/logs/ops-bf16-test_a.log"
+check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/ops-fp16.log"
+check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
+check "what measures is measured" steps rates runs speed
+check "three rates and two kinds of runs" [ "$(cat "$dir/logs/bench-"*.log "$dir/logs/places.log" "$dir/logs/speed.log" | grep -cE '^(measured bench|whole runs: )')" -eq 5 ]
+STUB_ABOUT=stub steps rates
+check "nothing is measured without cuBLASLt" [ $? -eq 1 ] && is 1 '^== no cuBLASLt was found: nothing is measured$'
+STUB_ABOUT='' steps ops
+check "no GPU is a skip" [ $? -eq 77 ]
+steps nonsense
+check "an unknown step is named" is 1 '^no step nonsense$'
 echo "1..$n"
