@@ -1,6 +1,6 @@
 #!/bin/bash
 # The runs that the kit makes on a GPU, small and on the emulated device: they come to their end, show what they are to show, and
-# fail where a placement has other losses. And the kit's steps, with stubs for what they start. Speaks TAP.
+# fail where a placement has other losses. And the kit's steps, with scripts in place of what they start. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
 build=${SPW_BUILD:-build/release}
@@ -44,7 +44,7 @@ cp tests/gpu_run.sh "$dir/kit/run.sh"
 cat >"$dir/kit/bin/test_cuda" <<'SH'
 #!/bin/sh
 case "$*" in
-*--about*) [ -n "${STUB_ABOUT-stub}" ] || { echo "SKIP no driver"; exit 77; }; echo "# ${STUB_ABOUT-stub, cuBLASLt}" ;;
+*--about*) [ -n "${DEVICE_SAYS-a device}" ] || { echo "SKIP no driver"; exit 77; }; echo "# ${DEVICE_SAYS-a device, cuBLASLt}" ;;
 *--list*) echo test_a; echo test_b ;;
 *bf16*--only\ test_a*) echo "a alone passes" ;;
 *bf16*) echo "bf16 fails"; exit 3 ;;
@@ -64,9 +64,9 @@ check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/ops-fp16.l
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed
 check "three rates and two kinds of runs" [ "$(cat "$dir/logs/bench-"*.log "$dir/logs/places.log" "$dir/logs/speed.log" | grep -cE '^(measured bench|whole runs: )')" -eq 5 ]
-STUB_ABOUT=stub steps rates
+DEVICE_SAYS="a device" steps rates
 check "nothing is measured without cuBLASLt" [ $? -eq 1 ] && is 1 '^== no cuBLASLt was found: nothing is measured$'
-STUB_ABOUT='' steps ops
+DEVICE_SAYS='' steps ops
 check "no GPU is a skip" [ $? -eq 77 ]
 steps nonsense
 check "an unknown step is named" is 1 '^no step nonsense$'
