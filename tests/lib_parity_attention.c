@@ -1,0 +1,200 @@
+/* Attention beside the cpu device, and beside itself where spw_gpu_attention_cached() promises equal bits. */
+#include "lib_subject.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* ---------------------------------------------------------------- attention: d = B, T, Hq, Hk, D, window; packed */
+
+static spw_attention_shape
+shape_of(const subject *s)
+{
+    const uint64_t *d = s->d;
+    uint64_t stride = (d[2] + 2 * d[3]) * d[4];
+    return (spw_attention_shape){d[0], d[1], d[2], d[3], d[4], stride, stride, 1 / sqrtf((float)d[4]), d[5]};
+}
+
+static void
+run_attention(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_attention_shape shape = shape_of(s);
+    uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
+    spw_gpu_attention(q, p[1], p[2], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &shape);
+    spw_gpu_attention_backward(q, p[4], subject_elem(p[4], k), subject_elem(p[4], v), p[3], p[1], p[2], p[0],
+                               subject_elem(p[0], k), subject_elem(p[0], v), &shape);
+}
+
+static void
+run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_attention_shape shape = shape_of(s);
+    uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
+    spw_attention_cache cache = {p[2], p[3], s->d[6], p[4], p[5]};
+    spw_gpu_attention_cached(q, p[1], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &cache, &shape);
+}
+
+/* Slots in turn from the last, starts all over the cache; what no row has written yet is NaN. */
+static void
+fill_cache(const subject *s, float **host, int32_t **ints)
+{
+    uint64_t B = s->d[0], T = s->d[1], width = s->d[3] * s->d[4], capacity = s->d[6];
+    for (uint64_t b = 0; b < B; b++) {
+        ints[4][b] = (int32_t)(B - 1 - b);
+        ints[5][b] = (int32_t)(b == 0 ? capacity - T : (capacity - T) * b / (B + 1));
+        for (uint64_t i = (uint64_t)ints[5][b] * width; i < capacity * width; i++)
+            host[2][(uint64_t)ints[4][b] * capacity * width + i] =
+                host[3][(uint64_t)ints[4][b] * capacity * width + i] = NAN;
+    }
+}
+
+static const uint64_t attentions[][6] = {
+    {1, 1, 1, 1, 8, 0},      {2, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},      {2, 33, 6, 2, 16, 0},
+    {1, 150, 2, 1, 64, 0},   {1, 40, 2, 1, 8, 1},     {2, 33, 4, 2, 6, 5},       {1, 200, 2, 1, 32, 37},
+    {1, 70, 1, 1, 128, 0},   {1, 45, 2, 1, 192, 0},   {1, 40, 1, 1, 256, 9},     {1, 33, 2, 2, 5, 0},
+    {1, 130, 1, 1, 104, 0},  {1, 129, 1, 1, 40, 128}, {1, 90, 2, 1, 80, 33},     {2, 1024, 12, 12, 64, 0},
+    {1, 1000, 8, 2, 128, 0}, {1, 700, 4, 1, 256, 0},  {1, 2048, 8, 2, 128, 300}, {3, 333, 4, 4, 80, 0},
+    {1, 513, 3, 1, 96, 64},
+};
+enum { SMALL_ATTENTIONS = 15, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+
+void
+parity_attention(const parity *p)
+{
+    for (size_t i = 0; i < (p->large ? ALL_ATTENTIONS : SMALL_ATTENTIONS); i++) {
+        const uint64_t *d = attentions[i];
+        uint64_t rows = d[0] * d[1], packed = rows * (d[2] + 2 * d[3]) * d[4], n = rows * d[2] * d[4];
+        subject_examine(p, &(subject){.name = "attention",
+                                      .a = {{ACT, packed, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {FP32_OUT, rows * d[2], 0, 0},
+                                            {ACT, n, 0, 0},
+                                            {ACT_OUT, packed, 0, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5]},
+                                      .slack = 2,
+                                      .run = run_attention});
+    }
+}
+
+void
+parity_attention_cached(const parity *p)
+{
+    static const uint64_t sizes[][7] = {
+        {1, 1, 1, 1, 8, 0, 1},     {3, 1, 4, 2, 16, 0, 90},  {2, 9, 2, 1, 24, 0, 70},  {3, 1, 2, 1, 8, 20, 150},
+        {2, 70, 2, 2, 8, 33, 140}, {2, 5, 2, 1, 128, 0, 70}, {1, 3, 1, 1, 256, 0, 40}, {8, 1, 12, 12, 64, 0, 1024},
+    };
+    for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
+        const uint64_t *d = sizes[i];
+        uint64_t rows = d[0] * d[1], width = d[3] * d[4];
+        subject_examine(p, &(subject){.name = "attention cached",
+                                      .a = {{ACT, rows * (d[2] + 2 * d[3]) * d[4], 0, 0},
+                                            {ACT_OUT, rows * d[2] * d[4], 0, 0},
+                                            {ACT, d[0] * d[6] * width, 0, 0},
+                                            {ACT, d[0] * d[6] * width, 0, 0},
+                                            {INT, d[0], 1, 0},
+                                            {INT, d[0], 1, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6]},
+                                      .slack = 2,
+                                      .run = run_attention_cached,
+                                      .prepare = fill_cache});
+    }
+}
+
+/* ---------------------------------------------------------------- promises about bits */
+
+/* One sequence of T tokens in pieces, in the slot of a cache that begins as NaN; row t of out (host). */
+static void
+attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed, uint64_t piece, void *out)
+{
+    spw_attention_shape shape = shape_of(s);
+    uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = shape.Hq * shape.D, v = k + width;
+    uint64_t bytes = spw_dtype_bytes(subject_type()), cache_bytes = 3 * capacity * width * bytes;
+    unsigned char *nan = subject_need(cache_bytes);
+    void *key = NULL, *value = NULL, *places = NULL, *y = NULL;
+    memset(nan, 0xff, cache_bytes);
+    assert_int_equal(spw_gpu_alloc(gpu, &key, cache_bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &value, cache_bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &places, 8, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &y, T * k * bytes, NULL), SPW_OK);
+    spw_gpu_write_bytes(q, key, nan, cache_bytes);
+    spw_gpu_write_bytes(q, value, nan, cache_bytes);
+    for (uint64_t t = 0; t < T; t += piece) {
+        int32_t place[2] = {2, (int32_t)t};
+        spw_attention_cache cache = {key, value, capacity, places, (const int32_t *)places + 1};
+        uint64_t at = t * shape.q_stride;
+        spw_gpu_write_bytes(q, places, place, sizeof place);
+        shape.T = T - t < piece ? T - t : piece;
+        spw_gpu_attention_cached(q, subject_elem(y, t * k), subject_elem(packed, at), subject_elem(packed, at + k),
+                                 subject_elem(packed, at + v), &cache, &shape);
+    }
+    spw_gpu_read_bytes(q, out, y, T * k * bytes);
+    spw_gpu_free(gpu, key);
+    spw_gpu_free(gpu, value);
+    spw_gpu_free(gpu, places);
+    spw_gpu_free(gpu, y);
+    free(nan);
+}
+
+/* The first t of T tokens alone: rows of out (host) and, behind them, their statistics (Hq, t). */
+static void
+attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t t, void *packed, void *out)
+{
+    uint64_t k = shape.Hq * shape.D, v = k + shape.Hk * shape.D, y_bytes = t * k * spw_dtype_bytes(subject_type());
+    void *y = NULL, *lse = NULL;
+    assert_int_equal(spw_gpu_alloc(gpu, &y, y_bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &lse, shape.Hq * t * 4, NULL), SPW_OK);
+    shape.T = t;
+    spw_gpu_attention(q, y, lse, packed, subject_elem(packed, k), subject_elem(packed, v), &shape);
+    spw_gpu_read_bytes(q, out, y, y_bytes);
+    spw_gpu_read_bytes(q, (char *)out + y_bytes, lse, shape.Hq * t * 4);
+    spw_gpu_free(gpu, y);
+    spw_gpu_free(gpu, lse);
+}
+
+/*
+ * A whole sequence through the cache has the bits of attention without one; so have its pieces, as a row's tiles are its own; and so
+ * has its beginning without what follows, statistics included, where an unread tile that changes a sum by one rounding shows.
+ */
+void
+parity_attention_bits(const parity *p)
+{
+    static const uint64_t sizes[][6] = {{1, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 24, 0},    {1, 150, 2, 1, 8, 0},
+                                        {1, 140, 2, 1, 8, 37}, {1, 1000, 4, 2, 128, 0}, {1, 700, 2, 2, 64, 300}};
+    for (size_t i = 0; i < (p->large ? 6 : 4); i++) {
+        subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
+        spw_attention_shape shape = shape_of(&s);
+        uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * shape.D, n = shape.T * k;
+        spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;
+        uint64_t lse_bytes = shape.Hq * shape.T * 4, bytes = spw_dtype_bytes(type);
+        float *host = subject_need(elems * 4);
+        char *want = subject_need(n * 4 + lse_bytes), *got = subject_need(n * 4 + lse_bytes);
+        void *packed = NULL;
+        spw_gpu_queue *q = NULL;
+        subject_use(p->gpu);
+        for (uint64_t e = 0; e < elems; e++) {
+            uint32_t r[4];
+            spw_philox(5, i, e, r);
+            host[e] = 2.0f * spw_uniform_f32(r[0]) - 1.0f;
+        }
+        assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+        assert_int_equal(spw_gpu_alloc(p->gpu, &packed, elems * bytes, NULL), SPW_OK);
+        spw_gpu_copy_h2d(q, packed, type, host, SPW_F32, elems);
+        attend_to_prefix(p->gpu, q, shape, shape.T, packed, want);
+        for (uint64_t piece = shape.T; piece > 0; piece = piece > 40 ? piece / 3 : piece > 7 ? 5 : 0) {
+            attend_in_pieces(p->gpu, q, &s, packed, piece, got);
+            assert_memory_equal(want, got, n * bytes);
+        }
+        for (uint64_t t = shape.T; t > 0; t = t > 4 ? t / 3 : t - 1) {
+            attend_to_prefix(p->gpu, q, shape, t, packed, got);
+            assert_memory_equal(want, got, t * k * bytes);
+            for (uint64_t h = 0; h < shape.Hq; h++)
+                assert_memory_equal(want + n * bytes + h * shape.T * 4, got + t * k * bytes + h * t * 4, t * 4);
+        }
+        spw_gpu_free(p->gpu, packed);
+        spw_gpu_queue_destroy(q);
+        free(host);
+        free(want);
+        free(got);
+    }
+}

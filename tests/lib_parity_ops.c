@@ -1,0 +1,394 @@
+/* Products, element-wise operations, norms, embeddings and the loss beside the cpu device. */
+#include "lib_subject.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* ---------------------------------------------------------------- linear: d = M, N, K */
+
+static void
+run_linear(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    spw_gpu_linear(q, p[3], p[0], p[1], s->d[3] ? p[2] : NULL, M, N, K, s->flags);
+    if ((s->flags & SPW_OP_BY_ROW) == 0)
+        spw_gpu_linear_backward(q, p[5], p[6], p[7], p[4], p[0], p[1], M, N, K, s->flags);
+}
+
+static void
+linear_of(const parity *p, uint64_t M, uint64_t N, uint64_t K, bool bias, unsigned flags)
+{
+    subject_examine(p, &(subject){.name = flags & SPW_OP_BY_ROW ? "linear by row" : "linear",
+                                  .a = {{ACT, M * K, 0, 0},
+                                        {ACT, N * K, 0, 0},
+                                        {ACT, N, 0, 0},
+                                        {ACT_OUT, M * N, 0, 0},
+                                        {ACT, M * N, 0, 0},
+                                        {flags & SPW_OP_ACC_DX ? ACT : ACT_OUT, M * K, 0, 0},
+                                        {flags & SPW_OP_SET_DW ? FP32_OUT : FP32, N * K, 0, 0},
+                                        {FP32, N, 0, 0}},
+                                  .d = {M, N, K, bias},
+                                  .flags = flags,
+                                  .slack = 4,
+                                  .run = run_linear});
+}
+
+void
+parity_linear(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {3, 7, 5},      {17, 33, 19},   {70, 66, 40},     {130, 3, 65},
+                                        {8, 136, 72}, {64, 192, 768}, {333, 250, 84}, {1000, 768, 3072}};
+    for (size_t i = 0; i < (p->large ? sizeof sizes / sizeof sizes[0] : 6); i++)
+        for (unsigned f = 0; f < 6; f++)
+            linear_of(p, sizes[i][0], sizes[i][1], sizes[i][2], f != 1,
+                      (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0) | (f & 4 ? SPW_OP_SET_DW : 0));
+}
+
+static void
+run_linear_add(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    spw_gpu_linear_add(q, p[3], p[4], p[0], p[1], s->d[3] ? p[2] : NULL, M, N, K, s->flags);
+    if ((s->flags & SPW_OP_BY_ROW) == 0)
+        spw_gpu_linear_add(q, p[4], p[4], p[0], p[1], p[2], M, N, K, s->flags);
+}
+
+/* Through a gelu, and back through a second layer with the same weights the other way round. */
+static void
+run_linear_gelu(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], N = s->d[1], K = s->d[2];
+    unsigned turned = (s->flags & ~SPW_OP_BY_ROW) ^ SPW_OP_W_IN_OUT;
+    spw_gpu_linear_gelu(q, p[3], p[4], p[0], p[1], s->d[3] ? p[2] : NULL, M, N, K, s->flags);
+    spw_gpu_linear_gelu_backward(q, p[5], p[6], p[7], p[0], p[3], p[4], p[1], M, K, N, turned);
+}
+
+/* What a product does on its way out: onto another array, into a gelu, and back through one. */
+void
+parity_linear_and_more(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {3, 7, 5},    {17, 33, 19},   {70, 66, 40},
+                                        {130, 3, 65}, {8, 136, 72}, {333, 256, 84}, {1000, 3072, 768}};
+    for (size_t i = 0; i < (p->large ? 8 : 6); i++)
+        for (unsigned f = 0; f < 4; f++) {
+            uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2];
+            unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_BY_ROW : 0);
+            subject_examine(p, &(subject){.name = "linear, added",
+                                          .a = {{ACT, M * K, 0, 0},
+                                                {ACT, N * K, 0, 0},
+                                                {ACT, N, 0, 0},
+                                                {ACT_OUT, M * N, 0, 0},
+                                                {ACT, M * N, 0, 0}},
+                                          .d = {M, N, K, f != 1},
+                                          .flags = flags,
+                                          .slack = 4,
+                                          .run = run_linear_add});
+            subject_examine(p, &(subject){.name = "linear, gelu",
+                                          .a = {{ACT, M * K, 0, 0},
+                                                {ACT, N * K, 0, 0},
+                                                {ACT, N, 0, 0},
+                                                {ACT_OUT, M * N, 0, 0},
+                                                {ACT_OUT, M * N, 0, 0},
+                                                {ACT_OUT, M * N, 0, 0},
+                                                {FP32, N * K, 0, 0},
+                                                {FP32, K, 0, 0}},
+                                          .d = {M, N, K, f != 1},
+                                          .flags = flags,
+                                          .slack = 6,
+                                          .run = run_linear_gelu});
+        }
+}
+
+void
+parity_linear_by_row(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 7, 5}, {4, 33, 19}, {5, 40, 264}, {9, 3, 65}, {11, 768, 3072}};
+    for (size_t i = 0; i < (p->large ? 6 : 5); i++)
+        for (unsigned f = 0; f < 2; f++) {
+            uint64_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2], n = M * N;
+            unsigned flags = SPW_OP_BY_ROW | (f & 1 ? SPW_OP_W_IN_OUT : 0);
+            uint16_t *x = subject_need(M * K * 4), *w = subject_need(N * K * 4), *all = subject_need(n * 4),
+                     *one = subject_need(n * 4);
+            void *dx = NULL, *dw = NULL, *dy = NULL;
+            uint32_t bytes = spw_dtype_bytes(spw_gpu_get_info(p->gpu)->compute_dtype);
+            spw_gpu_queue *q = NULL;
+            linear_of(p, M, N, K, f, flags);
+            /* A row alone has the bits it has among others. */
+            memset(x, 0x3c, M * K * 4);
+            memset(w, 0x3d, N * K * 4);
+            for (uint64_t k = 0; k < M * K * bytes / 2; k++)
+                x[k] = (uint16_t)(0x3c00 + (k * 7919) % 777);
+            for (uint64_t k = 0; k < N * K * bytes / 2; k++)
+                w[k] = (uint16_t)(0xbc00 + (k * 104729) % 555);
+            assert_int_equal(spw_gpu_queue_create(&q, p->gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+            assert_int_equal(spw_gpu_alloc(p->gpu, &dx, M * K * 4, NULL), SPW_OK);
+            assert_int_equal(spw_gpu_alloc(p->gpu, &dw, N * K * 4, NULL), SPW_OK);
+            assert_int_equal(spw_gpu_alloc(p->gpu, &dy, n * 4, NULL), SPW_OK);
+            spw_gpu_write_bytes(q, dx, x, M * K * bytes);
+            spw_gpu_write_bytes(q, dw, w, N * K * bytes);
+            spw_gpu_linear(q, dy, dx, dw, NULL, M, N, K, flags);
+            spw_gpu_read_bytes(q, all, dy, n * bytes);
+            for (uint64_t m = 0; m < M; m++)
+                spw_gpu_linear(q, (char *)dy + m * N * bytes, (char *)dx + m * K * bytes, dw, NULL, 1, N, K, flags);
+            spw_gpu_read_bytes(q, one, dy, n * bytes);
+            assert_memory_equal(all, one, n * bytes);
+            spw_gpu_free(p->gpu, dx);
+            spw_gpu_free(p->gpu, dw);
+            spw_gpu_free(p->gpu, dy);
+            spw_gpu_queue_destroy(q);
+            free(x);
+            free(w);
+            free(all);
+            free(one);
+        }
+}
+
+/* ---------------------------------------------------------------- element-wise: d = n */
+
+static void
+run_gelu(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_gelu(q, p[1], p[0], s->d[0]);
+    spw_gpu_gelu_backward(q, p[3], p[2], p[0], s->d[0], s->flags);
+}
+
+static void
+run_silu(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_silu_mul(q, p[2], p[0], p[1], s->d[0]);
+    spw_gpu_silu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], s->d[0],
+                              s->flags);
+}
+
+/* Onto nothing, onto another, in place, and at an odd address. */
+static void
+run_add(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t n = s->d[0];
+    spw_gpu_add(q, p[2], p[0], p[1], n);
+    spw_gpu_add_scaled(q, p[3], NULL, p[1], 0.375f, n);
+    spw_gpu_add_scaled(q, p[4], p[4], p[0], -0.75f, n);
+    if (n > 1) {
+        spw_gpu_copy_d2d(q, p[5], subject_type(), p[0], subject_type(), n, NULL);
+        spw_gpu_add(q, subject_elem(p[5], 1), subject_elem(p[0], 1), p[1], n - 1);
+    }
+    spw_gpu_zero(q, p[6], n * 4);
+}
+
+static void
+run_dropout(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_dropout(q, p[1], p[0], s->d[0], 0.25f, 42 + s->d[0], 3);
+}
+
+void
+parity_elements(const parity *p)
+{
+    static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
+    for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
+        uint64_t n = lengths[i];
+        for (unsigned f = 0; f < 4; f++) {
+            subject_kind dx = f & 1 ? ACT : ACT_OUT, dx2 = f & 2 ? ACT : ACT_OUT;
+            unsigned flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f & 2 ? SPW_OP_ACC_DX2 : 0);
+            if (f < 2)
+                subject_examine(p, &(subject){.name = "gelu",
+                                              .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}, {ACT, n, 0, 0}, {dx, n, 0, 0}},
+                                              .d = {n},
+                                              .flags = flags,
+                                              .run = run_gelu});
+            subject_examine(p, &(subject){.name = "silu_mul",
+                                          .a = {{ACT, n, 0, 0},
+                                                {ACT, n, 0, 0},
+                                                {ACT_OUT, n, 0, 0},
+                                                {ACT, n, 0, 0},
+                                                {dx, n, 0, 0},
+                                                {dx2, n, 0, 0}},
+                                          .d = {n, f == 0 ? i % 3 : 0},
+                                          .flags = flags,
+                                          .run = run_silu});
+        }
+        subject_examine(
+            p, &(subject){.name = "dropout", .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}}, .d = {n}, .run = run_dropout});
+        subject_examine(p, &(subject){.name = "add",
+                                      .a = {{ACT, n, 0, 0},
+                                            {ACT, n, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {ACT_OUT, n, 0, 0},
+                                            {ACT, n, 0, 0},
+                                            {ACT, n, 0, 0},
+                                            {FP32, n, 0, 0}},
+                                      .d = {n},
+                                      .run = run_add});
+    }
+}
+
+/* ---------------------------------------------------------------- norms: d = M, C, the array that dx is put onto (8: none) */
+
+static void
+run_layernorm(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    float *mean = p[6], *rstd = mean + M, *dg = p[7], *db = dg + C;
+    spw_gpu_layernorm(q, p[2], mean, rstd, p[0], p[1], p[5], M, C, 0.01f);
+    spw_gpu_layernorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, dg, db, p[3], p[0], p[1], mean, rstd, M, C);
+}
+
+static void
+run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    float *rstd = (float *)p[6] + M;
+    spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* fills what rmsnorm leaves */
+    spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], M, C, 0.01f);
+    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], rstd, M, C);
+}
+
+void
+parity_norms(const parity *p)
+{
+    static const uint64_t sizes[][2] = {{1, 1},   {1, 8},    {5, 3},    {7, 33},     {3, 200},
+                                        {70, 45}, {70, 264}, {6, 1030}, {100, 8192}, {4100, 768}};
+    for (size_t i = 0; i < (p->large ? 10 : 8); i++)
+        for (unsigned f = 0; f < 6; f++) {
+            static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
+            uint64_t M = sizes[i][0], C = sizes[i][1];
+            subject_examine(p, &(subject){.name = f & 1 ? "rmsnorm" : "layernorm",
+                                          .a = {{ACT, M * C, 0, 0},
+                                                {ACT, C, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0},
+                                                {ACT, M * C, 0, 0},
+                                                {f / 2 == 1 ? ACT : ACT_OUT, M * C, 0, 0},
+                                                {ACT, C, 0, 0},
+                                                {FP32_OUT, 2 * M, 0, 0},
+                                                {FP32, 2 * C, 0, 0}},
+                                          .d = {M, C, onto[f / 2]},
+                                          .slack = 4,
+                                          .run = f & 1 ? run_rmsnorm : run_layernorm});
+        }
+}
+
+/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride */
+
+static void
+run_embedding(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_embedding(q, p[2], p[0], p[1], s->d[0], s->d[1], s->d[2], s->d[3]);
+    spw_gpu_embedding_backward(q, p[4], p[3], p[0], s->d[0], s->d[1], s->d[2]);
+}
+
+static void
+run_rope(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t *d = s->d;
+    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[5] ? 1 : -1);
+    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3]);
+}
+
+void
+parity_embedding_and_rope(const parity *p)
+{
+    static const uint64_t tables[][3] = {{1, 1, 1}, {50, 7, 130}, {300, 40, 8}, {140, 2, 300}, {8192, 50257, 768}};
+    static const uint64_t ropes[][5] = {
+        {1, 1, 1, 2, 2}, {22, 11, 3, 12, 40}, {5, 9, 2, 64, 128}, {2048, 1024, 12, 64, 2304}};
+    for (size_t i = 0; i < (p->large ? 5 : 4); i++)
+        for (int add = 0; add < 2; add++) {
+            uint64_t M = tables[i][0], V = tables[i][1], C = tables[i][2];
+            subject_examine(p, &(subject){.name = "embedding",
+                                          .a = {{INT, M, V, 0},
+                                                {ACT, V * C, 0, 0},
+                                                {add ? ACT : ACT_OUT, M * C, 0, 0},
+                                                {ACT, M * C, 0, 0},
+                                                {FP32, V * C, 0, 0}},
+                                          .d = {M, V, C, (uint64_t)add},
+                                          .run = run_embedding});
+        }
+    for (size_t i = 0; i < (p->large ? 4 : 3); i++)
+        for (uint64_t forward = 0; forward < 2; forward++) {
+            const uint64_t *d = ropes[i];
+            subject_examine(p, &(subject){.name = "rope",
+                                          .a = {{ACT, d[0] * d[4], 0, 0},
+                                                {FP32, d[1] * d[3], 0, 0},
+                                                {ACT, d[0] * d[4], 0, 0},
+                                                {INT, d[0], d[1], 0}},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], forward},
+                                          .run = run_rope});
+        }
+}
+
+/* ---------------------------------------------------------------- loss: d = M, V, C, rows per chunk, has dx, has dw */
+
+static void
+run_loss(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t *d = s->d;
+    spw_gpu_linear_cross_entropy(q, p[2], d[4] ? p[3] : NULL, d[5] ? p[4] : NULL, p[0], p[1], p[5], p[6], d[3], d[0],
+                                 d[1], d[2], 0.5f, s->flags);
+    spw_gpu_zero(q, p[6], d[3] * spw_gpu_logits_stride(d[1]) * 4); /* scratch: nothing to compare */
+}
+
+void
+parity_loss(const parity *p)
+{
+    static const uint64_t sizes[][4] = {{1, 2, 1, 1},      {5, 61, 16, 2},  {9, 17, 33, 4},
+                                        {40, 104, 24, 40}, {2, 1500, 8, 2}, {600, 50257, 768, 256}};
+    for (size_t i = 0; i < (p->large ? 6 : 5); i++)
+        for (unsigned f = 0; f < 5; f++) {
+            const uint64_t *d = sizes[i];
+            subject_examine(p, &(subject){.name = "loss",
+                                          .a = {{ACT, d[0] * d[2], 0, 0},
+                                                {ACT, d[1] * d[2], 0, 0},
+                                                {FP32_OUT, d[0], 0, 0},
+                                                {f & 1 || f == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
+                                                {f == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
+                                                {INT, d[0], d[1] + 1, -1},
+                                                {FP32_OUT, d[3] * spw_gpu_logits_stride(d[1]), 0, 0}},
+                                          .d = {d[0], d[1], d[2], d[3], f != 2, f != 3},
+                                          .flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f == 4 ? SPW_OP_SET_DW : 0),
+                                          .slack = 5,
+                                          .run = run_loss});
+        }
+}
+
+/* ---------------------------------------------------------------- NaN */
+
+static void
+run_nan(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t C = s->d[1];
+    spw_gpu_gelu(q, p[2], p[0], C);
+    spw_gpu_silu_mul(q, subject_elem(p[2], C), p[0], p[1], C);
+    spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
+    spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 1, C, 1e-5f);
+    spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
+    spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
+    spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
+    spw_gpu_attention(q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
+                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0});
+}
+
+static void
+one_nan(const subject *s, float **host, int32_t **ints)
+{
+    (void)s;
+    (void)ints;
+    host[0][21] = NAN;
+}
+
+/* A NaN in the input is a NaN in the output: it must reach the loss and the norm. */
+void
+parity_nan_spreads(const parity *p)
+{
+    enum { C = 40 };
+    subject_examine(p, &(subject){.name = "nan",
+                                  .a = {{ACT, C, 0, 0},
+                                        {ACT, C * C, 0, 0},
+                                        {ACT_OUT, 6 * C, 0, 0},
+                                        {INT, 1, C, 0},
+                                        {FP32_OUT, 5, 0, 0},
+                                        {FP32_OUT, spw_gpu_logits_stride(C), 0, 0}},
+                                  .d = {1, C},
+                                  .run = run_nan,
+                                  .prepare = one_nan});
+}
