@@ -76,7 +76,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-aio bench-comm bench-formats bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-aio bench-comm bench-deepspeed bench-formats bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -221,6 +221,10 @@ bench-comm: all
 bench-zeropp: all
 	@bash tests/bench_zeropp.sh $(or $(RATE),1gbit) $(or $(STEPS),12)
 
+# The same configuration in DeepSpeed, on this processor; PYTHON has torch, transformers and deepspeed. About half an hour.
+bench-deepspeed: all
+	@$(or $(PYTHON),python3) tests/bench_deepspeed.py --rounds $(or $(ROUNDS),3) $(if $(DIR),--dir $(DIR))
+
 # Training steps by placement: bound over measured, waits by cause; about four minutes.
 bench-step: all
 	@sh tests/bench_step.sh $(or $(ROUNDS),3) $(DIR)
@@ -286,6 +290,7 @@ help:
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"
+	@echo "make bench-deepspeed  step, memory, bytes and losses beside DeepSpeed's (PYTHON=python with torch, transformers, deepspeed)"
 	@echo "make bench-zeropp  ZeRO++ on two hosts with a slow link between them (RATE=1gbit, STEPS=12)"
 	@echo "make gpu-test build/gpu-kit: the tests of the cuda device for a machine with a GPU; runs them if this is one"
 	@echo "make gpu-bench  products, attention, copies and training on the GPU, from the same kit"
