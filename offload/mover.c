@@ -372,11 +372,11 @@ op_may_run(const spw_store *s, const unit *u)
            (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
 }
 
-/* The generation exists and is not being edited, or its update runs without any help from the main thread. */
+/* The generation exists and no sweep changes it, or its update runs without any help from the main thread. */
 static bool
 promised(const spw_store *s, const unit *u, uint64_t generation)
 {
-    if (u->op == OP_EDIT)
+    if (u->op == OP_EDIT || u->op == OP_INIT)
         return false;
     return u->generation >= generation ||
            (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
@@ -448,7 +448,7 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
     if (u->d != D_NONE || u->generation > use.generation)
         return true;
     if (s->direct) {
-        if (u->generation == use.generation && (u->op != OP_UPDATE || !op_may_run(s, u)) && u->op != OP_INIT) {
+        if (u->generation == use.generation && (u->op != OP_UPDATE || !op_may_run(s, u))) {
             u->d = D_READY;
             u->device_generation = use.generation;
             u->by_demand = urgent;
@@ -703,7 +703,7 @@ schedule_updates(spw_store *s)
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
         s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
-        if (u->op == OP_NONE || (s->gate_open && !op_may_run(s, u)))
+        if (u->op == OP_NONE || ((s->gate_open || s->early) && !op_may_run(s, u)))
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;
         s->out_of_slots = s->out_of_slots || (!may_load && u->op == OP_UPDATE && op_may_run(s, u));

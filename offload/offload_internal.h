@@ -140,6 +140,8 @@ struct spw_store {
     uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
+    bool
+        early; /* the gate opens before the gradients are there: nothing is read ahead for an update that may come last */
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
     chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;
     bool passing_turn;
@@ -202,6 +204,8 @@ void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that 
 void spw__store_wait_a_moment(spw_store *s);
 /* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
 void spw__store_close_step(spw_store *s);
+void spw__store_drop_records(spw_store *s,
+                             const unit *u); /* lock held: those read ahead for an operation it no longer has */
 void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
 /* The chunk's job of this op is done; who did it hands it back. */

@@ -237,8 +237,11 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
 /*
  * A step: begin (records may be read ahead) -> grad_ready per unit -> go (updates may run; may come first) -> the units
  * reach generation + 1 one by one, lowest first, while the caller goes on. skip instead of go: nothing changes.
+ *   takes_part  (units) which trainable units get a gradient in this step; NULL: all. A unit without one that had records read ahead
+ *               would hold their slots for ever.
+ *   early       go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first
  */
-void spw_store_step_begin(spw_store *store);
+void spw_store_step_begin(spw_store *store, const bool *takes_part, bool early);
 void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 void spw_store_step_go(spw_store *store);
 void spw_store_step_skip(spw_store *store);

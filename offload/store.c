@@ -548,21 +548,43 @@ spw__store_close_step(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].grad_ready = false;
-    s->gate_open = s->step_open = false;
+    s->gate_open = s->step_open = s->early = false;
+}
+
+/* Lock held, the unit without an operation. */
+void
+spw__store_drop_records(spw_store *s, const unit *u)
+{
+    for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
+        chunk *c = &s->chunks[u->plan.chunk_first + k];
+        while (c->r == R_READING && s->poison.status == SPW_OK)
+            pthread_cond_wait(&s->main_cond, &s->lock);
+        if (c->r == R_READY && c->plan.record_tier == SPW_TIER_NVME) {
+            spw__store_free_record_slot(s, c);
+            c->record_fresh = false;
+        }
+    }
 }
 
 void
-spw_store_step_begin(spw_store *s)
+spw_store_step_begin(spw_store *s, const bool *takes_part, bool early)
 {
     pthread_mutex_lock(&s->lock);
     spw__store_wait_idle(s);
     spw__store_close_step(s);
     for (uint32_t i = 0; i < s->unit_count; i++) {
-        if (s->units[i].plan.trainable && s->units[i].op == OP_NONE)
-            spw__store_begin_op(s, &s->units[i], OP_UPDATE, 0, s->units[i].plan.chunk_count);
-        hold_unit_grad(s, &s->units[i]);
+        unit *u = &s->units[i];
+        bool updates = u->plan.trainable && (takes_part == NULL || takes_part[i]);
+        if (updates && u->op == OP_NONE) {
+            spw__store_begin_op(s, u, OP_UPDATE, 0, u->plan.chunk_count);
+        } else if (!updates && u->op == OP_UPDATE) { /* read ahead for a step that was skipped */
+            u->op = OP_NONE;
+            spw__store_drop_records(s, u);
+        }
+        hold_unit_grad(s, u);
     }
     s->step_open = true;
+    s->early = early;
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -10,15 +10,8 @@ drop_read_ahead(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].op = OP_NONE;
-    for (uint32_t i = 0; i < s->chunk_count; i++) {
-        chunk *c = &s->chunks[i];
-        while (c->r == R_READING && s->poison.status == SPW_OK)
-            pthread_cond_wait(&s->main_cond, &s->lock);
-        if (c->r == R_READY && c->plan.record_tier == SPW_TIER_NVME) {
-            spw__store_free_record_slot(s, c);
-            c->record_fresh = false;
-        }
-    }
+    for (uint32_t i = 0; i < s->unit_count; i++)
+        spw__store_drop_records(s, &s->units[i]);
 }
 
 /* Lock held. After a failure others may still be at work with what the caller is going to free. */

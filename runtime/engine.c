@@ -310,6 +310,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
     e->grad_begun = spw_mem_calloc(e->model->param_count, sizeof *e->grad_begun);
+    e->takes_part = spw_mem_calloc(e->layout.unit_count, sizeof *e->takes_part);
     e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
     e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
@@ -325,7 +326,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) || !e->activation_places || !e->notes ||
         !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
-        !e->grad_begun || !e->generations || !e->future)
+        !e->grad_begun || !e->takes_part || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
@@ -422,6 +423,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);
+    spw_mem_free(e->takes_part);
     spw_mem_free(e->grad_begun);
     spw_mem_free(e->ranges);
     spw_mem_free(e->range_first);
@@ -491,8 +493,7 @@ spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
 {
     init_job job = {e, seed};
     SPW_TRY(spw__in_place_check(e, "drawn at random", err));
-    SPW_TRY(spw__engine_forget(e, err));
-    return spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, err);
+    return spw__engine_fill(e, init_chunk, &job, err);
 }
 
 /* ---------------------------------------------------------------- between steps */
@@ -633,4 +634,14 @@ spw_status
 spw__engine_forget(spw_engine *e, spw_error *err)
 {
     return e->ranks == NULL ? SPW_OK : spw__ranks_forget(e->ranks, err);
+}
+
+spw_status
+spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
+{
+    SPW_TRY(spw__engine_forget(e, err));
+    SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fn, ctx, err));
+    memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
+    e->grads_there = false;
+    return SPW_OK;
 }

@@ -65,7 +65,7 @@ struct spw_engine {
     bool inference;
     spw_gpu *gpu;
     spw_gpu_queue *compute, *d2h;
-    spw_gpu_event *passed;   /* where one of the two is, for the other */
+    spw_gpu_event *passed;   /* d2h has brought the gradients of an earlier pass to the host */
     spw_dtype compute_dtype; /* of activations, gathered weights, keys and values */
     uint32_t compute_bytes;
     bool linked; /* by NCCL */
@@ -119,6 +119,7 @@ struct spw_engine {
     uint32_t *chain, chain_count;
     uint32_t lowest;               /* position in the chain below which nothing is trained: backward ends there */
     int32_t *first_use, *last_use; /* of a unit, positions in the chain; -1: unused */
+    bool *takes_part;              /* of a unit: it is trained and in the chain, so a step makes its gradient */
     bool *grad_begun;              /* of a parameter: something of this pass is in its gradient */
     uint64_t *generations;
     spw_trace traces[MODE_COUNT];

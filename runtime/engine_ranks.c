@@ -507,7 +507,7 @@ agree(spw_engine *e, spw_channel *channel, spw_status st, const spw_error *own, 
     snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
     all = spw_mem_calloc(e->world, sizeof *all);
     if (all == NULL)
-        return spw__ranks_fail(e->ranks, SPW_ENOMEM, NULL);
+        return spw__ranks_fail(e->ranks, SPW_RAISE(err, SPW_ENOMEM, "what %u ranks say", e->world), err);
     st = spw_exchange(channel, &mine, all, sizeof mine, err);
     while (st == SPW_OK && bad < e->world && all[bad].status == (int32_t)SPW_OK)
         bad++;

@@ -34,7 +34,7 @@ sum_part(const spw_engine *e, uint32_t part)
     double sum = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t count = e->unit_partial[u + 1] - e->unit_partial[u], first = 0, end = count;
-        if (e->first_use[u] < 0 || !e->layout.units[u].trainable)
+        if (!e->takes_part[u])
             continue;
         if (e->layout.parts < e->world) {
             uint64_t each = spw_layout_part(count * 4096, e->world) / 4096;
@@ -213,7 +213,7 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
     }
     e->updates++;
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        e->generations[u] += e->first_use[u] >= 0 && e->layout.units[u].trainable;
+        e->generations[u] += e->takes_part[u];
     return SPW_OK;
 }
 
@@ -239,7 +239,8 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
         SPW_TRY(spw__forward_group(e, MODE_TRAIN, first, count, true, err));
         if (final_group) {
             uint64_t begin = spw_now_ns();
-            spw_store_step_begin(e->store); /* all updates of the last step are done: forward has waited for them */
+            spw_store_step_begin(e->store, e->takes_part,
+                                 gate_early); /* all updates of the last step are done: forward has waited for them */
             e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
             SPW_TRY(spw_store_check(e->store, err));
             if (gate_early) {
@@ -284,12 +285,12 @@ run_eval(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
 {
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->counting = false;
-    spw_trace_begin(&e->traces[MODE_EVAL]);
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
         uint32_t count = micro_batches - first < e->group_max ? micro_batches - first : e->group_max;
+        spw_trace_begin(&e->traces[MODE_EVAL]); /* a pass: there may be any number of them */
         SPW_TRY(spw__forward_group(e, MODE_EVAL, first, count, false, err));
+        spw_trace_end(&e->traces[MODE_EVAL]);
     }
-    spw_trace_end(&e->traces[MODE_EVAL]);
     *loss_out = sum_losses(e, micro_batches);
     SPW_TRY(spw_gpu_check(e->gpu, err));
     if (e->ranks != NULL)

@@ -91,6 +91,8 @@ spw__note_uses(spw_engine *e)
             e->last_use[units[k]] = (int32_t)c;
         }
     }
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        e->takes_part[u] = e->first_use[u] >= 0 && e->layout.units[u].trainable;
     e->lowest = spw__lowest_trained(e, e->chain, e->chain_count);
 }
 
@@ -587,10 +589,8 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
                          elems, NULL);
         return SPW_OK;
     }
-    if (later_group) { /* the earlier group's sum may still be on its way out of another buffer */
-        spw_gpu_event_record(e->passed, e->d2h);
+    if (later_group) /* the earlier group's sum may still be on its way out of another buffer */
         spw_gpu_event_wait(e->passed, e->compute);
-    }
     e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
     if (later_group) {
         spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
@@ -640,9 +640,10 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t first, uint32
         else
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         if (c > 0) {
-            x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, true);
+            bool on = c > e->lowest; /* below it nothing asks for a gradient */
+            x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
             SPW_TRY(settle_flow(e, c + 1, i, err));
-            x->grad = spw__flow(e, c + 1, i);
+            x->grad = on ? spw__flow(e, c + 1, i) : NULL;
         }
         y = spw__call_forward(e, run, &batch, x, true, false);
         if (y != NULL && !last)
@@ -692,5 +693,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
     }
     for (grad_buffer *b; (b = leaving(e)) != NULL;)
         SPW_TRY(ship_grad(e, b, err));
+    if (!final_group)
+        spw_gpu_event_record(e->passed, e->d2h);
     return SPW_OK;
 }

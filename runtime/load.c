@@ -62,9 +62,7 @@ spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
     if (st == SPW_OK)
         st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
     if (st == SPW_OK)
-        st = spw__engine_forget(e, err);
-    if (st == SPW_OK)
-        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
+        st = spw__engine_fill(e, load_chunk, &job, err);
     spw_hf_reader_close(job.reader);
     return st;
 }

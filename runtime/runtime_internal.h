@@ -195,6 +195,8 @@ spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extens
 
 /* Weights are about to change without an update: what was gathered of them is forgotten. */
 spw_status spw__engine_forget(spw_engine *e, spw_error *err);
+/* fn gives every chunk its value: training begins anew, at whatever step the engine was. */
+spw_status spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err);
 /*
  * What all ranks say of something that each did: SPW_OK if all of them do, else the first failure, named by its rank, on every
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
