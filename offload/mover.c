@@ -227,11 +227,14 @@ static void
 schedule_writes(spw_store *s)
 {
     uint32_t most = writes_now(s);
+    if (s->dirty_weights == 0 && s->rushed == 0 && s->record_writes >= most)
+        return; /* the list is long where gradients lend records much memory */
     for (;;) {
         chunk **best = NULL, *c;
         for (chunk **at = &s->dirty_head; (c = *at) != NULL;) {
             if (c->w == W_DIRTY) {
                 c->w = W_WRITING;
+                s->dirty_weights--;
                 submit(s, c, true, SPW_AIO_WRITE, SPW_AIO_BULK);
             }
             if (c->r != R_DIRTY) {
@@ -251,7 +254,7 @@ schedule_writes(spw_store *s)
         c->r = R_WRITING;
         s->record_writes++;
         submit(s, c, false, SPW_AIO_WRITE, c->rush ? SPW_AIO_URGENT : SPW_AIO_BULK);
-        c->rush = false;
+        spw__store_rush(s, c, false);
     }
 }
 

@@ -150,6 +150,7 @@ struct spw_store {
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
+    uint32_t dirty_weights, rushed;       /* chunks whose weights, or whose record at once, must be written */
     bool out_of_slots;                    /* an update that may run has no memory for its next record */
     bool backward;                        /* a gradient of this step is still to come */
     spw_store_fn sweep_fn;
@@ -214,6 +215,7 @@ char *spw__store_grad_of(const spw_store *s, const chunk *c);
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
+void spw__store_rush(spw_store *s, chunk *c, bool rush);  /* lock held: its record goes before others, or not */
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
 void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */

@@ -66,6 +66,15 @@ spw__store_free_record_slot(spw_store *s, chunk *c)
     c->record_slot = -1;
     c->record = NULL;
     c->r = R_EMPTY;
+    spw__store_rush(s, c, false);
+}
+
+void
+spw__store_rush(spw_store *s, chunk *c, bool rush)
+{
+    s->rushed += rush && !c->rush;
+    s->rushed -= !rush && c->rush;
+    c->rush = rush;
 }
 
 /* Lock held. From now on a gradient is there, or, when not held, none that anybody will read. */
@@ -473,7 +482,7 @@ in_the_way(spw_store *s, const unit *u)
         const chunk *c = &s->chunks[u->plan.chunk_first + k];
         for (uint32_t i = c->loan_first; i < c->loan_end; i++) {
             if (s->loans[i].chunk != NULL) {
-                s->loans[i].chunk->rush = s->loans[i].chunk->r != R_WRITING;
+                spw__store_rush(s, s->loans[i].chunk, s->loans[i].chunk->r != R_WRITING);
                 found = s->loans[i].chunk;
             }
         }

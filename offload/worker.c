@@ -288,18 +288,20 @@ may_snap_idle(const spw_store *s)
     return s->snap_left > 0 && !s->snap_sweep && s->snap_idle < (s->worker_started + 1) / 2;
 }
 
-/* Lock held. A chunk that the snapshot lacks, whole in memory, with nobody about to change it; NULL: none. */
+/*
+ * Lock held. A chunk that the snapshot lacks, whole in memory, with nobody about to change it; NULL: none among the next few, and the
+ * next look goes on behind them. What is never found is handed over by its update or by the sweep at the end.
+ */
 static chunk *
 idle_chunk(spw_store *s)
 {
-    for (uint32_t i = 0; i < s->chunk_count; i++) {
-        uint32_t at = (s->snap_next + i) % s->chunk_count;
+    enum { LOOK_AT = 256 };
+    for (uint32_t i = 0; i < s->chunk_count && i < LOOK_AT; i++) {
+        uint32_t at = s->snap_next++ % s->chunk_count;
         chunk *c = &s->chunks[at];
         if (spw__snap_wants(c) && !c->snap_taken && (c->r == R_READY || c->r == R_NONE) &&
-            (c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING)) {
-            s->snap_next = at + 1;
+            (c->w == W_CLEAN || c->w == W_DIRTY || c->w == W_WRITING))
             return c;
-        }
     }
     return NULL;
 }
@@ -358,6 +360,7 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         c->generation = 0;
     } else {
         c->w = c->plan.weight_tier == SPW_TIER_NVME ? W_DIRTY : W_CLEAN;
+        s->dirty_weights += c->w == W_DIRTY;
         if (c->r != R_NONE)
             c->r = record_on_nvme ? R_DIRTY : R_READY;
         if (c->w == W_DIRTY || c->r == R_DIRTY)
