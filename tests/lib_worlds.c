@@ -150,6 +150,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
+    mc.dropout = w->dropout;
     c.model = mc;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;

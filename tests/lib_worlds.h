@@ -27,6 +27,7 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
+    double dropout;
     const char *plugin;                                   /* the emulated device's, or NULL */
     uint32_t per_host;                                    /* so many ranks are on each host; 0: all on one */
     spw_status (*prepare)(spw_engine *e, spw_error *err); /* before the first step; NULL: nothing */

@@ -155,6 +155,32 @@ test_frozen(void **state)
     compare_coded(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1.0, true, "int4", 0, worlds, 1);
 }
 
+/* However many ranks share a step, each micro-batch has the masks that one rank would draw for it, in one pass or several. */
+static void
+test_dropout(void **state)
+{
+    outcome *one = outcome_new(), *none = outcome_new(), *other = outcome_new();
+    spw_config c;
+    (void)state;
+    ranks_config(&c, SPW_STATE_FP32);
+    world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .out = none});
+    world_run(
+        &(world){.ranks = 1, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .dropout = 0.2, .out = one});
+    assert_true(fabs(one->losses[0] - none->losses[0]) > 1e-4); /* there are masks */
+    for (uint32_t ranks = 2; ranks <= 4; ranks++) {
+        char what[40];
+        c.run.micro_batches_per_pass = ranks == 3 ? 3 : 0;
+        memset(other, 0, sizeof *other);
+        world_run(&(world){
+            .ranks = ranks, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .dropout = 0.2, .out = other});
+        snprintf(what, sizeof what, "%u ranks with dropout", ranks);
+        outcome_near(one, other, what);
+    }
+    outcome_free(one);
+    outcome_free(none);
+    outcome_free(other);
+}
+
 /* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */
 static void
 test_comm_dtype(void **state)
@@ -438,11 +464,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),       cmocka_unit_test(test_llama_no_clipping),
-        cmocka_unit_test(test_passes),       cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_comm_dtype),   cmocka_unit_test(test_elastic),
-        cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_held),         cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_worlds),  cmocka_unit_test(test_llama_no_clipping), cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_frozen),  cmocka_unit_test(test_comm_dtype),        cmocka_unit_test(test_elastic),
+        cmocka_unit_test(test_dropout), cmocka_unit_test(test_resume_exact),      cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_held),    cmocka_unit_test(test_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
