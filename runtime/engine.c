@@ -590,6 +590,13 @@ spw_engine_set_updates(spw_engine *e, uint64_t updates)
     e->step_count = updates;
 }
 
+void
+spw__engine_set_steps(spw_engine *e, uint64_t steps)
+{
+    if (steps > e->step_count) /* a caller that keeps no count of them has skipped none */
+        e->step_count = steps;
+}
+
 const spw_loss_scaler *
 spw_engine_loss_scaler(const spw_engine *e)
 {
