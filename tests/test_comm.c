@@ -896,6 +896,35 @@ test_missing(void **state)
         .hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 60}, .variant = 1, .killed = -1});
 }
 
+static void
+body_quiet(const plan *p)
+{
+    spw_comm *comm = NULL;
+    struct timespec before, after;
+    OK(spw_comm_open(&comm, &p->options, err));
+    if (spw_comm_get_info(comm)->rank == 1) {
+        spw_comm_abort(comm, "enough");
+    } else {
+        while (spw_comm_check(comm, NULL) == SPW_OK)
+            usleep(1000);
+        usleep(300000); /* the other has gone */
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+        usleep(600000);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+        CHECK((double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9 < 0.2,
+              "a processor is busy with nothing");
+    }
+    spw_comm_close(comm);
+}
+
+/* A rank of another host that has ended leaves nobody looking at its connection. */
+static void
+test_quiet(void **state)
+{
+    (void)state;
+    run((plan){.hosts = "ab", .body = body_quiet, .options = {.timeout_s = 30}, .killed = -1});
+}
+
 /* ---------------------------------------------------------------- how it was started */
 
 static void
@@ -1046,7 +1075,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),      cmocka_unit_test(test_killed),
         cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),       cmocka_unit_test(test_late),
         cmocka_unit_test(test_missing),      cmocka_unit_test(test_environment), cmocka_unit_test(test_sharers),
-        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();
