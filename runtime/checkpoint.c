@@ -300,10 +300,12 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw__manifest_free(&manifest);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
-    if (st == SPW_OK)
-        st = spw__engine_forget(e, err);
-    if (st == SPW_OK)
-        st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, err);
+    if (st == SPW_OK) {
+        st = spw__engine_forget(e, &own);
+        if (st == SPW_OK)
+            st = spw_store_sweep(spw_engine_store(e), SPW_SWEEP_INIT, load_chunk, &job, &own);
+        st = spw__engine_agree_loaded(e, st, &own, err);
+    }
     if (st == SPW_OK && same_types(&job))
         spw__checkpoint_saved(e, path, digest, spw__checkpoint_contents(e));
     if (st == SPW_OK) {

@@ -490,9 +490,13 @@ spw_status
 spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
 {
     init_job job = {e, seed};
-    SPW_TRY(spw__in_place_check(e, "drawn at random", err));
-    SPW_TRY(spw__engine_forget(e, err));
-    return spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, err);
+    spw_error own = {0};
+    spw_status st = spw__in_place_check(e, "drawn at random", &own);
+    if (st == SPW_OK)
+        st = spw__engine_forget(e, &own);
+    if (st == SPW_OK)
+        st = spw_store_sweep(e->store, SPW_SWEEP_INIT, init_chunk, &job, &own);
+    return spw__engine_agree_loaded(e, st, &own, err);
 }
 
 /* ---------------------------------------------------------------- between steps */

@@ -180,6 +180,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         w->out->padded += spw__grad_elems(e, u);
     if (w->load != NULL)
         SPW_TRY(spw_checkpoint_find(w->load, found, err));
+    if (rank + 1 == w->ranks)
+        spw_sleep_ns((uint64_t)(w->late_s * 1e9));
     SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
     if (w->prepare != NULL)
         SPW_TRY(w->prepare(e, err));
