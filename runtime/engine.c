@@ -295,6 +295,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
+    SPW_TRY(spw__device_room_share(e, o->plan_only, err));
     if (!e->host_addressable)
         e->rates.shared_cores = 0;
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
