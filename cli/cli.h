@@ -28,6 +28,7 @@ int cli_exit_code(const spw_error *err);
 void cli_set_rank(uint32_t rank);
 /* Starts this program count times as the ranks of one world, with these arguments; its exit code. */
 int cli_launch(uint32_t count, char **argv);
+bool cli_is_launched(void); /* this process is such a rank */
 /* Prints a usage error and where help is. */
 int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
 /* The value of option argv[*i] (the next argument), or NULL after a message. */

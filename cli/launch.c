@@ -16,6 +16,8 @@
 
 enum { RANKS_MAX = 1024, GRACE_S = 90 }; /* ranks find out by themselves what happened; only then are they killed */
 
+#define STARTED_BY "SPW_STARTED_BY" /* in a rank of cli_launch(): the process that called it */
+
 static pid_t children[RANKS_MAX];
 static uint32_t child_count;
 
@@ -69,6 +71,13 @@ take_share(uint32_t rank, uint32_t count)
     (void)sched_setaffinity(0, sizeof cpus, &cpus); /* a hint: where the system refuses, all CPUs serve */
 }
 
+bool
+cli_is_launched(void)
+{
+    const char *parent = getenv(STARTED_BY);
+    return parent != NULL && strtoul(parent, NULL, 10) == (unsigned long)getppid();
+}
+
 static void
 become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **argv)
 {
@@ -82,6 +91,9 @@ become_rank(uint32_t rank, uint32_t count, uint32_t port, pid_t parent, char **a
     set_number("LOCAL_WORLD_SIZE", count);
     set_number("MASTER_PORT", port);
     (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+    (void)unsetenv(
+        "TORCHELASTIC_USE_AGENT_STORE"); /* of a torchrun around this: nobody listens at our port before rank 0 */
+    set_number(STARTED_BY, (uint32_t)parent);
     execv("/proc/self/exe", argv);
     fprintf(stderr, "spillway: cannot start rank %u: %s\n", rank, strerror(errno));
     _exit(EXIT_FAILED);

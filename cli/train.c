@@ -788,8 +788,15 @@ cli_train(int argc, char **argv)
         return cli_usage("train", "a configuration file is needed");
     if (r.resume_anyway && resume == NULL)
         return cli_usage("train", "--resume-anyway belongs to --resume DIR");
-    if (ranks > 0 && getenv("RANK") == NULL)
+    if (ranks > 0 && !cli_is_launched()) {
+        if (getenv("RANK") != NULL && getenv("WORLD_SIZE") != NULL)
+            return cli_usage(
+                "train",
+                "-n %llu starts ranks, but RANK is set: this is rank %s of the %s that a launcher started; "
+                "leave out -n, or unset RANK and WORLD_SIZE",
+                (unsigned long long)ranks, getenv("RANK"), getenv("WORLD_SIZE"));
         return cli_launch((uint32_t)ranks, argv - 1);
+    }
     (void)signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error like a full disk */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -801,6 +808,7 @@ cli_train(int argc, char **argv)
         release(&r);
         return st == SPW_OK ? rc : EXIT_USAGE;
     }
+    spw_comm_set_timeout(r.comm, r.config.run.comm_timeout);
     if (r.rank > 0) {
         r.quiet = true;
         r.trace_path = NULL;

@@ -300,14 +300,18 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         spw__manifest_free(&manifest);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
-    if (st == SPW_OK)
-        st = spw__engine_fill(e, load_chunk, &job, err);
+    if (st == SPW_OK) {
+        st = spw__engine_fill(e, load_chunk, &job, &own);
+        st = spw__engine_agree_loaded(e, st, &own, err);
+    }
     if (st == SPW_OK && same_types(&job))
         spw__checkpoint_saved(e, path, digest, spw__checkpoint_contents(e));
-    if (st == SPW_OK)
+    if (st == SPW_OK) {
         spw_engine_set_updates(e, manifest.state.updates);
-    else
+        spw__engine_set_steps(e, manifest.state.step);
+    } else {
         spw_error_wrap(err, "loading checkpoint %s", path);
+    }
     spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
     spw_st_reader_close(job.adapter);

@@ -295,6 +295,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
+    SPW_TRY(spw__device_room_share(e, o->plan_only, err));
     if (!e->host_addressable)
         e->rates.shared_cores = 0;
     SPW_TRY(spw_gpu_queue_create(&e->compute, e->gpu, SPW_QUEUE_COMPUTE, err));
@@ -492,8 +493,11 @@ spw_status
 spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
 {
     init_job job = {e, seed};
-    SPW_TRY(spw__in_place_check(e, "drawn at random", err));
-    return spw__engine_fill(e, init_chunk, &job, err);
+    spw_error own = {0};
+    spw_status st = spw__in_place_check(e, "drawn at random", &own);
+    if (st == SPW_OK)
+        st = spw__engine_fill(e, init_chunk, &job, &own);
+    return spw__engine_agree_loaded(e, st, &own, err);
 }
 
 /* ---------------------------------------------------------------- between steps */
@@ -589,6 +593,13 @@ spw_engine_set_updates(spw_engine *e, uint64_t updates)
 {
     e->updates = updates;
     e->step_count = updates;
+}
+
+void
+spw__engine_set_steps(spw_engine *e, uint64_t steps)
+{
+    if (steps > e->step_count) /* a caller that keeps no count of them has skipped none */
+        e->step_count = steps;
 }
 
 const spw_loss_scaler *

@@ -72,6 +72,7 @@ struct spw_engine {
     engine_zeropp zeropp;
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
+    uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* all state is on a device apart from the host, and is updated there */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
@@ -217,6 +218,9 @@ spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
 /* All gradients are in the store, on account of d2h or of the collectives. */
 spw_status spw__wait_grads(spw_engine *e, spw_error *err);
+
+/* To device_room; collective unless plan_only. */
+spw_status spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err);
 
 /* ---------------------------------------------------------------- disks.c: who else swaps there */
 

@@ -316,39 +316,66 @@ spw__table_positions(const spw_engine *e)
 
 /* ---------------------------------------------------------------- the plan */
 
+/*
+ * GPUs have differently much free memory, and ranks that planned with their own would gather into pools of different sizes: not
+ * in one order, which gather.c needs. All plan with the least.
+ */
+spw_status
+spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
+{
+    spw_channel *channel = NULL;
+    uint64_t own, *all;
+    spw_status st;
+    own = e->device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers;
+    if (e->comm == NULL || plan_only)
+        return SPW_OK;
+    all = spw_mem_calloc(e->world, sizeof *all);
+    st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "devices", err)
+                     : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
+    if (st == SPW_OK)
+        st = spw_exchange(channel, &own, all, sizeof own, err);
+    for (uint32_t r = 0; st == SPW_OK && r < e->world; r++) {
+        if (all[r] > 0 && all[r] < e->device_room)
+            e->device_room = all[r];
+    }
+    spw_channel_close(channel);
+    spw_mem_free(all);
+    return st;
+}
+
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
-    plan_input in = {
-        .config = &e->config,
-        .layout = &e->layout,
-        .local_ranks = e->local_world,
-        .cpu_ranks = cpu_sharers(e),
-        .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
-        .inference = e->inference,
-        .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
-        .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
-        .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
-        .compute_bytes = e->compute_bytes,
-        .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
-        .device_in_host = e->host_addressable,
-        .device_room = e->host_addressable ? 0 : spw_gpu_get_info(e->gpu)->memory_bytes / e->device_sharers,
-        .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
-        .device_updates = e->device_updates,
-        .direct = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE &&
-                  spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype &&
-                  largest_coded(&e->layout) == 0,
-        .gather_all = e->gather_all,
-        .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
-        .micro_batches = (uint32_t)e->config.accumulation,
-        .future_max = e->future_max,
-        .optimizer_threads = spw__engine_workers(e),
-        .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
-        .wire_host = spw__wire_host_bytes(e),
-        .kept_host = spw__wire_kept_bytes(e),
-        .coded_grads = e->zeropp.grads,
-        .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-        .tokens = e->config.accumulation * e->rows};
+    plan_input in = {.config = &e->config,
+                     .layout = &e->layout,
+                     .local_ranks = e->local_world,
+                     .cpu_ranks = cpu_sharers(e),
+                     .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
+                     .inference = e->inference,
+                     .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
+                     .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
+                     .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
+                     .compute_bytes = e->compute_bytes,
+                     .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
+                     .device_in_host = e->host_addressable,
+                     .device_room = e->device_room,
+                     .process_bytes =
+                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+                     .device_updates = e->device_updates,
+                     .direct = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE &&
+                               spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype &&
+                               largest_coded(&e->layout) == 0,
+                     .gather_all = e->gather_all,
+                     .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+                     .micro_batches = (uint32_t)e->config.accumulation,
+                     .future_max = e->future_max,
+                     .optimizer_threads = spw__engine_workers(e),
+                     .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
+                     .wire_host = spw__wire_host_bytes(e),
+                     .kept_host = spw__wire_kept_bytes(e),
+                     .coded_grads = e->zeropp.grads,
+                     .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
+                     .tokens = e->config.accumulation * e->rows};
     uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;

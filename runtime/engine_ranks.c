@@ -539,6 +539,13 @@ spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *n
 }
 
 spw_status
+spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_error *own, spw_error *err)
+{
+    int64_t none = 0;
+    return spw__engine_agree(e, st, own, &none, err);
+}
+
+spw_status
 spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err)
 {
     int64_t number = (int64_t)what;

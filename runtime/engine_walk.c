@@ -235,6 +235,13 @@ input_of(const spw_engine *e, uint32_t c, uint32_t micro)
     return home != NULL ? home : spw__flow(e, c, micro);
 }
 
+/* Which of all ranks' micro-batches this is: they go to the ranks in turn, and each has the masks that one rank would draw. */
+static uint64_t
+world_micro(const spw_engine *e, uint32_t micro)
+{
+    return (uint64_t)micro * e->world + e->rank;
+}
+
 static spw_batch
 batch_of(const spw_engine *e, uint32_t micro)
 {
@@ -248,7 +255,7 @@ batch_of(const spw_engine *e, uint32_t micro)
                        .balance = (float)(e->config.run.router_balance * e->scaler.scale /
                                           (double)(e->config.accumulation * e->world)),
                        .dropout_key = e->config.run.seed,
-                       .dropout_counter = (e->step_count << 20) + micro};
+                       .dropout_counter = (e->step_count << 20) + world_micro(e, micro)};
 }
 
 /* ---------------------------------------------------------------- uses */

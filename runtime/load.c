@@ -45,8 +45,8 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     return SPW_OK;
 }
 
-spw_status
-spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
+static spw_status
+load_own_part(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     char adapters[SPW_PATH_BYTES + 64];
@@ -65,6 +65,14 @@ spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
         st = spw__engine_fill(e, load_chunk, &job, err);
     spw_hf_reader_close(job.reader);
     return st;
+}
+
+spw_status
+spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
+{
+    spw_error own = {0};
+    spw_status st = load_own_part(e, path, &own);
+    return spw__engine_agree_loaded(e, st, &own, err);
 }
 
 const char *

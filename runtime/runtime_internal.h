@@ -193,6 +193,8 @@ typedef struct engine_extension {
 /* After an error the cache holds nothing that can be gone on with. */
 spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extension, spw_error *err);
 
+/* After spw_engine_set_updates(): steps done, with those that were skipped; they count for what is drawn in a step. */
+void spw__engine_set_steps(spw_engine *e, uint64_t steps);
 /* Weights are about to change without an update: what was gathered of them is forgotten. */
 spw_status spw__engine_forget(spw_engine *e, spw_error *err);
 /* fn gives every chunk its value: training begins anew, at whatever step the engine was. */
@@ -202,6 +204,11 @@ spw_status spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
  */
 spw_status spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err);
+/*
+ * Ends what fills a rank's tiers, st being how it went here: disks take ranks differently long, and the next call that they make
+ * together has spillway.comm_timeout.
+ */
+spw_status spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_error *own, spw_error *err);
 /*
  * The same between steps, on the engine's thread, before something that all of them mean to do: own is SPW_OK or why not.
  * what must be the same number on every rank. Errors  SPW_EINVAL on every rank if it is not.

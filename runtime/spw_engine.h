@@ -132,7 +132,10 @@ spw_store *spw_engine_store(spw_engine *engine);
 spw_gpu *spw_engine_gpu(spw_engine *engine);
 const spw_model *spw_engine_model(const spw_engine *engine);
 
-/* Writes the initial parameters: a function of (seed, parameter, element) alone. */
+/*
+ * Writes the initial parameters: a function of (seed, parameter, element) alone. This and what loads them instead end on all ranks
+ * together, with the error of the first one that failed.
+ */
 spw_status spw_engine_init_params(spw_engine *engine, uint64_t seed, spw_error *err);
 /*
  * spw_engine_load_weights - initial parameters from a Hugging Face folder or a safetensors file, moments 0.

@@ -150,6 +150,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
+    mc.dropout = w->dropout;
     c.model = mc;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;
@@ -179,6 +180,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         w->out->padded += spw__grad_elems(e, u);
     if (w->load != NULL)
         SPW_TRY(spw_checkpoint_find(w->load, found, err));
+    if (rank + 1 == w->ranks)
+        spw_sleep_ns((uint64_t)(w->late_s * 1e9));
     SPW_TRY(w->load != NULL ? spw_checkpoint_load(e, found, err) : spw_engine_init_params(e, c.run.seed, err));
     if (w->prepare != NULL)
         SPW_TRY(w->prepare(e, err));

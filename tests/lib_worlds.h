@@ -27,8 +27,10 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
-    const char *plugin;                                   /* the emulated device's, or NULL */
-    uint32_t per_host;                                    /* so many ranks are on each host; 0: all on one */
+    double dropout;
+    double late_s;      /* so much later than the others the last rank gets its weights */
+    const char *plugin; /* the emulated device's, or NULL */
+    uint32_t per_host;  /* so many ranks are on each host; 0: all on one */
     spw_status (*prepare)(spw_engine *e, spw_error *err); /* before the first step; NULL: nothing */
     double link;                                          /* bytes/s of every operation at most; 0: as it is */
     outcome *out;

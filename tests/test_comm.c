@@ -878,18 +878,51 @@ body_missing(const plan *p)
     spw_comm *comm = NULL;
     spw_error e = {0};
     uint64_t begin = spw_now_ns();
+    if (p->variant > 0)
+        setenv("SPW_JOIN_TIMEOUT", "1", 1);
     CHECK(spw_comm_open(&comm, &p->options, &e) != SPW_OK && comm == NULL, "opened");
     expect(&e, SPW_ETIMEDOUT, "did not come in 1.0 s", "2");
     CHECK(spw_now_ns() - begin < AT_ONCE_NS, "took %.1f s", (double)(spw_now_ns() - begin) * 1e-9);
 }
 
-/* A rank that never joins is named to all others. */
+/* A rank that never joins is named to all others; the environment says how long they wait for it. */
 static void
 test_missing(void **state)
 {
     (void)state;
     run((plan){.hosts = "aaa", .present = 2, .body = body_missing, .options = {.timeout_s = 1}, .killed = -1});
     run((plan){.hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 1}, .killed = -1});
+    run((plan){
+        .hosts = "abc", .present = 2, .body = body_missing, .options = {.timeout_s = 60}, .variant = 1, .killed = -1});
+}
+
+static void
+body_quiet(const plan *p)
+{
+    spw_comm *comm = NULL;
+    struct timespec before, after;
+    OK(spw_comm_open(&comm, &p->options, err));
+    if (spw_comm_get_info(comm)->rank == 1) {
+        spw_comm_abort(comm, "enough");
+    } else {
+        while (spw_comm_check(comm, NULL) == SPW_OK)
+            usleep(1000);
+        usleep(300000); /* the other has gone */
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+        usleep(600000);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+        CHECK((double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9 < 0.2,
+              "a processor is busy with nothing");
+    }
+    spw_comm_close(comm);
+}
+
+/* A rank of another host that has ended leaves nobody looking at its connection. */
+static void
+test_quiet(void **state)
+{
+    (void)state;
+    run((plan){.hosts = "ab", .body = body_quiet, .options = {.timeout_s = 30}, .killed = -1});
 }
 
 /* ---------------------------------------------------------------- how it was started */
@@ -930,6 +963,58 @@ body_alone(const plan *p)
     OK(spw_comm_open(&comm, &auto_options, err));
     CHECK(strcmp(spw_comm_get_info(comm)->backend, "tcp") == 0, "%s", spw_comm_get_info(comm)->backend);
     spw_comm_close(comm);
+    setenv("SPW_JOIN_TIMEOUT", "soon", 1);
+    CHECK(spw_comm_open(&comm, &auto_options, &e) == SPW_ECONFIG && strstr(e.message, "soon") != NULL, "%s", e.message);
+}
+
+/* What an environment gives, and the backend that follows; mpi is not there, and says so. */
+static const struct nested {
+    const char *set, *backend;
+} nests[] = {
+    {"PMI_SIZE=2", "mpi"},
+    {"PMIX_RANK=0", "mpi"},
+    {"PMI_SIZE=1", "self"},                                                     /* mpirun -n 1 */
+    {"PMI_RANK=0 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4", "self"},   /* a shell of srun's */
+    {"PMI_SIZE=1 SLURM_STEP_NUM_TASKS=1 OMPI_COMM_WORLD_SIZE=2", "mpi"},        /* mpirun in it */
+    {"PMI_RANK=3 PMI_SIZE=4 RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1", "tcp"}, /* srun torchrun */
+    {"OMPI_COMM_WORLD_SIZE=4 RANK=0 WORLD_SIZE=1", "mpi"},                      /* what is left of another launcher */
+    {"SLURM_PROCID=0 SLURM_NTASKS=1 MASTER_ADDR=127.0.0.1", "tcp"},
+    {"SLURM_PROCID=0 SLURM_NTASKS=1", "self"},
+};
+
+static void
+body_nested(const plan *p)
+{
+    static const char *const names[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR"};
+    const struct nested *n = &nests[p->variant];
+    spw_comm *comm = NULL;
+    spw_error e = {0};
+    char text[200], *at = text, *pair;
+    for (size_t i = 0; i < 3; i++)
+        unsetenv(names[i]);
+    setenv("SPW_MPI_PLUGIN", "/nowhere/plugin.so", 1);
+    snprintf(text, sizeof text, "%s", n->set);
+    while ((pair = strsep(&at, " ")) != NULL) {
+        char *value = strchr(pair, '=');
+        *value = '\0';
+        setenv(pair, value + 1, 1);
+    }
+    if (spw_comm_open(&comm, NULL, &e) != SPW_OK) {
+        CHECK(e.status == SPW_EUNSUPPORTED && strcmp(n->backend, "mpi") == 0, "%s: %s", n->set, e.message);
+        return;
+    }
+    CHECK(strcmp(spw_comm_get_info(comm)->backend, n->backend) == 0, "%s: %s, %s", n->set,
+          spw_comm_get_info(comm)->backend, spw_comm_get_info(comm)->reason);
+    spw_comm_close(comm);
+}
+
+/* One launcher inside another, whose variables are inherited: the inner one counts. */
+static void
+test_nested(void **state)
+{
+    (void)state;
+    for (int i = 0; i < (int)(sizeof nests / sizeof *nests); i++)
+        run((plan){.hosts = "a", .body = body_nested, .variant = i, .killed = -1});
 }
 
 /* What the environment says, and what is wrong with it. */
@@ -990,6 +1075,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),      cmocka_unit_test(test_killed),
         cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),       cmocka_unit_test(test_late),
         cmocka_unit_test(test_missing),      cmocka_unit_test(test_environment), cmocka_unit_test(test_sharers),
+        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

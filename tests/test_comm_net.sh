@@ -7,7 +7,7 @@ bin=${SPW_BUILD:-build/checked}/tests/test_comm
 command -v ip >/dev/null 2>&1 || { echo "no iproute2: no network namespaces"; exit 77; }
 a=spwa$$ b=spwb$$
 log=$(mktemp -d)
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$log"' EXIT
+trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null; rm -rf "$log" /etc/netns/$a /etc/netns/$b' EXIT
 if ! { ip netns add $a && ip netns add $b && ip link add v$a netns $a type veth peer name v$b netns $b; } 2>"$log/why"; then
     echo "no network namespaces here: $(head -n 1 "$log/why")"
     exit 77
@@ -19,7 +19,7 @@ world() { # runs four ranks, two in each; what else to set
     for r in 0 1 2 3; do
         ns=$a
         [ $r -ge 2 ] && ns=$b
-        timeout -s KILL 200 ip netns exec $ns env "$@" RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29511 SPW_HOST=$ns \
+        timeout -s KILL 200 ip netns exec $ns env RANK=$r WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29511 SPW_HOST=$ns "$@" \
             "$bin" rank >"$log/$r" 2>&1 </dev/null &
         pids="$pids $!"
     done
@@ -33,6 +33,16 @@ bad=0
 world A=1
 for p in $pids; do wait "$p" || bad=1; done
 tell $bad "two ranks on each of two networked hosts"
+# As Debian installs it: the first host's name is 127.0.1.1 there, and its address elsewhere.
+if mkdir -p /etc/netns/$a /etc/netns/$b 2>/dev/null; then
+    echo "127.0.1.1 spw-first" >/etc/netns/$a/hosts
+    echo "10.77.0.1 spw-first" >/etc/netns/$b/hosts
+    bad=0
+    world MASTER_ADDR=spw-first SPW_JOIN_TIMEOUT=20
+    for p in $pids; do wait "$p" || bad=1; done
+    tell $bad "rank 0 is found by a name that its own host takes for a loopback address"
+    rm -rf /etc/netns/$a /etc/netns/$b
+fi
 bad=0
 world SPW_TEST_FAILURE=6 SPW_TEST_CUT=1
 for i in $(seq 600); do [ -f "$log/0" ] && grep -q ready "$log"/0 && break; sleep 0.1; done

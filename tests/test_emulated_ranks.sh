@@ -67,6 +67,9 @@ for ranks in 2 3; do
     check "and nobody shares" test "$(grep -c warning: "$dir/out")" -eq 0
     placed $ranks "everything on nvme, small pieces, random delays" late "${all_nvme[@]}" --set spillway.chaos_seed=$ranks
     placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000 --set spillway.chaos_seed=7
+    export SPW_EMULATE_FREE=1:3400 # rank 1 for itself would have room for fewer gathered units than the others
+    placed $ranks "one device with less free memory" late
+    unset SPW_EMULATE_FREE
     placed $ranks "stage 2" late --set zero_optimization.stage=2 --set zero_optimization.offload_param.device=none
     placed $ranks "state on the device, stage 1, no prefetching" "" "${on_device[@]}" --set zero_optimization.stage=1 --set spillway.prefetch=false
     placed $ranks "state on the device, stage $((9 - 3 * ranks))" late "${on_device[@]}" --set zero_optimization.stage=$((9 - 3 * ranks)) \

@@ -155,6 +155,83 @@ test_frozen(void **state)
     compare_coded(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1.0, true, "int4", 0, worlds, 1);
 }
 
+/* However many ranks share a step, each micro-batch has the masks that one rank would draw for it, in one pass or several. */
+static void
+test_dropout(void **state)
+{
+    outcome *one = outcome_new(), *none = outcome_new(), *other = outcome_new();
+    spw_config c;
+    (void)state;
+    ranks_config(&c, SPW_STATE_FP32);
+    world_run(&(world){.ranks = 1, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .out = none});
+    world_run(
+        &(world){.ranks = 1, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .dropout = 0.2, .out = one});
+    assert_true(fabs(one->losses[0] - none->losses[0]) > 1e-4); /* there are masks */
+    for (uint32_t ranks = 2; ranks <= 4; ranks++) {
+        char what[40];
+        c.run.micro_batches_per_pass = ranks == 3 ? 3 : 0;
+        memset(other, 0, sizeof *other);
+        world_run(&(world){
+            .ranks = ranks, .steps = STEPS, .config = &c, .family = SPW_FAMILY_GPT2, .dropout = 0.2, .out = other});
+        snprintf(what, sizeof what, "%u ranks with dropout", ranks);
+        outcome_near(one, other, what);
+    }
+    outcome_free(one);
+    outcome_free(none);
+    outcome_free(other);
+}
+
+static char first_dir[256]; /* of a checkpoint that the ranks of the next world look for */
+
+/* Rank 1 finds nothing to load: both learn it, and may go on with something else. */
+static spw_status
+load_on_one(spw_engine *e, spw_error *err)
+{
+    char found[SPW_PATH_BYTES], path[SPW_PATH_BYTES + 32];
+    spw_error why = {0};
+    SPW_TRY(spw_checkpoint_find(first_dir, found, err));
+    snprintf(path, sizeof path, "%s/model.safetensors", spw__engine_rank(e) == 1 ? "/nowhere" : found);
+    if (spw_engine_load_weights(e, path, &why) == SPW_OK || strstr(why.message, "rank 1: ") == NULL ||
+        strstr(why.message, "/nowhere") == NULL)
+        return SPW_RAISE(err, SPW_ESYS, "rank %u heard: %s", spw__engine_rank(e), why.message);
+    return spw_engine_init_params(e, spw__engine_config(e)->run.seed, err);
+}
+
+/* Disks take ranks differently long to fill: one that has its weights waits for the others, however short a collective's time is. */
+static void
+test_late_start(void **state)
+{
+    outcome *early = outcome_new(), *late = outcome_new();
+    world w = {.ranks = 2, .steps = 2, .family = SPW_FAMILY_GPT2};
+    spw_config c;
+    (void)state;
+    tiny_dir_make(first_dir);
+    ranks_config(&c, SPW_STATE_FP32);
+    w.config = &c;
+    w.out = early;
+    w.save = first_dir;
+    world_run(&w);
+    c.run.comm_timeout = 1;
+    w.late_s = 2.5;
+    w.out = late;
+    w.save = NULL;
+    world_run(&w);
+    outcome_same(early, late, "drawn late");
+    w.load = first_dir;
+    w.first_step = 2;
+    world_run(&w);
+    w.load = NULL;
+    w.first_step = 0;
+    w.late_s = 0;
+    w.prepare = load_on_one;
+    memset(late, 0, sizeof *late);
+    world_run(&w);
+    outcome_same(early, late, "after a load that failed on one rank");
+    tiny_dir_remove(first_dir);
+    outcome_free(early);
+    outcome_free(late);
+}
+
 /* Gradients rounded to bf16 before they are summed: other bits than fp32's, the same in every stage, and near. */
 static void
 test_comm_dtype(void **state)
@@ -441,6 +518,7 @@ main(void)
         cmocka_unit_test(test_worlds),       cmocka_unit_test(test_llama_no_clipping),
         cmocka_unit_test(test_passes),       cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_comm_dtype),   cmocka_unit_test(test_elastic),
+        cmocka_unit_test(test_dropout),      cmocka_unit_test(test_late_start),
         cmocka_unit_test(test_resume_exact), cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_held),         cmocka_unit_test(test_overlap),
     };

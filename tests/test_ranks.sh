@@ -67,6 +67,13 @@ train --set spillway.ranks=4
 check "ranks without a launcher" test $? -eq 2
 check "with the way to start them" says "spillway train -n 4"
 
+# What another launcher left in the environment.
+RANK=0 WORLD_SIZE=2 train -n 2
+check "-n inside another launcher's rank ends with 2" test $? -eq 2
+check "and says what to do" says "leave out -n, or unset RANK"
+check "-n in a shell of srun's" env PMIX_RANK=0 PMI_RANK=0 SPW_MPI_PLUGIN=/nowhere "$spw" train "$dir/tiny.json" --quiet -n 2 --set spillway.steps=1
+check "one rank there" env PMI_RANK=0 PMI_SIZE=1 SPW_MPI_PLUGIN=/nowhere "$spw" train "$dir/tiny.json" --quiet --set spillway.steps=1
+
 # One of them dies, or fails: all end, and say what happened.
 rm -f "$dir/log"
 train -n 3 --set spillway.steps=100000 --set spillway.checkpoint_dir="$dir/k" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2 &

@@ -17,10 +17,14 @@ static spw_comm_options
 with_defaults(const spw_comm_options *options)
 {
     spw_comm_options o = options != NULL ? *options : (spw_comm_options){0};
+    if (!(o.join_timeout_s > 0)) /* processes start at different times, and nobody waits for work that another lost */
+        o.join_timeout_s = o.timeout_s > 0 ? o.timeout_s : 600;
     if (!(o.timeout_s > 0))
         o.timeout_s = 60;
     if (o.timeout_s > 1e8) /* years: nanoseconds must fit */
         o.timeout_s = 1e8;
+    if (o.join_timeout_s > 1e8)
+        o.join_timeout_s = 1e8;
     if (o.staging_bytes == 0)
         o.staging_bytes = 8 << 20;
     return o;
@@ -186,6 +190,13 @@ find_hosts(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
 
 /* ---------------------------------------------------------------- open and close */
 
+void
+spw_comm_set_timeout(spw_comm *comm, double timeout_s)
+{
+    comm->options.timeout_s = timeout_s;
+    spw_channel_set_timeout(comm->world, timeout_s);
+}
+
 static spw_status
 open_transport(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
 {
@@ -196,7 +207,7 @@ open_transport(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
     if (launch.backend == SPW_COMM_MPI) {
         SPW_TRY(spw__mpi_load(&comm->transport, deadline_ns, err));
     } else if (launch.backend == SPW_COMM_TCP && launch.world > 1) {
-        SPW_TRY(spw__tcp_open(&comm->transport, &launch, deadline_ns, comm->options.timeout_s, err));
+        SPW_TRY(spw__tcp_open(&comm->transport, &launch, deadline_ns, comm->options.join_timeout_s, err));
     }
     info->backend = spw_comm_backend_name(launch.backend);
     info->rank = comm->transport != NULL ? comm->transport->rank : 0;
@@ -239,8 +250,11 @@ spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err)
     comm->link_next_id = LINK_WORLD;
     pthread_mutex_init(&comm->lock, NULL);
     pthread_cond_init(&comm->settled_cond, NULL);
-    deadline_ns = spw_now_ns() + (uint64_t)(comm->options.timeout_s * 1e9);
-    st = open_transport(comm, deadline_ns, err);
+    st = options != NULL && options->join_timeout_s > 0 ? SPW_OK
+                                                        : spw__launch_join_timeout(&comm->options.join_timeout_s, err);
+    deadline_ns = spw_now_ns() + (uint64_t)(comm->options.join_timeout_s * 1e9);
+    if (st == SPW_OK)
+        st = open_transport(comm, deadline_ns, err);
     if (st == SPW_OK) {
         comm->peers = spw_mem_calloc(comm->info.world, sizeof *comm->peers);
         comm->locals = spw_mem_calloc(comm->info.world, sizeof *comm->locals);

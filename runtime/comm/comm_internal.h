@@ -35,6 +35,8 @@ typedef struct spw__launch {
     char reason[160];
 } spw__launch;
 spw_status spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err);
+/* Seconds that SPW_JOIN_TIMEOUT says; out is left as it is where it is not set. */
+spw_status spw__launch_join_timeout(double *out, spw_error *err);
 /* Finds the plugin, loads it and starts MPI. */
 spw_status spw__mpi_load(spw__transport **out, uint64_t deadline_ns, spw_error *err);
 spw_status

@@ -1,6 +1,10 @@
 /*
  * How this process was started: reads the variables that MPI launchers, torchrun and Slurm set, and says which backend
  * follows from them. Nothing is opened here.
+ *
+ * Variables are inherited, so one launcher inside another leaves both its own and the outer one's. torchrun, and whoever
+ * sets RANK, WORLD_SIZE and MASTER_ADDR, names this process completely and is the inner one: srun starts torchrun, never
+ * the other way round. A launcher that says that it started one process, as srun does of a shell, started no world.
  */
 #include "comm_internal.h"
 #include <errno.h>
@@ -46,6 +50,41 @@ mpi_sign(void)
     return NULL;
 }
 
+/* Whether the MPI launcher says that it started this process alone; where it does not say how many, Slurm does. */
+static bool
+mpi_alone(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"};
+    static const char *const tasks[] = {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}; /* of the step, of the job */
+    bool said = false;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (variable(sizes[i]) != NULL && strcmp(variable(sizes[i]), "1") != 0)
+            return false;
+        said = said || variable(sizes[i]) != NULL;
+    }
+    for (size_t i = 0; !said && i < sizeof tasks / sizeof *tasks; i++) {
+        if (variable(tasks[i]) != NULL)
+            return strcmp(variable(tasks[i]), "1") == 0;
+    }
+    return said;
+}
+
+spw_status
+spw__launch_join_timeout(double *out, spw_error *err)
+{
+    const char *text = variable("SPW_JOIN_TIMEOUT");
+    char *end;
+    double value;
+    if (text == NULL)
+        return SPW_OK;
+    value = strtod(text, &end);
+    if (*end != '\0' || !(value >= 0.1 && value <= 1e8))
+        return SPW_RAISE(err, SPW_ECONFIG, "variable SPW_JOIN_TIMEOUT is \"%s\": seconds from 0.1 to 1e8 are needed",
+                         text);
+    *out = value;
+    return SPW_OK;
+}
+
 static spw_status
 read_tcp(spw__launch *out, const char *rank_name, const char *world_name, spw_error *err)
 {
@@ -89,13 +128,20 @@ spw__launch_read(spw__launch *out, spw_comm_backend wanted, spw_error *err)
     case SPW_COMM_AUTO: break;
     default: return SPW_RAISE(err, SPW_EINVAL, "backend %d of ranks is unknown", (int)wanted);
     }
-    if (sign != NULL) {
+    if (torch && variable("MASTER_ADDR") != NULL)
+        return read_tcp(out, "RANK", "WORLD_SIZE", err);
+    if (sign != NULL && !mpi_alone()) {
         out->backend = SPW_COMM_MPI;
         snprintf(out->reason, sizeof out->reason, "%s is set", sign);
         return SPW_OK;
     }
     if (torch)
         return read_tcp(out, "RANK", "WORLD_SIZE", err);
+    if (sign != NULL) {
+        out->backend = SPW_COMM_SELF;
+        snprintf(out->reason, sizeof out->reason, "%s is set, by a launcher of one process", sign);
+        return SPW_OK;
+    }
     if (slurm && variable("MASTER_ADDR") != NULL)
         return read_tcp(out, "SLURM_PROCID", "SLURM_NTASKS", err);
     if (variable("SLURM_STEP_NUM_TASKS") != NULL && strcmp(variable("SLURM_STEP_NUM_TASKS"), "1") != 0)

@@ -25,7 +25,8 @@ typedef struct spw_channel spw_channel;
 /* ---------------------------------------------------------------- the world */
 
 typedef enum spw_comm_backend {
-    SPW_COMM_AUTO, /* mpi when an MPI launcher started this process, else tcp when RANK and WORLD_SIZE are set, else self */
+    SPW_COMM_AUTO, /* tcp when RANK, WORLD_SIZE and MASTER_ADDR are set, else mpi when an MPI launcher started several
+                      processes, else tcp when srun did and MASTER_ADDR is set, else self */
     SPW_COMM_SELF, /* one rank */
     SPW_COMM_TCP,  /* sockets; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT */
     SPW_COMM_MPI   /* an MPI library, opened at run time */
@@ -34,7 +35,9 @@ const char *spw_comm_backend_name(spw_comm_backend backend); /* "auto", "self", 
 
 typedef struct spw_comm_options {
     spw_comm_backend backend;
-    double timeout_s;        /* that one collective may wait for others; 0: 60 */
+    double timeout_s; /* that one collective may wait for others; 0: 60 */
+    double
+        join_timeout_s; /* that spw_comm_open() may; 0: SPW_JOIN_TIMEOUT of the environment, else timeout_s, else 600 */
     uint64_t staging_bytes;  /* per channel, for operands of ranks on other hosts; 0: 8 MiB */
     double link_bytes_per_s; /* tests: every operation takes at least its bytes over this; 0: off */
     double link_latency_s;   /* and so much on top */
@@ -53,11 +56,13 @@ typedef struct spw_comm_info {
 /*
  * spw_comm_open - joins the world that the process was started into. Collective.
  * Errors  SPW_ECONFIG for a variable that is missing or makes no sense, SPW_EUNSUPPORTED when the backend is not there,
- *         SPW_ETIMEDOUT naming the ranks that did not come.
+ *         SPW_ETIMEDOUT naming the ranks that did not come. Ranks that wait say so in the log after 30 s.
  */
 spw_status spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err);
 void spw_comm_close(spw_comm *comm); /* collective unless something failed; channels and memory first; NULL is fine */
 const spw_comm_info *spw_comm_get_info(const spw_comm *comm);
+/* Instead of the timeout_s that it was opened with, for channels that are opened from now on, and for opening them. */
+void spw_comm_set_timeout(spw_comm *comm, double timeout_s);
 /* Tells all ranks that this one cannot go on: their calls fail with the reason. Any thread, any time. */
 void spw_comm_abort(spw_comm *comm, const char *reason);
 /* The first failure, or SPW_OK. Any thread. */

@@ -2,8 +2,12 @@
  * Sockets: how processes find each other. Rank 0 listens at MASTER_ADDR:MASTER_PORT; the others connect, say who they
  * are and where they listen, and get the list of all and a number that only this job knows. Whoever connects without
  * it is turned away. What is gathered while the world is made passes through rank 0.
+ *
+ * Debian's /etc/hosts gives a machine's own name the address 127.0.1.1. Where MASTER_ADDR is a name that its own host knows
+ * as such, the ranks there listen everywhere, and others take their addresses for that of rank 0 with another port.
  */
 #include "comm_tcp.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -14,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { HELLO_MAGIC = 0x53505721 };
+enum { HELLO_MAGIC = 0x53505721, TELL_AFTER_S = 30 };
 
 /* What a process says first to rank 0. */
 typedef struct hello {
@@ -110,6 +114,54 @@ spw__tcp_address_len(const struct sockaddr_storage *a)
     return a->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
 }
 
+static bool
+is_loopback(const struct sockaddr_storage *a)
+{
+    const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)a;
+    if (a->ss_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
+    return a->ss_family == AF_INET6 && (IN6_IS_ADDR_LOOPBACK(&a6->sin6_addr) ||
+                                        (IN6_IS_ADDR_V4MAPPED(&a6->sin6_addr) && a6->sin6_addr.s6_addr[12] == 127));
+}
+
+/* Whether MASTER_ADDR says that nobody comes from another host: an address, or a name that means this host everywhere. */
+static bool
+means_loopback(const spw__launch *launch)
+{
+    struct in6_addr unused;
+    return strncmp(launch->host, "localhost", 9) == 0 || inet_pton(AF_INET, launch->host, &unused) == 1 ||
+           inet_pton(AF_INET6, launch->host, &unused) == 1;
+}
+
+/* Everywhere instead of at a loopback address that other hosts would be sent to. */
+static void
+open_up(struct sockaddr_storage *a, const spw__launch *launch)
+{
+    struct sockaddr_storage any = {.ss_family = a->ss_family};
+    if (!is_loopback(a) || means_loopback(launch))
+        return;
+    set_port(&any, port_of(a));
+    *a = any;
+}
+
+static const char *
+show_host(char out[INET6_ADDRSTRLEN], const struct sockaddr_storage *a)
+{
+    const void *at = a->ss_family == AF_INET6 ? (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr
+                                              : (const void *)&((const struct sockaddr_in *)a)->sin_addr;
+    return inet_ntop(a->ss_family, at, out, INET6_ADDRSTRLEN) != NULL ? out : "unknown";
+}
+
+/* Once, when the others take long: what this rank waits for. */
+static bool
+time_to_tell(uint64_t *tell_ns)
+{
+    bool now = spw_now_ns() >= *tell_ns;
+    if (now)
+        *tell_ns = UINT64_MAX;
+    return now;
+}
+
 static spw_status
 resolve(const spw__launch *launch, struct addrinfo **out, spw_error *err)
 {
@@ -157,6 +209,7 @@ listen_as_master(spw__tcp *t, const spw__launch *launch, spw_error *err)
     for (struct addrinfo *a = list; a != NULL && t->listen_fd < 0; a = a->ai_next) {
         struct sockaddr_storage at = {0};
         memcpy(&at, a->ai_addr, a->ai_addrlen);
+        open_up(&at, launch);
         t->listen_fd = listen_at(&at);
         if (t->listen_fd < 0 && errno == EADDRNOTAVAIL) { /* a name for this machine that is not its own: behind NAT */
             struct sockaddr_storage any = {.ss_family = at.ss_family};
@@ -233,17 +286,23 @@ receive_ranks(spw__tcp *t, uint64_t deadline_ns, double timeout_s, spw_error *er
     uint32_t most = t->base.world + 16, count = 0, come = 1;
     guest *guests = spw_mem_calloc(most, sizeof *guests);
     struct pollfd *polls = spw_mem_calloc(most + 1, sizeof *polls);
+    uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
+    char missing[200];
     spw_status st = SPW_OK;
     if (guests == NULL || polls == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", t->base.world);
     while (st == SPW_OK && come < t->base.world) {
         int left = spw__tcp_left_ms(deadline_ns);
         if (left == 0) {
-            char missing[200];
             list_missing(t, missing, sizeof missing);
-            st = SPW_RAISE(err, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s: %s", t->base.world,
-                           timeout_s, missing);
+            st = SPW_RAISE(err, SPW_ETIMEDOUT, "of %u ranks, these did not come in %.1f s (SPW_JOIN_TIMEOUT): %s",
+                           t->base.world, timeout_s, missing);
             break;
+        }
+        if (time_to_tell(&tell_ns)) {
+            list_missing(t, missing, sizeof missing);
+            spw_log(SPW_LOG_WARN, "rank 0 waits for ranks %s, up to %.0f s in all (SPW_JOIN_TIMEOUT)", missing,
+                    timeout_s);
         }
         polls[0] = (struct pollfd){.fd = t->listen_fd, .events = POLLIN};
         for (uint32_t i = 0; i < count; i++)
@@ -331,6 +390,8 @@ spw__tcp_connect(const struct sockaddr_storage *to, uint64_t deadline_ns)
 static spw_status
 reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeout_s, spw_error *err)
 {
+    char host[INET6_ADDRSTRLEN];
+    uint64_t tell_ns = spw_now_ns() + TELL_AFTER_S * 1000000000ull;
     int last = 0;
     do { /* it may start later than this rank, and so may its name */
         struct addrinfo *list;
@@ -345,12 +406,19 @@ reach_master(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doubl
         }
         if (st == SPW_OK)
             freeaddrinfo(list);
+        if (t->star[0] < 0 && time_to_tell(&tell_ns))
+            spw_log(SPW_LOG_WARN,
+                    "rank %u waits for rank 0 at %s:%s, which is %s here (%s), up to %.0f s in all (SPW_JOIN_TIMEOUT)",
+                    launch->rank, launch->host, launch->port, show_host(host, &t->addresses[0]), strerror(last),
+                    timeout_s);
         if (t->star[0] < 0)
             spw_sleep_ns(20000000);
     } while (t->star[0] < 0 && spw__tcp_left_ms(deadline_ns) > 0);
     if (t->star[0] < 0)
-        return SPW_RAISE(err, SPW_ETIMEDOUT, "rank 0 did not come in %.1f s: nobody listens at %s:%s (%s)", timeout_s,
-                         launch->host, launch->port, strerror(last));
+        return SPW_RAISE(
+            err, SPW_ETIMEDOUT,
+            "rank 0 did not come in %.1f s (SPW_JOIN_TIMEOUT): nobody listens at %s:%s, which is %s here (%s)",
+            timeout_s, launch->host, launch->port, show_host(host, &t->addresses[0]), strerror(last));
     return SPW_OK;
 }
 
@@ -366,6 +434,7 @@ knock(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, double timeo
     SPW_TRY(reach_master(t, launch, deadline_ns, timeout_s, err));
     (void)getsockname(t->star[0], (struct sockaddr *)&own, &len);
     set_port(&own, 0);
+    open_up(&own, launch);
     t->listen_fd = listen_at(&own); /* on the interface that leads to rank 0 */
     if (t->listen_fd < 0)
         return SPW_RAISE_SYS(err, errno, "listening for other ranks");
@@ -402,6 +471,14 @@ open_as_guest(spw__tcp *t, const spw__launch *launch, uint64_t deadline_ns, doub
         rc = spw__tcp_recv_all(t->star[0], t->addresses, t->base.world * sizeof *t->addresses,
                                deadline_ns + 2000000000u);
         t->addresses[0] = master;
+        for (uint32_t r = 1; r < t->base.world && !is_loopback(&master);
+             r++) { /* a neighbour of rank 0, as rank 0 sees it */
+            uint32_t port = port_of(&t->addresses[r]);
+            if (!is_loopback(&t->addresses[r]))
+                continue;
+            t->addresses[r] = master;
+            set_port(&t->addresses[r], port);
+        }
     }
     if (rc != 0)
         return SPW_RAISE_SYS(err, rc, "rank 0 at %s:%s does not answer", launch->host, launch->port);

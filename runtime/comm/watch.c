@@ -376,7 +376,8 @@ nap(spw__watch *w)
             w->polls[n++] = (struct pollfd){.fd = w->witnesses[r].pidfd, .events = POLLIN, .revents = 0};
     }
     for (uint32_t i = 0; w->link != NULL && w->link->fds != NULL && i < w->far_count; i++) {
-        if (w->link->fds[i] >= 0)
+        if (w->link->fds[i] >= 0 &&
+            w->link->recv[i].left > 0) /* one that has said its last is always readable: its end */
             w->polls[n++] = (struct pollfd){.fd = w->link->fds[i], .events = POLLIN};
     }
     if (poll(w->polls, n, w->link != NULL && w->link->fds == NULL ? SLICE_MS / 2 : SLICE_MS) <= 0)
