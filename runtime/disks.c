@@ -40,7 +40,7 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
     }
     if (e->comm == NULL || plan_only)
         return SPW_OK;
-    mine.host = spw_comm_get_info(e->comm)->host;
+    mine.host = spw_comm_get_info(e->comm)->machine;
     all = spw_mem_calloc(e->world, sizeof *all);
     st = all != NULL ? spw_channel_open(&channel, e->comm, NULL, 0, "disks", err)
                      : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);

@@ -99,7 +99,7 @@ count_sharers(const spw_engine *e, bool tell)
     const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
     uint32_t devices = strchr(e->config.run.device, ':') != NULL ? 1 : gpu->device_count;
     uint32_t sharers = e->local_world / devices + (e->local_world % devices > 0);
-    if (sharers > 1 && tell && spw_comm_get_info(e->comm)->local_rank == 0)
+    if (sharers > 1 && tell && spw_comm_get_info(e->comm)->machine_rank == 0)
         spw_log(SPW_LOG_WARN,
                 "%u ranks of this host share %u GPU%s: up to %u compute and have their memory on one, in turns",
                 e->local_world, devices, devices > 1 ? "s" : "", sharers);
@@ -258,7 +258,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
                            .topology = &topology,
                            .pin_threads = c->run.pin_threads,
                            .compute_dtype = spw__config_compute(c),
-                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->local_rank : 0};
+                           .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0};
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
@@ -365,7 +365,7 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
         e->comm = o->comm;
         e->rank = spw_comm_get_info(o->comm)->rank;
         e->world = spw_comm_get_info(o->comm)->world;
-        e->local_world = spw_comm_get_info(o->comm)->local_world;
+        e->local_world = spw_comm_get_info(o->comm)->machine_world;
     } else if (o->plan_only) {
         e->world = e->local_world = asked; /* what each of them would plan, on one host */
     }

@@ -77,9 +77,9 @@ struct spw_engine {
     bool device_updates;     /* all state is on a device apart from the host, and is updated there */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
-    spw_comm *comm;   /* NULL: one rank */
-    spw_ranks *ranks; /* NULL: one rank */
-    uint32_t rank, world, local_world;
+    spw_comm *comm;                        /* NULL: one rank */
+    spw_ranks *ranks;                      /* NULL: one rank */
+    uint32_t rank, world, local_world;     /* local: of the machine */
     uint32_t path_ranks[2][SPW_PATHS_MAX]; /* of this host, that swap to the disk of a path for weights, for records */
     spw_layout layout;
     spw_plan plan;

@@ -267,7 +267,9 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
-               spw_comm_table_bytes(NULL, e->world, e->local_world, spw__ranks_channels(&e->zeropp));
+               spw_comm_table_bytes(NULL, e->world,
+                                    e->comm != NULL ? spw_comm_get_info(e->comm)->local_world : e->local_world,
+                                    spw__ranks_channels(&e->zeropp));
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;

@@ -216,7 +216,7 @@ spw__wire_choose(spw_engine *e, bool plan_only, spw_error *err)
     mine.status = (int32_t)spw_gpu_link_probe(e->gpu, &none);
     snprintf(mine.why, sizeof mine.why, "%.*s", (int)sizeof mine.why - 1, none.message);
     memcpy(mine.id, gpu->id, sizeof mine.id);
-    mine.host = e->comm != NULL ? spw_comm_get_info(e->comm)->host : 0;
+    mine.host = e->comm != NULL ? spw_comm_get_info(e->comm)->machine : 0;
     if (e->comm == NULL || plan_only) { /* what the others will say is not known */
         e->linked = mine.status == (int32_t)SPW_OK && e->device_sharers == 1;
         return SPW_OK;

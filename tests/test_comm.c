@@ -15,6 +15,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -579,6 +580,38 @@ test_sharers(void **state)
 }
 
 static void
+body_strangers(const plan *p)
+{
+    const spw_comm_info *info;
+    spw_comm *comm = NULL;
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
+        exit(0);
+    if (prctl(PR_SET_DUMPABLE, 0) != 0)
+        exit(0);
+    OK(spw_comm_open(&comm, &p->options, err));
+    info = spw_comm_get_info(comm);
+    if (info->host_count == info->world) { /* else this system lets them map each other's memory all the same */
+        CHECK(strstr(info->reason, "no shared memory") != NULL, "%s", info->reason);
+        CHECK(info->local_world == 1 && info->local_rank == 0, "%u of %u", info->local_rank, info->local_world);
+        CHECK(info->machine == 0 && info->machine_rank == info->rank && info->machine_world == 3, "%u of %u on %u",
+              info->machine_rank, info->machine_world, info->machine);
+        CHECK(info->cpu_sharers == 3, "%u", info->cpu_sharers);
+    } else if (info->rank == 0) {
+        printf("# ranks map each other's memory, whatever prctl says\n");
+        fflush(stdout);
+    }
+    spw_comm_close(comm);
+}
+
+/* Ranks that cannot map each other's memory are hosts of their own, and share the machine's memory and processors still. */
+static void
+test_strangers(void **state)
+{
+    (void)state;
+    run((plan){.hosts = "aaa", .body = body_strangers, .options = {.timeout_s = 30}, .killed = -1});
+}
+
+static void
 body_slow_link(const plan *p)
 {
     spw_comm *comm = NULL;
@@ -1075,7 +1108,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_device_order), cmocka_unit_test(test_memory),      cmocka_unit_test(test_killed),
         cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_abort),       cmocka_unit_test(test_late),
         cmocka_unit_test(test_missing),      cmocka_unit_test(test_environment), cmocka_unit_test(test_sharers),
-        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),
+        cmocka_unit_test(test_nested),       cmocka_unit_test(test_quiet),       cmocka_unit_test(test_strangers),
     };
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return main_as_rank();

@@ -128,6 +128,15 @@ take_seats(spw_comm *comm, identity *mine, identity *all, uint64_t deadline_ns, 
     return SPW_OK;
 }
 
+/* Who shares the machine, which stays as it is when hosts are split. */
+static void
+note_machine(spw_comm_info *info)
+{
+    info->machine = info->host;
+    info->machine_rank = info->local_rank;
+    info->machine_world = info->local_world;
+}
+
 /* Ranks of hosts where one of them cannot map another's memory become hosts of their own. */
 static void
 split_hosts(const spw_comm *comm, identity *all)
@@ -166,9 +175,11 @@ find_hosts(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
     }
     if (st == SPW_OK) {
         number_hosts(comm, all);
+        note_machine(&comm->info);
         st = take_seats(comm, &mine, all, deadline_ns, &mapped, err);
     }
     if (st == SPW_OK && !mapped) {
+        uint32_t sharers = comm->info.cpu_sharers;
         size_t at = strlen(comm->info.reason);
         for (uint32_t r = 0; r < world; r++) {
             if (all[r].status != SPW_OK && all[r].text[0] != '\0')
@@ -180,6 +191,7 @@ find_hosts(spw_comm *comm, uint64_t deadline_ns, spw_error *err)
         mine = (identity){.pid = mine.pid, .start_ticks = mine.start_ticks};
         snprintf(mine.host, sizeof mine.host, "%s", all[comm->info.rank].host);
         number_hosts(comm, all);
+        comm->info.cpu_sharers = sharers;
         st = take_seats(comm, &mine, all, deadline_ns, &mapped, err);
         if (st == SPW_OK)
             st = trouble_of(all, world, err);
@@ -266,7 +278,7 @@ spw_comm_open(spw_comm **out, const spw_comm_options *options, spw_error *err)
     if (st == SPW_OK && comm->info.world > 1)
         st = spw__watch_start(comm, deadline_ns, err);
     /* Spinning helps only where those waited for run meanwhile. */
-    comm->spin = st == SPW_OK && spw_cpu_allowed_count() > comm->info.local_world ? 4000 : 0;
+    comm->spin = st == SPW_OK && spw_cpu_allowed_count() > comm->info.machine_world ? 4000 : 0;
     if (st == SPW_OK)
         st = spw__channel_open_world(comm, deadline_ns, err);
     spw__segment_hide(&comm->seats_segment);

@@ -47,10 +47,15 @@ typedef struct spw_comm_options {
 typedef struct spw_comm_info {
     uint32_t rank, world;
     uint32_t local_rank, local_world; /* among the ranks of this host */
-    uint32_t cpu_sharers; /* ranks of this host that may use the same CPUs as this one, which is one of them */
     uint32_t host, host_count;
-    const char *backend; /* "self", "tcp", "mpi" */
-    char reason[200];    /* why this one, with what it found */
+    /*
+     * As local_rank, local_world and host, for what a machine has once: memory, disks, GPUs. They differ where ranks of one machine
+     * cannot map each other's memory, and are hosts of their own.
+     */
+    uint32_t machine_rank, machine_world, machine;
+    uint32_t cpu_sharers; /* ranks of this machine that may use the same CPUs as this one, which is one of them */
+    const char *backend;  /* "self", "tcp", "mpi" */
+    char reason[200];     /* why this one, with what it found */
 } spw_comm_info;
 
 /*
