@@ -42,7 +42,9 @@ static const char train_usage[] =
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
-    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files.\n";
+    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files. A second one, a second "
+    "later or\n"
+    "more, ends at once, as the first one does before the first step; the next run then reclaims the swap files.\n";
 
 static const char plan_usage[] =
     "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"

@@ -219,7 +219,7 @@ typedef struct spw_data_summary {
 
 typedef struct spw_checkpoint_state {
     uint64_t step, data_position, updates;
-    uint64_t bytes_written; /* to nvme swap, since the first run */
+    uint64_t bytes_written; /* to nvme swap, by all ranks, since the first run */
     double tokens;
     spw_data_summary data;
 } spw_checkpoint_state;

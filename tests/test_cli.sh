@@ -124,6 +124,29 @@ for sig in INT TERM; do
     check "SIG$sig cleans up" nothing_left
 done
 
+# What does not end in time: a second signal ends it, and before the first step the first does.
+"$spw" train "$c" --set gradient_accumulation_steps=3000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 1000); do [ -s "$dir/long.jsonl" ] && break; sleep 0.1; done
+sleep 0.3
+kill -TERM $pid
+kill -TERM $pid
+sleep 1.2
+check "two signals at once are one" kill -0 $pid
+kill -TERM $pid
+{ wait $pid; } 2>/dev/null
+check "one a second later ends the process" test $? -eq 143
+awk 'BEGIN { for (i = 0; i < 600000; i++) printf "{\"text\": \"line %d says that %d times %d is %d\"}\n", i, i, i % 7, i * (i % 7) }' >"$dir/long.jsonl"
+"$spw" train "$c" --set "data.path=$dir/long.jsonl" --set data.cache_dir="$dir/cache" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1 >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 1000); do [ -n "$(ls "$dir/cache" 2>/dev/null)" ] && break; sleep 0.01; done
+kill -TERM $pid
+{ wait $pid; } 2>/dev/null
+check "a signal while tokens are made too" test $? -eq 143
+rm -rf "$dir/cache" "$dir/long.jsonl"
+check "the next run reclaims the swap files" run train "$c" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+check "all of them" nothing_left
+
 # What may be written to swap: the run saves and ends before the step that would exceed it, and counts on when resumed.
 wear() { # KEY: of the last object of run log $dir/w.jsonl
     tail -n 1 "$dir/w.jsonl" | grep -o "\"$1\":[0-9]*" | sed 's/.*://'
@@ -147,6 +170,8 @@ check "resumed with the same budget: paused, code 4" pauses $w --resume "$dir/w"
 check "without a step" test "$(ls "$dir/w")" = step-5
 check "a larger budget counts what was written before" pauses $w --resume "$dir/w" --set spillway.write_budget=$((budget + each * 4))
 check "three more steps: the start is written again" test -d "$dir/w/step-8" -a ! -e "$dir/w/step-9"
+check "a budget that the whole run is within: code 0" run train "$c" $w --set spillway.checkpoint_dir="$dir/w0" --set spillway.write_budget=$((all + each / 2)) --set spillway.write_budget_action=pause
+check "and at its end, resumed, too" run train "$c" $w --resume "$dir/w0" --set spillway.checkpoint_dir="$dir/w0" --set spillway.write_budget=$((all + each / 2)) --set spillway.write_budget_action=pause
 check "without a budget it goes on to the end" run train "$c" $w --resume "$dir/w"
 check "with the uninterrupted run's bits" same_tensors "$dir/a/step-10" "$dir/w/step-10"
 expect 2 "checkpoint_dir" "pause needs a checkpoint_dir" train "$c" --set spillway.checkpoint_dir= --set spillway.write_budget=1GB --set spillway.write_budget_action=pause
