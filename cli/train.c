@@ -584,7 +584,12 @@ static void
 summarize_data(run *r)
 {
     spw_data_summary *d = &r->at.data;
-    *d = (spw_data_summary){spw_data_file_count(r->data), spw_data_bytes(r->data), spw_data_tokens(r->data), "", ""};
+    *d = (spw_data_summary){.files = spw_data_file_count(r->data),
+                            .bytes = spw_data_bytes(r->data),
+                            .tokens = spw_data_tokens(r->data),
+                            .held_out = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
+                            .held_out_known = true};
+    d->held_out_moved = spw_data_split_moved(r->data, &d->held_out_before);
     snprintf(d->formats, sizeof d->formats, "%s", spw_data_formats(r->data));
     snprintf(d->encoder, sizeof d->encoder, "%s", spw_data_encoder(r->data));
 }
@@ -674,6 +679,19 @@ check_fit(run *r, spw_plan *plan, spw_error *err)
     return SPW_OK;
 }
 
+/* Said before the first step: evaluations would be left out without a word. */
+static void
+warn_of_no_evaluation(const run *r)
+{
+    const spw_config *c = &r->config;
+    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION);
+    if (r->rank == 0 && c->run.eval_interval > 0 && c->run.eval_batches > 0 && have < c->micro_batch)
+        fprintf(stderr,
+                "spillway: warning: %llu sequences are held out (data.validation_split %g), a micro-batch takes %llu: "
+                "nothing will be evaluated\n",
+                (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
+}
+
 /* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
 static void
 warn_of_full_disk(const run *r)
@@ -710,6 +728,7 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
     warn_of_full_disk(r);
+    warn_of_no_evaluation(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;

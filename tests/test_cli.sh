@@ -124,6 +124,20 @@ for sig in INT TERM; do
     check "SIG$sig cleans up" nothing_left
 done
 
+# Many files too short for a held-out share of their own; a checkpoint from before says nothing of that and may mean others.
+mkdir "$dir/many"
+head -c 8000 "$dir/text.txt" | split -a 3 -b 80 - "$dir/many/"
+m="--set data.path=$dir/many/* --set spillway.checkpoint_dir=$dir/m --set spillway.run_log="
+check "many short files" run train "$c" $m
+check "hold out a twentieth" grep -q ' 190 training and 10 held-out' "$dir/out"
+check "and are evaluated" grep -q 'eval [0-9.]*' "$dir/out"
+check "resumed, the same" run train "$c" $m --resume "$dir/m" --set spillway.steps=11
+sed -i -z 's/,[[:space:]]*"held_out": [0-9]*//' "$dir"/m/step-11/spillway.json
+expect 2 "held-out sequences: 1, each file's share" "an older one held out others" train "$c" $m --resume "$dir/m" --set spillway.steps=12
+check "which can be meant" run train "$c" $m --resume "$dir/m" --set spillway.steps=12 --resume-anyway
+check "and is as it was from then on" run train "$c" $m --resume "$dir/m" --set spillway.steps=13
+expect 0 "0 sequences are held out" "nothing to evaluate on is said" train "$c" --set data.validation_split=0 --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+
 # What does not end in time: a second signal ends it, and before the first step the first does.
 "$spw" train "$c" --set gradient_accumulation_steps=3000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
 pid=$!

@@ -70,7 +70,7 @@ typedef struct spw_data_options {
     uint32_t source_count; /* up to SPW_DATA_SOURCES_MAX; 0: patterns */
 
     uint64_t seq_length;     /* T; a window is T + 1 tokens, and the next begins T further on */
-    double validation_split; /* share of the windows held out: the last ones of every file's end */
+    double validation_split; /* share of a source's windows held out: the last ones of files, see spw_data_open() */
     uint64_t seed;
     uint64_t vocab; /* a token that is not below it is an error when its window is read; 0: not checked */
 
@@ -91,6 +91,9 @@ typedef struct spw_data_options {
 /*
  * spw_data_open - finds and checks the files; tokenises what has to be and is not in the cache yet.
  *
+ * Held out are windows at the ends of files, of a source's first k files together validation_split of their windows, rounded:
+ * of many files with a window each, one in twenty at 0.05. One at least when it is above 0 and there are two, and one is left.
+ *
  * Errors  SPW_ENOENT naming a pattern that matches nothing; SPW_ESYS for an unreadable file; SPW_ECORRUPT naming file,
  *         field and offset of bytes that are not the format's; SPW_EUNSUPPORTED for files known to be something else;
  *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed).
@@ -107,6 +110,8 @@ uint32_t spw_data_file_count(const spw_data *data);
 uint64_t
 spw_data_sequences(const spw_data *data, spw_split split); /* windows in all files: with one source, an epoch */
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
+/* Whether rounding every file's share by itself, as was done once, holds out other windows; and how many those are. */
+bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*
