@@ -270,7 +270,8 @@ struct spw_st_reader {
     uint64_t data_at, data_bytes;
     int64_t mtime_ns;
     uint32_t count;
-    spw_tensor_info *tensors; /* by offset */
+    spw_tensor_info *tensors;        /* (count) by offset */
+    const spw_tensor_info **by_name; /* (count) the same */
 };
 
 static spw_status
@@ -345,6 +346,12 @@ by_offset(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp((*(const spw_tensor_info *const *)a)->name, (*(const spw_tensor_info *const *)b)->name);
+}
+
 static spw_status
 read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
 {
@@ -367,7 +374,8 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
     if (meta != NULL && !json_is_object(meta))
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: __metadata__ is not an object", r->path);
     r->tensors = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->tensors);
-    if (r->tensors == NULL)
+    r->by_name = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->by_name);
+    if (r->tensors == NULL || r->by_name == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", r->path);
     json_object_foreach(root, name, v)
     {
@@ -384,7 +392,9 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
                              r->path, r->tensors[i].name, (unsigned long long)r->tensors[i].begin,
                              (unsigned long long)at);
         at += r->tensors[i].bytes;
+        r->by_name[i] = &r->tensors[i];
     }
+    qsort(r->by_name, r->count, sizeof *r->by_name, by_name);
     if (at != r->data_bytes)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensors take %llu bytes, the file has %llu (truncated?)", r->path,
                          (unsigned long long)at, (unsigned long long)r->data_bytes);
@@ -440,6 +450,7 @@ spw_st_reader_close(spw_st_reader *r)
     if (r->fd >= 0)
         close(r->fd);
     spw_mem_free(r->tensors);
+    spw_mem_free(r->by_name);
     spw_mem_free(r);
 }
 
@@ -458,9 +469,16 @@ spw_st_reader_tensor(const spw_st_reader *r, uint32_t i)
 const spw_tensor_info *
 spw_st_reader_find(const spw_st_reader *r, const char *name)
 {
-    for (uint32_t i = 0; i < r->count; i++) {
-        if (strcmp(r->tensors[i].name, name) == 0)
-            return &r->tensors[i];
+    uint32_t low = 0, high = r->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int side = strcmp(name, r->by_name[middle]->name);
+        if (side == 0)
+            return r->by_name[middle];
+        if (side < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
