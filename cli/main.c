@@ -227,7 +227,8 @@ static const char tokenize_usage[] =
     "\n"
     "Writes the tokens of text files as llm.c reads them: a header of 1024 bytes, then uint16 for each token, or "
     "uint32\n"
-    "where the vocabulary has more than 65536. Each file is a document, or with .jsonl each of its lines; every\n"
+    "where the vocabulary has more than 65536. Each file is a document, or with .jsonl or .ndjson each of its lines; "
+    "every\n"
     "document starts with the end-of-text token; empty ones are left out. Any bytes will do, not UTF-8 alone.\n"
     "The output is the same for any number of threads, and takes its place when it is complete.\n"
     "\n"
@@ -236,7 +237,7 @@ static const char tokenize_usage[] =
     "  --end TEXT        the token before every document (default: <|endoftext|> or <|end_of_text|>, else eos_token "
     "of\n"
     "                    tokenizer_config.json, else <|im_end|>); '' puts none\n"
-    "  --field NAME      the text in a line of .jsonl (default text)\n"
+    "  --field NAME      the text in a line of these (default text)\n"
     "  --special         special tokens that are spelled out in the text are tokens (default: plain text)\n"
     "  --threads N       default: all CPUs\n"
     "  --quiet           no progress and no closing line\n";

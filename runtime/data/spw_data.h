@@ -37,6 +37,20 @@ typedef enum spw_data_format {
 const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "megatron", "jsonl" */
 bool spw_data_format_parse(const char *name, spw_data_format *out);
 
+/* JSON lines, for others that read them (lines.c). By its name: .jsonl or .ndjson, in any case. */
+bool spw_data_name_is_jsonl(const char *path);
+/*
+ * spw_data_line_open - a line without its end; *out is NULL for a blank one. Numbers of any size may stand in it.
+ * spw_data_line_text - a field's text, which lives as long as the line.
+ * Errors  SPW_ECORRUPT, without file and line: what is not a JSON object or names a member twice; a field that is missing or
+ *         no string. Numbers beyond double's range are not JSON to it.
+ */
+typedef struct spw_data_line spw_data_line;
+spw_status spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_error *err);
+spw_status
+spw_data_line_text(spw_data_line *line, const char *field, const char **text, uint64_t *bytes, spw_error *err);
+void spw_data_line_close(spw_data_line *line); /* NULL is fine */
+
 /*
  * What stands between two documents. A document is a text file, a JSON line, an entry of Megatron's document index, or in
  * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it).
