@@ -53,7 +53,8 @@ static const char plan_usage[] =
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
     "time of a step and its bound, disk wear, and each automatic decision with its reason. When it does not fit,\n"
     "the nearest configuration that does, as options to paste, and exit code 3. Rates are measured in about two\n"
-    "seconds, once in 30 days for each machine and path.\n"
+    "seconds, once in 30 days for each machine and path. What stays: these rates, and in data.cache_dir the tokens of\n"
+    "text and JSON lines, which are made here if training has not made them, and found by it.\n"
     "\n"
     "  --set a.b=c    overrides one key of the configuration\n"
     "  --json         the same as one JSON object\n"
@@ -345,7 +346,7 @@ static void
 log_line(void *ctx, spw_log_level level, const char *line)
 {
     (void)ctx;
-    if (level >= SPW_LOG_WARN || getenv("SPW_VERBOSE") != NULL)
+    if (level >= SPW_LOG_NOTE || getenv("SPW_VERBOSE") != NULL)
         fprintf(stderr, "spillway: %s%s\n", level >= SPW_LOG_WARN ? "warning: " : "", line);
 }
 

@@ -157,6 +157,9 @@ for _ in $(seq 1000); do [ -n "$(ls "$dir/cache" 2>/dev/null)" ] && break; sleep
 kill -TERM $pid
 { wait $pid; } 2>/dev/null
 check "a signal while tokens are made too" test $? -eq 143
+check "that they are is said" grep -q 'making tokens of' "$dir/err"
+check "by plan too" sh -c "'$spw' plan '$c' --no-measure --set data.path='$dir/long.jsonl' --set data.cache_dir='$dir/cache' 2>&1 >/dev/null | grep -q 'making tokens of'"
+check "which leaves them to train" test -z "$("$spw" train "$c" --quiet --set "data.path=$dir/long.jsonl" --set data.cache_dir="$dir/cache" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1 --set spillway.eval_interval=0 2>&1 >/dev/null)"
 rm -rf "$dir/cache" "$dir/long.jsonl"
 check "the next run reclaims the swap files" run train "$c" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
 check "all of them" nothing_left

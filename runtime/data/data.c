@@ -28,6 +28,7 @@ struct spw_data {
     bool mixed;       /* sources were given, with weights */
     bool split_moved; /* runs before held out other windows, and as many as this */
     uint64_t held_before;
+    uint64_t made_bytes; /* of text that became tokens now */
     uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
     spw_documents documents;
     char formats[FORMATS_BYTES], encoder[48];
@@ -62,6 +63,12 @@ add_file(spw_data *d, const char *path, const spw_data_options *o, spw_error *er
         f->fd = -1;
     } else if (f->fd >= 0) {
         d->fds_kept++;
+    }
+    if (f->made) {
+        bool noted = d->made_bytes >= NOTED_BYTES;
+        d->made_bytes += f->bytes;
+        if (!noted && d->made_bytes >= NOTED_BYTES && f->bytes < NOTED_BYTES) /* a large one says so itself */
+            spw_log(SPW_LOG_NOTE, "data: making tokens of many files: %u so far", d->file_count);
     }
     d->bytes += f->bytes;
     d->tokens += f->tokens;

@@ -384,8 +384,9 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
     spw_status st = spw__data_fd(&e->fd, f->path, false, err);
     if (st != SPW_OK)
         return st;
-    spw_log(SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s", f->path, (unsigned long long)f->bytes,
-            f->store);
+    f->made = true;
+    spw_log(f->bytes >= NOTED_BYTES ? SPW_LOG_NOTE : SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s",
+            f->path, (unsigned long long)f->bytes, f->store);
     e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
     if (e->out < 0)
         return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
