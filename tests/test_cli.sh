@@ -213,6 +213,15 @@ share() { # PATH LOW HIGH: the share that the start shows for a path
 }
 check "the start shows three quarters" share "$dir/swap" 70 80
 check "and a quarter" share "$dir/swap2" 20 30
+rates() { XDG_CACHE_HOME="$dir/rates" run "$@"; }
+two=$(both "[\"$dir/swap\",\"$dir/swap2\"]")
+once="--set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log="
+check "plan measures both" rates plan "$c" $two
+check "train finds them" rates train "$c" $two $once
+check "and knows both" sh -c "grep 'of the time' '$dir/out' | grep -qv unknown"
+sed -i "s#$dir/swap[|]#$dir/gone|#" "$dir/rates/spillway/rates.json"
+check "without the first one's" rates train "$c" $two $once
+check "the rates are not known" grep -q 'of the time; rates of the disks are unknown' "$dir/out"
 check "one path shows none" test -z "$(grep '^path ' "$dir/alone")"
 cat >"$dir/tuned.json" <<JSON
 { "aio": {"block_size": 65536, "queue_depth": 4, "backend": "threads"},
