@@ -307,20 +307,6 @@ convert(job *j, spw_pool *pool, spw_error *err)
     return st;
 }
 
-/* The folder of the output, made durable. */
-static spw_status
-sync_folder(const char *path, spw_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    char folder[SPW_PATH_BYTES];
-    snprintf(folder, sizeof folder, "%.*s",
-             slash == NULL   ? 1
-             : slash == path ? 1
-                             : (int)(slash - path),
-             slash == NULL ? "." : path);
-    return spw_dir_sync(folder, err);
-}
-
 /* ---------------------------------------------------------------- the command */
 
 /* All inputs are there and none of them is the output, before anything is made. */
@@ -384,7 +370,7 @@ run(job *j, spw_error *err)
     if (st != SPW_OK && j->fd >= 0)
         (void)unlink(j->tmp);
     if (st == SPW_OK)
-        st = sync_folder(j->out_path, err);
+        st = spw_dir_sync_above(j->out_path, err);
     spw_pool_destroy(pool);
     for (uint64_t i = 0; j->pieces != NULL && i < j->pieces_max; i++)
         spw_tokens_free(&j->pieces[i].ids);

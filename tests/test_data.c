@@ -960,7 +960,7 @@ test_cache(void **state)
     }
     assert_stream(&o, tokens, targets, sizeof text - 2);
     o.cache_dir = path_of("c.jsonl");
-    refuse(&o, SPW_ENOENT, "data.cache_dir", "c.jsonl", "Not a directory", NULL);
+    refuse(&o, SPW_EINVAL, "data.cache_dir", "c.jsonl is not a folder", NULL);
 }
 
 /* Fills from several threads give what one thread gives. */

@@ -11,6 +11,7 @@
  * do not meet. Nothing deletes caches; anybody may.
  */
 #include "data_internal.h"
+#include "spw_files.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -289,6 +290,7 @@ static spw_status
 cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    spw_status st;
     int n = 0;
     if (o->cache_dir != NULL && o->cache_dir[0] != '\0')
         n = snprintf(folder, PATH_MAX, "%s", o->cache_dir);
@@ -303,17 +305,10 @@ cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
             "is an absolute path");
     if (n >= PATH_MAX - 64)
         return SPW_RAISE(err, SPW_EINVAL, "data.cache_dir is longer than %d bytes", PATH_MAX - 65);
-    for (char *at = folder + 1;; at++) { /* with its parents */
-        char held = *at;
-        if (held != '/' && held != '\0')
-            continue;
-        *at = '\0';
-        if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-            return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", folder);
-        *at = held;
-        if (held == '\0')
-            return SPW_OK;
-    }
+    st = spw_dir_make(folder, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data.cache_dir");
+    return st;
 }
 
 static uint64_t
