@@ -42,7 +42,9 @@ static const char train_usage[] =
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
-    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files.\n";
+    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files. A second one, a second "
+    "later or\n"
+    "more, ends at once, as the first one does before the first step; the next run then reclaims the swap files.\n";
 
 static const char plan_usage[] =
     "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"
@@ -51,7 +53,8 @@ static const char plan_usage[] =
     "Plans as train does and takes nothing: bytes per tier and purpose, bytes of a step per link, the predicted\n"
     "time of a step and its bound, disk wear, and each automatic decision with its reason. When it does not fit,\n"
     "the nearest configuration that does, as options to paste, and exit code 3. Rates are measured in about two\n"
-    "seconds, once in 30 days for each machine and path.\n"
+    "seconds, once in 30 days for each machine and path. What stays: these rates, and in data.cache_dir the tokens of\n"
+    "text and JSON lines, which are made here if training has not made them, and found by it.\n"
     "\n"
     "  --set a.b=c    overrides one key of the configuration\n"
     "  --json         the same as one JSON object\n"
@@ -225,7 +228,8 @@ static const char tokenize_usage[] =
     "\n"
     "Writes the tokens of text files as llm.c reads them: a header of 1024 bytes, then uint16 for each token, or "
     "uint32\n"
-    "where the vocabulary has more than 65536. Each file is a document, or with .jsonl each of its lines; every\n"
+    "where the vocabulary has more than 65536. Each file is a document, or with .jsonl or .ndjson each of its lines; "
+    "every\n"
     "document starts with the end-of-text token; empty ones are left out. Any bytes will do, not UTF-8 alone.\n"
     "The output is the same for any number of threads, and takes its place when it is complete.\n"
     "\n"
@@ -234,7 +238,7 @@ static const char tokenize_usage[] =
     "  --end TEXT        the token before every document (default: <|endoftext|> or <|end_of_text|>, else eos_token "
     "of\n"
     "                    tokenizer_config.json, else <|im_end|>); '' puts none\n"
-    "  --field NAME      the text in a line of .jsonl (default text)\n"
+    "  --field NAME      the text in a line of these (default text)\n"
     "  --special         special tokens that are spelled out in the text are tokens (default: plain text)\n"
     "  --threads N       default: all CPUs\n"
     "  --quiet           no progress and no closing line\n";
@@ -342,7 +346,7 @@ static void
 log_line(void *ctx, spw_log_level level, const char *line)
 {
     (void)ctx;
-    if (level >= SPW_LOG_WARN || getenv("SPW_VERBOSE") != NULL)
+    if (level >= SPW_LOG_NOTE || getenv("SPW_VERBOSE") != NULL)
         fprintf(stderr, "spillway: %s%s\n", level >= SPW_LOG_WARN ? "warning: " : "", line);
 }
 

@@ -1,7 +1,7 @@
 /*
  * spillway plan: says before a run where every byte will live, what a step moves over each link, how long it takes and
  * why, from the same plan that train makes; and the table of memory per device of the ZeRO paper. It takes nothing and
- * leaves nothing behind but the cache of measured rates.
+ * leaves nothing behind but caches: measured rates, and tokens of text that train would make and will find.
  */
 #include "cli.h"
 #include <jansson.h>

@@ -3,14 +3,13 @@
  *
  *   256 x int32: magic, version, token count, zeros | uint16 or uint32 for each token
  *
- * A file is a document, or with .jsonl each of its lines; the end-of-text token stands before every document. The work is
+ * A file is a document, or with .jsonl or .ndjson each of its lines; the end-of-text token stands before every document. The work is
  * cut into pieces by the text alone, where cutting changes no id; threads take pieces of a batch, and the batch is written
  * in order, so the number of threads changes nothing. The output is written beside its place and renamed at the end.
  */
 #include "cli.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +25,7 @@ typedef struct piece {
     const char *path;
     const char *file; /* start of the mapping */
     uint64_t file_bytes, begin, end;
-    bool lines, last; /* .jsonl; the file can be unmapped after it */
+    bool lines, last; /* JSON lines; the file can be unmapped after it */
     spw_tokens ids;   /* turned into what the file holds, in place */
     uint64_t documents;
     spw_status st;
@@ -79,39 +78,29 @@ add_document(const job *j, piece *p, const char *text, uint64_t bytes, bool firs
 }
 
 static spw_status
-bad_line(piece *p, const char *line, const char *why)
+bad_line(piece *p, const char *line, spw_status st)
 {
     uint64_t number = 1;
     for (const char *c = p->file; (c = memchr(c, '\n', (size_t)(line - c))) != NULL; c++)
         number++;
-    return SPW_RAISE(&p->err, SPW_ECORRUPT, "%s, line %llu: %s", p->path, (unsigned long long)number, why);
+    spw_error_wrap(&p->err, "%s, line %llu", p->path, (unsigned long long)number);
+    return st;
 }
 
 static spw_status
 add_line(const job *j, piece *p, const char *line, uint64_t bytes)
 {
-    json_error_t why;
-    json_t *root, *v;
-    char what[256];
-    spw_status st;
-    uint64_t blank = 0;
-    while (blank < bytes && (line[blank] == ' ' || line[blank] == '\t' || line[blank] == '\r'))
-        blank++;
-    if (blank == bytes)
+    spw_data_line *object;
+    const char *text;
+    uint64_t text_bytes;
+    spw_status st = spw_data_line_open(&object, line, bytes, &p->err);
+    if (st != SPW_OK)
+        return bad_line(p, line, st);
+    if (object == NULL)
         return SPW_OK;
-    root = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
-    if (root == NULL) {
-        snprintf(what, sizeof what, "%.200s", why.text);
-        return bad_line(p, line, what);
-    }
-    v = json_object_get(root, j->field);
-    if (json_is_string(v)) {
-        st = add_document(j, p, json_string_value(v), json_string_length(v), true);
-    } else {
-        snprintf(what, sizeof what, "field \"%.100s\" is %s", j->field, v == NULL ? "missing" : "not a text");
-        st = bad_line(p, line, what);
-    }
-    json_decref(root);
+    st = spw_data_line_text(object, j->field, &text, &text_bytes, &p->err);
+    st = st == SPW_OK ? add_document(j, p, text, text_bytes, true) : bad_line(p, line, st);
+    spw_data_line_close(object);
     return st;
 }
 
@@ -181,7 +170,7 @@ static spw_status
 cut_batch(job *j, spw_error *err)
 {
     for (j->piece_count = 0; j->piece_count < j->pieces_max && j->input_idx < j->input_count;) {
-        const char *path = j->inputs[j->input_idx], *dot = strrchr(path, '.');
+        const char *path = j->inputs[j->input_idx];
         piece *p = &j->pieces[j->piece_count];
         uint64_t end = 0;
         if (j->file == NULL)
@@ -192,7 +181,7 @@ cut_batch(job *j, spw_error *err)
         }
         p->ids.count = 0;
         *p = (piece){.path = path, .file = j->file, .file_bytes = j->file_bytes, .begin = j->at, .ids = p->ids};
-        p->lines = dot != NULL && strcmp(dot, ".jsonl") == 0;
+        p->lines = spw_data_name_is_jsonl(path);
         if (j->file_bytes - j->at <= PIECE_BYTES) {
             end = j->file_bytes;
         } else if (p->lines) {
@@ -318,20 +307,6 @@ convert(job *j, spw_pool *pool, spw_error *err)
     return st;
 }
 
-/* The folder of the output, made durable. */
-static spw_status
-sync_folder(const char *path, spw_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    char folder[SPW_PATH_BYTES];
-    snprintf(folder, sizeof folder, "%.*s",
-             slash == NULL   ? 1
-             : slash == path ? 1
-                             : (int)(slash - path),
-             slash == NULL ? "." : path);
-    return spw_dir_sync(folder, err);
-}
-
 /* ---------------------------------------------------------------- the command */
 
 /* All inputs are there and none of them is the output, before anything is made. */
@@ -395,7 +370,7 @@ run(job *j, spw_error *err)
     if (st != SPW_OK && j->fd >= 0)
         (void)unlink(j->tmp);
     if (st == SPW_OK)
-        st = sync_folder(j->out_path, err);
+        st = spw_dir_sync_above(j->out_path, err);
     spw_pool_destroy(pool);
     for (uint64_t i = 0; j->pieces != NULL && i < j->pieces_max; i++)
         spw_tokens_free(&j->pieces[i].ids);

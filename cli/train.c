@@ -15,12 +15,31 @@
 enum { OVERRIDES_MAX = 256, TIMELINE_EVENTS = 1 << 18 };
 
 static volatile sig_atomic_t stop_asked;
+static _Atomic uint64_t stop_asked_ns; /* of the first signal */
 
+/*
+ * The first signal asks; one that comes a second later or more ends the process as it would end any other. Within a second it
+ * is the same Ctrl-C: a terminal gives it to every process of the job, and what started this one passes it on.
+ */
 static void
 on_signal(int number)
 {
-    (void)number;
-    stop_asked = 1;
+    if (stop_asked && spw_now_ns() - stop_asked_ns >= 1000000000) {
+        (void)signal(number, SIG_DFL);
+        (void)raise(number);
+    } else if (!stop_asked) {
+        stop_asked_ns = spw_now_ns();
+        stop_asked = 1;
+    }
+}
+
+/* Before training there is nothing to finish or to save: signals end the process, and the next one reclaims its swap files. */
+static void
+take_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
 }
 
 /* Everything one run owns; released in one place. */
@@ -45,7 +64,10 @@ typedef struct run {
     double first_loss, last_loss, tail_loss;
     uint64_t steps_done, stall_steps;
     char last_checkpoint[SPW_PATH_BYTES];
-    uint64_t carried_bytes, first_update; /* written to swap by runs before this one, and their updates */
+    /* Bytes to swap, of all ranks: by the runs before this one, since the first run, what a step writes, in these steps. */
+    uint64_t carried_bytes, written, each_step, steps_wrote;
+    uint64_t first_update; /* updates of the runs before */
+    uint32_t speaker;      /* the rank that tells what failed */
 } run;
 
 /* ---------------------------------------------------------------- disk wear */
@@ -56,25 +78,39 @@ written_per_step(const run *r)
     return spw_engine_plan(r->engine)->traffic[SPW_PACE_DEFAULT].nvme_write;
 }
 
-/* Bytes written to swap since the first run, with what the updates so far will still write. */
+/* Bytes that this rank has written to swap in this run, with what the updates so far will still write. */
 static uint64_t
-written(const run *r)
+written_here(const run *r)
 {
     const spw_plan *p = spw_engine_plan(r->engine);
     uint64_t updates = spw_engine_updates(r->engine) - r->first_update;
     uint64_t due = p->weight_nvme + p->record_nvme + updates * written_per_step(r); /* once at the start */
     spw_store_stats stats;
     spw_store_get_stats(spw_engine_store(r->engine), &stats);
-    return r->carried_bytes + (stats.nvme_write_bytes > due ? stats.nvme_write_bytes : due);
+    return stats.nvme_write_bytes > due ? stats.nvme_write_bytes : due;
 }
 
-/* Would one more step write more than it may? */
+/* With all ranks: each has counted its own, and all have to decide alike. */
+static spw_status
+count_written(run *r, spw_error *err)
+{
+    double sums[] = {(double)written_here(r), (double)written_per_step(r),
+                     (double)r->sum.nvme_write}; /* exact: < 9 PB */
+    SPW_TRY(spw_engine_sum(r->engine, sums, 3, err));
+    r->written = r->carried_bytes + (uint64_t)sums[0];
+    r->each_step = (uint64_t)sums[1];
+    r->steps_wrote = (uint64_t)sums[2];
+    return SPW_OK;
+}
+
+/* Is there a step left, and would it write more than it may? By what was counted last, so alike on all ranks. */
 static bool
 budget_spent(run *r)
 {
-    uint64_t budget = r->config.run.write_budget / r->world, next = written_per_step(r), before = written(r);
+    uint64_t budget = r->config.run.write_budget, next = r->each_step, before = r->written;
     char a[32], b[32], c[32];
-    r->spent = budget > 0 && next > 0 && (before > budget || next > budget - before);
+    r->spent =
+        r->at.step < r->config.run.steps && budget > 0 && next > 0 && (before > budget || next > budget - before);
     if (r->spent && r->rank == 0)
         printf("%s before step %llu: %s written to swap, the next step's %s would exceed spillway.write_budget (%s)\n",
                strcmp(r->config.run.write_budget_action, "pause") == 0 ? "paused" : "stopped",
@@ -160,7 +196,7 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
         (double)s->tokens / s->step_s, "bound_s", s->bound_s, "bound_by", spw_resource_name(s->bound_by), "eta",
         s->bound_s / s->step_s, "skipped", (int)s->skipped, "compute_s", s->compute_s, "stall_s", stall_object(s),
         "other_s", s->other_s, "run_delay_s", s->run_delay_s, "resource_s", bound_object(s), "bytes", bytes_object(s),
-        "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)written(r));
+        "peak_bytes", peak_object(r), "bytes_written_total", (json_int_t)r->written);
     if (!isnan(eval_loss))
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
     if (s->expert_peak > 0)
@@ -233,7 +269,7 @@ save(run *r, bool wait, spw_error *err)
     SPW_TRY(finish_save(r, err));
     if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
         return SPW_OK;
-    r->at.bytes_written = written(r);
+    r->at.bytes_written = r->written;
     SPW_TRY(spw_checkpoint_begin(&r->saving, r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, err));
     r->saved_step = r->at.step;
     return wait ? finish_save(r, err) : SPW_OK;
@@ -311,9 +347,9 @@ use_rates(run *r)
     spw_calibrate(&rates, &r->config, p, SPW_CALIBRATE_CACHE_ONLY, &calibration);
     spw_plan_predict(p, &rates, r->config.run.tbw, &x);
     spw_engine_set_rates(r->engine, &rates);
-    r->rates_known = p->path_count == 0;
+    r->rates_known = true;
     for (uint32_t i = 0; i < p->path_count; i++)
-        r->rates_known = rates.nvme_read[i] > 0;
+        r->rates_known &= rates.nvme_read[i] > 0;
     if (x.timed && !r->quiet)
         printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x.step_s, x.tokens_per_s,
                spw_resource_name(x.bound));
@@ -433,11 +469,11 @@ closing_table(run *r)
            spw_format_bytes(a, sizeof a, accounted_peak(r)),
            spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
            spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
-    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, written(r)),
-           spw_format_bytes(b, sizeof b, (uint64_t)((double)s->nvme_write / n)),
-           spw_format_bytes(c, sizeof c, s->nvme_write / (s->tokens > 0 ? s->tokens : 1)));
+    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, r->written),
+           spw_format_bytes(b, sizeof b, (uint64_t)((double)r->steps_wrote / n)),
+           spw_format_bytes(c, sizeof c, r->steps_wrote / (s->tokens > 0 ? s->tokens : 1)));
     if (r->config.run.tbw > 0)
-        printf(", %.4f %% of the disk's rated %.4g TB", 100 * (double)written(r) / (double)r->config.run.tbw,
+        printf(", %.4f %% of the disk's rated %.4g TB", 100 * (double)r->written / (double)r->config.run.tbw,
                (double)r->config.run.tbw * 1e-12);
     printf("\n");
     if (r->last_checkpoint[0] != '\0')
@@ -447,7 +483,7 @@ closing_table(run *r)
                             "stall_s", stall_object(s), "bytes", bytes_object(s), "peak_bytes", peak_object(r),
                             "plan_bytes", "host", (json_int_t)p->host_bytes, "device", (json_int_t)p->device_bytes,
                             "rss_peak_bytes", (json_int_t)spw_process_rss_peak_bytes(), "uses", (json_int_t)stats.uses,
-                            "hits", (json_int_t)stats.hits, "bytes_written_total", (json_int_t)written(r)));
+                            "hits", (json_int_t)stats.hits, "bytes_written_total", (json_int_t)r->written));
 }
 
 static void
@@ -520,6 +556,7 @@ train_loop(run *r, spw_error *err)
         r->at.tokens += (double)s.tokens;
         if (c->run.eval_interval > 0 && (step % c->run.eval_interval == 0 || step == c->run.steps))
             SPW_TRY(evaluate(r, &eval_loss, err));
+        SPW_TRY(count_written(r, err));
         add_step(r, &s);
         log_step(r, step, &s, eval_loss);
         show_step(r, step, &s, eval_loss);
@@ -529,6 +566,7 @@ train_loop(run *r, spw_error *err)
     if (r->spent && r->steps_done == 0)
         return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
+    SPW_TRY(count_written(r, err));
     if (stop_asked && r->rank == 0)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
     return c->run.save_at_end || r->spent ? save(r, true, err) : finish_save(r, err);
@@ -546,7 +584,12 @@ static void
 summarize_data(run *r)
 {
     spw_data_summary *d = &r->at.data;
-    *d = (spw_data_summary){spw_data_file_count(r->data), spw_data_bytes(r->data), spw_data_tokens(r->data), "", ""};
+    *d = (spw_data_summary){.files = spw_data_file_count(r->data),
+                            .bytes = spw_data_bytes(r->data),
+                            .tokens = spw_data_tokens(r->data),
+                            .held_out = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
+                            .held_out_known = true};
+    d->held_out_moved = spw_data_split_moved(r->data, &d->held_out_before);
     snprintf(d->formats, sizeof d->formats, "%s", spw_data_formats(r->data));
     snprintf(d->encoder, sizeof d->encoder, "%s", spw_data_encoder(r->data));
 }
@@ -571,12 +614,14 @@ compare(const run *r, const char *checkpoint, spw_error *err)
     return SPW_OK;
 }
 
-/* What a rank does by itself, up to the model; found is the checkpoint, "" without one. */
+/*
+ * What a rank does by itself up to the data; found is the checkpoint, "" without one. One rank of each host makes tokens of text
+ * and JSON lines, and the others, who open the data after that, find them made: together they would all do the same work on
+ * the same processors, and each write a file of its own.
+ */
 static spw_status
-prepare(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
+open_first(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
-    const spw_config *c = &r->config;
-    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
     if (resume != NULL) {
         static spw_config saved;
         SPW_TRY(spw_checkpoint_find(resume, found, err));
@@ -584,9 +629,19 @@ prepare(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
         snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
         r->resumed = true;
     }
-    SPW_TRY(spw_config_open_data(&r->data, c, err));
+    return spw_comm_get_info(r->comm)->local_rank == 0 ? spw_config_open_data(&r->data, &r->config, err) : SPW_OK;
+}
+
+/* And up to the model. */
+static spw_status
+prepare(run *r, const char *found, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    if (r->data == NULL)
+        SPW_TRY(spw_config_open_data(&r->data, c, err));
     summarize_data(r);
-    if (resume != NULL)
+    if (r->resumed)
         SPW_TRY(compare(r, found, err));
     r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
@@ -622,6 +677,19 @@ check_fit(run *r, spw_plan *plan, spw_error *err)
     spw_engine_destroy(r->engine);
     r->engine = NULL;
     return SPW_OK;
+}
+
+/* Said before the first step: evaluations would be left out without a word. */
+static void
+warn_of_no_evaluation(const run *r)
+{
+    const spw_config *c = &r->config;
+    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION);
+    if (r->rank == 0 && c->run.eval_interval > 0 && c->run.eval_batches > 0 && have < c->micro_batch)
+        fprintf(stderr,
+                "spillway: warning: %llu sequences are held out (data.validation_split %g), a micro-batch takes %llu: "
+                "nothing will be evaluated\n",
+                (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
 }
 
 /* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
@@ -660,10 +728,12 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
     warn_of_full_disk(r);
+    warn_of_no_evaluation(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;
-    if (r->at.step < r->config.run.steps && budget_spent(r)) /* before the first byte is written */
+    SPW_TRY(count_written(r, err));
+    if (budget_spent(r)) /* before the first byte is written */
         return SPW_OK;
     SPW_TRY(r->resumed ? spw_checkpoint_load(r->engine, found, err)
                        : spw_engine_start(r->engine, &r->from_folder, err));
@@ -693,7 +763,8 @@ join(run *r, const char **overrides, uint32_t *override_count, spw_error *err)
 
 /*
  * After a phase that all ranks went through: whether any of them failed. Of those that did the first one speaks, since a
- * mistake in the configuration is one mistake. Returns the exit code of what it says, or of what it leaves to another.
+ * mistake in the configuration is one mistake. Returns the exit code of what that one says, on all of them: who ends first
+ * decides the code of the job.
  */
 static int
 all_well(run *r, spw_status st, const spw_error *own)
@@ -701,18 +772,19 @@ all_well(run *r, spw_status st, const spw_error *own)
     int32_t mine = (int32_t)st, *all = NULL;
     uint32_t first = r->rank;
     spw_error err = {0};
-    int rc = EXIT_DONE;
+    int rc = st == SPW_OK ? EXIT_DONE : cli_exit_code(own);
     if (r->talk != NULL && (all = spw_mem_calloc(r->world, sizeof *all)) != NULL) {
         if (spw_exchange(r->talk, &mine, all, sizeof mine, &err) != SPW_OK)
             return cli_fail(st != SPW_OK ? own : &err);
         for (first = 0; first + 1 < r->world && all[first] == SPW_OK;)
             first++;
-        rc = all[first] == SPW_OK ? EXIT_DONE : EXIT_FAILED;
+        rc = all[first] == SPW_OK ? EXIT_DONE : cli_exit_code(&(spw_error){.status = (spw_status)all[first]});
+        r->speaker = first;
         spw_mem_free(all);
     }
-    if (st == SPW_OK)
-        return rc;
-    return first == r->rank ? cli_fail(own) : cli_exit_code(own);
+    if (st != SPW_OK && first == r->rank)
+        return cli_fail(own);
+    return rc;
 }
 
 /* A failure that the others have to hear of: they are waiting for this rank, or soon will. */
@@ -752,7 +824,6 @@ cli_train(int argc, char **argv)
     uint32_t override_count = 0;
     uint64_t ranks = 0;
     spw_error err = {0};
-    struct sigaction action = {.sa_handler = on_signal};
     int rc = EXIT_DONE;
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
@@ -798,34 +869,40 @@ cli_train(int argc, char **argv)
         return cli_launch((uint32_t)ranks, argv - 1);
     }
     (void)signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error like a full disk */
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);
     st = spw_config_load(&r.config, path, overrides, override_count, &err);
+    if (st != SPW_OK)
+        st = err.status = SPW_ECONFIG; /* whatever was wrong with it */
     if ((rc = all_well(&r, st, &err)) != EXIT_DONE) {
         release(&r);
-        return st == SPW_OK ? rc : EXIT_USAGE;
+        return rc;
     }
     spw_comm_set_timeout(r.comm, r.config.run.comm_timeout);
     if (r.rank > 0) {
         r.quiet = true;
         r.trace_path = NULL;
     }
-    st = prepare(&r, resume, found, &err);
-    if ((rc = all_well(&r, st, &err)) == EXIT_DONE) {
+    st = open_first(&r, resume, found, &err);
+    rc = all_well(&r, st, &err);
+    if (rc == EXIT_DONE) {
+        st = prepare(&r, found, &err);
+        rc = all_well(&r, st, &err);
+    }
+    if (rc == EXIT_DONE) {
         st = check_fit(&r, &plan, &err);
         rc = all_well(&r, st, &err);
         if (rc == EXIT_DONE && (st = begin(&r, found, &plan, &err)) != SPW_OK)
             rc = fail(&r, &err);
-        if (st == SPW_ENOFIT && r.rank == 0)
+        if (st == SPW_ENOFIT && r.rank == r.speaker)
             cli_show_no_fit(&r.config, r.model, &plan);
     }
     if (rc == EXIT_DONE) {
         if (!r.quiet)
             describe(&r);
         log_start(&r);
+        take_signals();
         if (train_loop(&r, &err) != SPW_OK)
             rc = fail(&r, &err);
         else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)

@@ -49,6 +49,8 @@ spw__manifest_text(const spw_manifest *m)
                       "tokens", (json_int_t)s->data.tokens, "formats", s->data.formats);
         if (s->data.encoder[0] != '\0')
             json_object_set_new(data, "encoder", json_string(s->data.encoder));
+        if (s->data.held_out_known)
+            json_object_set_new(data, "held_out", count_json(s->data.held_out));
         json_object_set_new(root, "data", data);
     }
     text = json_object_size(json_object_get(root, "config")) > 0 ? json_dumps(root, JSON_INDENT(2)) : NULL;
@@ -176,6 +178,8 @@ read_fields(reading *r, const json_t *root, spw_manifest *out)
         s->data.tokens = (uint64_t)integer(r, data, "data", "tokens", 0, REQUIRED);
         string(r, data, "data", "formats", s->data.formats, sizeof s->data.formats, REQUIRED);
         string(r, data, "data", "encoder", s->data.encoder, sizeof s->data.encoder, 0);
+        s->data.held_out_known = json_object_get(data, "held_out") != NULL;
+        s->data.held_out = (uint64_t)integer(r, data, "data", "held_out", 0, 0);
     }
     if ((scale = object(r, root, "loss_scale", 0)) != NULL) {
         out->scaled = true;

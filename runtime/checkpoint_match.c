@@ -183,6 +183,14 @@ compare_data(match *m, const char *path, const spw_data_summary *saved, const sp
     compare_text(m, "formats of training data", saved->formats, now->formats);
     if (saved->encoder[0] != '\0') /* older ones do not say */
         compare_text(m, "encoder of training data", saved->encoder, now->encoder);
+    if (saved->held_out_known && now->held_out_known) {
+        compare_number(m, "held-out sequences", saved->held_out, now->held_out);
+    } else if (!saved->held_out_known && now->held_out_moved) { /* as many or not, they are others */
+        char a[64], b[64];
+        snprintf(a, sizeof a, "%llu, each file's share rounded by itself,", (unsigned long long)now->held_out_before);
+        snprintf(b, sizeof b, "%llu with remainders carried from file to file", (unsigned long long)now->held_out);
+        tell(m, "held-out sequences", a, b);
+    }
 }
 
 spw_status

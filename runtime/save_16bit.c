@@ -128,19 +128,12 @@ flush(const job *j, spw_error *err)
 static spw_status
 complete(const job *j, spw_error *err)
 {
-    char above[FOLDER_BYTES + 16], *slash;
     SPW_TRY(flush(j, err));
     SPW_TRY(write_config(j, err));
     SPW_TRY(spw_dir_sync(j->partial, err));
     if (rename(j->partial, j->folder) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->partial, j->folder);
-    snprintf(above, sizeof above, "%s", j->folder);
-    slash = strrchr(above, '/');
-    if (slash == NULL)
-        snprintf(above, sizeof above, ".");
-    else
-        slash[slash == above] = '\0';
-    return spw_dir_sync(above, err);
+    return spw_dir_sync_above(j->folder, err);
 }
 
 /* ---------------------------------------------------------------- chunks, on the store's workers */

@@ -218,11 +218,14 @@ typedef struct spw_data_summary {
     uint64_t files, bytes, tokens;
     char formats[128]; /* of spw_data_formats() */
     char encoder[64];  /* of spw_data_encoder(); "": not known */
+    /* Sequences held out; known is false in checkpoints of before, whose files' shares were rounded one by one. */
+    uint64_t held_out, held_out_before;  /* before: by that rule; the manifest has held_out alone */
+    bool held_out_known, held_out_moved; /* moved: that rule held out others */
 } spw_data_summary;
 
 typedef struct spw_checkpoint_state {
     uint64_t step, data_position, updates;
-    uint64_t bytes_written; /* to nvme swap, since the first run */
+    uint64_t bytes_written; /* to nvme swap, by all ranks, since the first run */
     double tokens;
     spw_data_summary data;
 } spw_checkpoint_state;

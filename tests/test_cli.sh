@@ -124,6 +124,46 @@ for sig in INT TERM; do
     check "SIG$sig cleans up" nothing_left
 done
 
+# Many files too short for a held-out share of their own; a checkpoint from before says nothing of that and may mean others.
+mkdir "$dir/many"
+head -c 8000 "$dir/text.txt" | split -a 3 -b 80 - "$dir/many/"
+m="--set data.path=$dir/many/* --set spillway.checkpoint_dir=$dir/m --set spillway.run_log="
+check "many short files" run train "$c" $m
+check "hold out a twentieth" grep -q ' 190 training and 10 held-out' "$dir/out"
+check "and are evaluated" grep -q 'eval [0-9.]*' "$dir/out"
+check "resumed, the same" run train "$c" $m --resume "$dir/m" --set spillway.steps=11
+sed -i -z 's/,[[:space:]]*"held_out": [0-9]*//' "$dir"/m/step-11/spillway.json
+expect 2 "held-out sequences: 1, each file's share" "an older one held out others" train "$c" $m --resume "$dir/m" --set spillway.steps=12
+check "which can be meant" run train "$c" $m --resume "$dir/m" --set spillway.steps=12 --resume-anyway
+check "and is as it was from then on" run train "$c" $m --resume "$dir/m" --set spillway.steps=13
+expect 0 "0 sequences are held out" "nothing to evaluate on is said" train "$c" --set data.validation_split=0 --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+
+# What does not end in time: a second signal ends it, and before the first step the first does.
+"$spw" train "$c" --set gradient_accumulation_steps=3000 --set spillway.checkpoint_dir= --set spillway.run_log="$dir/long.jsonl" >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 1000); do [ -s "$dir/long.jsonl" ] && break; sleep 0.1; done
+sleep 0.3
+kill -TERM $pid
+kill -TERM $pid
+sleep 1.2
+check "two signals at once are one" kill -0 $pid
+kill -TERM $pid
+{ wait $pid; } 2>/dev/null
+check "one a second later ends the process" test $? -eq 143
+awk 'BEGIN { for (i = 0; i < 600000; i++) printf "{\"text\": \"line %d says that %d times %d is %d\"}\n", i, i, i % 7, i * (i % 7) }' >"$dir/long.jsonl"
+"$spw" train "$c" --set "data.path=$dir/long.jsonl" --set data.cache_dir="$dir/cache" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1 >"$dir/out" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 1000); do [ -n "$(ls "$dir/cache" 2>/dev/null)" ] && break; sleep 0.01; done
+kill -TERM $pid
+{ wait $pid; } 2>/dev/null
+check "a signal while tokens are made too" test $? -eq 143
+check "that they are is said" grep -q 'making tokens of' "$dir/err"
+check "by plan too" sh -c "'$spw' plan '$c' --no-measure --set data.path='$dir/long.jsonl' --set data.cache_dir='$dir/cache' 2>&1 >/dev/null | grep -q 'making tokens of'"
+check "which leaves them to train" test -z "$("$spw" train "$c" --quiet --set "data.path=$dir/long.jsonl" --set data.cache_dir="$dir/cache" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1 --set spillway.eval_interval=0 2>&1 >/dev/null)"
+rm -rf "$dir/cache" "$dir/long.jsonl"
+check "the next run reclaims the swap files" run train "$c" --set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log=
+check "all of them" nothing_left
+
 # What may be written to swap: the run saves and ends before the step that would exceed it, and counts on when resumed.
 wear() { # KEY: of the last object of run log $dir/w.jsonl
     tail -n 1 "$dir/w.jsonl" | grep -o "\"$1\":[0-9]*" | sed 's/.*://'
@@ -147,6 +187,8 @@ check "resumed with the same budget: paused, code 4" pauses $w --resume "$dir/w"
 check "without a step" test "$(ls "$dir/w")" = step-5
 check "a larger budget counts what was written before" pauses $w --resume "$dir/w" --set spillway.write_budget=$((budget + each * 4))
 check "three more steps: the start is written again" test -d "$dir/w/step-8" -a ! -e "$dir/w/step-9"
+check "a budget that the whole run is within: code 0" run train "$c" $w --set spillway.checkpoint_dir="$dir/w0" --set spillway.write_budget=$((all + each / 2)) --set spillway.write_budget_action=pause
+check "and at its end, resumed, too" run train "$c" $w --resume "$dir/w0" --set spillway.checkpoint_dir="$dir/w0" --set spillway.write_budget=$((all + each / 2)) --set spillway.write_budget_action=pause
 check "without a budget it goes on to the end" run train "$c" $w --resume "$dir/w"
 check "with the uninterrupted run's bits" same_tensors "$dir/a/step-10" "$dir/w/step-10"
 expect 2 "checkpoint_dir" "pause needs a checkpoint_dir" train "$c" --set spillway.checkpoint_dir= --set spillway.write_budget=1GB --set spillway.write_budget_action=pause
@@ -171,6 +213,15 @@ share() { # PATH LOW HIGH: the share that the start shows for a path
 }
 check "the start shows three quarters" share "$dir/swap" 70 80
 check "and a quarter" share "$dir/swap2" 20 30
+rates() { XDG_CACHE_HOME="$dir/rates" run "$@"; }
+two=$(both "[\"$dir/swap\",\"$dir/swap2\"]")
+once="--set spillway.steps=1 --set spillway.checkpoint_dir= --set spillway.run_log="
+check "plan measures both" rates plan "$c" $two
+check "train finds them" rates train "$c" $two $once
+check "and knows both" sh -c "grep 'of the time' '$dir/out' | grep -qv unknown"
+sed -i "s#$dir/swap[|]#$dir/gone|#" "$dir/rates/spillway/rates.json"
+check "without the first one's" rates train "$c" $two $once
+check "the rates are not known" grep -q 'of the time; rates of the disks are unknown' "$dir/out"
 check "one path shows none" test -z "$(grep '^path ' "$dir/alone")"
 cat >"$dir/tuned.json" <<JSON
 { "aio": {"block_size": 65536, "queue_depth": 4, "backend": "threads"},

@@ -326,6 +326,45 @@ test_split(void **state)
     spw_data_close(d);
 }
 
+/* Of files too short for a share of their own as many windows are held out as of one long file, of every part of the row. */
+static void
+test_split_of_many(void **state)
+{
+    spw_data_options o;
+    spw_data *d;
+    int32_t tokens[T], targets[T];
+    uint64_t before;
+    (void)state;
+    for (int i = 0; i < 60; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "f%02d", i);
+        write_file(name, T + 1, i);
+    }
+    o = options_for("f*");
+    o.validation_split = 0.05;
+    d = open_with(&o);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_VALIDATION), 3);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 57);
+    for (uint64_t p = 0; p < 3; p++) {
+        fill(d, SPW_SPLIT_VALIDATION, p, 1, tokens, targets);
+        assert_int_equal(tokens[0], 9 + 20 * p); /* 0.05 x 10 rounds to 1 */
+    }
+    assert_true(spw_data_split_moved(d, &before));
+    assert_int_equal(before, 1);
+    spw_data_close(d);
+    o.validation_split = 0.99;
+    d = open_with(&o);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 1);
+    spw_data_close(d);
+    write_file("long", 60 * T + 1, 0);
+    o = options_for("long");
+    o.validation_split = 0.05;
+    d = open_with(&o);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_VALIDATION), 3);
+    assert_false(spw_data_split_moved(d, &before)); /* of one file nothing has changed */
+    spw_data_close(d);
+}
+
 /* After any number of draws each source has its share to within one, from any position on, over several periods. */
 static void
 test_shares(void **state)
@@ -921,7 +960,7 @@ test_cache(void **state)
     }
     assert_stream(&o, tokens, targets, sizeof text - 2);
     o.cache_dir = path_of("c.jsonl");
-    refuse(&o, SPW_ENOENT, "data.cache_dir", "c.jsonl", "Not a directory", NULL);
+    refuse(&o, SPW_EINVAL, "data.cache_dir", "c.jsonl is not a folder", NULL);
 }
 
 /* Fills from several threads give what one thread gives. */
@@ -1137,6 +1176,7 @@ main(void)
         cmocka_unit_test(test_permutation),
         IN_DIR(test_ranks_and_resume),
         IN_DIR(test_split),
+        IN_DIR(test_split_of_many),
         cmocka_unit_test(test_shares),
         IN_DIR(test_sources),
         IN_DIR(test_llmc),

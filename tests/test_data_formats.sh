@@ -100,7 +100,7 @@ cp "$dir/text.txt" "$dir/text.bin"
 expect 1 "magic at offset 0" "text named .bin" --set "data.path=$dir/text.bin"
 check "on request" train f.log --set "data.path=$dir/text.bin" --set data.format=text
 check "it is text" same text.log f.log
-expect 1 "line 1 (byte 0) has no field \"body\"; it has \"id\", \"text\"" "JSON lines without the field" --set "data.path=$dir/l.jsonl" --set data.text_field=body
+expect 1 "line 1 (byte 0): no field \"body\"; it has \"id\", \"text\"" "JSON lines without the field" --set "data.path=$dir/l.jsonl" --set data.text_field=body
 expect 2 "data.path and data.sources" "path and sources" --set "$sources"
 expect 2 "number above 0" "a weight of 0" --set 'data={"seq_length": 32}' --set 'data.sources=[{"path": "x", "weight": 0}]'
 expect 2 "unknown member \"bytes\"" "a source with bytes" --set 'data={"seq_length": 32}' --set 'data.sources=[{"path": "x", "bytes": 5000}]'

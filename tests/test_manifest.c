@@ -24,7 +24,8 @@ test_round_trip(void **state)
             .step = 1ull << 40, .data_position = 7, .updates = 5, .bytes_written = 11, .tokens = 1e15};
         snprintf(m.digests[SPW_DIGEST_MODEL], sizeof m.digests[0], "0123456789abcdef");
         if (parts & 1) {
-            m.state.data = (spw_data_summary){2, 3, 4, "text, \"quoted\"", "tokenizer 00ff"};
+            m.state.data = (spw_data_summary){
+                2, 3, 4, "text, \"quoted\"", "tokenizer 00ff", .held_out = 5, .held_out_known = true};
             snprintf(m.digests[SPW_DIGEST_ADAPTER], sizeof m.digests[0], "fedcba9876543210");
         }
         if (parts & 2) {
@@ -42,6 +43,8 @@ test_round_trip(void **state)
                     m.state.updates == again.state.updates && m.state.bytes_written == again.state.bytes_written &&
                     m.state.tokens == again.state.tokens && m.state.data.files == again.state.data.files &&
                     m.state.data.bytes == again.state.data.bytes && m.state.data.tokens == again.state.data.tokens);
+        assert_true(m.state.data.held_out == again.state.data.held_out &&
+                    m.state.data.held_out_known == again.state.data.held_out_known);
         assert_string_equal(m.state.data.formats, again.state.data.formats);
         assert_string_equal(m.state.data.encoder, again.state.data.encoder);
         assert_true(m.scaler.scale == again.scaler.scale && m.scaler.hysteresis == again.scaler.hysteresis &&

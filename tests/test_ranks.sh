@@ -53,6 +53,38 @@ check "the checkpoint is whole" sh -c "$spw inspect $dir/c --digest >$dir/out 2>
 check "background saves on 4 ranks" train -n 4 --set spillway.checkpoint_dir="$dir/d" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2
 check "keep the last two" test "$(ls "$dir/d" | xargs)" = "step-5 step-6"
 
+# What is written to swap is counted for all ranks, and so is what the budget is for, whatever the number of ranks.
+wrote() { sed -n 's/.*"bytes_written": *\([0-9]*\).*/\1/p' "$dir/$1/step-$2/spillway.json"; }
+about() { awk -v a="$1" -v b="$2" 'BEGIN { print "# " a ", " b; exit !(a > 0 && b > 0 && a < 1.5 * b && b < 1.5 * a) }'; }
+w="--set spillway.eval_interval=0 --set spillway.write_budget_action=pause"
+check "5 steps on one rank" train $w --set spillway.checkpoint_dir="$dir/w1" --set spillway.steps=5
+check "and on 4" train -n 4 $w --set spillway.checkpoint_dir="$dir/w4" --set spillway.steps=5
+check "write about the same: ranks pad their parts" about "$(wrote w1 5)" "$(wrote w4 5)"
+each=$(($(wrote w4 5) / 6)) # once at the start, then every step
+train -n 4 $w --set spillway.checkpoint_dir="$dir/w5" --set spillway.write_budget=$((each * 4 + each / 2))
+check "a budget for three steps and a half: 4 ranks pause together" test $? -eq 4
+check "after the third" test "$(ls "$dir/w5")" = step-3
+train $w --set spillway.checkpoint_dir="$dir/w5" --resume "$dir/w5" --set spillway.write_budget=$((each * 4 + each / 2))
+check "one rank has no more of it" test $? -eq 4
+check "one rank goes on with more" train $w --set spillway.checkpoint_dir="$dir/w5" --resume "$dir/w5" --set spillway.steps=4 --set spillway.write_budget=$((each * 6 + each / 2))
+check "and counts on" about "$(wrote w5 4)" $((each * 6))
+
+# Tokens are made once on a host.
+sed 's/.*/{"text": "&"}/' "$dir/text.txt" >"$dir/lines.jsonl"
+lines() { SPW_VERBOSE=1 train "$@" --set "data.path=$dir/lines.jsonl" --set data.cache_dir="$dir/cache" --set spillway.eval_interval=0 --set spillway.steps=1; }
+check "JSON lines on 4 ranks" lines -n 4
+check "become tokens once" test "$(grep -c 'making tokens of' "$dir/err")" -eq 1
+
+# A rank that does not fit: all end with 3, whoever ends first.
+by_hand() { RANK=$1 LOCAL_RANK=$1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout -s KILL 120 "$spw" train "$dir/tiny.json" --quiet --set spillway.host_memory="$2"; }
+port=$((20000 + $$ % 20000))
+by_hand 0 8GiB >"$dir/out" 2>"$dir/err" &
+by_hand 1 4MiB >"$dir/out1" 2>"$dir/err1"
+check "rank 1 does not fit" test $? -eq 3
+wait $!
+check "rank 0, which does, ends with the same code" test $? -eq 3
+check "rank 1 shows the table" grep -q '^  plan ' "$dir/err1"
+
 # Mistakes are said once.
 train -n 3 --set spillway.nix=1
 check "a wrong key ends with 2" test $? -eq 2

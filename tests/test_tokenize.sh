@@ -115,6 +115,18 @@ PY
 check "a vocabulary beyond 65536" run tokenize "$dir/a.txt" --tokenizer "$dir/folder" -o "$dir/wide.bin"
 check "is written as uint32" test "$(od -An -td4 -N12 "$dir/wide.bin" | xargs | cut -d' ' -f1,2) $(od -An -tu4 -j1024 -N4 "$dir/wide.bin" | xargs)" = "20240801 7 70000"
 
+# What train takes for JSON lines, and in them, is that here.
+printf '{"text": "a b", "id": 12345678901234567890}\n\r\n{"text": "c"}\n' >"$dir/n.jsonl"
+cp "$dir/n.jsonl" "$dir/n.ndjson"
+cp "$dir/n.jsonl" "$dir/n.JSONL"
+check "a number of 20 digits in another field" tokenize "$dir/n.jsonl"
+cp "$dir/out.bin" "$dir/n.bin"
+for name in n.ndjson n.JSONL; do
+    tokenize "$dir/$name"
+    check "$name is lines" cmp -s "$dir/out.bin" "$dir/n.bin"
+done
+check "of two documents" grep -q '2 documents' "$dir/out"
+
 # What goes wrong is named, and the old output stays.
 line() { printf '%s\n' "$@" >"$dir/bad.jsonl"; }
 to=(--tokenizer "$gpt2" -o "$dir/out.bin")
@@ -128,9 +140,9 @@ refuse 1 'no token "<end>" for --end' "an unknown --end" tokenize "$dir/a.txt" "
 python3 -c 'import json; t = json.load(open("tests/vectors/tok_gpt2.json")); t["added_tokens"] = []; print(json.dumps(t))' >"$dir/noend.json"
 refuse 1 "has no end-of-text token" "a tokenizer without one" tokenize "$dir/a.txt" --tokenizer "$dir/noend.json" -o "$dir/out.bin"
 line '{"text": "a"}' '' '{"text": 5}'
-refuse 1 'bad.jsonl, line 3: field "text" is not a text' "a field that is no text" tokenize "$dir/bad.jsonl" "${to[@]}"
+refuse 1 'bad.jsonl, line 3: field "text" is not a string' "a field that is no text" tokenize "$dir/bad.jsonl" "${to[@]}"
 line '{"text": "a"}' '{"body": "b"}'
-refuse 1 'bad.jsonl, line 2: field "text" is missing' "a missing field" tokenize "$dir/bad.jsonl" "${to[@]}"
+refuse 1 'bad.jsonl, line 2: no field "text"; it has "body"' "a missing field" tokenize "$dir/bad.jsonl" "${to[@]}"
 line '{"text": "a"}' '{"text": "a"' '{"text": "a"}'
 refuse 1 "bad.jsonl, line 2: " "a line that is no JSON" tokenize "$dir/bad.jsonl" "${to[@]}"
 refuse 2 "unknown option --thread" "an unknown option" tokenize "$dir/a.txt" "${to[@]}" --thread 2

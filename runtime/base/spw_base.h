@@ -89,7 +89,8 @@ void spw_assert_failed(const char *file, int line, const char *what);
 
 /* ---------------------------------------------------------------- logging */
 
-typedef enum spw_log_level { SPW_LOG_DEBUG, SPW_LOG_INFO, SPW_LOG_WARN } spw_log_level;
+/* A note is what somebody who waits wants to know: what is being done now, and may take long. */
+typedef enum spw_log_level { SPW_LOG_DEBUG, SPW_LOG_INFO, SPW_LOG_NOTE, SPW_LOG_WARN } spw_log_level;
 typedef void (*spw_log_fn)(void *ctx, spw_log_level level, const char *line);
 /* Library code never prints: lines go to fn, or nowhere when none is set (the default). Set before threads start. */
 void spw_log_set(spw_log_fn fn, void *ctx);

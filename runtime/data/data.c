@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,8 +24,11 @@ struct spw_data {
     uint32_t file_count, capacity, fds_kept;
     source sources[SPW_DATA_SOURCES_MAX];
     uint32_t source_count;
-    data_mix mix[2]; /* by split */
-    bool mixed;      /* sources were given, with weights */
+    data_mix mix[2];  /* by split */
+    bool mixed;       /* sources were given, with weights */
+    bool split_moved; /* runs before held out other windows, and as many as this */
+    uint64_t held_before;
+    uint64_t made_bytes; /* of text that became tokens now */
     uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
     spw_documents documents;
     char formats[FORMATS_BYTES], encoder[48];
@@ -60,25 +64,65 @@ add_file(spw_data *d, const char *path, const spw_data_options *o, spw_error *er
     } else if (f->fd >= 0) {
         d->fds_kept++;
     }
+    if (f->made) {
+        bool noted = d->made_bytes >= NOTED_BYTES;
+        d->made_bytes += f->bytes;
+        if (!noted && d->made_bytes >= NOTED_BYTES && f->bytes < NOTED_BYTES) /* a large one says so itself */
+            spw_log(SPW_LOG_NOTE, "data: making tokens of many files: %u so far", d->file_count);
+    }
     d->bytes += f->bytes;
     d->tokens += f->tokens;
     return SPW_OK;
 }
 
-/* A glob finds both files of a Megatron dataset: the index is skipped where its tokens are found too. */
-static bool
-is_index_of_another(const glob_t *found, size_t i)
+static int
+by_name(const void *a, const void *b)
 {
-    const char *path = found->gl_pathv[i];
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The names that a glob found, by byte values (its own order is the locale's); the list is the caller's. NULL: no memory. */
+static char **
+sort_names(const glob_t *found)
+{
+    char **names = spw_mem_calloc(found->gl_pathc + 1, sizeof *names);
+    if (names == NULL)
+        return NULL;
+    memcpy(names, found->gl_pathv, found->gl_pathc * sizeof *names);
+    qsort(names, found->gl_pathc, sizeof *names, by_name);
+    return names;
+}
+
+/* A glob finds both files of a Megatron dataset: the index is skipped where its tokens are found too. bin has room for path. */
+static bool
+is_index_of_another(char *const *names, size_t count, const char *path, char *bin)
+{
     size_t n = strlen(path);
     if (n <= 4 || strcmp(path + n - 4, ".idx") != 0)
         return false;
-    for (size_t j = 0; j < found->gl_pathc; j++) {
-        const char *other = found->gl_pathv[j];
-        if (strlen(other) == n && memcmp(other, path, n - 4) == 0 && strcmp(other + n - 4, ".bin") == 0)
-            return true;
+    memcpy(bin, path, n - 4);
+    memcpy(bin + n - 4, ".bin", 5);
+    return bsearch(&bin, names, count, sizeof *names, by_name) != NULL;
+}
+
+static spw_status
+add_found(spw_data *d, const glob_t *found, const spw_data_options *o, spw_error *err)
+{
+    size_t longest = 0;
+    char **names = sort_names(found), *bin;
+    spw_status st = SPW_OK;
+    for (size_t i = 0; i < found->gl_pathc; i++)
+        longest = strlen(found->gl_pathv[i]) > longest ? strlen(found->gl_pathv[i]) : longest;
+    bin = spw_mem_zalloc(longest + 1);
+    if (names == NULL || bin == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "names of %zu data files", found->gl_pathc);
+    for (size_t i = 0; i < found->gl_pathc && st == SPW_OK; i++) {
+        if (o->format == SPW_DATA_TEXT || !is_index_of_another(names, found->gl_pathc, found->gl_pathv[i], bin))
+            st = add_file(d, found->gl_pathv[i], o, err);
     }
-    return false;
+    spw_mem_free(names);
+    spw_mem_free(bin);
+    return st;
 }
 
 static spw_status
@@ -102,39 +146,69 @@ add_pattern(spw_data *d, const char *pattern, const spw_data_options *o, spw_err
     }
     if (rc != 0)
         return SPW_RAISE_SYS(err, errno != 0 ? errno : EIO, "data.path: looking for %s", pattern);
-    for (size_t i = 0; i < found.gl_pathc && st == SPW_OK; i++) {
-        if (o->format == SPW_DATA_TEXT || !is_index_of_another(&found, i))
-            st = add_file(d, found.gl_pathv[i], o, err);
-    }
+    st = add_found(d, &found, o, err);
     globfree(&found);
     return st;
 }
 
-/* The windows at every file's end are held out; a split above 0 holds out one window at least where there are two. */
-static void
-number_windows(spw_data *d, source *s, double split)
+/*
+ * The rule of runs before this one: each file's share by itself, so that of many small files nothing was held out, or of one
+ * alone. Kept to tell those who go on from their checkpoints; held (file_count) out. Returns the sum.
+ */
+static uint64_t
+hold_out_before(const data_file *files, uint32_t count, uint64_t T, double split, uint64_t *held)
 {
-    uint64_t T = d->seq_length;
+    uint64_t all = 0, sum = 0;
+    uint32_t last = 0; /* the last file with a window */
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t windows = files[i].tokens > T ? (files[i].tokens - 1) / T : 0;
+        held[i] = (uint64_t)((double)windows * split + 0.5);
+        if (held[i] >= windows)
+            held[i] = windows > 0 ? windows - 1 : 0;
+        last = windows > 0 ? i : last;
+        all += windows;
+        sum += held[i];
+    }
+    if (sum == 0 && split > 0 && all > 1)
+        sum = held[last] = 1;
+    return sum;
+}
+
+/*
+ * Windows at the files' ends are held out: as many of the first k files as their windows' share is, rounded, so that what one
+ * file is too short for is carried to the next. A split above 0 holds out one window at least where there are two, and one
+ * is trained on.
+ */
+static spw_status
+number_windows(spw_data *d, source *s, double split, spw_error *err)
+{
+    uint64_t T = d->seq_length, all = 0, so_far = 0, most, *before;
     data_file *files = d->files + s->file_first;
+    for (uint32_t i = 0; i < s->file_count; i++)
+        all += files[i].tokens > T ? (files[i].tokens - 1) / T : 0;
+    most = all > 0 ? all - 1 : 0;
     for (uint32_t i = 0; i < s->file_count; i++) {
         data_file *f = &files[i];
-        uint64_t windows = f->tokens > T ? (f->tokens - 1) / T : 0, held = (uint64_t)((double)windows * split + 0.5);
-        if (held >= windows)
-            held = windows > 0 ? windows - 1 : 0;
+        uint64_t windows = f->tokens > T ? (f->tokens - 1) / T : 0, due, held;
+        so_far += windows;
+        due = (uint64_t)((double)so_far * split + 0.5);
+        if (so_far == all && due == 0 && split > 0 && windows > 0)
+            due = 1;
+        due = due < most ? due : most;
+        held = due > s->windows[SPW_SPLIT_VALIDATION] ? due - s->windows[SPW_SPLIT_VALIDATION] : 0;
+        held = held < windows ? held : windows;
         f->window_count[SPW_SPLIT_VALIDATION] = held;
         f->window_count[SPW_SPLIT_TRAIN] = windows - held;
         s->windows[SPW_SPLIT_VALIDATION] += held;
         s->windows[SPW_SPLIT_TRAIN] += windows - held;
     }
-    /* Files too short for their share: one window of the last that has one. */
-    for (uint32_t i = s->file_count; split > 0 && s->windows[SPW_SPLIT_TRAIN] > 1 && i-- > 0;) {
-        if (s->windows[SPW_SPLIT_VALIDATION] == 0 && files[i].window_count[SPW_SPLIT_TRAIN] > 0) {
-            files[i].window_count[SPW_SPLIT_TRAIN]--;
-            files[i].window_count[SPW_SPLIT_VALIDATION]++;
-            s->windows[SPW_SPLIT_TRAIN]--;
-            s->windows[SPW_SPLIT_VALIDATION]++;
-        }
-    }
+    before = spw_mem_calloc(s->file_count, sizeof *before);
+    if (before == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "windows of %u data files", s->file_count);
+    d->held_before += hold_out_before(files, s->file_count, T, split, before);
+    for (uint32_t i = 0; i < s->file_count; i++)
+        d->split_moved = d->split_moved || before[i] != files[i].window_count[SPW_SPLIT_VALIDATION];
+    spw_mem_free(before);
     for (int k = 0; k < 2; k++) {
         uint64_t first = 0;
         for (uint32_t i = 0; i < s->file_count; i++) {
@@ -143,6 +217,7 @@ number_windows(spw_data *d, source *s, double split)
         }
         d->windows[k] += s->windows[k];
     }
+    return SPW_OK;
 }
 
 static spw_status
@@ -164,7 +239,7 @@ add_source(spw_data *d, const char *const *patterns, uint32_t count, double weig
     if (bytes == 0)
         return SPW_RAISE(err, SPW_EINVAL, "%s: %s: all %u files are empty", d->mixed ? "data.sources" : "data.path", of,
                          s->file_count);
-    number_windows(d, s, o->validation_split);
+    SPW_TRY(number_windows(d, s, o->validation_split, err));
     if (s->windows[SPW_SPLIT_TRAIN] == 0)
         return SPW_RAISE(err, SPW_EINVAL,
                          "%s: %s: no file is long enough for one sequence: %llu tokens (%llu bytes) in %u files, a "
@@ -181,24 +256,22 @@ static void
 say_formats(spw_data *d)
 {
     static const char *const widths[] = {" u8", " i8", " i16", " u16", " i32", " u32", " i64", "", ""};
+    enum { ELEMENTS = sizeof widths / sizeof widths[0] };
+    uint32_t like[SPW_DATA_FORMAT_COUNT * ELEMENTS] = {0}, told = 0;
     size_t n = 0;
-    uint32_t told = 0;
+    for (uint32_t i = 0; i < d->file_count; i++)
+        like[d->files[i].format * ELEMENTS + d->files[i].element]++;
     for (uint32_t i = 0; i < d->file_count && n < sizeof d->formats; i++) {
         const data_file *f = &d->files[i];
-        uint32_t like = 0;
-        bool first = true;
-        for (uint32_t j = 0; j < d->file_count; j++) {
-            bool same = d->files[j].format == f->format && d->files[j].element == f->element;
-            like += same;
-            first = first && (!same || j >= i);
-        }
-        if (!first)
-            continue;
-        if (like < d->file_count)
-            n += (size_t)snprintf(d->formats + n, sizeof d->formats - n, "%s%u ", told > 0 ? ", " : "", like);
+        uint32_t *count = &like[f->format * ELEMENTS + f->element];
+        if (*count == 0)
+            continue; /* told with the first that is like it */
+        if (*count < d->file_count)
+            n += (size_t)snprintf(d->formats + n, sizeof d->formats - n, "%s%u ", told > 0 ? ", " : "", *count);
         if (n < sizeof d->formats)
             n += (size_t)snprintf(d->formats + n, sizeof d->formats - n, "%s%s", spw_data_format_name(f->format),
                                   f->format == SPW_DATA_TEXT ? "" : widths[f->element]);
+        *count = 0;
         told++;
     }
 }
@@ -312,6 +385,13 @@ uint64_t
 spw_data_sequences(const spw_data *d, spw_split split)
 {
     return d->windows[split];
+}
+
+bool
+spw_data_split_moved(const spw_data *d, uint64_t *held_before)
+{
+    *held_before = d->held_before;
+    return d->split_moved;
 }
 
 const char *

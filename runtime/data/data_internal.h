@@ -9,6 +9,9 @@
 typedef enum data_element { E_U8, E_I8, E_I16, E_U16, E_I32, E_U32, E_I64, E_CACHE16, E_CACHE32 } data_element;
 uint32_t spw__data_element_bytes(data_element e);
 
+/* Making tokens of so much text is said: it takes seconds, or hours. */
+enum { NOTED_BYTES = 16 << 20 };
+
 /* The two top bits of a cached token. */
 enum { CACHE_FIRST = 2, CACHE_NO_LOSS = 1 }; /* the first token of its document; as a target it has no loss */
 
@@ -19,6 +22,7 @@ typedef struct data_file {
     spw_data_format format;
     data_element element;
     uint64_t bytes;           /* of path */
+    bool made;                /* its tokens were not in the cache */
     uint64_t begin, tokens;   /* byte offset of the first token in store, and how many there are */
     int32_t delimiter;        /* llm.c: the token that ends a document; -1: none */
     char *index;              /* Megatron: the .idx file */
@@ -39,7 +43,7 @@ spw_status spw__data_megatron_open(data_file *f, int fd, spw_error *err);
 /* Megatron: sets targets[x - first - 1] to -1 for every document that begins at x, first < x <= first + count. */
 spw_status
 spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int32_t *targets, spw_error *err);
-/* Finds f's tokens in the cache, or makes them: sets store, element, begin and tokens. */
+/* Finds f's tokens in the cache, or makes them: sets store, element, begin, tokens and made. */
 spw_status spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err);
 
 /* All bytes at offset, or SPW_EIO / SPW_ECORRUPT (the file ends before) with the path. */

@@ -11,9 +11,9 @@
  * do not meet. Nothing deletes caches; anybody may.
  */
 #include "data_internal.h"
+#include "spw_files.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,67 +173,38 @@ read_more(encoding *e, spw_error *err)
     return SPW_OK;
 }
 
-/* The names of an object's members, for a message. */
-static void
-list_fields(const json_t *object, char *out, size_t bytes)
-{
-    const char *name;
-    json_t *v;
-    size_t n = 0;
-    out[0] = '\0';
-    json_object_foreach((json_t *)(uintptr_t)object, name, v)
-    {
-        if (n < bytes)
-            n += (size_t)snprintf(out + n, bytes - n, "%s\"%.40s\"", n > 0 ? ", " : "", name);
-    }
-}
-
 static spw_status
-put_field(encoding *e, const json_t *object, const char *name, uint32_t flags, bool *begun, spw_error *err)
+put_field(encoding *e, spw_data_line *line, const char *name, uint32_t flags, bool *begun, spw_error *err)
 {
-    const json_t *v = json_object_get(object, name);
-    char fields[200];
-    if (v == NULL) {
-        list_fields(object, fields, sizeof fields);
-        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu) has no field \"%s\"; it has %s", e->path,
-                         (unsigned long long)e->line, (unsigned long long)e->line_offset, name,
-                         fields[0] != '\0' ? fields : "none");
-    }
-    if (!json_is_string(v))
-        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): field \"%s\" is not a string", e->path,
-                         (unsigned long long)e->line, (unsigned long long)e->line_offset, name);
-    return put_text(e, json_string_value(v), json_string_length(v), flags, begun, err);
-}
-
-static spw_status
-put_line(encoding *e, const char *line, uint64_t bytes, spw_error *err)
-{
-    const char *prompt = e->o->prompt_field, *text = e->o->text_field;
-    json_error_t why;
-    json_t *object;
-    bool begun = false;
-    spw_status st = SPW_OK;
-    uint64_t blank = 0;
-    while (blank < bytes && strchr(" \t\r", line[blank]) != NULL && line[blank] != '\0')
-        blank++;
-    if (blank == bytes)
-        return SPW_OK;
-    object =
-        json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL,
-                   &why); /* as real: numbers of any size may stand in other fields */
-    if (object == NULL)
-        return SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu): not JSON at byte %d: %s", e->path,
-                         (unsigned long long)e->line, (unsigned long long)e->line_offset, why.position, why.text);
-    if (!json_is_object(object))
-        st = SPW_RAISE(err, SPW_ECORRUPT, "data: %s: line %llu (byte %llu) is not a JSON object", e->path,
-                       (unsigned long long)e->line, (unsigned long long)e->line_offset);
-    if (st == SPW_OK && prompt != NULL && prompt[0] != '\0')
-        st = put_field(e, object, prompt, CACHE_NO_LOSS, &begun, err);
+    const char *text;
+    uint64_t bytes;
+    spw_status st = spw_data_line_text(line, name, &text, &bytes, err);
     if (st == SPW_OK)
-        st = put_field(e, object, text != NULL && text[0] != '\0' ? text : "text", 0, &begun, err);
+        return put_text(e, text, bytes, flags, begun, err);
+    spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
+                   (unsigned long long)e->line_offset);
+    return st;
+}
+
+static spw_status
+put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
+{
+    const char *prompt = e->o->prompt_field, *field = e->o->text_field;
+    spw_data_line *line;
+    bool begun = false;
+    spw_status st = spw_data_line_open(&line, text, bytes, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
+                       (unsigned long long)e->line_offset);
+    if (line == NULL)
+        return st;
+    if (prompt != NULL && prompt[0] != '\0')
+        st = put_field(e, line, prompt, CACHE_NO_LOSS, &begun, err);
+    if (st == SPW_OK)
+        st = put_field(e, line, field != NULL && field[0] != '\0' ? field : "text", 0, &begun, err);
     if (st == SPW_OK)
         st = end_document(e, begun, err);
-    json_decref(object);
+    spw_data_line_close(line);
     return st;
 }
 
@@ -319,6 +290,7 @@ static spw_status
 cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    spw_status st;
     int n = 0;
     if (o->cache_dir != NULL && o->cache_dir[0] != '\0')
         n = snprintf(folder, PATH_MAX, "%s", o->cache_dir);
@@ -333,17 +305,10 @@ cache_folder(const spw_data_options *o, char folder[PATH_MAX], spw_error *err)
             "is an absolute path");
     if (n >= PATH_MAX - 64)
         return SPW_RAISE(err, SPW_EINVAL, "data.cache_dir is longer than %d bytes", PATH_MAX - 65);
-    for (char *at = folder + 1;; at++) { /* with its parents */
-        char held = *at;
-        if (held != '/' && held != '\0')
-            continue;
-        *at = '\0';
-        if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-            return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", folder);
-        *at = held;
-        if (held == '\0')
-            return SPW_OK;
-    }
+    st = spw_dir_make(folder, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data.cache_dir");
+    return st;
 }
 
 static uint64_t
@@ -414,8 +379,9 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
     spw_status st = spw__data_fd(&e->fd, f->path, false, err);
     if (st != SPW_OK)
         return st;
-    spw_log(SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s", f->path, (unsigned long long)f->bytes,
-            f->store);
+    f->made = true;
+    spw_log(f->bytes >= NOTED_BYTES ? SPW_LOG_NOTE : SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s",
+            f->path, (unsigned long long)f->bytes, f->store);
     e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
     if (e->out < 0)
         return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);

@@ -165,7 +165,7 @@ recognise(const char *path, const unsigned char *start, uint64_t bytes, bool has
             "data: %s is not Megatron's index: no \"MMIDIDX\" at offset 0 (data.format text takes its bytes "
             "as tokens)",
             path);
-    else if (ends_in(path, ".jsonl") || ends_in(path, ".ndjson"))
+    else if (spw_data_name_is_jsonl(path))
         *out = SPW_DATA_JSONL;
     return SPW_OK;
 }

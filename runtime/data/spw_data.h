@@ -37,6 +37,20 @@ typedef enum spw_data_format {
 const char *spw_data_format_name(spw_data_format f); /* "auto", "text", "llm.c", "megatron", "jsonl" */
 bool spw_data_format_parse(const char *name, spw_data_format *out);
 
+/* JSON lines, for others that read them (lines.c). By its name: .jsonl or .ndjson, in any case. */
+bool spw_data_name_is_jsonl(const char *path);
+/*
+ * spw_data_line_open - a line without its end; *out is NULL for a blank one. Numbers of any size may stand in it.
+ * spw_data_line_text - a field's text, which lives as long as the line.
+ * Errors  SPW_ECORRUPT, without file and line: what is not a JSON object or names a member twice; a field that is missing or
+ *         no string. Numbers beyond double's range are not JSON to it.
+ */
+typedef struct spw_data_line spw_data_line;
+spw_status spw_data_line_open(spw_data_line **out, const char *line, uint64_t bytes, spw_error *err);
+spw_status
+spw_data_line_text(spw_data_line *line, const char *field, const char **text, uint64_t *bytes, spw_error *err);
+void spw_data_line_close(spw_data_line *line); /* NULL is fine */
+
 /*
  * What stands between two documents. A document is a text file, a JSON line, an entry of Megatron's document index, or in
  * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it).
@@ -70,7 +84,7 @@ typedef struct spw_data_options {
     uint32_t source_count; /* up to SPW_DATA_SOURCES_MAX; 0: patterns */
 
     uint64_t seq_length;     /* T; a window is T + 1 tokens, and the next begins T further on */
-    double validation_split; /* share of the windows held out: the last ones of every file's end */
+    double validation_split; /* share of a source's windows held out: the last ones of files, see spw_data_open() */
     uint64_t seed;
     uint64_t vocab; /* a token that is not below it is an error when its window is read; 0: not checked */
 
@@ -91,6 +105,9 @@ typedef struct spw_data_options {
 /*
  * spw_data_open - finds and checks the files; tokenises what has to be and is not in the cache yet.
  *
+ * Held out are windows at the ends of files, of a source's first k files together validation_split of their windows, rounded:
+ * of many files with a window each, one in twenty at 0.05. One at least when it is above 0 and there are two, and one is left.
+ *
  * Errors  SPW_ENOENT naming a pattern that matches nothing; SPW_ESYS for an unreadable file; SPW_ECORRUPT naming file,
  *         field and offset of bytes that are not the format's; SPW_EUNSUPPORTED for files known to be something else;
  *         SPW_EINVAL when a source's files are all empty or shorter than one sequence (with what was found and needed).
@@ -107,6 +124,8 @@ uint32_t spw_data_file_count(const spw_data *data);
 uint64_t
 spw_data_sequences(const spw_data *data, spw_split split); /* windows in all files: with one source, an epoch */
 uint64_t spw_data_memory_bytes(const spw_data *data);      /* heap that data holds: tables per file */
+/* Whether rounding every file's share by itself, as was done once, holds out other windows; and how many those are. */
+bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*

@@ -39,22 +39,6 @@ has_layers(uint32_t array)
 }
 
 static spw_status
-read_at(const spw_llmc_reader *r, void *to, uint64_t bytes, uint64_t at, spw_error *err)
-{
-    for (uint64_t done = 0; done < bytes;) {
-        ssize_t n = pread(r->fd, (char *)to + done, bytes - done, (off_t)(at + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return SPW_RAISE_SYS(err, errno, "reading %s at offset %llu", r->path, (unsigned long long)(at + done));
-        if (n == 0)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at offset %llu", r->path, (unsigned long long)(at + done));
-        done += (uint64_t)n;
-    }
-    return SPW_OK;
-}
-
-static spw_status
 check_header(spw_llmc_reader *r, const int32_t *h, uint64_t file_bytes, spw_error *err)
 {
     static const struct {
@@ -135,7 +119,7 @@ spw_llmc_reader_open(spw_llmc_reader **out, const char *path, spw_error *err)
     if (r->fd < 0 || fstat(r->fd, &info) != 0)
         st = SPW_RAISE_SYS(err, errno, "opening %s", path);
     if (st == SPW_OK)
-        st = read_at(r, header, sizeof header, 0, err);
+        st = spw_file_read_at(r->fd, r->path, header, sizeof header, 0, err);
     if (st == SPW_OK)
         st = check_header(r, header, (uint64_t)info.st_size, err);
     if (st != SPW_OK)
@@ -209,7 +193,7 @@ read_whole(spw_llmc_reader *r, uint32_t param_id, const spw_param *p, spw_error 
     raw = spw_mem_calloc(n, bytes);
     if (raw == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "%s of %s", p->name, r->path);
-    st = read_at(r, raw, n * bytes, at, err);
+    st = spw_file_read_at(r->fd, r->path, raw, n * bytes, at, err);
     if (st == SPW_OK && !turned)
         spw_convert(r->values, SPW_F32, raw, r->dtype, n);
     for (uint64_t out = 0; st == SPW_OK && turned && out < p->cols; out++) { /* (cols, rows) there */

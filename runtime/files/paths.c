@@ -12,6 +12,24 @@
 enum { PATH_BYTES = 4096 };
 
 spw_status
+spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    uint64_t done = 0;
+    while (done < bytes) {
+        ssize_t rc = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return SPW_RAISE_SYS(err, errno, "read %s at offset %llu", path, (unsigned long long)(offset + done));
+        if (rc == 0)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at offset %llu, %llu bytes were expected there", path,
+                             (unsigned long long)(offset + done), (unsigned long long)(bytes - done));
+        done += (uint64_t)rc;
+    }
+    return SPW_OK;
+}
+
+spw_status
 spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -67,7 +85,7 @@ folder_of(const char *path, char folder[PATH_BYTES])
 spw_status
 spw_file_write_text(const char *path, const char *text, spw_error *err)
 {
-    char tmp[PATH_BYTES], folder[PATH_BYTES];
+    char tmp[PATH_BYTES];
     uint64_t bytes = strlen(text), done = 0;
     spw_status st = SPW_OK;
     int fd;
@@ -92,8 +110,7 @@ spw_file_write_text(const char *path, const char *text, spw_error *err)
         (void)unlink(tmp);
         return st;
     }
-    folder_of(path, folder);
-    return spw_dir_sync(folder, err);
+    return spw_dir_sync_above(path, err);
 }
 
 spw_status
@@ -128,6 +145,14 @@ spw_dir_sync(const char *path, spw_error *err)
         st = SPW_RAISE_SYS(err, errno, "fsync folder %s", path);
     close(fd);
     return st;
+}
+
+spw_status
+spw_dir_sync_above(const char *path, spw_error *err)
+{
+    char folder[PATH_BYTES];
+    folder_of(path, folder);
+    return spw_dir_sync(folder, err);
 }
 
 static spw_status

@@ -229,8 +229,6 @@ spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, ui
 spw_status
 spw_st_writer_commit(spw_st_writer *w, spw_error *err)
 {
-    char folder[PATH_BYTES];
-    char *slash;
     if (fsync(w->fd) != 0)
         return SPW_RAISE_SYS(err, errno, "fsync %s", spw_st_writer_temporary(w));
     if (w->tmp[0] == '\0')
@@ -238,13 +236,7 @@ spw_st_writer_commit(spw_st_writer *w, spw_error *err)
     if (rename(w->tmp, w->path) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", w->tmp, w->path);
     w->tmp[0] = '\0';
-    snprintf(folder, sizeof folder, "%s", w->path);
-    slash = strrchr(folder, '/');
-    if (slash == NULL)
-        snprintf(folder, sizeof folder, ".");
-    else
-        slash[slash == folder] = '\0';
-    return spw_dir_sync(folder, err);
+    return spw_dir_sync_above(w->path, err);
 }
 
 void
@@ -270,26 +262,9 @@ struct spw_st_reader {
     uint64_t data_at, data_bytes;
     int64_t mtime_ns;
     uint32_t count;
-    spw_tensor_info *tensors; /* by offset */
+    spw_tensor_info *tensors;        /* (count) by offset */
+    const spw_tensor_info **by_name; /* (count) the same */
 };
-
-static spw_status
-read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err)
-{
-    uint64_t done = 0;
-    while (done < bytes) {
-        ssize_t rc = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
-        if (rc < 0 && errno == EINTR)
-            continue;
-        if (rc < 0)
-            return SPW_RAISE_SYS(err, errno, "read %s at offset %llu", path, (unsigned long long)(offset + done));
-        if (rc == 0)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at offset %llu, %llu bytes were expected there", path,
-                             (unsigned long long)(offset + done), (unsigned long long)(bytes - done));
-        done += (uint64_t)rc;
-    }
-    return SPW_OK;
-}
 
 static bool
 read_size(const json_t *v, uint64_t *out)
@@ -345,6 +320,12 @@ by_offset(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
+static int
+by_name(const void *a, const void *b)
+{
+    return strcmp((*(const spw_tensor_info *const *)a)->name, (*(const spw_tensor_info *const *)b)->name);
+}
+
 static spw_status
 read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
 {
@@ -367,7 +348,8 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
     if (meta != NULL && !json_is_object(meta))
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: __metadata__ is not an object", r->path);
     r->tensors = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->tensors);
-    if (r->tensors == NULL)
+    r->by_name = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->by_name);
+    if (r->tensors == NULL || r->by_name == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", r->path);
     json_object_foreach(root, name, v)
     {
@@ -384,7 +366,9 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
                              r->path, r->tensors[i].name, (unsigned long long)r->tensors[i].begin,
                              (unsigned long long)at);
         at += r->tensors[i].bytes;
+        r->by_name[i] = &r->tensors[i];
     }
+    qsort(r->by_name, r->count, sizeof *r->by_name, by_name);
     if (at != r->data_bytes)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensors take %llu bytes, the file has %llu (truncated?)", r->path,
                          (unsigned long long)at, (unsigned long long)r->data_bytes);
@@ -410,14 +394,14 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: %lld bytes are too few for a header length", path,
                        (long long)info.st_size);
     if (st == SPW_OK)
-        st = read_at(r->fd, path, &n, 8, 0, err);
+        st = spw_file_read_at(r->fd, path, &n, 8, 0, err);
     if (st == SPW_OK && (n > HEADER_MAX || n > (uint64_t)info.st_size - 8))
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: header length is %llu, the file has %lld bytes and the limit is %d",
                        path, (unsigned long long)n, (long long)info.st_size, HEADER_MAX);
     if (st == SPW_OK && (text = spw_mem_zalloc(n + 1)) == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", path);
     if (st == SPW_OK)
-        st = read_at(r->fd, path, text, n, 8, err);
+        st = spw_file_read_at(r->fd, path, text, n, 8, err);
     if (st == SPW_OK) {
         r->data_at = 8 + n;
         r->data_bytes = (uint64_t)info.st_size - r->data_at;
@@ -440,6 +424,7 @@ spw_st_reader_close(spw_st_reader *r)
     if (r->fd >= 0)
         close(r->fd);
     spw_mem_free(r->tensors);
+    spw_mem_free(r->by_name);
     spw_mem_free(r);
 }
 
@@ -458,9 +443,16 @@ spw_st_reader_tensor(const spw_st_reader *r, uint32_t i)
 const spw_tensor_info *
 spw_st_reader_find(const spw_st_reader *r, const char *name)
 {
-    for (uint32_t i = 0; i < r->count; i++) {
-        if (strcmp(r->tensors[i].name, name) == 0)
-            return &r->tensors[i];
+    uint32_t low = 0, high = r->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int side = strcmp(name, r->by_name[middle]->name);
+        if (side == 0)
+            return r->by_name[middle];
+        if (side < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -477,5 +469,5 @@ spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *d
     if (offset > t->bytes || bytes > t->bytes - offset)
         return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %s", r->path,
                          (unsigned long long)offset, (unsigned long long)(offset + bytes), t->name);
-    return read_at(r->fd, r->path, data, bytes, r->data_at + t->begin + offset, err);
+    return spw_file_read_at(r->fd, r->path, data, bytes, r->data_at + t->begin + offset, err);
 }

@@ -156,11 +156,15 @@ spw_status spw_export(const spw_export_options *options, spw_export_report *repo
 
 /* ---------------------------------------------------------------- files and folders */
 
+/* All bytes at offset; SPW_ECORRUPT when the file ends before them. path for messages. Any threads at once. */
+spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err);
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
 spw_status spw_dir_make(const char *path, spw_error *err); /* with parents */
 spw_status spw_dir_sync(const char *path, spw_error *err);
+spw_status
+spw_dir_sync_above(const char *path, spw_error *err);        /* the folder that holds path: its name is durable then */
 spw_status spw_dir_remove(const char *path, spw_error *err); /* files and folders below, without following links */
 
 #endif
