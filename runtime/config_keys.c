@@ -134,7 +134,7 @@ const key_row spw__config_rows[] = {
     U64(ZO "prefetch_bucket_size", "stage3_prefetch_bucket_size", zero.prefetch_bucket_size, 0, BIG, "1e18",
         "elements fetched ahead of the unit in use at most; the default leaves it to slots and device memory"),
     U64(ZO "max_live_parameters", "stage3_max_live_parameters", zero.max_live_parameters, 0, BIG, "1e18",
-        "gathered elements on the device at most; the default leaves it to spillway.device_memory"),
+        "gathered elements on the device at most, the largest block at least; the default leaves it to device_memory"),
     INERT_ZERO3("max_reuse_distance", K_U64, BIG, "1000000000", "eviction follows the recorded trace"),
     INERT_ZERO3("param_persistence_threshold", K_U64, 1e19, "100000", "units are gathered whole"),
     INERT_ZERO3("model_persistence_threshold", K_U64, 1e19, "9223372036854775807", "units are gathered whole"),
