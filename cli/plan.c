@@ -191,10 +191,12 @@ plan_json(const spw_plan *p)
     json_object_set_new(purposes, "records", tiers_json(p->record_device, p->record_host, p->record_nvme));
     json_object_set_new(purposes, "gradients", tiers_json(p->grads_device + p->grad_device, p->grad_host, 0));
     json_object_set_new(purposes, "slots", tiers_json(0, p->slots_host, 0));
-    json_object_set_new(purposes, "gathered", tiers_json(p->cache_device, 0, 0));
+    json_object_set_new(purposes, "gathered", tiers_json(p->cache_device + p->parts_device, 0, 0));
     json_object_set_new(purposes, "activations",
                         tiers_json(p->activations_device, p->activations_host, p->activations_nvme));
     json_object_set_new(purposes, "tapes", tiers_json(p->tapes_device, 0, 0));
+    json_object_set_new(purposes, "ranks", tiers_json(0, p->wire_host, 0));
+    json_object_set_new(purposes, "kept", tiers_json(0, p->kept_host, 0));
     json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device + p->padding_device, 0, 0));
     json_object_set_new(purposes, "tables", tiers_json(0, p->tables_host, 0));
     json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));

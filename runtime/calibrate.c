@@ -302,7 +302,8 @@ describe_machine(calibration *c)
     if (f != NULL)
         fclose(f);
     (void)gethostname(host, sizeof host - 1);
-    snprintf(c->machine, sizeof c->machine, "%s|%s|%u", host, model, spw_cpu_allowed_count());
+    snprintf(c->machine, sizeof c->machine, "%s|%s|%ld", host, model,
+             (long)sysconf(_SC_NPROCESSORS_ONLN)); /* bound or not: what depends on that says so in its own key */
 }
 
 typedef spw_status (*measure_fn)(const calibration *c, const char *path, double *rates, spw_error *err);
@@ -376,7 +377,8 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
              spw_state_name(config->run.state_format), spw_dtype_name(config->run.grad_dtype),
              (unsigned long long)config->run.chunk_elems, c.threads);
     get_rates(&c, what, measure_optimizer, NULL, &out->optimizer, 1);
-    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", device, config->run.compute_threads,
+    snprintf(what, sizeof what, "compute|%s|%u|%llu|%llu", device,
+             config->run.compute_threads > 0 ? config->run.compute_threads : spw_cpu_allowed_count(),
              (unsigned long long)(config->micro_batch * config->data.seq_length),
              (unsigned long long)config->model.width);
     get_rates(&c, what, measure_compute, NULL, &out->flops, 1);

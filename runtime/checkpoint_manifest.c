@@ -6,6 +6,7 @@
 #include "checkpoint_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 enum { MANIFEST_BYTES_MAX = 16 << 20 };
 
@@ -232,9 +233,15 @@ spw__manifest_free(spw_manifest *m)
 spw_status
 spw__manifest_config(const spw_manifest *m, const char *file, spw_config *config, spw_error *err)
 {
+    const json_t *optimizer = json_object_get(m->config, "optimizer");
+    const char *type = json_string_value(json_object_get(optimizer, "type"));
+    const char *const l2[] = {"optimizer.type=\"Adam\""};
+    /* A manifest says what was done: older versions did AdamW with adam_w_mode false, and that was Adam with L2. */
+    bool was_l2 = type != NULL && strcasecmp(type, "AdamW") == 0 &&
+                  json_is_false(json_object_get(json_object_get(optimizer, "params"), "adam_w_mode"));
     char *text = json_dumps(m->config, 0);
     spw_status st = text == NULL ? SPW_RAISE(err, SPW_ENOMEM, "checkpoint manifest")
-                                 : spw_config_parse(config, text, file, NULL, 0, err);
+                                 : spw_config_parse(config, text, file, l2, was_l2, err);
     free(text);
     return st;
 }

@@ -776,11 +776,20 @@ check_scheduler(const reader *r, json_t *params)
     return SPW_OK;
 }
 
+/* DeepSpeed's ways to leave a value to it are "auto" and null: then nothing was said. */
+static bool
+given(const json_t *section, const char *key)
+{
+    const json_t *v = json_object_get(section, key);
+    const char *text = json_string_value(v);
+    return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
+}
+
 static spw_status
 settle(const reader *r, const json_t *root)
 {
     spw_config *c = r->out;
-    bool format_given = json_object_get(json_object_get(root, "spillway"), "state_format") != NULL;
+    const json_t *own = json_object_get(root, "spillway");
     if (json_object_get(root, "model") == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
     if (c->data.path.count + c->data.sources.count == 0)
@@ -799,12 +808,15 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
                          r->name, c->optimizer.type);
-    if (strcasecmp(c->optimizer.type, "Adam") == 0 &&
-        json_object_get(json_object_get(json_object_get(root, "optimizer"), "params"), "adam_w_mode") == NULL)
-        c->optimizer.adam_w_mode = false;
-    if (!format_given)
+    if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
+        spw_log(SPW_LOG_WARN,
+                "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
+                r->name, c->optimizer.type);
+        c->optimizer.adam_w_mode = true;
+    }
+    if (!given(own, "state_format"))
         c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
-    if (json_object_get(json_object_get(root, "spillway"), "grad_dtype") == NULL)
+    if (!given(own, "grad_dtype"))
         c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_F32;
     if (c->bf16 && c->fp16)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
@@ -942,6 +954,8 @@ value_json(const spw_config *c, const key_row *row)
     case K_TEXT:
         if (row->size == 0)
             return json_string(c->scheduler.warmup_linear ? "linear" : "log");
+        if (field == c->optimizer.type && strcasecmp(field, "AdamW") == 0 && !c->optimizer.adam_w_mode)
+            return json_string("Adam"); /* what has L2 by a program or an older version is called */
         return json_string(field);
     case K_BYTES:
         return *(const uint64_t *)field == SPW_AUTO ? json_string("auto")

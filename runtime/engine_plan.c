@@ -377,7 +377,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
                      .kept_host = spw__wire_kept_bytes(e),
                      .coded_grads = e->zeropp.grads,
                      .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-                     .tokens = e->config.accumulation * e->rows};
+                     .tokens = e->config.accumulation * e->rows * e->world};
     uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;

@@ -14,12 +14,10 @@
 #include <stdlib.h>
 
 enum { LEAST_CHUNK = 64 << 10, ROUNDS = 16 };
-static const uint64_t LIVE_MAX = 1000000000000000000u; /* the key's default: no limit */
 
 typedef enum change {
     PARAM_OFF_DEVICE,
     OPTIMIZER_OFF_DEVICE,
-    MORE_LIVE,
     ACTIVATIONS_OFF_DEVICE,
     PARAM_NVME,
     OPTIMIZER_NVME,
@@ -57,6 +55,17 @@ back_to_host(spw_tier *tier)
     return nvme;
 }
 
+/* What leaves the device needs a stage that allows it. */
+static bool
+raise_stage(spw_config *c)
+{
+    uint32_t least = c->zero.offload_param != SPW_TIER_DEVICE       ? 3
+                     : c->zero.offload_optimizer != SPW_TIER_DEVICE ? 1
+                                                                    : 0;
+    c->zero.stage = c->zero.stage < least ? least : c->zero.stage;
+    return true;
+}
+
 /* One change; false: there is nothing (more) of it to do. */
 static bool
 apply(spw_config *c, change what)
@@ -68,13 +77,8 @@ apply(spw_config *c, change what)
         spw_tier *tier = what == PARAM_OFF_DEVICE ? &c->zero.offload_param : &c->zero.offload_optimizer;
         bool here = *tier == SPW_TIER_DEVICE;
         *tier = here ? SPW_TIER_HOST : *tier;
-        return here;
+        return here && raise_stage(c);
     }
-    case MORE_LIVE:
-        if (c->zero.max_live_parameters >= LIVE_MAX)
-            return false;
-        c->zero.max_live_parameters = LIVE_MAX;
-        return true;
     case ACTIVATIONS_OFF_DEVICE:
         if (c->run.activations != SPW_TIER_DEVICE)
             return false;
@@ -86,8 +90,10 @@ apply(spw_config *c, change what)
             return false;
         c->run.activations = SPW_TIER_NVME;
         return true;
-    case PARAM_NVME: return to_nvme(&c->zero.offload_param, &c->zero.param_path, &c->zero.optimizer_path);
-    case OPTIMIZER_NVME: return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path);
+    case PARAM_NVME:
+        return to_nvme(&c->zero.offload_param, &c->zero.param_path, &c->zero.optimizer_path) && raise_stage(c);
+    case OPTIMIZER_NVME:
+        return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path) && raise_stage(c);
     case GRAD_BF16:
         if (c->run.grad_dtype == SPW_BF16 ||
             (c->run.micro_batches_per_pass > 0 && c->run.micro_batches_per_pass < c->accumulation))
@@ -143,7 +149,6 @@ helps(change what, spw_lack lack)
     switch (what) {
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE:
-    case MORE_LIVE:
     case ACTIVATIONS_OFF_DEVICE:
     case SMALLER_MICRO_BATCH:
     case ONE_PER_PASS: return lack == SPW_LACK_DEVICE;
@@ -241,11 +246,8 @@ say_tier(spw_suggestion *out, const char *key, spw_tier old_tier, spw_tier tier,
 static void
 say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
 {
-    uint32_t stage = b->zero.offload_param != SPW_TIER_DEVICE       ? 3
-                     : b->zero.offload_optimizer != SPW_TIER_DEVICE ? 1
-                                                                    : 0;
-    if (a->zero.stage < stage)
-        say(out, "zero_optimization.stage=%u", stage);
+    if (a->zero.stage < b->zero.stage)
+        say(out, "zero_optimization.stage=%u", b->zero.stage);
     say_tier(out, "offload_param", a->zero.offload_param, b->zero.offload_param, &a->zero.param_path,
              &b->zero.param_path);
     say_tier(out, "offload_optimizer", a->zero.offload_optimizer, b->zero.offload_optimizer, &a->zero.optimizer_path,
@@ -260,8 +262,6 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
         say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);
     }
-    if (a->zero.max_live_parameters != b->zero.max_live_parameters)
-        say(out, "zero_optimization.max_live_parameters=%llu", (unsigned long long)b->zero.max_live_parameters);
     if (a->run.micro_batches_per_pass != b->run.micro_batches_per_pass)
         say(out, "spillway.micro_batches_per_pass=%llu", (unsigned long long)b->run.micro_batches_per_pass);
 }

@@ -227,8 +227,10 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         bytes[i] = p->activations_nvme / nvme_count;
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        bytes[i] = (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0 ? weights_of(in, c) : 0) +
-                   (c->record_tier == SPW_TIER_NVME && has_record(in, c) ? record_bytes(in, c->elems) : 0);
+        if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
+            bytes[i] = spw_round_up(weights_of(in, c), 4096);
+        if (c->record_tier == SPW_TIER_NVME && has_record(in, c))
+            bytes[i] += record_room(in, c->elems);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -301,8 +303,12 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
     uint32_t count = in->layout->chunk_count;
     *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
     *r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
-    if (c->zero.param_buffer_count > 0 && c->run.weight_slots == 0) /* the staging budget in DeepSpeed's words */
-        *w_want = slots_for(c->zero.param_buffer_count * c->zero.param_buffer_size, chunk, count);
+    if (c->zero.param_buffer_count > 0 && c->run.weight_slots == 0) { /* the staging budget in DeepSpeed's words */
+        uint64_t elems = UINT64_MAX;
+        if (!spw_mul_u64(c->zero.param_buffer_count, c->zero.param_buffer_size, &elems))
+            elems = UINT64_MAX; /* more than there is: a slot for every chunk */
+        *w_want = slots_for(elems, chunk, count);
+    }
     if (c->zero.optimizer_buffer_count > 0 && c->run.record_slots == 0)
         *r_want = (uint32_t)c->zero.optimizer_buffer_count;
     if (c->zero.max_in_cpu > 0 && c->zero.max_in_cpu != SPW_AUTO && c->run.weight_slots == 0) {
@@ -512,15 +518,11 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     }
     p->parts_device = parts_room(in, p->cache_device);
     p->device_bytes = fixed + p->cache_device + p->parts_device;
-    if (!whole && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
-        p->cache_device = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+    if (!whole && p->cache_device > floor_bytes && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+        p->cache_device = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
         p->parts_device = parts_room(in, p->cache_device);
         p->device_bytes = fixed + p->cache_device + p->parts_device;
-        if (p->cache_device < floor_bytes)
-            return SPW_RAISE(err, SPW_ENOFIT,
-                             "zero_optimization.max_live_parameters is %llu, the largest block of this model has %llu",
-                             (unsigned long long)c->zero.max_live_parameters,
-                             (unsigned long long)(floor_bytes / in->compute_bytes));
     }
     if (p->cache_device < floor_bytes || budget < fixed)
         return SPW_RAISE(err, SPW_ENOFIT,

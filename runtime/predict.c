@@ -87,6 +87,16 @@ pace_of(const spw_prediction *x)
     return store > 0 ? s[SPW_RESOURCE_COMPUTE] / store : INFINITY;
 }
 
+/* In a step, on all paths: each of the ranks that swap to a path's disk writes about as much as this one. */
+static double
+written_by_ranks(const spw_plan *p, const spw_traffic *t)
+{
+    double bytes = 0;
+    for (uint32_t i = 0; i < p->path_count; i++)
+        bytes += (double)t->path_write[i] * (p->path_ranks[i] > 1 ? p->path_ranks[i] : 1);
+    return bytes;
+}
+
 void
 spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, spw_prediction *out)
 {
@@ -106,7 +116,7 @@ spw_plan_predict(const spw_plan *p, const spw_rates *rates, uint64_t tbw_bytes, 
     }
     out->timed = out->timed && out->step_s > 0;
     out->tokens_per_s = out->timed ? (double)p->tokens / out->step_s : NAN;
-    out->written_per_day = out->timed ? (double)out->traffic.nvme_write * (86400 / out->step_s) : NAN;
+    out->written_per_day = out->timed ? written_by_ranks(p, &out->traffic) * (86400 / out->step_s) : NAN;
     out->tbw_years = out->timed && tbw_bytes > 0 ? (double)tbw_bytes / out->written_per_day / 365.25 : NAN;
 }
 

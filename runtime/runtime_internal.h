@@ -45,7 +45,7 @@ typedef struct plan_input {
     uint32_t future_max; /* uses that the store is told at most */
     uint32_t optimizer_threads;
     bool update_reads_weights;
-    uint64_t tokens;               /* of a step */
+    uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */

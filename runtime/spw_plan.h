@@ -60,7 +60,7 @@ typedef struct spw_plan {
     uint32_t cpu_ranks;                 /* of this host, that share this one's processors, it among them; 0 is 1 */
     uint32_t path_ranks[SPW_PATHS_MAX]; /* of this host, that swap to its disk, this one among them; 0 is 1 */
     /* One step. */
-    uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches */
+    uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches and ranks */
     uint64_t trained;                    /* of elems: with gradient and record */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
@@ -103,7 +103,7 @@ typedef struct spw_prediction {
     bool timed;                         /* all that is needed was known: the fields below hold */
     spw_resource bound;
     double step_s, tokens_per_s; /* of a step that is as long as its bound */
-    double written_per_day;      /* bytes on all paths together */
+    double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */
 } spw_prediction;
 /* rates may be NULL: then only the traffic holds. tbw_bytes 0: no rating. Pure. */

@@ -281,6 +281,65 @@ test_accepted(void **state)
     assert_string_equal(c.data.path.item[0], "a.txt");
 }
 
+/* Parsed, printed and parsed again: the optimizer's decay, and by what rule. */
+static void
+decays(const char *optimizer, const char *type, bool decoupled, double decay)
+{
+    char set[200], *text;
+    spw_error err = {0};
+    snprintf(set, sizeof set, "optimizer=%s", optimizer);
+    if (parse(set, &err) != SPW_OK)
+        fail_msg("%s: %s", set, err.message);
+    text = spw_config_dump(&c);
+    assert_non_null(text);
+    assert_int_equal(spw_config_parse(&d, text, "dump", NULL, 0, &err), SPW_OK);
+    spw_mem_free(text);
+    if (c.optimizer.adam_w_mode != decoupled || d.optimizer.adam_w_mode != decoupled ||
+        c.optimizer.weight_decay != decay || d.optimizer.weight_decay != decay || strcmp(d.optimizer.type, type) != 0)
+        fail_msg("%s: type %s, adam_w_mode %d, weight_decay %g", set, d.optimizer.type, c.optimizer.adam_w_mode,
+                 c.optimizer.weight_decay);
+}
+
+/* As in DeepSpeed: decay is decoupled unless Adam has adam_w_mode false, AdamW does not look at it, and there is none by default. */
+static void
+test_decay(void **state)
+{
+    (void)state;
+    decays("{\"type\":\"Adam\"}", "Adam", true, 0);
+    decays("{\"type\":\"adam\",\"params\":{\"adam_w_mode\":\"auto\"}}", "adam", true, 0);
+    decays("{\"type\":\"Adam\",\"params\":{\"adam_w_mode\":false,\"weight_decay\":0.1}}", "Adam", false, 0.1);
+    decays("{\"type\":\"AdamW\"}", "AdamW", true, 0);
+    decays("{\"type\":\"AdamW\",\"params\":{\"adam_w_mode\":false,\"weight_decay\":0.1}}", "AdamW", true, 0.1);
+    decays("{\"type\":\"Lion\"}", "Lion", true, 0);
+    decays("{\"type\":\"SGD\"}", "SGD", true, 0);
+    decays("{\"type\":\"Adagrad\",\"params\":{\"weight_decay\":0.01}}", "Adagrad", true, 0.01);
+    assert_int_equal(parse("optimizer.type=\"AdamW\"", NULL), SPW_OK);
+    c.optimizer.adam_w_mode = false; /* by a program */
+    {
+        char *text = spw_config_dump(&c);
+        assert_int_equal(spw_config_parse(&d, text, "dump", NULL, 0, NULL), SPW_OK);
+        assert_true(!d.optimizer.adam_w_mode && strcmp(d.optimizer.type, "Adam") == 0);
+        spw_mem_free(text);
+    }
+}
+
+/* "auto" and null say nothing: the formats are those of a configuration without the keys. */
+static void
+test_auto(void **state)
+{
+    static const char *const half[] = {"bf16.enabled=false", "fp16.enabled=true", "spillway.state_format=\"auto\"",
+                                       "spillway.grad_dtype=null"};
+    (void)state;
+    assert_int_equal(parse("spillway.state_format=\"auto\"", NULL), SPW_OK);
+    assert_int_equal(c.run.state_format, SPW_STATE_SPLIT);
+    for (int k = 0; k < 2; k++) {
+        const char *sets[4] = {half[0], half[1], half[2], k ? half[3] : "spillway.grad_dtype=\"auto\""};
+        assert_int_equal(spw_config_parse(&c, whole, "run.json", sets, 4, NULL), SPW_OK);
+        assert_int_equal(c.run.state_format, SPW_STATE_MIXED_F16);
+        assert_int_equal(c.run.grad_dtype, SPW_F16);
+    }
+}
+
 static char heard[4000];
 
 static void
@@ -652,19 +711,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_said),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),
-        cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_include),
-        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),         cmocka_unit_test(test_refused),   cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_said),          cmocka_unit_test(test_decay),     cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_batches),       cmocka_unit_test(test_files),     cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings), cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),         cmocka_unit_test(test_include),   cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

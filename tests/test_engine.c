@@ -280,10 +280,10 @@ test_prefetch_bounds(void **state)
             assert_true(stats.hits * 10 < stats.uses * 8);
         rig_close(&r);
         r.c.zero.max_live_parameters = 1;
-        assert_int_equal(rig_open(&r, 0), SPW_ENOFIT);
-        assert_non_null(strstr(r.err.message, "max_live_parameters is 1"));
+        rig_need(&r, 0); /* it bounds what is fetched besides the block in use */
+        assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
+        r.c.zero.max_live_parameters = spw_engine_plan(r.e)->cache_device / sizeof(float); /* the largest block */
         rig_close(&r);
-        assert_int_equal(sscanf(strstr(r.err.message, "has "), "has %" SCNu64, &r.c.zero.max_live_parameters), 1);
         rig_need(&r, 0);
         assert_true(spw_engine_plan(r.e)->cache_device == r.c.zero.max_live_parameters * sizeof(float));
         assert_int_equal(rig_step(&r, 0, &result), SPW_OK);

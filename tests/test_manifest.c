@@ -107,9 +107,42 @@ test_refusals(void **state)
     }
 }
 
+/* Both keys of decay are in every manifest: what an older version did with them goes on. */
+static void
+test_decay(void **state)
+{
+    static const struct {
+        const char *type, *mode, *becomes;
+        bool decoupled;
+    } cases[] = {{"Adam", "false", "Adam", false},
+                 {"Adam", "true", "Adam", true},
+                 {"AdamW", "true", "AdamW", true},
+                 {"AdamW", "false", "Adam", false}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static spw_config c;
+        spw_manifest m;
+        spw_error err = {0};
+        char text[1000];
+        snprintf(text, sizeof text,
+                 BEGIN DIGESTS
+                 ",\"config\":{\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},"
+                 "\"data\":{\"path\":\"a\"},\"train_batch_size\":1,\"optimizer\":{\"type\":\"%s\",\"params\":"
+                 "{\"adam_w_mode\":%s,\"weight_decay\":0.01}}}}",
+                 cases[i].type, cases[i].mode);
+        assert_int_equal(spw__manifest_parse(&m, text, "m", &err), SPW_OK);
+        if (spw__manifest_config(&m, "m", &c, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_string_equal(c.optimizer.type, cases[i].becomes);
+        assert_true(c.optimizer.adam_w_mode == cases[i].decoupled && c.optimizer.weight_decay == 0.01);
+        spw__manifest_free(&m);
+    }
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_decay)};
     return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
 }

@@ -83,6 +83,11 @@ same() { python3 -c 'import json, sys; a, b = (json.load(open(f)) for f in sys.a
 check "the same plan" same
 check "another format is measured by itself" run plan "$c" --json --set spillway.state_format=mixed
 check "and only that" json 'p["rates"]["measured"] == 1 and p["rates"]["cached"] == 3'
+if [ "$(nproc)" -gt 1 ] && command -v taskset >/dev/null; then
+    bound() { taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')" "$spw" plan "$c" --json >"$dir/out" 2>"$dir/err"; }
+    check "on one of the processors" bound
+    check "disks and copies are the machine's" json 'p["rates"]["measured"] <= 2 and p["rates"]["cached"] >= 2'
+fi
 check "--calibrate measures again" run plan "$c" --json --calibrate
 check "everything" json 'p["rates"]["measured"] == 4'
 echo '{"spillway_rates": 1, "entr' >"$rates"
@@ -94,7 +99,11 @@ sed -i 's/"time": [0-9]*/"time": 1000000000/' "$rates"
 check "old rates" run plan "$c" --json
 check "are measured again" json 'p["rates"]["measured"] == 4'
 cp "$dir/out" "$dir/one"
+check "one rank's tokens" run plan "$c" --no-measure --json
+one=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["tokens"])' "$dir/out")
 check "two ranks" run plan "$c" --json --set spillway.ranks=2
+check "whose sums agree too" json 'all(sum(b[t] for b in p["bytes"].values()) == p["total"][t] for t in ("device", "host", "nvme"))'
+check "and tokens are of both" json "p['tokens'] == 2 * $one"
 check "each have half of the disk" json 'any(d["value"] == "1/2 of the disk" for d in p["decisions"])'
 per_byte() { python3 -c 'import json, sys; one, two = (p["seconds"]["nvme_write"] / p["step"]["nvme_write"] for p in (json.load(open(f)) for f in sys.argv[1:])); sys.exit(0 if abs(two / one - 2) < 1e-3 else 1)' "$dir/one" "$dir/out"; }
 check "and twice the time for a byte" per_byte

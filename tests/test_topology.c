@@ -81,6 +81,26 @@ test_cgroup_quota(void **state)
     assert_true(spw_cpu_allowed_count() >= 1);
 }
 
+/* What a cgroup's processes hold is what it counts less the files in the page cache, in both versions of cgroups. */
+static void
+test_cgroup_memory(void **state)
+{
+    (void)state;
+    assert_true(spw_cgroup_memory_used_bytes(root) == UINT64_MAX);
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000000\n");
+    assert_int_equal(spw_cgroup_memory_used_bytes(root), 1000000);
+    put("sys/fs/cgroup/memory/memory.stat",
+        "cache 1\ninactive_file 7\nactive_file 9\ntotal_inactive_file 200000\ntotal_active_file 300000\n");
+    assert_int_equal(spw_cgroup_memory_used_bytes(root), 500000);
+    put("sys/fs/cgroup/memory.current", "5000000000\n");
+    assert_true(spw_cgroup_memory_used_bytes(root) == 5000000000);
+    put("sys/fs/cgroup/memory.stat",
+        "anon 1000\nfile 4\ninactive_anon 3\nactive_file 1000000000\ninactive_file 2500000000\nunevictable 5\n");
+    assert_true(spw_cgroup_memory_used_bytes(root) == 1500000000);
+    put("sys/fs/cgroup/memory.stat", "inactive_file 6000000000\n"); /* two files, read one after the other */
+    assert_int_equal(spw_cgroup_memory_used_bytes(root), 0);
+}
+
 /* Lists come back as they went in, in the kernel's form; what is no list is refused. */
 static void
 test_id_sets(void **state)
@@ -668,6 +688,7 @@ main(void)
         cmocka_unit_test(test_size),
         cmocka_unit_test(test_region_over),
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_cgroup_memory, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_disks, make_root, remove_root),
     };
     return cmocka_run_group_tests_name("topology", tests, NULL, NULL);

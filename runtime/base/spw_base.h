@@ -330,6 +330,8 @@ uint32_t spw_cpu_allowed_count(void);
 double spw_cgroup_cpu_quota(const char *root);
 /* Memory limit of the cgroup in bytes; UINT64_MAX when there is none. */
 uint64_t spw_cgroup_memory_bytes(void);
+/* What its processes hold of it, without files in the page cache; UINT64_MAX when unknown. Reads root/sys, version 1 or 2. */
+uint64_t spw_cgroup_memory_used_bytes(const char *root);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */
 uint64_t spw_memory_available_bytes(void);
 /* What this process may still take: the least of that, of its cgroup's limit and of RLIMIT_AS; 0 when unknown. */

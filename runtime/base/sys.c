@@ -197,6 +197,54 @@ spw_memory_available_bytes(void)
     return kib * 1024u;
 }
 
+/* Files in the page cache of a cgroup count as its memory, and go when a process wants it. */
+static uint64_t
+cached_of_cgroup(const char *dir, bool v1)
+{
+    static const char *const names[2][2] = {{"inactive_file", "active_file"},
+                                            {"total_inactive_file", "total_active_file"}};
+    char path[PATH_MAX], line[128], name[64];
+    unsigned long long value;
+    uint64_t cached = 0;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/memory.stat", dir);
+    f = fopen(path, "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        if (sscanf(line, "%63s %llu", name, &value) == 2 &&
+            (strcmp(name, names[v1][0]) == 0 || strcmp(name, names[v1][1]) == 0))
+            cached += value;
+    }
+    if (f != NULL)
+        fclose(f);
+    return cached;
+}
+
+static bool
+read_bytes(const char *dir, const char *name, unsigned long long *out)
+{
+    char path[PATH_MAX], line[64];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return read_line(path, line, sizeof line) && sscanf(line, "%llu", out) == 1;
+}
+
+uint64_t
+spw_cgroup_memory_used_bytes(const char *root)
+{
+    static const char *const dirs[] = {"sys/fs/cgroup", "sys/fs/cgroup/memory"};
+    static const char *const names[] = {"memory.current", "memory.usage_in_bytes"};
+    char dir[PATH_MAX];
+    unsigned long long used;
+    for (int v1 = 0; v1 < 2; v1++) {
+        uint64_t cached;
+        snprintf(dir, sizeof dir, "%s/%s", root, dirs[v1]);
+        if (!read_bytes(dir, names[v1], &used))
+            continue;
+        cached = cached_of_cgroup(dir, v1);
+        return used > cached ? used - cached : 0;
+    }
+    return UINT64_MAX;
+}
+
 static uint64_t
 least(uint64_t a, uint64_t limit, uint64_t used)
 {
@@ -207,16 +255,13 @@ least(uint64_t a, uint64_t limit, uint64_t used)
 uint64_t
 spw_memory_room_bytes(void)
 {
-    static const char *const used[] = {"/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"};
     uint64_t room = spw_memory_available_bytes(), limit = spw_cgroup_memory_bytes();
     struct rlimit as;
     char line[128];
     unsigned long long value;
-    for (int i = 0; i < 2 && limit != UINT64_MAX; i++) {
-        if (read_line(used[i], line, sizeof line) && sscanf(line, "%llu", &value) == 1) {
-            room = least(room, limit, value);
-            break;
-        }
+    if (limit != UINT64_MAX) {
+        uint64_t used = spw_cgroup_memory_used_bytes("");
+        room = used != UINT64_MAX ? least(room, limit, used) : room;
     }
     if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
         read_line("/proc/self/statm", line, sizeof line) &&
