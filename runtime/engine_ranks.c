@@ -48,7 +48,7 @@ struct spw_ranks {
     spw_engine *e;
     spw_comm *comm;
     rank_channels channels;
-    uint32_t rank, world;
+    uint32_t world;
     uint64_t part_unit; /* bytes of an element on the device */
     char *pool_memory;
     spw_wire *wire;
@@ -700,7 +700,6 @@ spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_mem
     pthread_cond_init(&r->done, NULL);
     r->e = e;
     r->comm = comm;
-    r->rank = spw_comm_get_info(comm)->rank;
     r->world = spw_comm_get_info(comm)->world;
     r->part_unit = spw_dtype_bytes(spw_gpu_get_info(e->gpu)->compute_dtype);
     r->pool_memory = pool_memory;

@@ -88,8 +88,7 @@ typedef struct spw_config {
         bool pin_memory_param, pin_memory_optimizer;
         uint64_t param_buffer_count, param_buffer_size; /* elements */
         uint64_t optimizer_buffer_count;
-        uint64_t max_in_cpu; /* elements */
-        double ratio;
+        uint64_t max_in_cpu;                                           /* elements */
         uint64_t sub_group_size;                                       /* elements */
         uint64_t prefetch_bucket_size, max_live_parameters;            /* elements */
         bool quantized_weights, quantized_frozen, quantized_gradients; /* ZeRO++, between ranks, in stage 3 */

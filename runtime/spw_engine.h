@@ -57,13 +57,12 @@ void spw_layout_free(spw_layout *layout);
 
 /* ---------------------------------------------------------------- trace (pure) */
 
-/* The recorded order of unit uses in one pass over the model. A use that was not expected is counted and matching goes
- * on at the next position that fits. */
+/* The recorded order of unit uses in one pass over the model. After a use that was not expected matching goes on at the next
+ * position that fits. */
 typedef struct spw_trace {
     uint32_t *units;
     uint32_t count, capacity, pos;
     bool recorded;
-    uint64_t off_trace;
 } spw_trace;
 spw_status spw_trace_init(spw_trace *trace, uint32_t capacity, spw_error *err);
 void spw_trace_deinit(spw_trace *trace);

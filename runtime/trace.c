@@ -42,7 +42,6 @@ spw_trace_use(spw_trace *t, uint32_t unit_idx)
         t->pos++;
         return;
     }
-    t->off_trace++;
     for (uint32_t i = t->pos; i < t->count; i++) {
         if (t->units[i] == unit_idx) {
             t->pos = i + 1;
