@@ -468,12 +468,14 @@ read_value(const reader *r, const key_row *row, json_t *v)
 {
     uint64_t n = 0, unkept = 0;
     void *field = row->offset == SPW_CONFIG_NOWHERE ? (char *)&unkept : (char *)r->out + row->offset;
+    if (json_is_null(v))
+        return SPW_OK; /* nothing was said */
     if (row->class == C_UNBUILT)
         return read_unbuilt(r, row, v);
     if (row->class == C_DEPRECATED)
         return read_deprecated(r, row, v);
-    if (row->type == K_ANY || ((row->class == C_INERT || row->type == K_DTYPE) && json_is_null(v)))
-        return SPW_OK; /* null: DeepSpeed's way to leave a type to it */
+    if (row->type == K_ANY)
+        return SPW_OK;
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
         row->type != K_BACKEND && row->type != K_PLACE)
         return SPW_OK; /* the default stands */

@@ -175,7 +175,7 @@ test_refused(void **state)
          "zero_optimization.zero_hpz_partition_size needs stage 3, stage is 2"},
         {"zero_optimization.zero_hpz_partition_size=false", "zero_optimization.zero_hpz_partition_size"},
         {"data_types.grad_accum_dtype=\"bf16\"", "not supported yet: data_types.grad_accum_dtype"},
-        {"checkpoint={\"parallel_write\": {}}", "not supported yet: checkpoint"},
+        {"checkpoint={\"use_node_local_storage\": true}", "not supported yet: checkpoint.use_node_local_storage"},
         {"sparse_gradients=true", "not supported yet: sparse_gradients"},
         {"model.attn_pdrop=0.1", "not supported yet: model.attn_pdrop"},
         {"model.scale_attn_weights=false", "model.scale_attn_weights"},
@@ -324,6 +324,37 @@ test_decay(void **state)
 }
 
 /* "auto" and null say nothing: the formats are those of a configuration without the keys. */
+/* Every key that DeepSpeed has is known and takes DeepSpeed's default; a section's members with the section itself. */
+static void
+test_deepspeed_keys(void **state)
+{
+    static const char base[] =
+        "{\"model\": {\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_layer\": 1, \"n_head\": 1}, "
+        "\"data\": {\"path\": \"a\"}, \"train_batch_size\": 8, \"train_micro_batch_size_per_gpu\": 4}";
+    FILE *f = fopen("tests/vectors/deepspeed_keys.txt", "r");
+    char line[300], set[300];
+    const char *sets[] = {set};
+    int keys = 0, bad = 0;
+    (void)state;
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f) != NULL) {
+        spw_error err = {0};
+        char *space = strchr(line, ' ');
+        if (line[0] == '#' || space == NULL)
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(set, sizeof set, "%.*s=%s", (int)(space - line), line, space + 1);
+        keys++;
+        if (spw_config_parse(&c, base, "run.json", sets, 1, &err) != SPW_OK) {
+            bad++;
+            print_error("%s: %s\n", set, err.message);
+        }
+    }
+    fclose(f);
+    assert_true(keys > 80);
+    assert_int_equal(bad, 0);
+}
+
 static void
 test_auto(void **state)
 {
@@ -711,11 +742,14 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),         cmocka_unit_test(test_refused),   cmocka_unit_test(test_accepted),
-        cmocka_unit_test(test_said),          cmocka_unit_test(test_decay),     cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_batches),       cmocka_unit_test(test_files),     cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings), cmocka_unit_test(test_schedules), cmocka_unit_test(test_help),
-        cmocka_unit_test(test_paths),         cmocka_unit_test(test_include),   cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
+        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_help),           cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }
