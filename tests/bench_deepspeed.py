@@ -198,7 +198,7 @@ def main():
         return make_folder(args)
     if args.child:
         return child(args)
-    with tempfile.TemporaryDirectory(prefix="bench-deepspeed-", dir=args.dir or ROOT) as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-deepspeed-", dir=args.dir or ROOT / "build") as folder:
         args.dir = folder
         (pathlib.Path(folder) / "swap").mkdir()
         subprocess.run([sys.executable, __file__, "--child", "folder", "--dir", folder], check=True, stdout=subprocess.DEVNULL,
