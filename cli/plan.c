@@ -103,7 +103,7 @@ print_links(const spw_plan *p, const spw_rates *rates, const spw_prediction *x)
         {"h2d", (double)x->traffic.h2d, "B", SPW_RESOURCE_H2D},
         {"d2h", (double)x->traffic.d2h, "B", SPW_RESOURCE_D2H},
         {"compute", p->flops, "FLOP", SPW_RESOURCE_COMPUTE},
-        {"optimizer", p->device_updates ? 0 : (double)p->trained, "params", SPW_RESOURCE_OPTIMIZER},
+        {"optimizer", (double)(p->trained - p->trained_device), "params", SPW_RESOURCE_OPTIMIZER},
         {"all on these CPUs", 0, "", SPW_RESOURCE_CPU}};
     printf("\n  %-24s %16s %12s %12s %14s\n", "a step", "", "per param", "seconds", "rate");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -324,7 +324,7 @@ follow_readers(spw_store *s, const unit *u)
         unit *o = &s->units[i];
         bool meets =
             o->used_offset < u->device_offset + u->device_bytes && u->device_offset < o->used_offset + o->device_bytes;
-        if (o->used_pending && (o == u || meets)) {
+        if (o->used_pending && !o->direct && (o == u || meets)) {
             spw_gpu_event_wait(o->used, s->h2d);
             o->used_pending = false;
         }
@@ -450,7 +450,7 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
         spw__store_drop_device(s, u);
     if (u->d != D_NONE || u->generation > use.generation)
         return true;
-    if (s->direct) {
+    if (u->direct) {
         if (u->generation == use.generation && (u->op != OP_UPDATE || !op_may_run(s, u))) {
             u->d = D_READY;
             u->device_generation = use.generation;
@@ -663,9 +663,9 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         spw__store_drop_device(s, u); /* the generation it shows is about to pass */
     if (u->op != OP_VISIT && u->d == D_FILLING && u->device_generation <= u->generation)
         spw__store_abort_fill(s, u);
-    if ((u->op == OP_EDIT || s->direct) && u->op != OP_VISIT && u->d != D_NONE)
+    if ((u->op == OP_EDIT || u->direct) && u->op != OP_VISIT && u->d != D_NONE)
         return slots_left; /* somebody still reads what it shows, or a copy to it is under way */
-    if (s->direct && u->op != OP_VISIT && u->used_pending) {
+    if (u->direct && u->op != OP_VISIT && u->used_pending) {
         spw_gpu_event_wait(u->used, s->h2d); /* what a queue still reads; workers' queue does the same */
         u->used_pending = false;
     }

@@ -7,7 +7,7 @@
  *   record   EMPTY -> READING -> READY -> UPDATING -> DIRTY -> WRITING -> EMPTY
  *   device   NONE -> FILLING -> READY -> NONE
  *
- * Where weights are used in place (spw_store_direct), READY says that readers may have them: updates and edits wait until the last
+ * Where a unit's weights are used in place (spw_store_direct), READY says that readers may have them: updates and edits wait until the last
  * of these is done. Copies that live in host or device memory stay CLEAN (READY) and go through UPDATING only. Of a unit on a device that the host
  * cannot address an UPDATING chunk belongs to the h2d queue; everything but updates sees it through staging memory. An edit goes the way of an
  * update, but the generation stays, so no copy on the device may survive it or be filled meanwhile.
@@ -58,6 +58,7 @@ typedef struct unit {
     spw_store_unit plan;
     void *grad;
     bool on_device;      /* its updates run in the h2d queue, and grad is device memory */
+    bool direct;         /* used where it lies (spw_store_direct): no place in the cache, nothing to gather */
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
     bool grad_ready;
@@ -109,8 +110,7 @@ struct spw_store {
     spw_swap **swaps;
     spw_aio_file **files; /* (cfg.file_count) of frozen weights in place */
     bool any_nvme, pinned;
-    bool apart;  /* the host cannot address device memory */
-    bool direct; /* no unit is gathered */
+    bool apart; /* the host cannot address device memory */
     pthread_t mover, *workers;
     uint32_t worker_started;
     bool mover_started;

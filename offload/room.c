@@ -58,11 +58,12 @@ spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx)
 }
 
 bool
-spw_store_direct(const spw_store_config *cfg)
+spw_store_direct(const spw_store_config *cfg, uint32_t unit_idx)
 {
-    bool all =
-        !spw_gpu_get_info(cfg->gpu)->host_addressable && spw_gpu_get_info(cfg->gpu)->compute_dtype == cfg->weight_dtype;
-    for (uint32_t i = 0; i < cfg->chunk_count && all; i++)
+    const spw_store_unit *u = &cfg->units[unit_idx];
+    bool all = u->chunk_count > 0 && !spw_gpu_get_info(cfg->gpu)->host_addressable &&
+               spw_gpu_get_info(cfg->gpu)->compute_dtype == cfg->weight_dtype;
+    for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count && all; i++)
         all = cfg->chunks[i].weight_tier == SPW_TIER_DEVICE && spw__store_code_bits(cfg, &cfg->chunks[i]) == 0;
     return all;
 }
@@ -244,9 +245,9 @@ spw__store_carve(spw_store *s, spw_error *err)
                 c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
             } else {
                 c->weights = home;
-                SPW_ASSERT(!s->direct || c->idx == s->units[c->plan.unit_idx].plan.chunk_first ||
-                           (char *)home ==
-                               (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, &s->chunks[i - 1].plan, false));
+                SPW_ASSERT(
+                    !s->units[c->plan.unit_idx].direct || c->idx == s->units[c->plan.unit_idx].plan.chunk_first ||
+                    (char *)home == (char *)s->chunks[i - 1].weights + chunk_bytes(cfg, &s->chunks[i - 1].plan, false));
                 c->w = tier == SPW_TIER_NVME ? W_EMPTY : W_CLEAN;
             }
             s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
@@ -281,10 +282,10 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
 {
     uint64_t largest_unit = 0;
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
-        if (cfg->units[i].elems > largest_unit)
+        if (cfg->units[i].elems > largest_unit && !spw_store_direct(cfg, i))
             largest_unit = cfg->units[i].elems;
     }
-    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes && !spw_store_direct(cfg))
+    if (largest_unit * compute_bytes_of(cfg) > cfg->device_cache_bytes)
         return SPW_RAISE(err, SPW_EINVAL, "the largest unit takes %llu bytes on the device, its cache has %llu",
                          (unsigned long long)(largest_unit * compute_bytes_of(cfg)),
                          (unsigned long long)cfg->device_cache_bytes);

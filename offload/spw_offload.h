@@ -40,7 +40,8 @@ uint32_t spw_swap_reclaim(const char *dir);
  * Plain data from the plan. Chunks of a unit are consecutive; units are in the order of the forward pass. A store may hold
  * one stretch of each unit, a rank's part: then its weights on the device and its gradient are that stretch.
  * On a device that the host cannot address a trainable unit is on the device with all it has, gradient included, or not at all.
- * If all weights are there, in the type that it computes in, they are used where they lie: nothing is gathered (spw_store_direct).
+ * If all weights of a unit are there, in the type that it computes in, they are used where they lie: it is not gathered
+ * (spw_store_direct).
  */
 typedef struct spw_store_chunk {
     uint32_t unit_idx;
@@ -151,8 +152,8 @@ typedef struct spw_store_need {
     uint64_t *path_bytes; /* (path_count), the caller's array; may be NULL */
 } spw_store_need;
 void spw_store_compute_need(const spw_store_config *config, spw_store_need *need);
-/* Acquired weights are those that updates change, not copies of them. Pure. */
-bool spw_store_direct(const spw_store_config *config);
+/* The unit's acquired weights are those that updates change, not copies of them. Pure. */
+bool spw_store_direct(const spw_store_config *config, uint32_t unit_idx);
 /*
  * Of need.host_bytes, what brings chunks of a device that the host cannot address, and what codes decode to, to the workers: such a chunk
  * for each of spw_store_stages(); and what updates there tell of each. Pure.

@@ -164,6 +164,7 @@ build(spw_store *s, spw_error *err)
     for (uint32_t i = 0; i < s->unit_count; i++) {
         s->units[i].plan = cfg->units[i];
         s->units[i].on_device = spw__store_on_device(cfg, i);
+        s->units[i].direct = spw_store_direct(cfg, i);
         s->units[i].device_bytes = cfg->units[i].elems * s->compute_bytes;
         if (cfg->device_granule > 0)
             s->units[i].device_bytes =
@@ -209,7 +210,6 @@ spw_store_create(spw_store **out, const spw_store_config *config, spw_error *err
         return SPW_RAISE(err, SPW_ENOMEM, "store");
     s->cfg = *config;
     s->apart = !spw_gpu_get_info(config->gpu)->host_addressable;
-    s->direct = spw_store_direct(config);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->stage_lock, NULL);
     pthread_cond_init(&s->stage_freed, NULL);
@@ -428,9 +428,7 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
         u->pins++;
         u->by_demand = false;
         take_from_future(s, uses[k]);
-        weights[k] = !s->direct                ? s->device_cache + u->device_offset
-                     : u->plan.chunk_count > 0 ? s->chunks[u->plan.chunk_first].weights
-                                               : NULL;
+        weights[k] = u->direct ? s->chunks[u->plan.chunk_first].weights : s->device_cache + u->device_offset;
     }
     pthread_mutex_unlock(&s->lock);
     return st;

@@ -131,7 +131,8 @@ const key_row spw__config_rows[] = {
     INERT_BOOL(ZO "offload_optimizer.pipeline_read", "true", "reading always overlaps the update"),
     INERT_BOOL(ZO "offload_optimizer.pipeline_write", "true", "writing always overlaps the update"),
     INERT_BOOL(ZO "offload_optimizer.pipeline", "false", "both directions overlap anyway"),
-    UNBUILT(ZO "offload_optimizer.ratio", "1.0", "share of the optimizer updated off-device"),
+    REAL(ZO "offload_optimizer.ratio", NULL, zero.optimizer_ratio, 0, 1, "1.0",
+         "the host updates no more than this share of the parameters; state of the first units is on the device"),
     UNBUILT(ZO "offload_optimizer.super_offload", "false", "SuperOffload"),
     INERT(ZO "offload_optimizer.cpuadam_cores_perc", NULL, K_REAL, 0, 1, "0.8", "spillway.optimizer_threads says it"),
     U64(ZO "sub_group_size", NULL, zero.sub_group_size, 4096, BIG, "1000000000", "upper bound of a chunk, elements"),
@@ -322,6 +323,8 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.recompute", run.recompute, "\"auto\"", "auto|always",
          "auto: device memory that is left keeps what blocks computed between checkpoints of activations; always: the "
          "backward pass computes all of it again"),
+    BOOL("spillway.fill_device", NULL, run.fill_device, "false",
+         "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),

@@ -35,14 +35,15 @@ check_frozen(const spw_engine *e, spw_error *err)
 /*
  * What state a device whose memory the host cannot address may hold. Updates run where a record is, and need the weights there:
  * all of the state is on the device, or none of it. Weights on the device with records elsewhere, ZeRO-Offload, are weights that
- * are kept with their records and gathered on the device once per update. Between ranks this is said of each one's part.
+ * are kept with their records and gathered on the device once per update. Between ranks this is said of each one's part. Of
+ * records that are offloaded the plan may put some there all the same (plan_device.c), with their weights.
  */
 static spw_status
 settle_state(spw_engine *e, spw_error *err)
 {
     spw_config *c = &e->config;
     const char *name = spw_gpu_get_info(e->gpu)->name;
-    bool weights, records;
+    bool weights, records, some;
     weights = c->zero.offload_param == SPW_TIER_DEVICE;
     records = c->zero.offload_optimizer == SPW_TIER_DEVICE && !e->inference;
     if (records && !weights)
@@ -51,12 +52,14 @@ settle_state(spw_engine *e, spw_error *err)
                          "need the weights there; set zero_optimization.offload_optimizer.device to cpu (or nvme), or "
                          "offload_param.device to none",
                          name);
-    if (records && e->optimizer->rule != NULL)
+    some =
+        !e->inference && (records || c->zero.optimizer_ratio < 1 || (c->run.fill_device && e->optimizer->rule == NULL));
+    if (some && e->optimizer->rule != NULL)
         return SPW_RAISE(err, SPW_EUNSUPPORTED,
                          "optimizer %s on device %s: it is a function of the host's; set "
-                         "zero_optimization.offload_optimizer.device to cpu (or nvme)",
+                         "zero_optimization.offload_optimizer.device to cpu (or nvme), and its ratio to 1",
                          e->optimizer->name, name);
-    e->device_updates = records;
+    e->device_updates = some;
     e->gather_all = weights && !records && !e->inference;
     if (e->gather_all)
         c->zero.offload_param = SPW_TIER_HOST;

@@ -74,7 +74,7 @@ struct spw_engine {
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
-    bool device_updates;     /* all state is on a device apart from the host, and is updated there */
+    bool device_updates;     /* state may be on a device apart from the host, and is updated there */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
     spw_store *store;
     spw_comm *comm;                        /* NULL: one rank */

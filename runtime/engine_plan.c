@@ -227,9 +227,9 @@ static uint64_t
 stage_bytes(const spw_engine *e)
 {
     spw_state_format f = e->config.run.state_format;
-    bool there = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE;
+    bool there = !e->host_addressable && (e->device_updates || e->config.zero.offload_param == SPW_TIER_DEVICE);
     uint64_t record = e->device_updates ? spw__plan_largest_trained(&e->layout) : 0, coded = largest_coded(&e->layout);
-    uint64_t weights = e->device_updates || there ? spw__plan_largest_chunk(&e->layout) : coded;
+    uint64_t weights = there ? spw__plan_largest_chunk(&e->layout) : coded;
     uint64_t one = spw_round_up(weights * spw_state_weight_bytes(f), 4096) +
                    (there && coded > 0 ? spw_store_weight_bytes(coded, 0, e->layout.code_bits) : 0) +
                    spw_round_up(spw_state_record_bytes(f, e->optimizer, record), 4096);
@@ -348,36 +348,34 @@ spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
-    plan_input in = {.config = &e->config,
-                     .layout = &e->layout,
-                     .local_ranks = e->local_world,
-                     .cpu_ranks = cpu_sharers(e),
-                     .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
-                     .inference = e->inference,
-                     .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
-                     .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
-                     .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
-                     .compute_bytes = e->compute_bytes,
-                     .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
-                     .device_in_host = e->host_addressable,
-                     .device_room = e->device_room,
-                     .process_bytes =
-                         o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
-                     .device_updates = e->device_updates,
-                     .direct = !e->host_addressable && e->config.zero.offload_param == SPW_TIER_DEVICE &&
-                               spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype &&
-                               largest_coded(&e->layout) == 0,
-                     .gather_all = e->gather_all,
-                     .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
-                     .micro_batches = (uint32_t)e->config.accumulation,
-                     .future_max = e->future_max,
-                     .optimizer_threads = spw__engine_workers(e),
-                     .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
-                     .wire_host = spw__wire_host_bytes(e),
-                     .kept_host = spw__wire_kept_bytes(e),
-                     .coded_grads = e->zeropp.grads,
-                     .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-                     .tokens = e->config.accumulation * e->rows * e->world};
+    plan_input in = {
+        .config = &e->config,
+        .layout = &e->layout,
+        .local_ranks = e->local_world,
+        .cpu_ranks = cpu_sharers(e),
+        .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
+        .inference = e->inference,
+        .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
+        .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),
+        .grad_bytes = spw_dtype_bytes(e->config.run.grad_dtype),
+        .compute_bytes = e->compute_bytes,
+        .room_bytes = o->room_bytes > 0 ? o->room_bytes : spw_memory_room_bytes(),
+        .device_in_host = e->host_addressable,
+        .device_room = e->device_room,
+        .process_bytes = o->process_bytes > 0 ? o->process_bytes : spw_round_up(spw_process_rss_bytes(), 1 << 20),
+        .device_updates = e->device_updates,
+        .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
+        .gather_all = e->gather_all,
+        .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+        .micro_batches = (uint32_t)e->config.accumulation,
+        .future_max = e->future_max,
+        .optimizer_threads = spw__engine_workers(e),
+        .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
+        .wire_host = spw__wire_host_bytes(e),
+        .kept_host = spw__wire_kept_bytes(e),
+        .coded_grads = e->zeropp.grads,
+        .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
+        .tokens = e->config.accumulation * e->rows * e->world};
     uint32_t *uses, *walk;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;

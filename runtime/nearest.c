@@ -1,6 +1,6 @@
 /*
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
- * before it, until the plan fits: weights off the device, records off the device, activations off the device, weights to
+ * before it, until the plan fits: all that is offloaded off the device (ratio 1), weights off the device, records off the device, activations off the device, weights to
  * nvme, records to nvme, activations to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
  * micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
@@ -16,6 +16,7 @@
 enum { LEAST_CHUNK = 64 << 10, ROUNDS = 16 };
 
 typedef enum change {
+    ALL_OFF_DEVICE,
     PARAM_OFF_DEVICE,
     OPTIMIZER_OFF_DEVICE,
     ACTIVATIONS_OFF_DEVICE,
@@ -72,6 +73,11 @@ apply(spw_config *c, change what)
 {
     uint64_t factor = 2;
     switch (what) {
+    case ALL_OFF_DEVICE: {
+        bool some = c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.optimizer_ratio < 1;
+        c->zero.optimizer_ratio = 1;
+        return some;
+    }
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE: {
         spw_tier *tier = what == PARAM_OFF_DEVICE ? &c->zero.offload_param : &c->zero.offload_optimizer;
@@ -147,6 +153,7 @@ static bool
 helps(change what, spw_lack lack)
 {
     switch (what) {
+    case ALL_OFF_DEVICE:
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE:
     case ACTIVATIONS_OFF_DEVICE:
@@ -252,6 +259,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
              &b->zero.param_path);
     say_tier(out, "offload_optimizer", a->zero.offload_optimizer, b->zero.offload_optimizer, &a->zero.optimizer_path,
              &b->zero.optimizer_path);
+    if (a->zero.optimizer_ratio != b->zero.optimizer_ratio)
+        say(out, "zero_optimization.offload_optimizer.ratio=%g", b->zero.optimizer_ratio);
     if (a->run.activations != b->run.activations)
         say(out, "spillway.activations=%s", b->run.activations == SPW_TIER_NVME ? "nvme" : "auto");
     if (a->run.grad_dtype != b->run.grad_dtype)

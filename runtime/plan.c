@@ -8,7 +8,7 @@
  * comes from a rehearsal with all of them on nvme. So the order is weights that are read again and again, then records,
  * then weights that the slots hold anyway; and a measurement that wobbles moves nothing.
  */
-#include "runtime_internal.h"
+#include "plan_internal.h"
 #include <stdio.h>
 
 const double spw_paces[SPW_PACE_COUNT] = {0, 0.5, 1, 2, 4, 8, 16};
@@ -45,64 +45,16 @@ spw__plan_largest_trained(const spw_layout *l)
     return largest;
 }
 
-static uint64_t
-weights_of(const plan_input *in, const spw_store_chunk *c)
-{
-    return spw__layout_weight_bytes(in->layout, c, in->weight_bytes);
-}
-
-static uint64_t
-all_weights(const plan_input *in)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++)
-        sum += weights_of(in, &in->layout->chunks[i]);
-    return sum;
-}
-
 /* Of a slot, which any chunk may take. */
 uint64_t
 spw__plan_slot_weights(const plan_input *in)
 {
     uint64_t most = 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        uint64_t bytes = weights_of(in, &in->layout->chunks[i]);
+        uint64_t bytes = plan_weights(in, &in->layout->chunks[i]);
         most = bytes > most ? bytes : most;
     }
     return most;
-}
-
-/* Inference has no records, frozen units have none. */
-static bool
-has_record(const plan_input *in, const spw_store_chunk *c)
-{
-    return !in->inference && in->layout->units[c->unit_idx].trainable;
-}
-
-static uint64_t
-record_bytes(const plan_input *in, uint64_t elems)
-{
-    return elems / 32 * in->record_bytes_32;
-}
-
-/* Memory for it: the store gives every record whole pages. */
-static uint64_t
-record_room(const plan_input *in, uint64_t elems)
-{
-    return spw_round_up(record_bytes(in, elems), 4096);
-}
-
-/* What all records together leave unused at their ends. */
-static uint64_t
-record_padding(const plan_input *in, spw_tier tier, bool wherever)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        const spw_store_chunk *c = &in->layout->chunks[i];
-        if (has_record(in, c) && (wherever || c->record_tier == tier))
-            bytes += record_room(in, c->elems) - record_bytes(in, c->elems);
-    }
-    return bytes;
 }
 
 /* ---------------------------------------------------------------- placement */
@@ -114,19 +66,12 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
-        uint64_t bytes = records ? record_room(in, c->elems) : weights_of(in, c);
+        uint64_t bytes = records ? plan_record_room(in, c->elems) : plan_weights(in, c);
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
             *left -= bytes;
         }
     }
-}
-
-/* Of what lies between checkpoints: kept, and not computed again. */
-static double
-kept_share(const spw_plan *p, const plan_input *in)
-{
-    return p->tape_count == 0 ? 0 : (double)p->tape_count / in->activation_slots_used / in->activation_micros;
 }
 
 static spw_status
@@ -142,29 +87,17 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .weight_slots = p->weight_slots,
                          .weight_bytes = in->weight_bytes,
                          .compute_bytes = in->compute_bytes,
-                         .cache_bytes = in->direct              ? in->layout->elems * in->compute_bytes
-                                        : in->layout->parts > 1 ? p->cache_device / in->layout->parts
-                                                                : p->cache_device,
+                         .direct = in->direct,
+                         .cache_bytes = in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
                          .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
                          .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow &&
                                        !in->config->fp16,
                          .gathers_again = in->kept_host > 0,
-                         .backward = 3 - kept_share(p, in),
+                         .backward = 3 - spw__plan_kept_share(p, in),
                          .pace = pace};
     return spw__rehearse(&r, out, err);
-}
-
-static void
-place_all(const plan_input *in)
-{
-    const spw_config *c = in->config;
-    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        in->layout->chunks[i].weight_tier = c->zero.offload_param;
-        in->layout->chunks[i].record_tier =
-            has_record(in, &in->layout->chunks[i]) ? c->zero.offload_optimizer : SPW_TIER_HOST; /* there are none */
-    }
 }
 
 /* Water-filling: everything where the configuration says, then from nvme to what is left of the host budget. */
@@ -202,7 +135,7 @@ add_up(spw_plan *p, const plan_input *in)
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        uint64_t w = weights_of(in, c), r = has_record(in, c) ? record_bytes(in, c->elems) : 0;
+        uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
         p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
         *record[c->record_tier] += r;
@@ -228,9 +161,9 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
-            bytes[i] = spw_round_up(weights_of(in, c), 4096);
-        if (c->record_tier == SPW_TIER_NVME && has_record(in, c))
-            bytes[i] += record_room(in, c->elems);
+            bytes[i] = spw_round_up(plan_weights(in, c), 4096);
+        if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
+            bytes[i] += plan_record_room(in, c->elems);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -280,8 +213,9 @@ slot_bytes(const spw_plan *p, const plan_input *in)
     const spw_config *c = in->config;
     uint64_t trained = spw__plan_largest_trained(in->layout);
     uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * spw__plan_slot_weights(in) : 0;
-    uint64_t r =
-        c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference ? p->record_slots * record_room(in, trained) : 0;
+    uint64_t r = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference
+                     ? p->record_slots * plan_record_room(in, trained)
+                     : 0;
     return w + r;
 }
 
@@ -299,7 +233,7 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
 {
     const spw_config *c = in->config;
     uint64_t chunk = spw__plan_largest_chunk(in->layout), fixed;
-    uint64_t trained = spw__layout_trained(in->layout);
+    plan_places placed = spw__plan_count(in);
     uint32_t count = in->layout->chunk_count;
     *w_want = c->run.weight_slots > 0 ? c->run.weight_slots : USEFUL_WEIGHT_SLOTS;
     *r_want = c->run.record_slots > 0 ? c->run.record_slots : USEFUL_RECORD_SLOTS;
@@ -316,21 +250,16 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
         *w_want = slots > *w_want ? slots : *w_want;
     }
     p->process_host = in->process_bytes;
-    p->grad_host = in->inference || in->device_updates ? 0 : trained * in->grad_bytes;
+    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there) * in->grad_bytes;
     p->tables_host = in->tables_bytes;
     p->wire_host = in->wire_host;
     p->kept_host = in->kept_host;
     fixed = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host;
-    if (c->zero.offload_param == SPW_TIER_HOST)
-        fixed += all_weights(in);
-    if (c->zero.offload_optimizer == SPW_TIER_HOST && !in->inference)
-        fixed += record_bytes(in, trained) + record_padding(in, SPW_TIER_HOST, true);
-    return fixed;
+    return fixed + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] + placed.padding[SPW_TIER_HOST];
 }
 
-/* Bytes that all of the process may have in host memory. */
-static uint64_t
-host_room(const spw_plan *p, const plan_input *in)
+uint64_t
+spw__plan_host_room(const spw_plan *p, const plan_input *in)
 {
     uint64_t device = in->device_in_host ? p->device_bytes : 0;
     uint64_t room =
@@ -353,13 +282,13 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
         w_want = w_want > count ? count : w_want;
     }
     if (r_nvme && c->run.record_slots == 0 && c->zero.optimizer_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_RECORD_BYTES / record_room(in, spw__plan_largest_trained(in->layout));
+        uint64_t by_bytes = USEFUL_RECORD_BYTES / plan_record_room(in, spw__plan_largest_trained(in->layout));
         r_want = by_bytes > r_want ? (uint32_t)by_bytes : r_want;
         r_want = r_want > count ? count : r_want;
     }
     p->weight_slots = w_nvme ? w_want : 0;
     p->record_slots = r_nvme ? r_want : 0;
-    while (fixed + p->activations_host + slot_bytes(p, in) > host_room(p, in) / 8 * 7 &&
+    while (fixed + p->activations_host + slot_bytes(p, in) > spw__plan_host_room(p, in) / 8 * 7 &&
            (p->weight_slots > 1 || p->record_slots > 1)) {
         if (p->record_slots > p->weight_slots || p->weight_slots <= 1)
             p->record_slots--;
@@ -399,9 +328,8 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     p->weight_slots = w_nvme ? 1 : 0;
     p->record_slots = r_nvme ? 1 : 0;
     p->slots_host = slot_bytes(p, in);
-    place_all(in);
     if (budget == SPW_AUTO) {
-        uint64_t room = host_room(p, in) / 8 * 7, others = fixed + p->slots_host;
+        uint64_t room = spw__plan_host_room(p, in) / 8 * 7, others = fixed + p->slots_host;
         spw__plan_activations_host(p, in, p->path_count > 0, room > others ? room - others : 0);
         plan_host_auto(p, in, fixed, w_want, r_want);
         return SPW_OK;
@@ -441,136 +369,11 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
-/* Between ranks a unit's part comes to the device before it is made whole: room for the largest, and a share of the cache. */
-static uint64_t
-parts_room(const plan_input *in, uint64_t cache)
-{
-    const spw_layout *l = in->layout;
-    uint64_t most = 0, share = spw_round_up(cache / l->parts, 4096);
-    for (uint32_t u = 0; u < l->unit_count; u++)
-        most = l->units[u].elems > most ? l->units[u].elems : most;
-    most *= in->compute_bytes;
-    return l->parts == 1 || in->direct ? 0 : share > most ? share : most;
-}
-
-/* The largest cache that leaves room for its parts; 0: not even the parts fit. */
-static uint64_t
-cache_within(const plan_input *in, uint64_t room)
-{
-    uint64_t least = parts_room(in, 0), parts = in->layout->parts, cache;
-    if (parts == 1 || in->direct)
-        return room / 4096 * 4096;
-    if (room < least)
-        return 0;
-    cache = room / (parts + 1) * parts / 4096 * 4096;
-    cache = cache > 4096 * parts ? cache - 4096 * parts : 0; /* what the share is rounded up by */
-    return cache < room - least ? cache : (room - least) / 4096 * 4096;
-}
-
-static uint64_t
-least_cache(const plan_input *in)
-{
-    const spw_layout *l = in->layout;
-    bool whole = l->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
-    if (l->parts == 1 && in->direct)
-        return 0;
-    return whole ? spw__layout_all_on_device(l) * in->compute_bytes : in->largest_block_bytes;
-}
-
-static spw_status
-plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
-{
-    const spw_config *c = in->config;
-    bool gathers = in->layout->parts > 1 || !in->direct;
-    uint64_t all_units = gathers ? spw__layout_all_on_device(in->layout) * in->compute_bytes : 0;
-    bool whole = in->layout->parts > 1 && c->zero.stage < 3;
-    uint64_t floor_bytes = least_cache(in), fixed;
-    uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
-    char need[32], have[32];
-    p->device_budget = c->run.device_memory;
-    p->grads_device = in->grads_device;
-    p->grad_device = in->device_updates ? spw__layout_trained(in->layout) * in->grad_bytes : 0;
-    p->arena_device = in->arena_device;
-    p->batch_device = in->batch_device;
-    if (c->zero.offload_optimizer == SPW_TIER_DEVICE)
-        p->padding_device = record_padding(in, SPW_TIER_DEVICE, true);
-    fixed = p->grads_device + p->grad_device + p->arena_device + p->batch_device + p->padding_device;
-    if (c->zero.offload_param == SPW_TIER_DEVICE)
-        fixed += all_weights(in);
-    if (c->zero.offload_optimizer == SPW_TIER_DEVICE && !in->inference)
-        fixed += record_bytes(in, spw__layout_trained(in->layout));
-    fixed += parts_room(in, floor_bytes);
-    spw__plan_activations_device(p, in,
-                                 budget == SPW_AUTO             ? UINT64_MAX
-                                 : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
-                                                                : 0,
-                                 ease);
-    fixed += p->activations_device - parts_room(in, floor_bytes);
-    if (budget == SPW_AUTO) {
-        p->cache_device = whole || in->gather_all ||
-                                  (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) ||
-                                  all_units < 3 * floor_bytes
-                              ? all_units
-                              : 3 * floor_bytes;
-    } else if (budget > fixed) {
-        p->cache_device = cache_within(in, budget - fixed);
-        p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
-    }
-    p->parts_device = parts_room(in, p->cache_device);
-    p->device_bytes = fixed + p->cache_device + p->parts_device;
-    if (!whole && p->cache_device > floor_bytes && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
-        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
-        p->cache_device = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
-        p->parts_device = parts_room(in, p->cache_device);
-        p->device_bytes = fixed + p->cache_device + p->parts_device;
-    }
-    if (p->cache_device < floor_bytes || budget < fixed)
-        return SPW_RAISE(err, SPW_ENOFIT,
-                         "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
-                         "micro-batch, sequence or micro_batches_per_pass lowers it%s",
-                         spw_format_bytes(have, sizeof have, budget),
-                         spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, floor_bytes)),
-                         (unsigned long long)(fixed + floor_bytes + parts_room(in, floor_bytes)),
-                         p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
-    return SPW_OK;
-}
-
-/* device_memory auto: as much as is useful, or else what the device has. */
-static spw_status
-plan_device(spw_plan *p, const plan_input *in, spw_error *err)
-{
-    uint64_t budget = in->config->run.device_memory;
-    spw_status st = plan_device_within(p, in, budget, err);
-    if (st != SPW_OK || budget != SPW_AUTO || in->device_room == 0 || p->device_bytes <= in->device_room)
-        return st;
-    return plan_device_within(p, in, in->device_room, err);
-}
-
-/*
- * Device memory that nothing else wants, less what is not one's own to take: on a device whose memory is the host's, half of
- * what the host would have left, because there the same memory keeps files in cache.
- */
-static void
-plan_tapes(spw_plan *p, const plan_input *in)
-{
-    uint64_t budget = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
-    uint64_t room = budget == 0 ? UINT64_MAX : budget > p->device_bytes ? budget - p->device_bytes : 0;
-    if (in->device_in_host) {
-        uint64_t have = host_room(p, in) / 8 * 7;
-        uint64_t left = have > p->host_bytes ? (have - p->host_bytes) / 2 : 0;
-        room = left < room ? left : room;
-    }
-    if (strcmp(in->config->run.recompute, "always") != 0)
-        spw__plan_activations_tapes(p, in, room / 4096 * 4096);
-    p->device_bytes += p->tapes_device;
-    p->flops -= in->recompute_flops * kept_share(p, in);
-}
-
 /* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
-    const uint64_t trained = spw__layout_trained(in->layout), grads = in->device_updates ? 0 : trained * in->grad_bytes;
+    const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
@@ -581,10 +384,10 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
         spw__plan_activations_traffic(in, t);
         for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
             const spw_store_chunk *c = &in->layout->chunks[i];
-            uint64_t record = c->record_tier == SPW_TIER_NVME ? record_bytes(in, c->elems) : 0;
-            if (!has_record(in, c))
+            uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c->elems) : 0;
+            if (!plan_has_record(in, c))
                 continue; /* what is frozen is read only, which the rehearsal counts */
-            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? weights_of(in, c) : 0);
+            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0);
             t->path_read[c->path_idx] += record;
         }
         for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
@@ -604,14 +407,13 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     p->params = in->layout->params;
     p->elems = in->layout->elems;
     p->trained = spw__layout_trained(in->layout);
-    p->device_updates = in->device_updates;
     p->tokens = in->tokens;
     p->flops = in->flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;
     collect_paths(p, in);
-    (void)plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
+    (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
     add_up(p, in);
     spw__plan_activations_place(p, in);
@@ -625,15 +427,14 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
         spw_error_keep_first(err, &device);
         st = device.status;
         p->lack = SPW_LACK_DEVICE;
-        p->least_bytes =
-            p->device_bytes - p->cache_device - p->parts_device + least_cache(in) + parts_room(in, least_cache(in));
+        p->least_bytes = spw__plan_device_least(p, in);
     }
-    p->tables_host += record_padding(in, SPW_TIER_HOST, false);
+    p->tables_host += spw__plan_count(in).padding[SPW_TIER_HOST];
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
                     p->activations_host + p->weight_host + p->record_host;
     if (st == SPW_OK)
-        plan_tapes(p, in);
-    if (st == SPW_OK && p->host_bytes > host_room(p, in)) {
+        spw__plan_tapes(p, in);
+    if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
         char need[32], room[32];
         p->lack = SPW_LACK_HOST;
         p->least_bytes = p->host_bytes;
@@ -643,7 +444,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
                       "limit) has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
                       "chunk_elems or offloading to nvme lowers it",
                       spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
-                      spw_format_bytes(room, sizeof room, host_room(p, in)));
+                      spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)));
     }
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = add_traffic(p, in, err);

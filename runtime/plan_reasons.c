@@ -140,16 +140,21 @@ explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
     bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
+    double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
                "auto: activations and working memory of this batch, and the gathered units below");
     decide(p, "gathered units", spw_format_bytes(value, sizeof value, p->cache_device), "%s",
-           in->direct && in->layout->parts == 1 ? "none: weights are used where they lie"
-           : all                                ? "all units fit and stay gathered until they are updated"
-           : p->device_budget == SPW_AUTO       ? "three times the largest block: the one in use, the next and the last"
-                                                : "what spillway.device_memory or max_live_parameters leave");
-    if (in->device_updates)
+           p->cache_device == 0           ? "none: weights are used where they lie"
+           : all                          ? "all units fit and stay gathered until they are updated"
+           : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
+                                          : "what spillway.device_memory or max_live_parameters leave");
+    if (share == 1)
         decide(p, "updates", "on the device", "all state is there: no gradient and no record crosses the link");
+    snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
+    if (share > 0 && share < 1)
+        decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
+               in->config->run.fill_device ? "spillway.fill_device" : "zero_optimization.offload_optimizer.ratio");
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");

@@ -56,7 +56,7 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     double *s = out->seconds;
     const double host = turns(p), device = p->device_apart ? 1 : host; /* rates are those of all processors */
     s[SPW_RESOURCE_COMPUTE] = device * seconds_of(p->flops, r->flops);
-    s[SPW_RESOURCE_OPTIMIZER] = p->device_updates ? 0 : host * seconds_of((double)p->trained, r->optimizer);
+    s[SPW_RESOURCE_OPTIMIZER] = host * seconds_of((double)(p->trained - p->trained_device), r->optimizer);
     s[SPW_RESOURCE_H2D] = device * seconds_of((double)t->h2d, r->h2d);
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);
     s[SPW_RESOURCE_CPU] = 0;

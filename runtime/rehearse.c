@@ -375,6 +375,9 @@ make_groups(sim *s, uint32_t per_group)
         sim_unit *u = &s->units[i];
         u->group_first = s->group_count;
         u->device_bytes = from->elems * s->in->compute_bytes;
+        if (s->in->direct && from->chunk_count > 0 && l->chunks[from->chunk_first].weight_tier == SPW_TIER_DEVICE &&
+            !from->coded)
+            u->device_bytes = 0; /* used where it lies */
         u->next_use = u->next_use2 = UINT32_MAX;
         for (uint32_t c = 0; c < from->chunk_count; c += per_group) {
             sim_group *g = &s->groups[s->group_count++];

@@ -36,9 +36,9 @@ typedef struct plan_input {
     uint64_t room_bytes;   /* what the process may still take; 0: unknown */
     bool device_in_host;   /* the device's memory comes out of it too */
     uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
-    bool device_updates;   /* gradients stay on the device, where the updates run */
-    bool direct;     /* weights lie on the device in its compute type and are used there: none are gathered from them */
-    bool gather_all; /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool device_updates;   /* where records are on the device, gradients stay there and updates run there */
+    bool direct;           /* weights that lie on the device have its compute type and are used there, not gathered */
+    bool gather_all;       /* the configuration wants the weights on the device: room for all of them, if there is */
     /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, micro_batches;
@@ -76,6 +76,7 @@ typedef struct rehearsal_input {
     const uint32_t *uses, *walk;
     uint32_t use_count, forward_count, passes, future_max;
     uint32_t weight_slots, weight_bytes, compute_bytes;
+    bool direct; /* plan_input's */
     uint64_t cache_bytes, prefetch_elems;
     bool update_reads_weights, prefetch;
     bool early_gate;    /* updates need not wait for the norm */

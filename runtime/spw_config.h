@@ -84,6 +84,7 @@ typedef struct spw_config {
     struct {
         uint32_t stage;
         spw_tier offload_param, offload_optimizer; /* SPW_TIER_DEVICE: none */
+        double optimizer_ratio;                    /* of the elements: the host updates no more than so many; 1: all */
         spw_path_list param_path, optimizer_path;
         bool pin_memory_param, pin_memory_optimizer;
         uint64_t param_buffer_count, param_buffer_size; /* elements */
@@ -107,6 +108,7 @@ typedef struct spw_config {
         char device[32];
         char collectives[16];                /* auto, host, nccl */
         char recompute[16];                  /* auto, always */
+        bool fill_device;                    /* offloaded state takes device memory that nothing else does */
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;

@@ -50,7 +50,6 @@ typedef struct spw_plan {
     uint32_t tape_count;   /* so many micro-batches of blocks, the last ones; the others are computed again */
     uint64_t activations_host, activations_nvme; /* with staging buffers; with the padding to whole pages */
     bool device_apart;                           /* the device has memory, and computes, of its own: not the host's */
-    bool device_updates;                         /* and updates its state: no gradient leaves it */
     uint32_t weight_slots, record_slots, path_count;
     /* Checkpoints of activations by tier, and the buffers that those off the device pass through (spw_offload.h). */
     uint32_t activation_count[SPW_TIER_COUNT], activation_working, activation_staging;
@@ -62,6 +61,7 @@ typedef struct spw_plan {
     /* One step. */
     uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches and ranks */
     uint64_t trained;                    /* of elems: with gradient and record */
+    uint64_t trained_device;             /* of them: updated on the device, which their gradients do not leave */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */

@@ -116,13 +116,13 @@ spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, 
 {
     const spw_engine *e = x->e;
     uint64_t own = e->layout.units[unit].elems * spw_dtype_bytes(e->config.run.grad_dtype);
-    bool staged = x->reduce.staging != NULL;
+    bool staged = x->reduce.staging != NULL, stays = spw_store_grad_on_device(e->store, unit);
     if (staged)
         *d2h += spw__grad_elems(e, unit) * spw_dtype_bytes(e->layout.parts > 1 ? x->grad_dtype : SPW_F32);
-    if (staged && x->stays) {
+    if (staged && stays) {
         *d2h += add ? own : 0;
         *h2d += own;
-    } else if (!staged && !x->stays) {
+    } else if (!staged && !stays) {
         *d2h += own;
         *h2d += add && x->reduce.link != NULL ? own : 0;
     }
@@ -360,7 +360,6 @@ spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channel
     x->world = e->world;
     x->weight_dtype = e->compute_dtype;
     x->grad_dtype = e->config.comm_dtype;
-    x->stays = e->device_updates;
     x->gather.wire = x->reduce.wire = x;
     st = open_way(x, &x->gather, SPW_QUEUE_H2D, e->compute_bytes, false, err);
     if (st == SPW_OK)

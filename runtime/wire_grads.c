@@ -342,6 +342,7 @@ spw__wire_follow(spw_wire *x, const spw_gpu_event *after)
 spw_status
 spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
+    x->stays = spw_store_grad_on_device(x->e->store, unit);
     if (x->reduce.queue != NULL)
         return x->reduce.link == NULL ? scatter_staged(x, unit, data, part, sink, err)
                : x->e->zeropp.grads   ? scatter_hosts_linked(x, unit, data, part, sink, err)
@@ -354,6 +355,7 @@ spw_status
 spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, uint64_t sink_elems,
               spw_error *err)
 {
+    x->stays = spw_store_grad_on_device(x->e->store, unit);
     if (x->reduce.queue != NULL)
         return x->reduce.link != NULL ? sum_linked(x, unit, data, part, sink, sink_elems, err)
                                       : sum_staged(x, unit, data, part, sink, sink_elems, err);

@@ -39,7 +39,7 @@ struct spw_wire {
     char *received,
         *rounded;  /* device: (world, reduce.piece_elems) of others' parts, and of what they get, if rounded */
     float *before; /* device: (reduce.piece_elems) of what earlier passes summed up */
-    bool stays;    /* the store's gradients are on the device */
+    bool stays;    /* of the unit that is reduced the store's gradient is on the device */
     /* This rank's slices of the units that its group keeps, in the form in which they were gathered. */
     spw_region kept;
     bool kept_pinned;

@@ -28,6 +28,7 @@ tiny_config(spw_config *c, spw_state_format format)
     c->optimizer.adam_w_mode = c->optimizer.bias_correction = true;
     c->zero.stage = 3;
     c->zero.offload_param = c->zero.offload_optimizer = SPW_TIER_HOST;
+    c->zero.optimizer_ratio = 1;
     c->zero.prefetch_bucket_size = c->zero.max_live_parameters = UINT64_MAX;
     c->aio.overlap_events = true;
     c->run.router_balance = 0.1; /* of models with experts */

@@ -124,8 +124,10 @@ test_refused(void **state)
          "zero_optimization.zero_quantized_gradients needs stage 3, stage is 2"},
         {"zero_optimization.zero_quantized_weights=8",
          "zero_optimization.zero_quantized_weights: expected true or false"},
-        {"zero_optimization.offload_optimizer.ratio=0.5",
-         "not supported yet: zero_optimization.offload_optimizer.ratio"},
+        {"zero_optimization.offload_optimizer.ratio=1.5",
+         "zero_optimization.offload_optimizer.ratio: expected number in [0, 1], got number 1.5"},
+        {"zero_optimization.offload_optimizer.super_offload=true",
+         "not supported yet: zero_optimization.offload_optimizer.super_offload"},
         {"aio.use_gds=true", "not supported yet: aio.use_gds"},
         {"activation_checkpointing.partition_activations=true",
          "not supported yet: activation_checkpointing.partition_activations (needs model parallelism)"},
@@ -268,7 +270,7 @@ test_accepted(void **state)
         "spillway.freeze=\"wte.*\"",
         "spillway.freeze=[\"a\",\"b*\"]",
         "spillway.lora={\"rank\":4,\"alpha\":8,\"targets\":[\"q_proj\"],\"dropout\":0.1}",
-        "zero_optimization.offload_optimizer.ratio=1"};
+        "zero_optimization.offload_optimizer.ratio=0.3"};
     (void)state;
     for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
         spw_error err = {0};

@@ -45,10 +45,12 @@ test_same_bits(void **state)
             continue; /* what differs between formats is shown without them */
         double want[STEPS], got[STEPS];
         uint64_t digest = 0;
-        for (int k = 0; k < (f == SPW_STATE_SPLIT ? 5 : 3); k++) {
-            const spw_tier weights[] = {SPW_TIER_HOST, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_DEVICE,
-                                        SPW_TIER_NVME};
-            const spw_tier records[] = {SPW_TIER_HOST, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME};
+        for (int k = 0; k < (f == SPW_STATE_SPLIT ? 8 : 4); k++) {
+            const spw_tier weights[] = {SPW_TIER_HOST,   SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_HOST,
+                                        SPW_TIER_DEVICE, SPW_TIER_NVME,   SPW_TIER_NVME,   SPW_TIER_DEVICE};
+            const spw_tier records[] = {SPW_TIER_HOST, SPW_TIER_DEVICE, SPW_TIER_DEVICE, SPW_TIER_HOST,
+                                        SPW_TIER_HOST, SPW_TIER_NVME,   SPW_TIER_NVME,   SPW_TIER_HOST};
+            const double ratio[] = {1, 1, 1, 0.5, 1, 1, 0.4, 0.3}; /* the host updates so much of it */
             spw_config c;
             uint64_t sum;
             device_config(&c, (spw_state_format)f);
@@ -56,6 +58,7 @@ test_same_bits(void **state)
             c.optimizer.momentum = 0.9;
             c.zero.offload_param = weights[k];
             c.zero.offload_optimizer = records[k];
+            c.zero.optimizer_ratio = ratio[k];
             if (f == SPW_STATE_SPLIT)
                 c.run.micro_batches_per_pass = 1;
             if (f == SPW_STATE_SPLIT || f == SPW_STATE_SPLIT_INT8)
@@ -68,9 +71,11 @@ test_same_bits(void **state)
             sum = tiny_train(&c, f % 2 ? SPW_FAMILY_LLAMA : SPW_FAMILY_GPT2, STEPS, k == 0 ? want : got);
             digest = k == 0 ? sum : digest;
             if (k > 0 && (memcmp(want, got, sizeof want) != 0 || sum != digest))
-                fail_msg("%s, weights on %s, records on %s: losses end with %.17g, not %.17g; digest %llx, not %llx",
+                fail_msg("%s, weights on %s, records on %s, ratio %g: losses end with %.17g, not %.17g; digest %llx, "
+                         "not %llx",
                          spw_state_name((spw_state_format)f), spw_tier_name(weights[k]), spw_tier_name(records[k]),
-                         got[STEPS - 1], want[STEPS - 1], (unsigned long long)sum, (unsigned long long)digest);
+                         ratio[k], got[STEPS - 1], want[STEPS - 1], (unsigned long long)sum,
+                         (unsigned long long)digest);
         }
     }
     tiny_dir_remove(dir);
@@ -297,6 +302,10 @@ test_snapshot(void **state)
         run r;
         device_config(&c, SPW_STATE_SPLIT);
         c.run.chaos_seed = seed;
+        if (seed % 3 == 2) { /* some of it */
+            c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+            c.zero.optimizer_ratio = 0.5;
+        }
         c.gradient_clipping = seed % 2;
         c.run.optimizer_threads = 1 + (uint32_t)seed % 3;
         expect_ok(&r, run_open(&r, &c));
@@ -404,6 +413,10 @@ rank_main(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
             w->out->sums[p] = sum;
     }
     SPW_TRY(st);
+    if (e->device_updates && w->c.zero.optimizer_ratio < 1 &&
+        (e->plan.trained_device == 0 || e->plan.trained_device == e->plan.trained))
+        st = SPW_RAISE(err, SPW_EINVAL, "%llu of %llu elements are on the device",
+                       (unsigned long long)e->plan.trained_device, (unsigned long long)e->plan.trained);
     if (rank == 0 && e->device_updates) {
         w->out->device_bytes = spw_gpu_bytes_live(e->gpu);
         w->out->planned = e->plan.device_bytes;
@@ -433,15 +446,24 @@ test_ranks(void **state)
         spw_tier tier;
         bool linked;
         uint64_t chaos;
-    } runs[2][3] = {{{3, SPW_TIER_HOST, false, 0}, {3, SPW_TIER_DEVICE, false, 3}, {0, SPW_TIER_DEVICE, true, 4}},
-                    {{3, SPW_TIER_HOST, false, 0}, {0, SPW_TIER_DEVICE, false, 5}, {1, SPW_TIER_DEVICE, true, 6}}};
+        double ratio;
+    } runs[2][5] = {{{3, SPW_TIER_HOST, false, 0, 1},
+                     {3, SPW_TIER_DEVICE, false, 3, 1},
+                     {0, SPW_TIER_DEVICE, true, 4, 1},
+                     {3, SPW_TIER_HOST, true, 7, 0.5},
+                     {3, SPW_TIER_HOST, false, 8, 0.5}},
+                    {{3, SPW_TIER_HOST, false, 0, 1},
+                     {0, SPW_TIER_DEVICE, false, 5, 1},
+                     {1, SPW_TIER_DEVICE, true, 6, 1},
+                     {3, SPW_TIER_HOST, true, 9, 0.5},
+                     {3, SPW_TIER_HOST, false, 10, 0.5}}};
     char nccl[1200];
     (void)state;
     snprintf(nccl, sizeof nccl, "%.*slibnccl.so.2",
              (int)(strlen(getenv("SPW_CUDA_PLUGIN")) - strlen("spillway-cuda.so")), getenv("SPW_CUDA_PLUGIN"));
     for (int passes = SANITIZED; passes < 2; passes++) {
         found *first = ranks_share(sizeof *first), *other = ranks_share(sizeof *other);
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 5; k++) {
             world w = {.poisons = passes && k == 1, .out = k == 0 ? first : other};
             ranks_config(&w.c, SPW_STATE_SPLIT);
             snprintf(w.c.run.device, sizeof w.c.run.device, "cuda");
@@ -454,6 +476,7 @@ test_ranks(void **state)
             w.c.run.grad_dtype = passes ? SPW_F32 : SPW_BF16;
             w.c.zero.stage = runs[passes][k].stage;
             w.c.zero.offload_param = w.c.zero.offload_optimizer = runs[passes][k].tier;
+            w.c.zero.optimizer_ratio = runs[passes][k].ratio;
             w.c.run.chaos_seed = runs[passes][k].chaos;
             setenv("SPW_NCCL", nccl, 1);
             setenv("SPW_EMULATE_DEVICES", runs[passes][k].linked ? "2" : "1", 1);
@@ -516,6 +539,53 @@ test_nearest(void **state)
     for (uint32_t i = 0; i < near.count; i++)
         assert_non_null(strstr(near.set[i], "offload_"));
     run_close(&r);
+    c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST; /* too much of what is offloaded is to be there */
+    c.zero.optimizer_ratio = 0;
+    assert_int_equal(run_open(&r, &c), SPW_ENOFIT);
+    assert_int_equal(
+        spw_plan_nearest(&(spw_engine_options){.config = &c, .model = r.model, .process_bytes = TINY_PROCESS_BYTES},
+                         &near, &r.err),
+        SPW_OK);
+    assert_true(near.found && near.count == 1);
+    assert_string_equal(near.set[0], "zero_optimization.offload_optimizer.ratio=1");
+    run_close(&r);
+}
+
+/* Offloaded state takes the device memory that is left, and no more; the step is the same. */
+static void
+test_filled(void **state)
+{
+    spw_config c;
+    uint64_t least, all, previous = 0;
+    double loss = 0;
+    run r;
+    (void)state;
+    device_config(&c, SPW_STATE_SPLIT);
+    c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
+    c.run.fill_device = true;
+    expect_ok(&r, run_open(&r, &c)); /* the emulated device has room for all of it */
+    assert_int_equal(r.e->plan.trained_device, r.e->plan.trained);
+    all = r.e->plan.device_bytes;
+    run_close(&r);
+    c.run.fill_device = false;
+    expect_ok(&r, run_open(&r, &c));
+    assert_int_equal(r.e->plan.trained_device, 0);
+    least = r.e->plan.device_bytes;
+    run_close(&r);
+    c.run.fill_device = true;
+    for (uint64_t k = 0; k <= 4; k++) {
+        c.run.device_memory = least + (all - least) * k / 4;
+        expect_ok(&r, run_open(&r, &c));
+        expect_ok(&r, run_step(&r, 0));
+        expect_ok(&r, run_step(&r, 1));
+        assert_true(r.e->plan.device_bytes <= c.run.device_memory && r.e->plan.trained_device >= previous);
+        assert_true((k == 4) == (r.e->plan.trained_device == r.e->plan.trained));
+        assert_true((k == 0) == (r.e->plan.trained_device == 0));
+        assert_true(k == 0 || memcmp(&r.last.loss, &loss, sizeof loss) == 0);
+        previous = r.e->plan.trained_device;
+        loss = r.last.loss;
+        run_close(&r);
+    }
 }
 
 /* ---------------------------------------------------------------- weights used where they lie: the store alone */
@@ -610,7 +680,7 @@ test_used_in_place(void **state)
     assert_int_equal(spw_gpu_queue_create(&out, c.gpu, SPW_QUEUE_D2H, &err), SPW_OK);
     for (int i = 0; i < 2; i++)
         assert_int_equal(spw_gpu_alloc(c.gpu, &before[i], DIRECT_ELEMS * 2, &err), SPW_OK);
-    assert_true(spw_store_direct(&c));
+    assert_true(spw_store_direct(&c, 0));
     assert_int_equal(spw_store_create(&s, &c, &err), SPW_OK);
     assert_int_equal(spw_store_sweep(s, SPW_SWEEP_INIT, fill_ones, NULL, &err), SPW_OK);
 
@@ -654,11 +724,11 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks), /* first: it forks */
-        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_access),
-        cmocka_unit_test(test_nonfinite),     cmocka_unit_test(test_updates_together),
-        cmocka_unit_test(test_frozen),        cmocka_unit_test(test_snapshot),
-        cmocka_unit_test(test_refused),       cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_used_in_place),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_access),
+        cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_updates_together),
+        cmocka_unit_test(test_frozen),    cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_filled),    cmocka_unit_test(test_used_in_place),
     };
     if (!tiny_emulated_device()) {
         printf("1..1\nok 1 - device state # SKIP no C++ compiler when this was built\n");

@@ -62,8 +62,11 @@ for ranks in 2 3; do
     placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000
     placed $ranks "state on the device, stage $((6 - 2 * ranks))" late "${on_device[@]}" --set zero_optimization.stage=$((6 - 2 * ranks)) \
         --set spillway.chaos_seed=6
+    placed $ranks "some state on the device" late --set zero_optimization.offload_optimizer.ratio=0.5 --set spillway.chaos_seed=4
     nccl
     placed $ranks "in host memory" "" --set spillway.collectives=nccl
+    placed $ranks "some state on the device, stage 1" late --set zero_optimization.stage=1 --set zero_optimization.offload_param.device=none \
+        --set zero_optimization.offload_optimizer.ratio=0.5 --set spillway.chaos_seed=5
     check "and nobody shares" test "$(grep -c warning: "$dir/out")" -eq 0
     placed $ranks "everything on nvme, small pieces, random delays" late "${all_nvme[@]}" --set spillway.chaos_seed=$ranks
     placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000 --set spillway.chaos_seed=7

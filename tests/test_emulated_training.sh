@@ -42,6 +42,7 @@ placed() {
 }
 all_there=(--set 'zero_optimization={"stage": 3}')
 part_there=(--set 'zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}}')
+third=(--set zero_optimization.offload_optimizer.ratio=0.33)
 nvme="{\"device\": \"nvme\", \"nvme_path\": \"$dir/swap\"}"
 for family in gpt2 llama; do
     cat >"$dir/$family.json" <<JSON
@@ -63,11 +64,13 @@ JSON
     [ $family = gpt2 ] && streams_of_bf16=("" late) codes=int8 || streams_of_bf16=(late) codes=int4
     for streams in "${streams_of_bf16[@]}"; do
         for clipping in 1.0 0; do
-            for place in host there; do
+            for place in host some there; do
                 set -- --set gradient_clipping=$clipping --set spillway.chunk_elems=4096 --set spillway.chaos_seed=5 --set spillway.run_log="$dir/$place"
                 [ $place = there ] && set -- "$@" "${all_there[@]}"
+                [ $place = some ] && set -- "$@" "${third[@]}"
                 on "" "$streams" train "$dir/$family.json" --set spillway.device=cuda "$@" >"$dir/out" 2>&1
             done
+            check "$family in bf16, ${streams:-early} streams, clipping $clipping, some state on the device: the same numbers" same "$dir/host" "$dir/some"
             check "$family in bf16, ${streams:-early} streams, clipping $clipping, all state on the device: the same numbers" same "$dir/host" "$dir/there"
             check "$family, and nothing was gathered" grep -Eq '^  gathered units +0 B ' "$dir/out"
         done
@@ -101,6 +104,10 @@ JSON
     placed "all state on the device" "" "${all_there[@]}" --set spillway.chunk_elems=4096 --set spillway.chaos_seed=3
     check "$family, and nothing crosses the link" grep -Eq '^  d2h +0 B ' "$dir/out"
     placed "weights on the device, records in host memory" late "${part_there[@]}"
+    placed "the host updates a third, the first units' state is on the device" late "${third[@]}" --set spillway.chaos_seed=6
+    check "$family, and the plan says so" grep -Eq '^  updates +[5-9][0-9] % on the device ' <(on fp32 "" plan "$dir/$family.json" --no-measure --set spillway.device=cuda "${third[@]}")
+    placed "the same on nvme, small chunks" "" "${third[@]}" --set spillway.chunk_elems=4096 \
+        --set zero_optimization.offload_param="$nvme" --set zero_optimization.offload_optimizer.device=nvme --set zero_optimization.offload_optimizer.nvme_path="$dir/swap"
     placed "weights and records on nvme" late --set zero_optimization.offload_param="$nvme" --set zero_optimization.offload_optimizer="$nvme"
     placed "the least device memory, activations in host memory" late --set spillway.activations=host --set spillway.device_memory="$least"
     placed "the least device memory, everything on nvme" late --set spillway.activations=nvme --set spillway.device_memory="$least" \

@@ -581,6 +581,13 @@ check_activations(const spw_plan *p, const plan_input *in)
     }
 }
 
+/* Device memory that the plan may take; 0: whatever it likes. */
+static uint64_t
+room_of(const plan_input *in)
+{
+    return in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
+}
+
 /* What lies between checkpoints: as much of it as fits is kept, all of them are on the device then, and only that is not computed. */
 static void
 check_tapes(const spw_plan *p, const plan_input *in)
@@ -593,8 +600,72 @@ check_tapes(const spw_plan *p, const plan_input *in)
         assert_true(!always && p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME] == 0);
     if (p->tape_count < all && !always && !in->device_in_host &&
         p->activation_count[SPW_TIER_HOST] + p->activation_count[SPW_TIER_NVME] == 0)
-        assert_true(p->device_budget != SPW_AUTO && p->device_bytes + in->tape_bytes > p->device_budget);
+        assert_true(room_of(in) > 0 && p->device_bytes + in->tape_bytes > room_of(in));
     assert_true(fabs(p->flops - in->flops + (all > 0 ? in->recompute_flops * p->tape_count / (double)all : 0)) < 1);
+}
+
+/*
+ * Records on a device that updates them are those of the first units, whole: as many as the ratio asks for, or as find room.
+ * Returns their elements. Where only the ratio may put them there, one unit less would leave the host too much.
+ */
+static uint64_t
+check_first_units(const spw_plan *p, const plan_input *in)
+{
+    const spw_layout *l = in->layout;
+    uint64_t there = 0, last = 0, total = in->inference ? 0 : l->elems;
+    bool ended = false;
+    for (uint32_t u = 0; u < l->unit_count && in->device_updates; u++) {
+        const spw_store_chunk *c = &l->chunks[l->units[u].chunk_first];
+        bool all = c->record_tier == SPW_TIER_DEVICE;
+        for (uint32_t k = 0; k < l->units[u].chunk_count; k++)
+            assert_true((c[k].record_tier == SPW_TIER_DEVICE) == all && (!all || c[k].weight_tier == SPW_TIER_DEVICE));
+        assert_false(all && ended);
+        ended = !all;
+        last = all ? l->units[u].elems : last;
+        there += all ? l->units[u].elems : 0;
+    }
+    if (in->device_updates && in->config->zero.offload_optimizer != SPW_TIER_DEVICE) {
+        double ratio = in->config->zero.optimizer_ratio;
+        assert_true((double)(total - there) <= ratio * (double)total + 1);
+        if (!in->config->run.fill_device)
+            assert_true(there == 0 || (double)(total - there + last) > ratio * (double)total);
+    }
+    assert_int_equal(p->trained_device, there);
+    return there;
+}
+
+/*
+ * State that fills the device takes nothing that the plan without it has, and all that it can: the next unit would not fit, or
+ * not everything is gathered.
+ */
+static void
+check_filled(const spw_plan *p, const plan_input *in, spw_config *c)
+{
+    static spw_plan q;
+    const spw_layout *l = in->layout;
+    uint64_t more = 0, gathered = 0;
+    uint32_t next = 0;
+    spw_error err = {0};
+    if (!c->run.fill_device || !in->device_updates || c->zero.offload_optimizer == SPW_TIER_DEVICE || room_of(in) == 0)
+        return;
+    while (next < l->unit_count && l->chunks[l->units[next].chunk_first].record_tier == SPW_TIER_DEVICE)
+        next++;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        gathered += !in->direct || u >= next ? l->units[u].elems * in->compute_bytes : 0;
+    for (uint32_t k = 0; next < l->unit_count && k < l->units[next].chunk_count; k++) {
+        uint64_t elems = l->chunks[l->units[next].chunk_first + k].elems;
+        more += elems * (in->weight_bytes + in->grad_bytes) + spw_round_up(elems / 32 * in->record_bytes_32, 4096);
+    }
+    if (next < l->unit_count && !in->direct && p->cache_device == gathered)
+        assert_true(p->device_bytes + more > room_of(in));
+    c->run.fill_device = false;
+    if (spw__plan_make(&q, in, &err) == SPW_OK) {
+        assert_true(p->trained_device >= q.trained_device);
+        assert_int_equal(p->tapes_device, q.tapes_device);
+        assert_int_equal(p->activations_device, q.activations_device);
+        assert_true(p->cache_device >= q.cache_device || p->cache_device == gathered);
+    }
+    c->run.fill_device = true;
 }
 
 /* Whatever the sizes and budgets: sums agree, budgets hold, nothing overflows. */
@@ -603,7 +674,7 @@ test_random_plans(void **state)
 {
     enum { UNITS = 12, CHUNKS = 200, ROUNDS = SANITIZED ? 500 : 2000 };
     const char *given = getenv("SPW_SEED");
-    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 20261121, fitted = 0;
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 20261121, fitted = 0, filled = 0;
     static spw_config c;
     static spw_plan p;
     (void)state;
@@ -611,9 +682,10 @@ test_random_plans(void **state)
         spw_store_unit units[UNITS];
         static spw_store_chunk chunks[CHUNKS];
         uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
-        uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages;
+        uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages, there;
         spw_layout l = {.parts = 1, .units = units, .chunks = chunks};
         spw_error err = {0};
+        spw_status st;
         static spw_act_place places[60];
         plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};
         nvme_config(&c, SPW_STATE_SPLIT);
@@ -683,8 +755,15 @@ test_random_plans(void **state)
         weights = l.elems * in.weight_bytes;
         records = in.inference ? 0 : l.elems / 32 * in.record_bytes_32;
         in.device_updates =
-            !in.inference && c.zero.offload_param == SPW_TIER_DEVICE && c.zero.offload_optimizer == SPW_TIER_DEVICE;
-        if (spw__plan_make(&p, &in, &err) != SPW_OK) {
+            c.zero.offload_optimizer != SPW_TIER_DEVICE ? PICK(2) != 0 : c.zero.offload_param == SPW_TIER_DEVICE;
+        in.device_updates = in.device_updates && !in.inference;
+        in.direct = PICK(2) != 0;
+        in.device_room = PICK(2) ? 0 : 4 * PICK(l.elems * 20);
+        c.zero.optimizer_ratio = PICK(3) ? 1 : (double)PICK(101) / 100;
+        c.run.fill_device = PICK(2) != 0;
+        st = spw__plan_make(&p, &in, &err);
+        there = check_first_units(&p, &in);
+        if (st != SPW_OK) {
             assert_int_equal(err.status, SPW_ENOFIT);
             assert_int_not_equal(p.lack, SPW_LACK_NOTHING);
         } else {
@@ -717,24 +796,29 @@ test_random_plans(void **state)
                 assert_true(read >= p.record_nvme);
                 assert_true(read <= p.record_nvme + (2 * in.passes + 1) * p.weight_nvme);
                 assert_int_equal(p.traffic[k].d2h,
-                                 (in.device_updates ? 0 : in.passes * l.elems * in.grad_bytes) + act_moves * act_bytes);
+                                 in.passes * (l.elems - there) * in.grad_bytes + act_moves * act_bytes);
             }
         }
         assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
         assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
         assert_int_equal(p.host_bytes, p.process_host + p.tables_host + p.grad_host + p.slots_host +
                                            p.activations_host + p.weight_host + p.record_host);
-        assert_int_equal(p.grad_device, in.device_updates ? l.elems * in.grad_bytes : 0);
-        assert_true(p.grad_host == 0 || p.grad_device == 0);
+        assert_int_equal(p.trained_device, there);
+        assert_int_equal(p.grad_device, there * in.grad_bytes);
+        assert_int_equal(p.grad_host, in.inference ? 0 : (l.elems - there) * in.grad_bytes);
         assert_int_equal(p.device_bytes, p.grad_device + p.grads_device + p.activations_device + p.arena_device +
                                              p.batch_device + p.padding_device + p.weight_device + p.record_device +
                                              p.cache_device + p.tapes_device);
         for (uint32_t i = 0; i < p.decision_count; i++)
             assert_true(strlen(p.decisions[i].reason) > 10);
+        if (st == SPW_OK)
+            check_filled(&p, &in, &c);
+        filled += st == SPW_OK && in.device_updates && c.run.fill_device && c.zero.optimizer_ratio == 1 && there > 0 &&
+                  c.zero.offload_optimizer != SPW_TIER_DEVICE;
 #undef PICK
     }
     print_message("seed %llu: %llu of %d fit\n", (unsigned long long)seed, (unsigned long long)fitted, ROUNDS);
-    assert_true(fitted > ROUNDS / 4);
+    assert_true(fitted > ROUNDS / 4 && filled > ROUNDS / 100);
 }
 
 /* ---------------------------------------------------------------- beside a real run */

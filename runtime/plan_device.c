@@ -1,0 +1,263 @@
+/*
+ * The device's part of the plan: whose state it holds, how much it gathers, and what is kept in memory that is left. Pure.
+ *
+ * Of state that is offloaded the first units' may be on the device all the same: as much as the configuration asks for
+ * (zero_optimization.offload_optimizer.ratio, as in ZeRO-Offload++), or as the device has room for when everything else has its
+ * place (spillway.fill_device). The first ones, because the next forward pass begins with them: their updates run where it
+ * computes, and meanwhile the host updates those that come later. Without clipping, when the host updates a unit as soon as its
+ * gradient is there, they are the ones whose gradients come last.
+ */
+#include "plan_internal.h"
+#include <string.h>
+
+/* ---------------------------------------------------------------- what lies where */
+
+plan_places
+spw__plan_count(const plan_input *in)
+{
+    plan_places sum = {.updated_there = 0};
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        sum.weights[c->weight_tier] += plan_weights(in, c);
+        if (!plan_has_record(in, c))
+            continue;
+        sum.records[c->record_tier] += plan_record(in, c->elems);
+        sum.padding[c->record_tier] += plan_record_room(in, c->elems) - plan_record(in, c->elems);
+        sum.updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? c->elems : 0;
+    }
+    return sum;
+}
+
+void
+spw__plan_place_all(const plan_input *in, uint32_t first_count)
+{
+    const spw_config *c = in->config;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        spw_store_chunk *chunk = &in->layout->chunks[i];
+        bool record = plan_has_record(in, chunk), there = record && chunk->unit_idx < first_count;
+        chunk->weight_tier = there ? SPW_TIER_DEVICE : c->zero.offload_param;
+        chunk->record_tier = there    ? SPW_TIER_DEVICE
+                             : record ? c->zero.offload_optimizer
+                                      : SPW_TIER_HOST; /* there are none */
+    }
+}
+
+/* State that is offloaded may be on the device all the same. */
+static bool
+may_be_there(const plan_input *in)
+{
+    return !in->inference && in->config->zero.offload_optimizer != SPW_TIER_DEVICE &&
+           (in->device_in_host || in->device_updates);
+}
+
+uint32_t
+spw__plan_first_count(const plan_input *in)
+{
+    const spw_layout *l = in->layout;
+    double there = 0, wanted = (1 - in->config->zero.optimizer_ratio) * (double)spw__layout_trained(l);
+    uint32_t u = 0;
+    while (may_be_there(in) && u < l->unit_count && there < wanted - 0.5) {
+        there += l->units[u].trainable ? (double)l->units[u].elems : 0;
+        u++;
+    }
+    return u;
+}
+
+/* Of a unit all is on the device or nothing, but for frozen ones, whose chunks are all in one tier or in nvme and host memory. */
+bool
+spw__plan_direct(const plan_input *in, uint32_t unit_idx)
+{
+    const spw_store_unit *u = &in->layout->units[unit_idx];
+    return in->direct && u->chunk_count > 0 && in->layout->chunks[u->chunk_first].weight_tier == SPW_TIER_DEVICE &&
+           !u->coded;
+}
+
+/* ---------------------------------------------------------------- gathered units */
+
+/* Bytes of units that are gathered. Between ranks all are, and of those that are not direct a rank's part comes first. */
+typedef struct gathering {
+    uint64_t all, largest_part;
+} gathering;
+
+static gathering
+count_gathered(const plan_input *in)
+{
+    const spw_layout *l = in->layout;
+    gathering g = {0};
+    for (uint32_t u = 0; u < l->unit_count; u++) {
+        bool direct = spw__plan_direct(in, u);
+        g.all += l->parts > 1 || !direct ? spw__layout_on_device(l, u) * in->compute_bytes : 0;
+        if (l->parts > 1 && !direct && l->units[u].elems * in->compute_bytes > g.largest_part)
+            g.largest_part = l->units[u].elems * in->compute_bytes;
+    }
+    return g;
+}
+
+/* Between ranks a unit's part comes to the device before it is made whole: room for the largest, and a share of the cache. */
+static uint64_t
+parts_room(const plan_input *in, const gathering *g, uint64_t cache)
+{
+    uint64_t share = spw_round_up(cache / in->layout->parts, 4096);
+    return g->largest_part == 0 ? 0 : share > g->largest_part ? share : g->largest_part;
+}
+
+/* The largest cache that leaves room for its parts; 0: not even the parts fit. */
+static uint64_t
+cache_within(const plan_input *in, const gathering *g, uint64_t room)
+{
+    uint64_t least = parts_room(in, g, 0), parts = in->layout->parts, cache;
+    if (g->largest_part == 0)
+        return room / 4096 * 4096;
+    if (room < least)
+        return 0;
+    cache = room / (parts + 1) * parts / 4096 * 4096;
+    cache = cache > 4096 * parts ? cache - 4096 * parts : 0; /* what the share is rounded up by */
+    return cache < room - least ? cache : (room - least) / 4096 * 4096;
+}
+
+static uint64_t
+least_cache(const plan_input *in, const gathering *g)
+{
+    bool whole = in->layout->parts > 1 && in->config->zero.stage < 3; /* below stage 3 every rank keeps all weights */
+    return whole || g->all < in->largest_block_bytes ? g->all : in->largest_block_bytes;
+}
+
+static spw_status
+plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error *err)
+{
+    const spw_config *c = in->config;
+    const plan_places placed = spw__plan_count(in);
+    const gathering g = count_gathered(in);
+    bool whole = in->layout->parts > 1 && c->zero.stage < 3;
+    uint64_t all_units = g.all, floor_bytes = least_cache(in, &g), fixed;
+    uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
+    char need[32], have[32];
+    p->device_budget = c->run.device_memory;
+    p->grads_device = in->grads_device;
+    p->trained_device = placed.updated_there;
+    p->grad_device = placed.updated_there * in->grad_bytes;
+    p->arena_device = in->arena_device;
+    p->batch_device = in->batch_device;
+    p->padding_device = placed.padding[SPW_TIER_DEVICE];
+    fixed = p->grads_device + p->grad_device + p->arena_device + p->batch_device + p->padding_device;
+    fixed += placed.weights[SPW_TIER_DEVICE] + placed.records[SPW_TIER_DEVICE];
+    fixed += parts_room(in, &g, floor_bytes);
+    spw__plan_activations_device(p, in,
+                                 budget == SPW_AUTO             ? UINT64_MAX
+                                 : budget > fixed + floor_bytes ? budget - fixed - floor_bytes
+                                                                : 0,
+                                 ease);
+    fixed += p->activations_device - parts_room(in, &g, floor_bytes);
+    if (budget == SPW_AUTO) {
+        p->cache_device = whole || in->gather_all ||
+                                  (in->layout->parts == 1 && c->zero.offload_param == SPW_TIER_DEVICE) ||
+                                  all_units < 3 * floor_bytes
+                              ? all_units
+                              : 3 * floor_bytes;
+    } else if (budget > fixed) {
+        p->cache_device = cache_within(in, &g, budget - fixed);
+        p->cache_device = p->cache_device < all_units ? p->cache_device : all_units;
+    }
+    p->parts_device = parts_room(in, &g, p->cache_device);
+    p->device_bytes = fixed + p->cache_device + p->parts_device;
+    if (!whole && p->cache_device > floor_bytes && p->cache_device / in->compute_bytes > c->zero.max_live_parameters) {
+        uint64_t live = spw_round_up(c->zero.max_live_parameters, 4096) * in->compute_bytes;
+        p->cache_device = live > floor_bytes ? live : floor_bytes; /* the block in use is there all the same */
+        p->parts_device = parts_room(in, &g, p->cache_device);
+        p->device_bytes = fixed + p->cache_device + p->parts_device;
+    }
+    if (p->cache_device < floor_bytes || budget < fixed)
+        return SPW_RAISE(err, SPW_ENOFIT,
+                         "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
+                         "micro-batch, sequence or micro_batches_per_pass lowers it%s",
+                         spw_format_bytes(have, sizeof have, budget),
+                         spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+                         (unsigned long long)(fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+                         p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
+    return SPW_OK;
+}
+
+/* device_memory auto: as much as is useful, or else what the device has. */
+static spw_status
+plan_with(spw_plan *p, const plan_input *in, uint32_t first_count, spw_error *err)
+{
+    uint64_t budget = in->config->run.device_memory;
+    spw_status st;
+    spw__plan_place_all(in, first_count);
+    st = plan_device_within(p, in, budget, err);
+    if (st != SPW_OK || budget != SPW_AUTO || in->device_room == 0 || p->device_bytes <= in->device_room)
+        return st;
+    return plan_device_within(p, in, in->device_room, err);
+}
+
+/* Whether the state of the first units finds room that nothing else of the plan `before` takes. */
+static bool
+finds_room(const spw_plan *before, const plan_input *in, uint32_t first_count, uint64_t room)
+{
+    spw_plan p = *before;
+    spw_error err = {0};
+    uint64_t gathered;
+    if (plan_with(&p, in, first_count, &err) != SPW_OK)
+        return false;
+    gathered = count_gathered(in).all;
+    return p.activations_device == before->activations_device && p.device_bytes + before->tapes_device <= room &&
+           p.cache_device >= (before->cache_device < gathered ? before->cache_device : gathered);
+}
+
+spw_status
+spw__plan_device(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    uint32_t most = spw__plan_first_count(in), above = in->layout->unit_count + 1;
+    uint64_t room = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
+    spw_plan before;
+    SPW_TRY(plan_with(p, in, most, err));
+    if (!in->config->run.fill_device || !may_be_there(in) || in->device_in_host || room == 0)
+        return SPW_OK;
+    before = *p;
+    spw__plan_tapes(&before, in);
+    before.device_bytes = p->device_bytes;
+    while (above - most > 1) {
+        uint32_t middle = most + (above - most) / 2;
+        if (finds_room(&before, in, middle, room))
+            most = middle;
+        else
+            above = middle;
+    }
+    return plan_with(p, in, most, err);
+}
+
+uint64_t
+spw__plan_device_least(const spw_plan *p, const plan_input *in)
+{
+    const gathering g = count_gathered(in);
+    uint64_t least = least_cache(in, &g);
+    return p->device_bytes - p->cache_device - p->parts_device + least + parts_room(in, &g, least);
+}
+
+/* ---------------------------------------------------------------- memory that is left */
+
+double
+spw__plan_kept_share(const spw_plan *p, const plan_input *in)
+{
+    return p->tape_count == 0 ? 0 : (double)p->tape_count / in->activation_slots_used / in->activation_micros;
+}
+
+/*
+ * Device memory that nothing else wants, less what is not one's own to take: on a device whose memory is the host's, half of
+ * what the host would have left, because there the same memory keeps files in cache.
+ */
+void
+spw__plan_tapes(spw_plan *p, const plan_input *in)
+{
+    uint64_t budget = in->config->run.device_memory == SPW_AUTO ? in->device_room : in->config->run.device_memory;
+    uint64_t room = budget == 0 ? UINT64_MAX : budget > p->device_bytes ? budget - p->device_bytes : 0;
+    if (in->device_in_host) {
+        uint64_t have = spw__plan_host_room(p, in) / 8 * 7;
+        uint64_t left = have > p->host_bytes ? (have - p->host_bytes) / 2 : 0;
+        room = left < room ? left : room;
+    }
+    if (strcmp(in->config->run.recompute, "always") != 0)
+        spw__plan_activations_tapes(p, in, room / 4096 * 4096);
+    p->device_bytes += p->tapes_device;
+    p->flops -= in->recompute_flops * spw__plan_kept_share(p, in);
+}

@@ -1,0 +1,62 @@
+/* What the files of the plan share: sizes of a chunk's copies, and what lies where. Pure. */
+#ifndef SPW_PLAN_INTERNAL_H
+#define SPW_PLAN_INTERNAL_H
+
+#include "runtime_internal.h"
+
+static inline uint64_t
+plan_weights(const plan_input *in, const spw_store_chunk *c)
+{
+    return spw__layout_weight_bytes(in->layout, c, in->weight_bytes);
+}
+
+/* Inference has no records, frozen units have none. */
+static inline bool
+plan_has_record(const plan_input *in, const spw_store_chunk *c)
+{
+    return !in->inference && in->layout->units[c->unit_idx].trainable;
+}
+
+static inline uint64_t
+plan_record(const plan_input *in, uint64_t elems)
+{
+    return elems / 32 * in->record_bytes_32;
+}
+
+/* Memory for it: the store gives every record whole pages. */
+static inline uint64_t
+plan_record_room(const plan_input *in, uint64_t elems)
+{
+    return spw_round_up(plan_record(in, elems), 4096);
+}
+
+/* Bytes by tier; padding: what records leave unused at the ends of their pages. */
+typedef struct plan_places {
+    uint64_t weights[SPW_TIER_COUNT], records[SPW_TIER_COUNT], padding[SPW_TIER_COUNT];
+    uint64_t updated_there; /* elements: records on a device that updates them */
+} plan_places;
+plan_places spw__plan_count(const plan_input *in);
+
+/*
+ * plan_device.c. Where the configuration puts everything, before memory that is left is given away: of the first units, up to
+ * `first_count`, what is trained has all its state on the device.
+ */
+void spw__plan_place_all(const plan_input *in, uint32_t first_count);
+/* The least first_count with which the host updates no more than zero_optimization.offload_optimizer.ratio of the elements. */
+uint32_t spw__plan_first_count(const plan_input *in);
+/* Its weights lie on the device in the type that it computes in, and are used there. */
+bool spw__plan_direct(const plan_input *in, uint32_t unit_idx);
+/*
+ * Fills in what the plan says of the device, and places the state that is to be there. Errors  SPW_ENOFIT, with all fields
+ * filled; least_bytes of the plan is left to spw__plan_device_least().
+ */
+spw_status spw__plan_device(spw_plan *plan, const plan_input *in, spw_error *err);
+uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in);
+/* What then is left of its memory keeps what lies between checkpoints. */
+void spw__plan_tapes(spw_plan *plan, const plan_input *in);
+/* Of what lies between checkpoints: kept, and not computed again. */
+double spw__plan_kept_share(const spw_plan *plan, const plan_input *in);
+/* Bytes that all of the process may have in host memory (plan.c). */
+uint64_t spw__plan_host_room(const spw_plan *plan, const plan_input *in);
+
+#endif
