@@ -189,7 +189,8 @@ plan_json(const spw_plan *p)
     json_t *purposes = json_object(), *decisions = json_array(), *paths = json_array();
     json_object_set_new(purposes, "weights", tiers_json(p->weight_device, p->weight_host, p->weight_nvme));
     json_object_set_new(purposes, "records", tiers_json(p->record_device, p->record_host, p->record_nvme));
-    json_object_set_new(purposes, "gradients", tiers_json(p->grads_device + p->grad_device, p->grad_host, 0));
+    json_object_set_new(purposes, "gradients",
+                        tiers_json(p->grads_device + p->grad_device, p->grad_host, p->grad_nvme));
     json_object_set_new(purposes, "slots", tiers_json(0, p->slots_host, 0));
     json_object_set_new(purposes, "gathered", tiers_json(p->cache_device + p->parts_device, 0, 0));
     json_object_set_new(purposes, "activations",

@@ -143,6 +143,25 @@ submit(spw_store *s, chunk *c, bool is_weight, spw_aio_op op, spw_aio_priority p
     }
 }
 
+void
+spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op)
+{
+    spw_error err = {0};
+    c->g = op == SPW_AIO_READ ? G_COMING : G_LEAVING;
+    c->grad_req = (spw_aio_request){.op = op,
+                                    .priority = SPW_AIO_NORMAL,
+                                    .file = spw_swap_file(s->swaps[c->plan.path_idx]),
+                                    .offset = c->grad_offset,
+                                    .bytes = c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype),
+                                    .buf = spw__store_grad_of(s, c),
+                                    .user = c};
+    s->aio_inflight++;
+    if (spw_aio_submit(s->aio, &c->grad_req, &err) != SPW_OK) {
+        s->aio_inflight--;
+        spw__store_poison(s, &err);
+    }
+}
+
 static void
 push_job(chunk **head, chunk **tail, chunk *c)
 {
@@ -159,14 +178,26 @@ finish_request(spw_store *s, spw_aio_request *req)
 {
     chunk *c = req->user;
     bool is_weight = req == &c->weight_req;
+    const char *what = is_weight ? "weights" : req == &c->grad_req ? "gradient" : "record";
     s->aio_inflight--;
-    spw_timeline_add(req->op == SPW_AIO_READ ? SPW_LANE_NVME_READ : SPW_LANE_NVME_WRITE,
-                     is_weight ? "weights" : "record", c->plan.unit_idx, req->submit_ns, req->done_ns);
+    spw_timeline_add(req->op == SPW_AIO_READ ? SPW_LANE_NVME_READ : SPW_LANE_NVME_WRITE, what, c->plan.unit_idx,
+                     req->submit_ns, req->done_ns);
     if (req->status != SPW_OK) {
         spw_error err = {0};
         spw_aio_request_error(req, &err);
-        spw_error_wrap(&err, "%s of chunk %u (unit %u)", is_weight ? "weights" : "record", c->idx, c->plan.unit_idx);
+        spw_error_wrap(&err, "%s of chunk %u (unit %u)", what, c->idx, c->plan.unit_idx);
         spw__store_poison(s, &err);
+        return;
+    }
+    if (req == &c->grad_req) {
+        *(req->op == SPW_AIO_READ ? &s->stats.nvme_read_bytes : &s->stats.nvme_write_bytes) += req->bytes;
+        if (req->op == SPW_AIO_READ) {
+            c->g = G_THERE;
+        } else {
+            s->grads_leaving--;
+            spw__store_leave_window(s, c, G_AWAY);
+        }
+        pthread_cond_broadcast(&s->main_cond);
         return;
     }
     if (req->op == SPW_AIO_READ) {
@@ -632,6 +663,17 @@ leaving(const spw_store *s)
     return s->backward && (s->record_writes > 0 || s->dirty_head != NULL);
 }
 
+/* In memory, or nothing that this operation reads. One that is away comes behind the record, in its slot. */
+static bool
+gradient_ready(spw_store *s, const unit *u, chunk *c)
+{
+    if (u->op != OP_UPDATE || !u->plan.spills)
+        return true;
+    if (c->g == G_AWAY && (c->r == R_READING || c->r == R_READY))
+        spw__store_submit_grad(s, c, SPW_AIO_READ);
+    return c->g == G_WINDOW || c->g == G_THERE;
+}
+
 /* may_load: new record slots may be taken. False: there was none left to take. */
 static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
@@ -681,6 +723,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
         }
         if (u->on_device && s->together_head == NULL && s->copies_inflight >= COPIES_INFLIGHT_MAX)
             break;
+        if (!gradient_ready(s, u, c))
+            continue;
         ready = weights_ready(s, u, c);
         if (ready && (c->r == R_READY || c->r == R_NONE))
             start_job(s, u, c);
@@ -740,6 +784,7 @@ spw__store_mover_main(void *arg)
         }
         if (s->poison.status == SPW_OK) {
             schedule_writes(s);
+            spw__store_schedule_grads(s);
             schedule_fills(s);
             schedule_updates(s);
             schedule_writes(s);

@@ -20,6 +20,8 @@
 
 typedef enum { W_EMPTY, W_READING, W_VERIFYING, W_CLEAN, W_UPDATING, W_DIRTY, W_WRITING } w_state;
 typedef enum { R_NONE, R_EMPTY, R_READING, R_READY, R_UPDATING, R_DIRTY, R_WRITING } r_state;
+/* Of units that spill (grads.c). */
+typedef enum { G_NONE, G_WINDOW, G_SUMMING, G_LEAVING, G_AWAY, G_COMING, G_THERE } g_state;
 typedef enum { D_NONE, D_FILLING, D_READY } d_state;
 typedef enum { OP_NONE, OP_UPDATE, OP_INIT, OP_VISIT, OP_EDIT } unit_op;
 
@@ -28,9 +30,10 @@ struct chunk {
     spw_store *store;
     spw_store_chunk plan;
     uint32_t idx;
-    uint64_t weight_offset, record_offset; /* in the swap file */
+    uint64_t weight_offset, record_offset, grad_offset; /* in the swap file */
     w_state w;
     r_state r;
+    g_state g;
     void *weights, *record; /* memory that holds the copy; NULL when EMPTY */
     int32_t weight_slot, record_slot;
     uint32_t pins;     /* readers of `weights`: copies in flight, a visit, or a hold for the update to come */
@@ -40,7 +43,7 @@ struct chunk {
     bool released;     /* READING: for an update that may run */
     bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
-    uint64_t weight_sum, record_sum;
+    uint64_t weight_sum, record_sum, grad_sum;
     uint32_t piece_next; /* in place: the piece that is being read */
     bool summed;         /* in place: weight_sum is that of its first read */
     chunk *next_job,
@@ -51,7 +54,8 @@ struct chunk {
     uint64_t snap_generation;      /* and wants it as of so many updates */
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
-    spw_aio_request weight_req, record_req;
+    chunk *next_grad;              /* of those that are to get a checksum, or have got one and go out */
+    spw_aio_request weight_req, record_req, grad_req;
 };
 
 typedef struct unit {
@@ -62,6 +66,8 @@ typedef struct unit {
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
     bool grad_ready;
+    int32_t window;     /* where its gradient is, of units that spill; -1: nowhere */
+    uint64_t grad_turn; /* of the windows that were taken */
     uint32_t load_next, job_next,
         done_next;   /* chunks of the unit, in this op: the first that is not loaded, handed to */
     uint32_t op_end; /* the workers, counted as done; and where it ends */
@@ -105,7 +111,8 @@ struct spw_store {
     void *device_memory;
     char *device_cache;
     uint32_t compute_bytes;
-    char *weight_slots, *record_slots, *grads;
+    char *weight_slots, *record_slots, *grads, *window_memory;
+    uint64_t window_bytes;
     uint64_t *bad; /* (chunk_count) gradients that were not finite, of the update in the h2d queue, which writes it */
     spw_swap **swaps;
     spw_aio_file **files; /* (cfg.file_count) of frozen weights in place */
@@ -131,7 +138,11 @@ struct spw_store {
     int32_t *weight_slot_owner; /* chunk index or -1 */
     int32_t *record_slot_free;
     uint32_t record_slot_free_count;
-    loan *loans; /* record slot number record_slot_count + i */
+    unit **windows; /* (cfg.grad_window_count) whose gradient is there; NULL: free */
+    uint32_t window_free, grads_leaving;
+    uint64_t grad_turns;
+    chunk *sum_head, *summed_head; /* gradients: for the workers, and back */
+    loan *loans;                   /* record slot number record_slot_count + i */
     uint32_t loan_count;
     spw_store_use *future;
     uint32_t future_count, fetch_count, future_capacity; /* of it: what may be fetched; what it holds at most */
@@ -200,6 +211,12 @@ void *spw__store_worker_main(void *store);
 void spw__store_kick(spw_store *s);
 /* A gradient is there from now on, or, when not held, none that anybody will read. */
 void spw__store_hold_grad(spw_store *s, chunk *c, bool held);
+void spw__store_hold_unit(spw_store *s, const unit *u);
+/* The chunk's gradient is not in its unit's window any more; whoever is last frees it. */
+void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
+void spw__store_drop_grads(spw_store *s);     /* idle: what no update will consume */
+void spw__store_schedule_grads(spw_store *s); /* the mover's, as is submit */
+void spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);

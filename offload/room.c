@@ -33,7 +33,26 @@ chunk_bytes(const spw_store_config *cfg, const spw_store_chunk *c, bool records)
                    : spw_store_weight_bytes(c->elems, cfg->weight_bytes, spw__store_code_bits(cfg, c));
 }
 
-/* Of the largest chunk with a copy on nvme, in whole pages; 0: none. */
+static uint64_t
+chunk_grad(const spw_store_config *cfg, const spw_store_chunk *c)
+{
+    return cfg->units[c->unit_idx].spills ? c->elems * spw_dtype_bytes(cfg->grad_dtype) : 0;
+}
+
+/* Of the largest gradient that passes through a window. */
+static uint64_t
+largest_spilled(const spw_store_config *cfg)
+{
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < cfg->unit_count; i++) {
+        uint64_t bytes = page_up(cfg->units[i].elems * spw_dtype_bytes(cfg->grad_dtype));
+        if (cfg->units[i].spills && bytes > largest)
+            largest = bytes;
+    }
+    return largest;
+}
+
+/* Of the largest chunk with a copy on nvme, in whole pages, a record with a gradient that comes back behind it; 0: none. */
 static uint64_t
 largest_nvme_chunk(const spw_store_config *cfg, bool records)
 {
@@ -42,8 +61,9 @@ largest_nvme_chunk(const spw_store_config *cfg, bool records)
         const spw_store_chunk *c = &cfg->chunks[i];
         bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
                                : c->weight_tier == SPW_TIER_NVME;
-        if (on_nvme && page_up(chunk_bytes(cfg, c, records)) > largest)
-            largest = page_up(chunk_bytes(cfg, c, records));
+        uint64_t bytes = page_up(chunk_bytes(cfg, c, records)) + (records ? chunk_grad(cfg, c) : 0);
+        if (on_nvme && bytes > largest)
+            largest = bytes;
     }
     return largest;
 }
@@ -131,15 +151,15 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             else if (tier == SPW_TIER_DEVICE)
                 need->device_bytes += bytes;
             else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
-                need->path_bytes[c->path_idx] += bytes;
+                need->path_bytes[c->path_idx] += bytes + (records ? chunk_grad(cfg, c) : 0);
         }
     }
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
         uint64_t grad = page_up(cfg->units[i].elems * spw_dtype_bytes(cfg->grad_dtype));
-        if (cfg->units[i].trainable)
+        if (cfg->units[i].trainable && !cfg->units[i].spills)
             *(spw__store_on_device(cfg, i) ? &need->device_bytes : &need->host_bytes) += grad;
     }
-    need->host_bytes += spw_store_stage_bytes(cfg);
+    need->host_bytes += spw_store_stage_bytes(cfg) + cfg->grad_window_count * largest_spilled(cfg);
     need->host_bytes += cfg->weight_slot_count * largest_nvme_chunk(cfg, false);
     need->host_bytes += cfg->record_slot_count * largest_nvme_chunk(cfg, true);
 }
@@ -172,7 +192,8 @@ lay_loans(spw_store *s, const char *end)
     for (uint32_t i = 0; i < s->chunk_count; i++) {
         chunk *c = &s->chunks[i];
         uint64_t first, last;
-        if (!s->units[c->plan.unit_idx].plan.trainable || s->units[c->plan.unit_idx].on_device)
+        if (!s->units[c->plan.unit_idx].plan.trainable || s->units[c->plan.unit_idx].on_device ||
+            s->units[c->plan.unit_idx].plan.spills)
             continue;
         first = (uint64_t)(spw__store_grad_of(s, c) - s->grads);
         last = first + c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype) - 1;
@@ -212,9 +233,12 @@ spw__store_carve(spw_store *s, spw_error *err)
     s->slot_record_bytes = largest_nvme_chunk(cfg, true);
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
     s->record_slots = spw_carve_take(&host, cfg->record_slot_count * s->slot_record_bytes);
+    s->window_bytes = largest_spilled(cfg);
+    s->window_memory = spw_carve_take(&host, cfg->grad_window_count * s->window_bytes);
+    s->window_free = cfg->grad_window_count;
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
-        if (u->plan.trainable)
+        if (u->plan.trainable && !u->plan.spills)
             u->grad = spw_carve_take(u->on_device ? &device : &host, u->plan.elems * spw_dtype_bytes(cfg->grad_dtype));
         if (s->grads == NULL && !u->on_device)
             s->grads = u->grad;
@@ -255,6 +279,10 @@ spw__store_carve(spw_store *s, spw_error *err)
                 *(records ? &c->record_offset : &c->weight_offset) = need.path_bytes[c->plan.path_idx];
                 need.path_bytes[c->plan.path_idx] += bytes;
             }
+            if (records && cfg->units[c->plan.unit_idx].spills) {
+                c->grad_offset = need.path_bytes[c->plan.path_idx];
+                need.path_bytes[c->plan.path_idx] += chunk_grad(cfg, &c->plan);
+            }
         }
     }
     if (s->any_nvme) {
@@ -292,6 +320,13 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
     if ((largest_nvme_chunk(cfg, false) > 0 && cfg->weight_slot_count == 0) ||
         (largest_nvme_chunk(cfg, true) > 0 && cfg->record_slot_count == 0))
         return SPW_RAISE(err, SPW_EINVAL, "chunks on nvme need at least one slot of each kind");
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_unit *u = &cfg->units[cfg->chunks[i].unit_idx];
+        if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "chunk %u of unit %u: a gradient that spills needs a record on nvme and a window", i,
+                             cfg->chunks[i].unit_idx);
+    }
     for (uint32_t i = 0; i < cfg->chunk_count && !spw_gpu_get_info(cfg->gpu)->host_addressable; i++) {
         const spw_store_chunk *c = &cfg->chunks[i];
         bool there = spw__store_on_device(cfg, c->unit_idx);

@@ -71,6 +71,7 @@ typedef struct spw_store_unit {
     uint32_t chunk_first, chunk_count;
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
+    bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
     bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
@@ -116,6 +117,7 @@ typedef struct spw_store_config {
     uint32_t record_part_count;
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
+    uint32_t grad_window_count; /* for units that spill: so many gradients are in host memory; at least 1 then */
     uint64_t device_granule; /* units take multiples of it there, so that one fits where others were; 0: whole pages */
     uint64_t device_cache_bytes; /* for gathered units, in the device's compute type; unused where none are gathered */
     uint32_t worker_count;       /* optimizer threads; 0: 1 */
@@ -228,6 +230,7 @@ void spw_store_release(spw_store *store, uint32_t unit_idx, spw_gpu_queue *reade
  * Host buffer (unit elems, grad_dtype) for the unit's reduced gradient: the caller's from spw_store_grad_open to
  * spw_store_grad_ready, and readable until step_go. The update consumes it: afterwards records pass through its memory, and open
  * waits until the last of them is on nvme. Open again before the update (more micro-batches, a skipped step): no change.
+ * Of a unit that spills it is a window, which open takes: it may have to wait for one, and from ready on nobody may read it.
  * Of a unit on a device that the host cannot address it is device memory. Ask is for whoever is about to make a gradient: what lies in
  * its memory leaves before other records. True: nothing is there any more, open will not wait. Ask never waits; any thread.
  */

@@ -77,17 +77,6 @@ spw__store_rush(spw_store *s, chunk *c, bool rush)
     c->rush = rush;
 }
 
-/* Lock held. From now on a gradient is there, or, when not held, none that anybody will read. */
-void
-spw__store_hold_grad(spw_store *s, chunk *c, bool held)
-{
-    if (c->grad_held == held)
-        return;
-    c->grad_held = held;
-    for (uint32_t i = c->loan_first; i < c->loan_end; i++)
-        s->loans[i].held = held ? s->loans[i].held + 1 : s->loans[i].held - 1;
-}
-
 bool
 spw__pin_host(spw_gpu *gpu, const spw_region *region)
 {
@@ -154,9 +143,10 @@ build(spw_store *s, spw_error *err)
     s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
     s->resident = spw_mem_calloc(cfg->unit_count + 1, sizeof *s->resident);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
+    s->windows = spw_mem_calloc(cfg->grad_window_count + 1, sizeof *s->windows);
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
     if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
-        !s->resident || !s->swaps || !s->workers)
+        !s->resident || !s->swaps || !s->windows || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
@@ -165,6 +155,7 @@ build(spw_store *s, spw_error *err)
         s->units[i].plan = cfg->units[i];
         s->units[i].on_device = spw__store_on_device(cfg, i);
         s->units[i].direct = spw_store_direct(cfg, i);
+        s->units[i].window = -1;
         s->units[i].device_bytes = cfg->units[i].elems * s->compute_bytes;
         if (cfg->device_granule > 0)
             s->units[i].device_bytes =
@@ -270,6 +261,7 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->future);
     spw_mem_free(s->resident);
     spw_mem_free(s->swaps);
+    spw_mem_free(s->windows);
     spw_mem_free(s->workers);
     spw_mem_free(s);
 }
@@ -451,77 +443,6 @@ spw_store_release(spw_store *s, uint32_t unit_idx, spw_gpu_queue *reader)
     pthread_mutex_unlock(&s->lock);
 }
 
-void *
-spw_store_grad(spw_store *s, uint32_t unit_idx)
-{
-    return s->units[unit_idx].grad;
-}
-
-bool
-spw_store_grad_on_device(const spw_store *s, uint32_t unit_idx)
-{
-    return s->units[unit_idx].on_device;
-}
-
-/* Lock held. No record goes there any more. */
-static void
-hold_unit_grad(spw_store *s, const unit *u)
-{
-    for (uint32_t k = 0; k < u->plan.chunk_count; k++)
-        spw__store_hold_grad(s, &s->chunks[u->plan.chunk_first + k], true);
-}
-
-/* A chunk whose record lies where the unit's gradient goes, NULL if there is none; all such chunks are rushed out. */
-static const chunk *
-in_the_way(spw_store *s, const unit *u)
-{
-    const chunk *found = NULL;
-    for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
-        const chunk *c = &s->chunks[u->plan.chunk_first + k];
-        for (uint32_t i = c->loan_first; i < c->loan_end; i++) {
-            if (s->loans[i].chunk != NULL) {
-                spw__store_rush(s, s->loans[i].chunk, s->loans[i].chunk->r != R_WRITING);
-                found = s->loans[i].chunk;
-            }
-        }
-    }
-    return found;
-}
-
-bool
-spw_store_grad_ask(spw_store *s, uint32_t unit_idx)
-{
-    const unit *u = &s->units[unit_idx];
-    bool free;
-    pthread_mutex_lock(&s->lock);
-    hold_unit_grad(s, u);
-    free = in_the_way(s, u) == NULL;
-    if (!free)
-        spw__store_kick(s);
-    pthread_mutex_unlock(&s->lock);
-    return free;
-}
-
-spw_status
-spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
-{
-    const unit *u = &s->units[unit_idx];
-    const chunk *c;
-    pthread_mutex_lock(&s->lock);
-    hold_unit_grad(s, u);
-    while (s->poison.status == SPW_OK && (c = in_the_way(s, u)) != NULL) {
-        spw_stall cause = c->r == R_READING    ? SPW_STALL_NVME_READ
-                          : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER
-                                               : SPW_STALL_NVME_WRITE;
-        uint64_t begin = spw_now_ns();
-        spw__store_kick(s);
-        spw__store_wait_a_moment(s);
-        s->stats.stall_ns[cause] += spw_now_ns() - begin;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return spw_store_check(s, err);
-}
-
 /* ---------------------------------------------------------------- steps */
 
 /* For chunks [first, end) of the unit. */
@@ -579,6 +500,7 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, bool early)
     pthread_mutex_lock(&s->lock);
     spw__store_wait_idle(s);
     spw__store_close_step(s);
+    spw__store_drop_grads(s);
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
         bool updates = u->plan.trainable && (takes_part == NULL || takes_part[i]);
@@ -588,19 +510,10 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, bool early)
             u->op = OP_NONE;
             spw__store_drop_records(s, u);
         }
-        hold_unit_grad(s, u);
+        spw__store_hold_unit(s, u);
     }
     s->step_open = true;
     s->early = early;
-    spw__store_kick(s);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void
-spw_store_grad_ready(spw_store *s, uint32_t unit_idx)
-{
-    pthread_mutex_lock(&s->lock);
-    s->units[unit_idx].grad_ready = true;
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -7,16 +7,20 @@
 
 /* ---------------------------------------------------------------- checksums */
 
+typedef enum { OF_WEIGHTS, OF_RECORD, OF_GRADIENT } sum_of;
+
 static spw_status
-corrupt(const spw_store *s, const chunk *c, bool is_weight, uint64_t found, spw_error *err)
+corrupt(const spw_store *s, const chunk *c, sum_of what, uint64_t found, spw_error *err)
 {
+    const char *const names[] = {"weights", "record", "gradient"};
+    const uint64_t offsets[] = {c->weight_offset, c->record_offset, c->grad_offset};
+    const uint64_t written[] = {c->weight_sum, c->record_sum, c->grad_sum};
     return SPW_RAISE(err, SPW_ECORRUPT,
                      "%s at offset %llu (%s of chunk %u, unit %u, generation %llu): checksum is %016llx, %016llx was "
                      "written; the swap file changed on disk",
-                     spw_aio_file_path(spw_swap_file(s->swaps[c->plan.path_idx])),
-                     (unsigned long long)(is_weight ? c->weight_offset : c->record_offset),
-                     is_weight ? "weights" : "record", c->idx, c->plan.unit_idx, (unsigned long long)c->generation,
-                     (unsigned long long)found, (unsigned long long)(is_weight ? c->weight_sum : c->record_sum));
+                     spw_aio_file_path(spw_swap_file(s->swaps[c->plan.path_idx])), (unsigned long long)offsets[what],
+                     names[what], c->idx, c->plan.unit_idx, (unsigned long long)c->generation,
+                     (unsigned long long)found, (unsigned long long)written[what]);
 }
 
 /* Checksums of one job, counted. */
@@ -56,16 +60,16 @@ sum_record(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, 
 }
 
 static uint64_t
+sum_grad(const spw_store *s, const chunk *c, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    return sum_more(before, spw__store_grad_of(s, c), first, n, 32 * (uint32_t)spw_dtype_bytes(s->cfg.grad_dtype),
+                    count);
+}
+
+static uint64_t
 piece_at(const chunk *c, uint64_t first)
 {
     return c->plan.elems - first < PIECE ? c->plan.elems - first : PIECE;
-}
-
-char *
-spw__store_grad_of(const spw_store *s, const chunk *c)
-{
-    const unit *u = &s->units[c->plan.unit_idx];
-    return (char *)u->grad + (c->plan.first - u->plan.first) * spw_dtype_bytes(s->cfg.grad_dtype);
 }
 
 /* ---------------------------------------------------------------- where a worker sees a chunk */
@@ -202,7 +206,7 @@ verify_record(const spw_store *s, const chunk *c, sums *count, spw_error *err)
     uint64_t found = 0;
     for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
         found = sum_record(s, c, found, first, piece_at(c, first), count);
-    return found == c->record_sum ? SPW_OK : corrupt(s, c, false, found, err);
+    return found == c->record_sum ? SPW_OK : corrupt(s, c, OF_RECORD, found, err);
 }
 
 /* Hands the chunk to the snapshot as it is; no lock held, nobody changes it meanwhile. */
@@ -225,9 +229,10 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
     const char *grad = op == OP_UPDATE ? spw__store_grad_of(s, c) : NULL;
     void *record = u->plan.trainable ? c->record : NULL;
     bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
+    bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
     bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
     bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
-    uint64_t found = 0, weight_sum = 0, record_sum = 0;
+    uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0;
     spw_status st = SPW_OK;
     spw__store_chaos_delay(s, c->idx);
     if (op == OP_EDIT && verify) {
@@ -246,6 +251,8 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
         n = piece_at(c, first);
         if (verify)
             found = sum_record(s, c, found, first, n, count);
+        if (grad_read)
+            grad_found = sum_grad(s, c, grad_found, first, n, count);
         if (op == OP_UPDATE)
             st = s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, first, n, err);
         if (sum_w)
@@ -254,7 +261,9 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
             record_sum = sum_record(s, c, record_sum, first, n, count);
     }
     if (st == SPW_OK && verify && found != c->record_sum) /* before anybody sees what came of it */
-        return corrupt(s, c, false, found, err);
+        return corrupt(s, c, OF_RECORD, found, err);
+    if (st == SPW_OK && grad_read && grad_found != c->grad_sum)
+        return corrupt(s, c, OF_GRADIENT, grad_found, err);
     if (st == SPW_OK && op == OP_VISIT && (snap || !s->snap_sweep))
         st = call_with(s, c, s->sweep_fn, s->sweep_ctx, true, false, err);
     if (op == OP_UPDATE && s->cfg.chaos_seed != 0)
@@ -366,8 +375,12 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
             c->r = record_on_nvme ? R_DIRTY : R_READY;
         if (c->w == W_DIRTY || c->r == R_DIRTY)
             mark_dirty(s, c);
-        if (op == OP_UPDATE)
+        if (op == OP_UPDATE) {
             spw__store_hold_grad(s, c, false);
+            if (c->g == G_WINDOW)
+                spw__store_leave_window(s, c, G_NONE);
+            c->g = G_NONE;
+        }
         c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
         s->stats.updates += op == OP_UPDATE;
     }
@@ -398,8 +411,8 @@ spw__store_worker_main(void *arg)
     (void)pthread_setname_np(pthread_self(), "spw-adam");
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        bool verify = s->verify_head != NULL;
-        chunk **jobs = verify ? &s->verify_head : next_jobs(s), *c = *jobs;
+        bool sum = s->sum_head != NULL, verify = !sum && s->verify_head != NULL;
+        chunk **jobs = sum ? &s->sum_head : verify ? &s->verify_head : next_jobs(s), *c = *jobs;
         spw_error err = {0};
         sums count = {0};
         uint64_t begin;
@@ -415,17 +428,28 @@ spw__store_worker_main(void *arg)
         s->jobs_running++;
         if (idle) {
             snap_idle(s, c, &count, &err);
+        } else if (sum) {
+            uint64_t found = 0;
+            *jobs = c->next_grad;
+            pthread_mutex_unlock(&s->lock);
+            spw__store_chaos_delay(s, c->idx);
+            for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+                found = sum_grad(s, c, found, first, piece_at(c, first), &count);
+            pthread_mutex_lock(&s->lock);
+            c->grad_sum = found;
+            c->next_grad = s->summed_head;
+            s->summed_head = c;
         } else if (verify) {
-            uint64_t sum = 0;
+            uint64_t found = 0;
             *jobs = c->next_job;
             pthread_mutex_unlock(&s->lock);
             spw__store_chaos_delay(s, c->idx);
             for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
-                sum = sum_weights(s, c, sum, first, piece_at(c, first), &count);
+                found = sum_weights(s, c, found, first, piece_at(c, first), &count);
             if (spw__in_place(&c->plan))
-                spw__in_place_verify(s, c, sum, &err);
-            else if (sum != c->weight_sum)
-                corrupt(s, c, true, sum, &err);
+                spw__in_place_verify(s, c, found, &err);
+            else if (found != c->weight_sum)
+                corrupt(s, c, OF_WEIGHTS, found, &err);
             pthread_mutex_lock(&s->lock);
             if (err.status == SPW_OK)
                 c->w = W_CLEAN;

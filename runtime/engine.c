@@ -218,6 +218,7 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .update_reads_weights = spw_state_update_reads_weights(c->run.state_format),
                           .weight_slot_count = e->plan.weight_slots,
                           .record_slot_count = e->plan.record_slots,
+                          .grad_window_count = e->plan.grad_windows,
                           .device_granule = e->layout.granule * e->compute_bytes,
                           .device_cache_bytes = e->layout.parts > 1 ? e->plan.parts_device : e->plan.cache_device,
                           .rank = e->rank,
@@ -284,6 +285,12 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
             "spillway.micro_batches_per_pass %u with gradient_accumulation_steps %u adds gradients in host "
             "memory, which needs spillway.grad_dtype fp32",
             group, accumulation);
+    if (strcmp(c->run.gradients, "nvme") == 0 && !o->inference &&
+        (group < accumulation || c->zero.offload_optimizer != SPW_TIER_NVME))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.gradients nvme needs zero_optimization.offload_optimizer.device nvme, and all micro-batches "
+            "of a step in one pass (spillway.micro_batches_per_pass 0)");
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);

@@ -190,11 +190,11 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     spw_engine *e = r->e;
     uint32_t u = job->unit_idx;
     uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), r->world), begin;
-    spw_reduce_sink sink = {.data = spw_store_grad(e->store, u),
-                            .dtype = e->config.run.grad_dtype,
+    spw_reduce_sink sink = {.dtype = e->config.run.grad_dtype,
                             .add = job->add,
                             .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
     SPW_TRY(spw_store_grad_open(e->store, u, err));
+    sink.data = spw_store_grad(e->store, u);
     if (job->after != NULL)
         spw__wire_follow(r->wire, job->after);
     wait_for_others(r, &r->reduce);

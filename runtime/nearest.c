@@ -1,7 +1,7 @@
 /*
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
- * before it, until the plan fits: all that is offloaded off the device (ratio 1), weights off the device, records off the device, activations off the device, weights to
- * nvme, records to nvme, activations to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
+ * before it, until the plan fits: all that is offloaded off the device (ratio 1), weights off the device, records off the
+ * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
  * micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
  * changes what is computed but bf16 gradients, by one rounding, and the order of sums over micro-batches. A lossy state
@@ -23,6 +23,7 @@ typedef enum change {
     PARAM_NVME,
     OPTIMIZER_NVME,
     ACTIVATIONS_NVME,
+    GRADIENTS_NVME,
     GRAD_BF16,
     SMALLER_CHUNKS,
     SMALLER_MICRO_BATCH,
@@ -100,6 +101,12 @@ apply(spw_config *c, change what)
         return to_nvme(&c->zero.offload_param, &c->zero.param_path, &c->zero.optimizer_path) && raise_stage(c);
     case OPTIMIZER_NVME:
         return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path) && raise_stage(c);
+    case GRADIENTS_NVME:
+        if (c->zero.offload_optimizer != SPW_TIER_NVME || strcmp(c->run.gradients, "nvme") == 0 ||
+            (c->run.micro_batches_per_pass > 0 && c->run.micro_batches_per_pass < c->accumulation))
+            return false;
+        snprintf(c->run.gradients, sizeof c->run.gradients, "nvme");
+        return true;
     case GRAD_BF16:
         if (c->run.grad_dtype == SPW_BF16 ||
             (c->run.micro_batches_per_pass > 0 && c->run.micro_batches_per_pass < c->accumulation))
@@ -263,6 +270,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "zero_optimization.offload_optimizer.ratio=%g", b->zero.optimizer_ratio);
     if (a->run.activations != b->run.activations)
         say(out, "spillway.activations=%s", b->run.activations == SPW_TIER_NVME ? "nvme" : "auto");
+    if (strcmp(a->run.gradients, b->run.gradients) != 0)
+        say(out, "spillway.gradients=%s", b->run.gradients);
     if (a->run.grad_dtype != b->run.grad_dtype)
         say(out, "spillway.grad_dtype=%s", spw_dtype_name(b->run.grad_dtype));
     if (a->run.chunk_elems != b->run.chunk_elems)

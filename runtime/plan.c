@@ -21,6 +21,7 @@ const double spw_paces[SPW_PACE_COUNT] = {0, 0.5, 1, 2, 4, 8, 16};
 enum {
     USEFUL_WEIGHT_SLOTS = 8,
     USEFUL_RECORD_SLOTS = 8,
+    GRAD_WINDOWS = 2, /* one is filled while the other leaves */
     USEFUL_WEIGHT_BYTES = 64 << 20,
     USEFUL_RECORD_BYTES = 256 << 20
 };
@@ -67,11 +68,52 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
         spw_store_chunk *c = &in->layout->chunks[i];
         spw_tier *tier = records ? &c->record_tier : &c->weight_tier;
         uint64_t bytes = records ? plan_record_room(in, c->elems) : plan_weights(in, c);
+        if (records && in->layout->units[c->unit_idx].spills)
+            continue; /* its gradient comes back to the record's slot */
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
             *left -= bytes;
         }
     }
+}
+
+static uint64_t
+slot_bytes(const spw_plan *p, const plan_input *in)
+{
+    const spw_config *c = in->config;
+    const plan_places placed = spw__plan_count(in);
+    uint64_t trained = spw__plan_largest_trained(in->layout), record = plan_record_room(in, trained);
+    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * spw__plan_slot_weights(in) : 0, r = 0;
+    if (placed.spilled > 0) /* a gradient comes back behind its record; and windows */
+        record += trained * in->grad_bytes;
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference)
+        r = p->record_slots * record +
+            (placed.spilled > 0 ? GRAD_WINDOWS * placed.largest_spilled * in->grad_bytes : 0);
+    return w + r;
+}
+
+/* Gradients that were to wait on nvme stay in host memory: those of the first units, which are updated first. */
+static void
+fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
+{
+    uint64_t before = slot_bytes(p, in);
+    for (uint32_t u = 0; u < in->layout->unit_count; u++) {
+        spw_store_unit *unit = &in->layout->units[u];
+        uint64_t bytes = unit->elems * in->grad_bytes;
+        if (unit->spills && bytes <= *left) {
+            unit->spills = false;
+            *left -= bytes;
+        }
+    }
+    p->slots_host = slot_bytes(p, in);
+    *left += before - p->slots_host;
+}
+
+/* Updates need not wait for the norm. */
+static bool
+early_gate(const plan_input *in)
+{
+    return in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow && !in->config->fp16;
 }
 
 static spw_status
@@ -92,8 +134,7 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
-                         .early_gate = in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow &&
-                                       !in->config->fp16,
+                         .early_gate = early_gate(in),
                          .gathers_again = in->kept_host > 0,
                          .backward = 3 - spw__plan_kept_share(p, in),
                          .pace = pace};
@@ -120,8 +161,10 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
         most = reads[i] > most ? reads[i] : most;
     for (uint32_t k = most; st == SPW_OK && k >= 1; k--)
         fill_host(in, false, reads, k, k, left);
-    if (st == SPW_OK && !in->inference)
+    if (st == SPW_OK && !in->inference) {
+        fill_gradients(p, in, left);
         fill_host(in, true, NULL, 0, 0, left);
+    }
     if (st == SPW_OK)
         fill_host(in, false, reads, 0, UINT32_MAX, left);
     spw_mem_free(reads);
@@ -133,6 +176,10 @@ add_up(spw_plan *p, const plan_input *in)
 {
     uint64_t *weight[SPW_TIER_COUNT] = {&p->weight_device, &p->weight_host, &p->weight_nvme};
     uint64_t *record[SPW_TIER_COUNT] = {&p->record_device, &p->record_host, &p->record_nvme};
+    plan_places placed = spw__plan_count(in);
+    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes;
+    p->grad_nvme = placed.spilled * in->grad_bytes;
+    p->grad_windows = placed.spilled > 0 ? GRAD_WINDOWS : 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
         uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
@@ -163,7 +210,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
             bytes[i] = spw_round_up(plan_weights(in, c), 4096);
         if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
-            bytes[i] += plan_record_room(in, c->elems);
+            bytes[i] += plan_record_room(in, c->elems) + plan_spilled(in, c);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -207,18 +254,6 @@ collect_paths(spw_plan *p, const plan_input *in)
     }
 }
 
-static uint64_t
-slot_bytes(const spw_plan *p, const plan_input *in)
-{
-    const spw_config *c = in->config;
-    uint64_t trained = spw__plan_largest_trained(in->layout);
-    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * spw__plan_slot_weights(in) : 0;
-    uint64_t r = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference
-                     ? p->record_slots * plan_record_room(in, trained)
-                     : 0;
-    return w + r;
-}
-
 /* How many slots of a chunk hold that many elements: at least 1, at most one per chunk. */
 static uint32_t
 slots_for(uint64_t elems, uint64_t chunk, uint32_t chunk_count)
@@ -250,7 +285,7 @@ fixed_host(spw_plan *p, const plan_input *in, uint32_t *w_want, uint32_t *r_want
         *w_want = slots > *w_want ? slots : *w_want;
     }
     p->process_host = in->process_bytes;
-    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there) * in->grad_bytes;
+    p->grad_host = in->inference ? 0 : (p->trained - placed.updated_there - placed.spilled) * in->grad_bytes;
     p->tables_host = in->tables_bytes;
     p->wire_host = in->wire_host;
     p->kept_host = in->kept_host;
@@ -369,11 +404,22 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
+/* Of units that spill the gradients that come last stay in their windows, all but one, and without a norm to wait for all do. */
+static uint32_t
+first_that_leaves(const plan_input *in)
+{
+    uint32_t stay = 0, u = 0;
+    for (; u < in->layout->unit_count && (early_gate(in) || stay < GRAD_WINDOWS - 1); u++)
+        stay += in->layout->units[u].spills;
+    return u;
+}
+
 /* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 static spw_status
 add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
+    const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];
         rehearsal r = {.h2d = 0};
@@ -387,6 +433,8 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
             uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c->elems) : 0;
             if (!plan_has_record(in, c))
                 continue; /* what is frozen is read only, which the rehearsal counts */
+            if (c->unit_idx >= leaves)
+                record += plan_spilled(in, c);
             t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0);
             t->path_read[c->path_idx] += record;
         }
@@ -460,7 +508,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
         uint64_t device, host, nvme;
     } rows[] = {{"weights", p->weight_device, p->weight_host, p->weight_nvme},
                 {"optimizer records", p->record_device, p->record_host, p->record_nvme},
-                {"gradients", p->grads_device + p->grad_device, p->grad_host, 0},
+                {"gradients", p->grads_device + p->grad_device, p->grad_host, p->grad_nvme},
                 {"staging slots", 0, p->slots_host, 0},
                 {"gathered units", p->cache_device + p->parts_device, 0, 0},
                 {"activation checkpoints", p->activations_device, p->activations_host, p->activations_nvme},
@@ -470,7 +518,8 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
-                {"total", p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme + p->activations_nvme}};
+                {"total", p->device_bytes, p->host_bytes,
+                 p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme}};
     char text[160], a[32], b[32], c[32];
     snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
     line(ctx, text);

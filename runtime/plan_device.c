@@ -23,7 +23,12 @@ spw__plan_count(const plan_input *in)
             continue;
         sum.records[c->record_tier] += plan_record(in, c->elems);
         sum.padding[c->record_tier] += plan_record_room(in, c->elems) - plan_record(in, c->elems);
+        sum.spilled += in->layout->units[c->unit_idx].spills ? c->elems : 0;
         sum.updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? c->elems : 0;
+    }
+    for (uint32_t u = 0; u < in->layout->unit_count; u++) {
+        if (in->layout->units[u].spills && in->layout->units[u].elems > sum.largest_spilled)
+            sum.largest_spilled = in->layout->units[u].elems;
     }
     return sum;
 }
@@ -39,6 +44,11 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
         chunk->record_tier = there    ? SPW_TIER_DEVICE
                              : record ? c->zero.offload_optimizer
                                       : SPW_TIER_HOST; /* there are none */
+    }
+    for (uint32_t u = 0; u < in->layout->unit_count; u++) {
+        spw_store_unit *unit = &in->layout->units[u];
+        unit->spills = strcmp(c->run.gradients, "nvme") == 0 && !in->inference && unit->trainable && u >= first_count &&
+                       c->zero.offload_optimizer == SPW_TIER_NVME;
     }
 }
 

@@ -30,10 +30,19 @@ plan_record_room(const plan_input *in, uint64_t elems)
     return spw_round_up(plan_record(in, elems), 4096);
 }
 
+/* Of a chunk's gradient, if it waits on nvme. */
+static inline uint64_t
+plan_spilled(const plan_input *in, const spw_store_chunk *c)
+{
+    return in->layout->units[c->unit_idx].spills ? c->elems * in->grad_bytes : 0;
+}
+
 /* Bytes by tier; padding: what records leave unused at the ends of their pages. */
 typedef struct plan_places {
     uint64_t weights[SPW_TIER_COUNT], records[SPW_TIER_COUNT], padding[SPW_TIER_COUNT];
     uint64_t updated_there; /* elements: records on a device that updates them */
+    uint64_t spilled;       /* elements: of units whose gradients wait on nvme */
+    uint64_t largest_spilled;
 } plan_places;
 plan_places spw__plan_count(const plan_input *in);
 

@@ -155,6 +155,10 @@ explain_device(spw_plan *p, const plan_input *in)
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
                in->config->run.fill_device ? "spillway.fill_device" : "zero_optimization.offload_optimizer.ratio");
+    if (p->grad_nvme > 0)
+        decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
+               "wait on nvme for their updates, through %u windows; %s stay in host memory", p->grad_windows,
+               spw_format_bytes(bytes, sizeof bytes, p->grad_host));
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");

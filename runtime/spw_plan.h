@@ -40,8 +40,10 @@ typedef struct spw_plan {
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t weight_in_place; /* of weight_nvme: frozen, read from the files they come from and not in swap */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
-    uint64_t wire_host;    /* staging between ranks whose devices the host cannot address, or codes on their way */
-    uint64_t kept_host;    /* between ranks: slices of gathered weights, to gather them again */
+    uint64_t wire_host; /* staging between ranks whose devices the host cannot address, or codes on their way */
+    uint64_t kept_host; /* between ranks: slices of gathered weights, to gather them again */
+    uint64_t grad_nvme; /* gradients that wait for their updates there; windows they pass through are in slots_host */
+    uint32_t grad_windows;
     uint64_t grad_device;  /* gradients that stay on the device; grads_device is where they are made */
     uint64_t parts_device; /* between ranks: this rank's parts of units on their way to be gathered */
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,

@@ -202,12 +202,14 @@ configure(const lane *l)
         "\"spillway\": {\"steps\": %d, \"device\": \"cpu\", \"device_memory\": %s, \"host_memory\": %s, "
         "\"state_format\": \"%s\", \"chunk_elems\": %d, \"weight_slots\": %d, \"record_slots\": %d, "
         "\"grad_dtype\": \"%s\", \"micro_batches_per_pass\": %d, \"optimizer_threads\": %d, \"compute_threads\": %d, "
-        "%s\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, \"eval_batches\": %d, "
+        "\"gradients\": \"%s\", %s\"checkpoint_dir\": \"%s\", \"checkpoint_interval\": 2, \"eval_interval\": %d, "
+        "\"eval_batches\": %d, "
         "\"run_log\": \"%s/log\"}}\n",
         2 + (int)pick(r, 18, STEPS_MAX - 1), device, host, formats[format], 4096 << (int)(2 * pick(r, 19, 5)),
         pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
-        pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4), frozen,
-        pick(r, 27, 2) ? l->dir : "", (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
+        pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
+        pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "host", frozen, pick(r, 27, 2) ? l->dir : "",
+        (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
     assert_int_equal(fclose(f), 0);
 }
 

@@ -68,7 +68,7 @@ for ranks in 2 3; do
     placed $ranks "some state on the device, stage 1" late --set zero_optimization.stage=1 --set zero_optimization.offload_param.device=none \
         --set zero_optimization.offload_optimizer.ratio=0.5 --set spillway.chaos_seed=5
     check "and nobody shares" test "$(grep -c warning: "$dir/out")" -eq 0
-    placed $ranks "everything on nvme, small pieces, random delays" late "${all_nvme[@]}" --set spillway.chaos_seed=$ranks
+    placed $ranks "everything on nvme, gradients too, small pieces, random delays" late "${all_nvme[@]}" --set spillway.gradients=nvme --set spillway.chaos_seed=$ranks
     placed $ranks "least gathered weights" late --set zero_optimization.max_live_parameters=180000 --set spillway.chaos_seed=7
     export SPW_EMULATE_FREE=1:3400 # rank 1 for itself would have room for fewer gathered units than the others
     placed $ranks "one device with less free memory" late

@@ -112,6 +112,8 @@ JSON
     placed "the least device memory, activations in host memory" late --set spillway.activations=host --set spillway.device_memory="$least"
     placed "the least device memory, everything on nvme" late --set spillway.activations=nvme --set spillway.device_memory="$least" \
         --set zero_optimization.offload_param="$nvme" --set zero_optimization.offload_optimizer="$nvme"
+    placed "gradients on nvme too" late --set zero_optimization.offload_param="$nvme" --set zero_optimization.offload_optimizer="$nvme" \
+        --set spillway.gradients=nvme --set spillway.chaos_seed=8
     first=passes # a tied matrix has its gradients added up in another order
     train "" --set spillway.run_log="$dir/$family.passes" --set spillway.micro_batches_per_pass=1
     placed "a pass for each micro-batch, gradients added up in host memory" late --set spillway.micro_batches_per_pass=1

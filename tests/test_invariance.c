@@ -71,6 +71,8 @@ run_optimizer(const char *type, double lr, spw_family family, spw_state_format f
         c.run.prefetch = !v->no_prefetch;
         c.run.chaos_seed = v->chaos;
         c.zero.optimizer_ratio = i % 4 == 3 ? 0.4 : 1; /* the first units' state is on the device all the same */
+        if (v->optimizer == SPW_TIER_NVME && i % 2 == 1)
+            snprintf(c.run.gradients, sizeof c.run.gradients, "nvme");
         if (v->half) {
             c.run.weight_slots = c.run.record_slots = 2;
             c.run.host_memory = tiny_half_budget(&c, family);

@@ -612,7 +612,7 @@ static uint64_t
 check_first_units(const spw_plan *p, const plan_input *in)
 {
     const spw_layout *l = in->layout;
-    uint64_t there = 0, last = 0, total = in->inference ? 0 : l->elems;
+    uint64_t there = 0, last = 0, spilled = 0, total = in->inference ? 0 : l->elems;
     bool ended = false;
     for (uint32_t u = 0; u < l->unit_count && in->device_updates; u++) {
         const spw_store_chunk *c = &l->chunks[l->units[u].chunk_first];
@@ -631,6 +631,15 @@ check_first_units(const spw_plan *p, const plan_input *in)
             assert_true(there == 0 || (double)(total - there + last) > ratio * (double)total);
     }
     assert_int_equal(p->trained_device, there);
+    for (uint32_t u = 0; u < l->unit_count; u++) { /* gradients wait beside records, all of a unit's */
+        const spw_store_unit *unit = &l->units[u];
+        for (uint32_t k = 0; k < unit->chunk_count && unit->spills; k++)
+            assert_int_equal(l->chunks[unit->chunk_first + k].record_tier, SPW_TIER_NVME);
+        spilled += unit->spills ? unit->elems : 0;
+    }
+    assert_int_equal(p->grad_nvme, spilled * in->grad_bytes);
+    assert_int_equal(p->grad_host + p->grad_nvme + p->grad_device, total * in->grad_bytes);
+    assert_true(spilled == 0 || (strcmp(in->config->run.gradients, "nvme") == 0 && p->grad_windows == 2));
     return there;
 }
 
@@ -682,7 +691,8 @@ test_random_plans(void **state)
         spw_store_unit units[UNITS];
         static spw_store_chunk chunks[CHUNKS];
         uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
-        uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages, there;
+        uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages, there,
+                 moved = 0;
         spw_layout l = {.parts = 1, .units = units, .chunks = chunks};
         spw_error err = {0};
         spw_status st;
@@ -761,6 +771,7 @@ test_random_plans(void **state)
         in.device_room = PICK(2) ? 0 : 4 * PICK(l.elems * 20);
         c.zero.optimizer_ratio = PICK(3) ? 1 : (double)PICK(101) / 100;
         c.run.fill_device = PICK(2) != 0;
+        snprintf(c.run.gradients, sizeof c.run.gradients, "%s", PICK(2) ? "nvme" : "host");
         st = spw__plan_make(&p, &in, &err);
         there = check_first_units(&p, &in);
         if (st != SPW_OK) {
@@ -779,7 +790,7 @@ test_random_plans(void **state)
                     !in.inference)
                     on_paths -= spw_round_up(record, 4096) - record;
             }
-            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme + p.activations_nvme);
+            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme + p.grad_nvme + p.activations_nvme);
             check_activations(&p, &in);
             check_tapes(&p, &in);
             for (uint32_t i = 0; i < in.activation_slots_used * in.micro_batches && !in.inference; i++) {
@@ -787,14 +798,20 @@ test_random_plans(void **state)
                 act_moves += places[slot * in.activation_micros + micro].tier != SPW_TIER_DEVICE;
                 act_nvme += places[slot * in.activation_micros + micro].tier == SPW_TIER_NVME;
             }
+            for (uint32_t u = 0; u < l.unit_count && c.gradient_clipping > 0 && p.grad_nvme > 0; u++) {
+                if (units[u].spills) { /* all but the first one's, which comes last and stays in its window */
+                    moved = p.grad_nvme - units[u].elems * in.grad_bytes;
+                    break;
+                }
+            }
             spw_plan_predict(&p, &r, 1, &x);
             assert_true(in.inference || (x.timed && x.step_s > 0 && isfinite(x.step_s)));
             for (int k = 0; k < SPW_PACE_COUNT && !in.inference; k++) {
                 uint64_t read = p.traffic[k].nvme_read - act_nvme * act_pages;
                 assert_int_equal(p.traffic[k].nvme_write, /* everything once */
-                                 p.weight_nvme + p.record_nvme + act_nvme * act_pages);
-                assert_true(read >= p.record_nvme);
-                assert_true(read <= p.record_nvme + (2 * in.passes + 1) * p.weight_nvme);
+                                 p.weight_nvme + p.record_nvme + moved + act_nvme * act_pages);
+                assert_true(read >= p.record_nvme + moved);
+                assert_true(read <= p.record_nvme + moved + (2 * in.passes + 1) * p.weight_nvme);
                 assert_int_equal(p.traffic[k].d2h,
                                  in.passes * (l.elems - there) * in.grad_bytes + act_moves * act_bytes);
             }
@@ -805,7 +822,6 @@ test_random_plans(void **state)
                                            p.activations_host + p.weight_host + p.record_host);
         assert_int_equal(p.trained_device, there);
         assert_int_equal(p.grad_device, there * in.grad_bytes);
-        assert_int_equal(p.grad_host, in.inference ? 0 : (l.elems - there) * in.grad_bytes);
         assert_int_equal(p.device_bytes, p.grad_device + p.grads_device + p.activations_device + p.arena_device +
                                              p.batch_device + p.padding_device + p.weight_device + p.record_device +
                                              p.cache_device + p.tapes_device);

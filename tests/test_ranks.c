@@ -90,6 +90,8 @@ compare_coded(spw_family family, spw_state_format format, double clipping, bool 
             c.zero.offload_optimizer = v->optimizer;
             c.run.prefetch = !v->no_prefetch;
             c.run.chaos_seed = v->chaos;
+            if (v->optimizer == SPW_TIER_NVME && pass == 0 && i % 3 != 2)
+                snprintf(c.run.gradients, sizeof c.run.gradients, "nvme");
             if (v->tight)
                 c.zero.max_live_parameters = tight_elems(family);
             snprintf(what, sizeof what, "%u ranks, %s, %s", worlds[k], v->name, spw_state_name(format));
