@@ -45,26 +45,11 @@ typedef struct run {
     uint64_t granule, sink;
 } run;
 
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *v, uint32_t n)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 /* A time that the best quarter of the repetitions needed no more than. */
 static double
-best_quarter(double *v, uint32_t n)
+best_quarter(const double *v, uint32_t n)
 {
-    qsort(v, n, sizeof *v, by_value);
-    return v[n / 4];
+    return cli_sample_at(v, n, n / 4);
 }
 
 static void
@@ -324,9 +309,7 @@ measure(run *r, run *split, spw_pool *pool, result *out)
     }
     /* One stream for all repetitions: the fastest of three each time would be compared with a single step. */
     for (int g = 0; g < GRANULES; g++) {
-        double sorted[REPS], median_s;
-        memcpy(sorted, stream_s[g], sizeof sorted);
-        median_s = median(sorted, reps);
+        double median_s = cli_median(stream_s[g], reps);
         if (g == 0 || median_s < out->stream_s) {
             fastest = g;
             out->stream_s = median_s;
@@ -334,9 +317,9 @@ measure(run *r, run *split, spw_pool *pool, result *out)
     }
     for (uint32_t rep = 0; rep < reps; rep++)
         to_stream[rep] = stream_s[fastest][rep] / step_s[rep];
-    out->to_stream = median(to_stream, reps);
-    out->to_split = median(to_split, reps);
-    out->step_s = median(step_s, reps);
+    out->to_stream = cli_median(to_stream, reps);
+    out->to_split = cli_median(to_split, reps);
+    out->step_s = cli_median(step_s, reps);
     out->reached = best_quarter(split != NULL ? split_s : stream_s[fastest], reps) / best_quarter(step_s, reps);
 }
 

@@ -293,24 +293,6 @@ count_wrong(bench *b, const leg *l)
 
 /* ---------------------------------------------------------------- one row */
 
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Sorts a copy of the samples: the median, and the value that 99 of 100 do not exceed (nearest rank). */
-static void
-quantiles(const double *samples, uint32_t count, double *p50, double *p99)
-{
-    static double sorted[REPS_MAX];
-    memcpy(sorted, samples, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, by_value);
-    *p50 = (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
-    *p99 = sorted[(count * 99 + 99) / 100 - 1];
-}
-
 static void
 measure(bench *b, const copy_op *op, uint64_t size, result *r)
 {
@@ -318,7 +300,7 @@ measure(bench *b, const copy_op *op, uint64_t size, result *r)
     leg legs[LEGS_MAX];
     uint32_t leg_count = 0, reps_min = b->opt.smoke ? REPS_SMOKE : REPS_MIN;
     uint64_t end_ns = spw_now_ns() + (b->opt.smoke ? 0 : (uint64_t)(b->opt.seconds * 1e9));
-    double gb, cpu_s = 0, ceiling_p50, ceiling_p99;
+    double gb, cpu_s = 0;
     for (unsigned way = H2D; way <= D2D; way *= 2) {
         if ((op->ways & way) != 0)
             legs[leg_count++] = make_leg(b, op, way, size);
@@ -350,10 +332,10 @@ measure(bench *b, const copy_op *op, uint64_t size, result *r)
         r->samples_us[r->reps] = copy_s * 1e6;
         ceiling_us[r->reps++] = memcpy_s * 1e6;
     }
-    quantiles(ceiling_us, r->reps, &ceiling_p50, &ceiling_p99);
-    quantiles(r->samples_us, r->reps, &r->p50_us, &r->p99_us);
+    r->p50_us = cli_median(r->samples_us, r->reps);
+    r->p99_us = cli_sample_at(r->samples_us, r->reps, (r->reps * 99 + 99) / 100 - 1); /* 99 of 100 do not exceed it */
     r->gb_s = gb / (r->p50_us * 1e-6);
-    r->ceiling_gb_s = gb / (ceiling_p50 * 1e-6);
+    r->ceiling_gb_s = gb / (cli_median(ceiling_us, r->reps) * 1e-6);
     r->cpu_s_per_gb = cpu_s / (gb * r->reps);
 }
 

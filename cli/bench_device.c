@@ -125,22 +125,6 @@ square_product(bench *b, const row *r)
     spw_gpu_linear(b->queue, b->square[2], b->square[0], b->square[1], NULL, n, n, n, 0);
 }
 
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double
-median(const double *samples, uint32_t count)
-{
-    static double sorted[REPS_MAX];
-    memcpy(sorted, samples, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, by_value);
-    return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
-}
-
 /* Several calls per sample where one is short, as many as take a millisecond. */
 static void
 measure(bench *b, row *r, work_fn fn)
@@ -157,9 +141,9 @@ measure(bench *b, row *r, work_fn fn)
             ceiling[r->reps] = time_call(b, square_product, NULL, 1);
         r->seconds[r->reps] = time_call(b, fn, r, calls);
     }
-    r->p50 = median(r->seconds, r->reps);
+    r->p50 = cli_median(r->seconds, r->reps);
     r->limit_flops_s =
-        b->square[0] != NULL ? 2 * n * n * n / median(ceiling, r->reps) : spw_gpu_get_info(b->gpu)->peak_flops;
+        b->square[0] != NULL ? 2 * n * n * n / cli_median(ceiling, r->reps) : spw_gpu_get_info(b->gpu)->peak_flops;
 }
 
 /* ---------------------------------------------------------------- products: x, dx (M, K), w, dw (N, K), y, dy (M, N) */

@@ -46,26 +46,14 @@ typedef struct job {
     bool json, smoke;
 } job;
 
-static double
-median_of(double *v, uint32_t n)
-{
-    for (uint32_t i = 1; i < n; i++)
-        for (uint32_t k = i; k > 0 && v[k] < v[k - 1]; k--) {
-            double t = v[k];
-            v[k] = v[k - 1];
-            v[k - 1] = t;
-        }
-    return n == 0 ? 0 : n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 /* The median of one field over the rounds. */
 static double
 field_median(const spw_aio_bench_result *r, uint32_t n, size_t offset)
 {
-    double v[64];
+    double v[64] = {0};
     for (uint32_t i = 0; i < n; i++)
         v[i] = *(const double *)(const void *)((const char *)&r[i] + offset);
-    return median_of(v, n);
+    return cli_median(v, n);
 }
 #define MEDIAN(r, n, field) field_median((r), (n), offsetof(spw_aio_bench_result, field))
 
@@ -117,18 +105,26 @@ cli_bench_row(spw_aio_bench *bench, const spw_aio_bench_run *run, bool with_bare
 }
 
 void
+cli_bench_write_text(FILE *f, const char *text)
+{
+    fputc('"', f);
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\')
+            fprintf(f, "\\%c", *c);
+        else if ((unsigned char)*c < 0x20)
+            fprintf(f, "\\u%04x", (unsigned char)*c);
+        else
+            fputc(*c, f);
+    }
+    fputc('"', f);
+}
+
+void
 cli_bench_print_json(const bench_row *row, const char *path)
 {
-    printf("{\"pattern\": \"%s\", \"path\": \"", spw_aio_pattern_name(row->pattern));
-    for (const char *c = path; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\')
-            printf("\\%c", *c);
-        else if ((unsigned char)*c < 0x20)
-            printf("\\u%04x", (unsigned char)*c);
-        else
-            putchar(*c);
-    }
-    printf("\", \"backend\": \"%s\", \"block\": %llu, \"depth\": %u, \"threads\": %u, \"direct\": %s, \"rounds\": %u, "
+    printf("{\"pattern\": \"%s\", \"path\": ", spw_aio_pattern_name(row->pattern));
+    cli_bench_write_text(stdout, path);
+    printf(", \"backend\": \"%s\", \"block\": %llu, \"depth\": %u, \"threads\": %u, \"direct\": %s, \"rounds\": %u, "
            "\"gb_s\": %.4f, \"burst_gb_s\": %.4f, \"settled_gb_s\": %.4f, \"p50_us\": %.1f, \"p99_us\": %.1f, "
            "\"cpu_s_per_gb\": %.5f, \"wrong\": %llu",
            spw_aio_backend_name(row->backend), (unsigned long long)row->block_bytes, row->depth, row->threads,

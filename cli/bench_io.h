@@ -1,8 +1,9 @@
-/* What `bench io` and `tune` share: a row of medians over interleaved rounds, and the end by a signal. */
+/* What `bench io` and `tune` share: a row of medians over interleaved rounds, JSON, and the end by a signal. */
 #ifndef SPW_CLI_BENCH_IO_H
 #define SPW_CLI_BENCH_IO_H
 
 #include "cli.h"
+#include <stdio.h>
 
 typedef struct bench_row {
     spw_aio_pattern pattern;
@@ -19,6 +20,8 @@ typedef struct bench_row {
 /* Measures in rounds, with the bare ring in turn when asked. */
 spw_status cli_bench_row(spw_aio_bench *bench, const spw_aio_bench_run *run, bool with_bare, uint32_t rounds,
                          bench_row *row, spw_error *err);
+/* A JSON string, with its quotes. */
+void cli_bench_write_text(FILE *f, const char *text);
 /* One JSON object on a line of its own. */
 void cli_bench_print_json(const bench_row *row, const char *path);
 /* SIGINT and SIGTERM set cli_bench_stop, so that the files are removed. */

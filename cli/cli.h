@@ -67,6 +67,10 @@ void cli_text_close(cli_text *text);
 spw_status cli_text_encode(const cli_text *text, const char *bytes, spw_tokens *out, spw_error *err);
 /* The bytes of one token, in room or the tokenizer's; numbers have a comma before them. */
 const char *cli_text_decode(const cli_text *text, int32_t id, char room[16], uint64_t *bytes_out);
+/* The median of n samples; 0 of none. */
+double cli_median(const double *v, uint32_t n);
+/* The sample that is at this rank, below n, when they are sorted; NaN where some are no numbers. */
+double cli_sample_at(const double *v, uint32_t n, uint32_t rank);
 /* "release", "checked", "debug", "asan" or "tsan": a benchmark's header names it. */
 const char *cli_build_name(void);
 

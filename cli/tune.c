@@ -37,22 +37,6 @@ typedef struct tuning {
     uint32_t candidate_count, alive;
 } tuning;
 
-static int
-compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double
-median_copy(const double *v, uint32_t n)
-{
-    double sorted[CANDIDATES_MAX];
-    memcpy(sorted, v, n * sizeof *v);
-    qsort(sorted, n, sizeof *sorted, compare_doubles);
-    return n == 0 ? 0 : n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-}
-
 static void
 candidates_make(tuning *t)
 {
@@ -124,7 +108,7 @@ one_round(tuning *t, spw_aio_bench *bench, double seconds, spw_error *err)
             c->rate[d] = rates[n++] = row.gb_s;
             c->cpu = row.cpu_s_per_gb;
         }
-        middle = median_copy(rates, n);
+        middle = cli_median(rates, n);
         for (uint32_t i = 0; i < t->alive; i++) {
             candidate *c = t->order[i];
             if (!c->refused && c->score_count[d] < SCORES_MAX)
@@ -135,7 +119,7 @@ one_round(tuning *t, spw_aio_bench *bench, double seconds, spw_error *err)
         candidate *c = t->order[i];
         c->score = c->refused ? -1 : 0;
         for (uint32_t d = 0; d < t->dir_count && !c->refused; d++)
-            c->score += median_copy(c->scores[d], c->score_count[d]) / t->dir_count;
+            c->score += cli_median(c->scores[d], c->score_count[d]) / t->dir_count;
     }
     qsort(t->order, t->alive, sizeof *t->order, compare_scores);
     return SPW_OK;
@@ -212,27 +196,12 @@ print_prediction(const tuning *t, double gb_s)
 }
 
 static void
-write_text(FILE *f, const char *text)
-{
-    fputc('"', f);
-    for (const char *c = text; *c != '\0'; c++) {
-        if (*c == '"' || *c == '\\')
-            fprintf(f, "\\%c", *c);
-        else if ((unsigned char)*c < 0x20)
-            fprintf(f, "\\u%04x", (unsigned char)*c);
-        else
-            fputc(*c, f);
-    }
-    fputc('"', f);
-}
-
-static void
 write_paths(FILE *f, const tuning *t, const double *weights)
 {
     fputs("{\"nvme_path\": [", f);
     for (uint32_t d = 0; d < t->dir_count; d++) {
         fputs(d > 0 ? ", {\"path\": " : "{\"path\": ", f);
-        write_text(f, t->dirs[d]);
+        cli_bench_write_text(f, t->dirs[d]);
         fprintf(f, ", \"weight\": %.3f}", weights[d]);
     }
     fputs("]}", f);

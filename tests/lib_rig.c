@@ -43,6 +43,18 @@ rig_open(rig *r)
                                   &r->err));
 }
 
+spw_status
+rig_begin(rig *r)
+{
+    spw_status st = spw_model_from_config(&r->model, &r->c, &r->err);
+    if (st == SPW_OK)
+        st = spw_engine_create(
+            &r->e, &(spw_engine_options){.config = &r->c, .model = r->model, .chain_extra = r->chain_extra}, &r->err);
+    if (st == SPW_OK)
+        st = spw_engine_init_params(r->e, r->c.run.seed, &r->err);
+    return st;
+}
+
 void
 rig_close(rig *r)
 {
@@ -59,16 +71,22 @@ rig_remove(rig *r)
     tiny_dir_remove(r->dir);
 }
 
-void
-rig_train(rig *r, int first, int end)
+spw_status
+rig_step(rig *r, uint64_t step, spw_step_result *result)
 {
     uint64_t n = r->c.micro_batch * r->c.accumulation * r->c.data.seq_length;
     assert_true(n <= RIG_TOKENS);
+    tiny_batch(step, r->c.model.vocab, n, rig_tokens, rig_targets);
+    return spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)r->c.accumulation, r->c.optimizer.lr, result,
+                           &r->err);
+}
+
+void
+rig_train(rig *r, int first, int end)
+{
     for (int s = first; s < end; s++) {
         spw_step_result result;
-        tiny_batch((uint64_t)s, r->c.model.vocab, n, rig_tokens, rig_targets);
-        rig_need(r, spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)r->c.accumulation, r->c.optimizer.lr,
-                                    &result, &r->err));
+        rig_need(r, rig_step(r, (uint64_t)s, &result));
         r->losses[s] = result.loss;
         r->norms[s] = result.grad_norm;
     }
@@ -312,4 +330,15 @@ uint64_t
 rig_in_place_bytes(const rig *r)
 {
     return spw_engine_plan(r->e)->weight_in_place;
+}
+
+uint64_t
+rig_least_named(const rig *r, const char *key)
+{
+    unsigned long long least = 0;
+    const char *at = strchr(r->err.message, '(');
+    assert_non_null(strstr(r->err.message, key));
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "(%llu bytes)", &least), 1);
+    return least;
 }

@@ -27,8 +27,15 @@ void rig_need(const rig *r, spw_status st);
 /* Makes the folder and a configuration with AdamW and all state in tier. */
 void rig_config(rig *r, spw_family family, spw_state_format format, spw_tier tier);
 void rig_open(rig *r);
+/*
+ * The same for a run that begins, with initial weights by the run's seed, and what comes of it: an engine may be refused. Its
+ * budgets count this process as it is.
+ */
+spw_status rig_begin(rig *r);
 void rig_close(rig *r);  /* but for the folder: it can be opened again */
 void rig_remove(rig *r); /* the folder too */
+/* One step with its own batch, which stays in rig_tokens and rig_targets. */
+spw_status rig_step(rig *r, uint64_t step, spw_step_result *result);
 /* Steps first to end, each with its own batch; into losses and norms. */
 void rig_train(rig *r, int first, int end);
 /* To step-<step> of the rig's folder. */
@@ -57,6 +64,8 @@ void rig_everywhere(spw_family family, spw_state_format format, double clipping,
 void rig_resumes(spw_state_format format, spw_family family, spw_tier tier, void (*change)(rig *r));
 /* Elements that are trained, counted by hand, and nothing for the others; weights for all. */
 void rig_count_bytes(rig *r, uint64_t trained_params);
+/* The smallest budget, in bytes, that the refusal of the rig's last rig_begin names; it names the key too. */
+uint64_t rig_least_named(const rig *r, const char *key);
 /* Bytes of weights that stay in the files they come from. */
 uint64_t rig_in_place_bytes(const rig *r);
 

@@ -1,6 +1,7 @@
 /* See lib_tiny.h. */
 #include "lib_tiny.h"
 #include "runtime_internal.h"
+#include <dirent.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -93,6 +94,19 @@ tiny_dir_remove(const char *path)
     char command[400];
     snprintf(command, sizeof command, "rm -rf '%s'", path);
     assert_int_equal(system(command), 0);
+}
+
+uint32_t
+tiny_dir_entries(const char *path)
+{
+    uint32_t n = 0;
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    assert_non_null(dir);
+    while ((entry = readdir(dir)) != NULL)
+        n += entry->d_name[0] != '.';
+    closedir(dir);
+    return n;
 }
 
 void

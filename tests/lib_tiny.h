@@ -25,7 +25,8 @@ void tiny_batch(uint64_t step, uint64_t vocab, uint64_t n, int32_t *tokens, int3
 /* A fresh folder below $TMPDIR or /tmp; removed by tiny_dir_remove. */
 void tiny_dir_make(char path[256]);
 void tiny_dir_remove(const char *path);
-enum { TINY_PROCESS_BYTES = 8 << 20 }; /* what tiny_train's plans count for the process */
+uint32_t tiny_dir_entries(const char *path); /* but for those that begin with a dot */
+enum { TINY_PROCESS_BYTES = 8 << 20 };       /* what tiny_train's plans count for the process */
 /* The spillway.host_memory with which half of what this configuration has on nvme goes to host memory. */
 uint64_t tiny_half_budget(const spw_config *c, spw_family family);
 /* Sets the device's budget with which it keeps about half of what blocks compute between checkpoints of activations. */

@@ -155,7 +155,7 @@ broken "a negative size" "channels -64 at offset 24" 'b[24:28] = struct.pack("<i
 broken "heads that do not divide" "for 5 heads" 'b[20:24] = struct.pack("<i", 5)'
 broken "cut short" "its header says" 'del b[-1:]'
 broken "too long" "its header says" 'b += b"x"'
-broken "a header alone" "ends at offset" 'del b[500:]'
+broken "a header alone" "ends at byte 500" 'del b[500:]'
 check "nothing is left of them" test ! -e "$dir/no" -a ! -e "$dir/no.partial"
 
 # Refusals.

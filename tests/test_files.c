@@ -1,7 +1,8 @@
 /* safetensors and small files: round trips, every rule of the format, faults, and nothing left behind. */
 #include "lib_tiny.h"
 #include "spw_files.h"
-#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,19 +16,6 @@ static const spw_tensor_info tensors[] = {
     {.name = "scalar", .dtype = SPW_F32, .ndim = 0},
     {.name = "nothing", .dtype = SPW_F32, .ndim = 2, .shape = {0, 4}},
 };
-
-static uint32_t
-entries(const char *path)
-{
-    uint32_t n = 0;
-    DIR *dir = opendir(path);
-    struct dirent *e;
-    assert_non_null(dir);
-    while ((e = readdir(dir)) != NULL)
-        n += e->d_name[0] != '.';
-    closedir(dir);
-    return n;
-}
 
 /* Ranges written in any order come back; the wide tensors lie first; commit leaves one file, destroy without commit none. */
 static void
@@ -47,7 +35,7 @@ test_round_trip(void **state)
         matrix[i] = (float)i;
     assert_int_equal(spw_st_writer_create(&w, path, tensors, 4, &err), SPW_OK);
     spw_st_writer_destroy(w);
-    assert_int_equal(entries(dir), 0);
+    assert_int_equal(tiny_dir_entries(dir), 0);
     assert_int_equal(spw_st_writer_create(&w, path, tensors, 4, &err), SPW_OK);
     assert_int_equal(spw_st_write(w, 1, 20, matrix + 5, 40, &err), SPW_OK);
     assert_int_equal(spw_st_write(w, 0, 0, half, 14, &err), SPW_OK);
@@ -56,7 +44,7 @@ test_round_trip(void **state)
     assert_int_equal(spw_st_write(w, 1, 40, matrix, 24, &err), SPW_EINVAL);
     assert_int_equal(spw_st_writer_commit(w, &err), SPW_OK);
     spw_st_writer_destroy(w);
-    assert_int_equal(entries(dir), 1);
+    assert_int_equal(tiny_dir_entries(dir), 1);
     assert_int_equal(spw_st_reader_open(&r, path, &err), SPW_OK);
     assert_int_equal(spw_st_reader_count(r), 4);
     t = spw_st_reader_find(r, "a.matrix");
@@ -209,7 +197,7 @@ test_allocation_failures(void **state)
             assert_int_equal(spw_st_writer_commit(w, NULL), SPW_OK);
         spw_st_writer_destroy(w);
         assert_int_equal(spw_test_live_allocs(), live);
-        assert_int_equal(entries(dir), through ? 1 : 0);
+        assert_int_equal(tiny_dir_entries(dir), through ? 1 : 0);
     }
     through = false;
     for (unsigned k = 1; !through; k++) {
@@ -248,8 +236,42 @@ test_paths(void **state)
     assert_int_equal(spw_dir_make(path, &err), SPW_EINVAL);
     snprintf(path, sizeof path, "%s/a", dir);
     assert_int_equal(spw_dir_remove(path, &err), SPW_OK);
-    assert_int_equal(entries(dir), 0);
+    assert_int_equal(tiny_dir_entries(dir), 0);
     assert_int_equal(spw_dir_remove(path, &err), SPW_ENOENT);
+    tiny_dir_remove(dir);
+}
+
+/* Bytes at an offset: all of them, or an error that says where the file ends or which read failed, the first or a later one. */
+static void
+test_read_at(void **state)
+{
+    char dir[256], path[300], text[] = "0123456789", got[8] = "";
+    spw_error err = {0};
+    int fd;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/ten", dir);
+    assert_int_equal(spw_file_write_text(path, text, &err), SPW_OK);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(spw_file_read_at(fd, path, got, 6, 4, &err), SPW_OK);
+    assert_string_equal(got, "456789");
+    assert_int_equal(spw_file_read_at(fd, path, got, 0, 100, &err), SPW_OK);
+    assert_int_equal(spw_file_read_at(fd, path, got, 7, 4, &err), SPW_ECORRUPT); /* a short read, and then none */
+    assert_non_null(strstr(err.message, "ten ends at byte 10, 7 bytes at 4 are needed"));
+    assert_int_equal(spw_file_read_at(fd, path, got, 7, 4, NULL), SPW_ECORRUPT);
+    for (unsigned k = 1; k <= 3; k++) {
+        spw_status st;
+        memset(&err, 0, sizeof err);
+        spw_test_fail_call(k);
+        st = spw_file_read_at(fd, path, got, 7, 4, &err);
+        assert_true(spw_test_call_fired() == (k <= 2));
+        spw_test_fail_call(0);
+        assert_int_equal(st, k <= 2 ? SPW_EIO : SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, k == 1 ? "ten at byte 4" : k == 2 ? "ten at byte 10" : "ends at byte 10"));
+        assert_non_null(strstr(err.message, k <= 2 ? strerror(EIO) : "needed"));
+    }
+    close(fd);
     tiny_dir_remove(dir);
 }
 
@@ -258,7 +280,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),          cmocka_unit_test(test_headers), cmocka_unit_test(test_many_tensors),
-        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_paths),   cmocka_unit_test(test_read_at),
     };
     return cmocka_run_group_tests_name("files", tests, NULL, NULL);
 }

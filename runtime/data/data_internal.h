@@ -46,7 +46,7 @@ spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int3
 /* Finds f's tokens in the cache, or makes them: sets store, element, begin, tokens and made. */
 spw_status spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err);
 
-/* All bytes at offset, or SPW_EIO / SPW_ECORRUPT (the file ends before) with the path. */
+/* All bytes at offset, or SPW_EIO / SPW_ECORRUPT (the file ends before) with the path: spw_file_read_at(), said of data. */
 spw_status spw__data_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /* Opens for reading, close-on-exec, without read-ahead when scattered. *out is -1 after an error. */
 spw_status spw__data_fd(int *out, const char *path, bool scattered, spw_error *err);

@@ -3,6 +3,7 @@
  * cached tokens in files of their own. Nothing is mapped: a mapping's pages count as the process's memory.
  */
 #include "data_internal.h"
+#include "spw_files.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -55,20 +56,10 @@ spw__data_fd(int *out, const char *path, bool scattered, spw_error *err)
 spw_status
 spw__data_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes, spw_error *err)
 {
-    uint64_t done = 0;
-    while (done < bytes) {
-        ssize_t n = SPW_CALL(EIO, pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done)));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return SPW_RAISE_SYS(err, errno, "data: read %s at byte %llu", path, (unsigned long long)(offset + done));
-        if (n == 0)
-            return SPW_RAISE(err, SPW_ECORRUPT, "data: %s ends at byte %llu, %llu bytes at %llu are needed", path,
-                             (unsigned long long)(offset + done), (unsigned long long)bytes,
-                             (unsigned long long)offset);
-        done += (uint64_t)n;
-    }
-    return SPW_OK;
+    spw_status st = spw_file_read_at(fd, path, data, bytes, offset, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data");
+    return st;
 }
 
 /* ---------------------------------------------------------------- recognising */

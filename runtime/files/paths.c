@@ -16,14 +16,15 @@ spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t 
 {
     uint64_t done = 0;
     while (done < bytes) {
-        ssize_t rc = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
+        ssize_t rc = SPW_CALL(EIO, pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done)));
         if (rc < 0 && errno == EINTR)
             continue;
         if (rc < 0)
-            return SPW_RAISE_SYS(err, errno, "read %s at offset %llu", path, (unsigned long long)(offset + done));
+            return SPW_RAISE_SYS(err, errno, "read %s at byte %llu", path, (unsigned long long)(offset + done));
         if (rc == 0)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at offset %llu, %llu bytes were expected there", path,
-                             (unsigned long long)(offset + done), (unsigned long long)(bytes - done));
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at byte %llu, %llu bytes at %llu are needed", path,
+                             (unsigned long long)(offset + done), (unsigned long long)bytes,
+                             (unsigned long long)offset);
         done += (uint64_t)rc;
     }
     return SPW_OK;

@@ -156,7 +156,10 @@ spw_status spw_export(const spw_export_options *options, spw_export_report *repo
 
 /* ---------------------------------------------------------------- files and folders */
 
-/* All bytes at offset; SPW_ECORRUPT when the file ends before them. path for messages. Any threads at once. */
+/*
+ * All bytes at offset; SPW_ECORRUPT when the file ends before them. path for messages. Any threads at once. Each read is a call
+ * that spw_test_fail_call() counts.
+ */
 spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t offset, spw_error *err);
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */

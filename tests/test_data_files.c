@@ -1,0 +1,367 @@
+/*
+ * Each format of training data is read: tokens, and the targets that document and prompt masks hide; text that is encoded
+ * comes from the cache from then on.
+ */
+#include "lib_dataset.h"
+#include <glob.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* llm.c's streams in both widths, and in one folder with others; windows and positions as for text. */
+static void
+test_llmc(void **state)
+{
+    int32_t tokens[T], targets[T];
+    spw_data *d;
+    (void)state;
+    dataset_write_llmc("a.bin", 20240520, 1, 5 * T + 1, 60000);
+    dataset_write_llmc("b.bin", 20240801, 7, 5 * T + 1, 100000);
+    for (int wide = 0; wide < 2; wide++) {
+        spw_data_options o = dataset_options(wide ? "b.bin" : "a.bin");
+        int32_t base = wide ? 100000 : 60000;
+        bool seen[5] = {0};
+        d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), wide ? "llm.c u32" : "llm.c u16");
+        assert_int_equal(spw_data_tokens(d), 5 * T + 1);
+        assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 5);
+        for (uint64_t p = 0; p < 5; p++) {
+            dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets);
+            assert_int_equal((tokens[0] - base) % T, 0);
+            seen[(tokens[0] - base) / T] = true;
+            for (int t = 0; t < T; t++) {
+                assert_int_equal(tokens[t], tokens[0] + t);
+                assert_int_equal(targets[t], tokens[0] + t + 1);
+            }
+        }
+        assert_true(seen[0] && seen[1] && seen[2] && seen[3] && seen[4]);
+        spw_data_close(d);
+    }
+    dataset_write_windows("c.txt", 7 * T, 0);
+    {
+        spw_data_options o = dataset_options("*.[bt]*");
+        d = dataset_open(&o);
+        assert_string_equal(spw_data_formats(d), "1 llm.c u16, 1 llm.c u32, 1 text");
+        assert_int_equal(spw_data_file_count(d), 3);
+        assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 5 + 5 + 6);
+        spw_data_close(d);
+        o = dataset_options("a.bin");
+        o.format = SPW_DATA_TEXT; /* bytes on request */
+        d = dataset_open(&o);
+        assert_int_equal(spw_data_tokens(d), 1024 + 2 * (5 * T + 1));
+        spw_data_close(d);
+    }
+}
+
+/* A window of T + 1 tokens that is many blocks long. */
+static void
+test_long_window(void **state)
+{
+    enum { LONG = 20000 };
+    spw_data_options o = dataset_options("a.bin");
+    int32_t *tokens = malloc(2 * LONG * sizeof *tokens), *targets = tokens + LONG;
+    spw_data *d;
+    (void)state;
+    dataset_write_llmc("a.bin", 20240801, 7, 2 * LONG + 1, 5);
+    o.seq_length = LONG;
+    d = dataset_open(&o);
+    dataset_fill(d, SPW_SPLIT_TRAIN, 1, 1, tokens, targets);
+    for (int t = 0; t < LONG; t++) {
+        assert_int_equal(tokens[t], tokens[0] + t);
+        assert_int_equal(targets[t], tokens[0] + t + 1);
+    }
+    spw_data_close(d);
+    free(tokens);
+}
+
+/* Megatron's datasets in every type, by each of their names; negative tokens and floats are no tokens. */
+static void
+test_megatron(void **state)
+{
+    static const struct {
+        int code, width;
+        uint64_t base;
+        const char *name;
+    } types[] = {{1, 1, 100, "megatron u8"},     {2, 1, 0, "megatron i8"},       {3, 2, 30000, "megatron i16"},
+                 {4, 4, 100000, "megatron i32"}, {5, 8, 100000, "megatron i64"}, {8, 2, 60000, "megatron u16"}};
+    static const uint32_t lengths[] = {12, 0, 20, 19};
+    static const uint64_t documents[] = {0, 2, 2, 4};
+    static const char *const names[] = {"set", "set.bin", "set.idx", "set.*"};
+    int32_t tokens[T], targets[T];
+    (void)state;
+    for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
+        dataset_write_megatron("set", types[k].code, types[k].width, types[k].base, lengths, 4, documents, 4);
+        for (int name = 0; name < 4; name++) {
+            spw_data_options o = dataset_options(names[name]);
+            spw_data *d = dataset_open(&o);
+            uint64_t sum = 0;
+            assert_string_equal(spw_data_formats(d), types[k].name);
+            assert_int_equal(spw_data_file_count(d), 1);
+            assert_int_equal(spw_data_tokens(d), 51);
+            assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 5);
+            for (uint64_t p = 0; p < 5; p++) {
+                dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets);
+                sum += (uint64_t)tokens[0] - types[k].base;
+                assert_int_equal(targets[T - 1], tokens[0] + T);
+            }
+            assert_int_equal(sum, 0 + 10 + 20 + 30 + 40);
+            spw_data_close(d);
+        }
+    }
+    dataset_write_megatron("set", 4, 4, (uint64_t)-20, lengths, 4, documents, 4);
+    {
+        spw_data_options o = dataset_options("set");
+        spw_error err = {0};
+        spw_data *d = dataset_open(&o);
+        spw_status st = SPW_OK;
+        for (uint64_t p = 0; p < 5 && st == SPW_OK; p++)
+            st = spw_data_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets, &err);
+        assert_int_equal(st, SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "set.bin: token -"));
+        spw_data_close(d);
+    }
+}
+
+/* An encoder for tests: a word, with the space before it, is the token 1000 + its length; a newline is 999. */
+static spw_status
+encode_words(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t max, uint64_t *count,
+             spw_error *err)
+{
+    unsigned *calls = ctx;
+    *count = 0;
+    (*calls)++;
+    for (uint64_t i = 0, begin = 0; i < bytes; i++) {
+        bool ends = i + 1 == bytes || text[i + 1] == ' ' || text[i + 1] == '\n' || text[i] == '\n';
+        if (text[i] == '!')
+            return SPW_RAISE(err, SPW_ECORRUPT, "no word for %c", text[i]);
+        if (!ends)
+            continue;
+        if (*count < max)
+            tokens[*count] = text[i] == '\n' ? 999 : 1000 + (int32_t)(i + 1 - begin);
+        ++*count;
+        begin = i + 1;
+    }
+    return SPW_OK;
+}
+
+/* Reads all windows of one source in file order, as one stream of tokens and of targets. */
+static uint64_t
+stream(const spw_data_options *options, int32_t *tokens, int32_t *targets, uint64_t max)
+{
+    spw_data_options o = *options;
+    spw_data *d;
+    uint64_t n;
+    o.seq_length =
+        1; /* windows of one token: each token but the last is a sequence, and held out they keep their order */
+    o.validation_split = 0.999999;
+    d = dataset_open(&o);
+    n = spw_data_sequences(d, SPW_SPLIT_VALIDATION);
+    assert_true(n < max);
+    assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), 1);
+    dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, tokens, targets);
+    dataset_fill(d, SPW_SPLIT_VALIDATION, 0, n, tokens + 1, targets + 1);
+    spw_data_close(d);
+    return n + 1;
+}
+
+static void
+assert_stream(const spw_data_options *o, const int32_t *tokens, const int32_t *targets, uint64_t n)
+{
+    static int32_t got[4096], next[4096];
+    assert_int_equal(stream(o, got, next, 4096), n);
+    for (uint64_t i = 0; i < n; i++) {
+        if (got[i] != tokens[i] || next[i] != targets[i])
+            fail_msg("token %llu: %d -> %d, wanted %d -> %d", (unsigned long long)i, got[i], next[i], tokens[i],
+                     targets[i]);
+    }
+}
+
+/* JSON lines: bytes of the text, a newline after each; escapes, blank lines, CRLF and a last line without an end. Lines
+ * are the same as the text file they hold. */
+static void
+test_jsonl(void **state)
+{
+    static const char text[] = "a\xc3\xa9\"b\nsecond\tline\nlast\n";
+    spw_data_options o = dataset_options("a.jsonl");
+    int32_t tokens[64], targets[64];
+    spw_data *d;
+    (void)state;
+    dataset_write_text("a.jsonl", "{\"id\": 1, \"text\": \"a\\u00e9\\\"b\"}\n\n  {\"text\":\"second\\tline\"}\r\n "
+                                  "\t\r\n{\"text\": \"\", \"id\": 123456789012345678901234567890}\n"
+                                  "{\"text\": \"last\"}");
+    for (size_t i = 0; i + 1 < sizeof text - 1; i++) {
+        tokens[i] = (unsigned char)text[i];
+        targets[i] = (unsigned char)text[i + 1];
+    }
+    for (int again = 0; again < 2; again++) /* made, then found in the cache */
+        assert_stream(&o, tokens, targets, sizeof text - 2);
+    d = dataset_open(&o);
+    assert_string_equal(spw_data_formats(d), "jsonl");
+    spw_data_close(d);
+    o.text_field = "content";
+    dataset_refuse(&o, SPW_ECORRUPT, "a.jsonl: line 1 (byte 0)", "\"content\"", "\"id\", \"text\"", NULL);
+    o.text_field = "id";
+    dataset_refuse(&o, SPW_ECORRUPT, "field \"id\" is not a string", NULL);
+}
+
+/* documents: mask hides the first token of each document, and nothing else; packed hides nothing. In every format. */
+static void
+test_document_mask(void **state)
+{
+    spw_data_options o = dataset_options("d.jsonl");
+    (void)state;
+    dataset_write_text("d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n{\"text\":\"\"}\n{\"text\":\"de\"}\n");
+    {
+        static const int32_t tokens[] = {'a', 'b', '\n', 'c', '\n', 'd', 'e'};
+        static const int32_t packed[] = {'b', '\n', 'c', '\n', 'd', 'e', '\n'};
+        static const int32_t masked[] = {'b', '\n', -1, '\n', -1, 'e', '\n'};
+        assert_stream(&o, tokens, packed, 7);
+        o.documents = SPW_DOCUMENTS_MASK;
+        assert_stream(&o, tokens, masked, 7);
+    }
+    { /* llm.c: behind its end-of-text token */
+        static const int32_t tokens[] = {5, 6, 7, 8, 9, 10, 11};
+        static const int32_t masked[] = {6, 7, 8, -1, 10, 11, 12};
+        dataset_write_llmc("d.bin", 20240520, 1, 8, 5);
+        o = dataset_options("d.bin");
+        o.documents = SPW_DOCUMENTS_MASK;
+        o.end_of_text_set = true;
+        o.end_of_text = 8;
+        assert_stream(&o, tokens, masked, 7);
+        o.end_of_text_set = false;
+        dataset_write_llmc("d.bin", 20240520, 1, 4, 50255);
+        assert_stream(&o, (int32_t[]){50255, 50256, 50257}, (int32_t[]){50256, -1, 50258}, 3);
+        dataset_write_llmc("d.bin", 20240801, 7, 4, 127999);
+        assert_stream(&o, (int32_t[]){127999, 128000, 128001}, (int32_t[]){128000, -1, 128002}, 3);
+    }
+    { /* Megatron: by its index, with empty documents and documents of several sequences */
+        static const uint32_t lengths[] = {2, 0, 3, 1, 0, 2};
+        static const uint64_t documents[] = {0, 0, 1, 2, 3, 5, 6};
+        static const int32_t tokens[] = {10, 11, 12, 13, 14, 15, 16};
+        static const int32_t masked[] = {11, -1, 13, 14, -1, -1, 17};
+        dataset_write_megatron("m", 8, 2, 10, lengths, 6, documents, 7);
+        o = dataset_options("m");
+        o.documents = SPW_DOCUMENTS_MASK;
+        assert_stream(&o, tokens, masked, 7);
+        o.seq_length = 7; /* and in one window */
+        {
+            spw_data *d = dataset_open(&o);
+            int32_t got[7], next[7];
+            dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, got, next);
+            assert_memory_equal(next, masked, sizeof masked);
+            spw_data_close(d);
+        }
+    }
+}
+
+/* A prompt is read and gives no loss; its first answer's token does. With an encoder, and the token that ends texts. */
+static void
+test_prompt_mask(void **state)
+{
+    unsigned calls = 0;
+    spw_data_options o = dataset_options("p.jsonl");
+    (void)state;
+    dataset_write_text("p.jsonl",
+                       "{\"prompt\":\"ab\",\"completion\":\"cd\"}\n{\"completion\":\"\",\"prompt\":\"e\"}\n");
+    o.prompt_field = "prompt";
+    o.text_field = "completion";
+    assert_stream(&o, (int32_t[]){'a', 'b', 'c', 'd', '\n', 'e'}, (int32_t[]){-1, 'c', 'd', '\n', -1, '\n'}, 6);
+    o.encode = encode_words;
+    o.encode_ctx = &calls;
+    o.encode_key = 1;
+    o.end_of_text_set = true;
+    o.end_of_text = 7;
+    assert_stream(&o, (int32_t[]){1002, 1002, 7, 1001}, (int32_t[]){1002, 7, -1, 7}, 4);
+    assert_true(calls > 0);
+    calls = 0;
+    assert_stream(&o, (int32_t[]){1002, 1002, 7, 1001}, (int32_t[]){1002, 7, -1, 7}, 4);
+    assert_int_equal(calls, 0); /* from the cache */
+    o.encode_key = 2;           /* another encoder */
+    assert_stream(&o, (int32_t[]){1002, 1002, 7, 1001}, (int32_t[]){1002, 7, -1, 7}, 4);
+    assert_true(calls > 0);
+    calls = 0;
+    dataset_write_text("p.jsonl", "{\"prompt\":\"ab cd\",\"completion\":\"cd\"}\n"); /* another file in its place */
+    assert_stream(&o, (int32_t[]){1002, 1003, 1002}, (int32_t[]){-1, 1002, 7}, 3);
+    assert_true(calls > 0);
+    dataset_write_text("p.jsonl",
+                       "{\"prompt\":\"ab\",\"completion\":\"cd\"}\n{\"prompt\":\"a!\",\"completion\":\"\"}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "p.jsonl: line 2 (byte 34)", "no word for !", NULL);
+    o.vocab = 1002;
+    o.prompt_field = "";
+    dataset_refuse(&o, SPW_ECORRUPT, "p.jsonl: line 1 (byte 0): token 1002", "vocabulary of 1002", NULL);
+}
+
+/* Encoded text in pieces gives the tokens of the whole; a file of many megabytes takes no more room than a piece. */
+static void
+test_encoded_text(void **state)
+{
+    enum { WORDS = 900000 };
+    static int32_t tokens[4096], targets[4096];
+    unsigned calls = 0;
+    spw_data_options o = dataset_options("w.txt");
+    FILE *f = fopen(dataset_path("w.txt"), "wb");
+    spw_data *d;
+    uint64_t n = 0;
+    (void)state;
+    assert_non_null(f);
+    for (int i = 0; i < WORDS; i++) /* nine words, and a line's end behind a letter or behind a full stop */
+        fputs(i % 10 < 9 ? "word " + (i % 10 == 8 ? 4 : 0) : i % 20 == 9 ? "x\n" : ".\n", f), n++;
+    fclose(f);
+    o.encode = encode_words;
+    o.encode_ctx = &calls;
+    o.seq_length = 11;
+    d = dataset_open(&o);
+    assert_true(calls >= 3);
+    assert_string_equal(spw_data_formats(d), "text");
+    for (uint64_t p = 0; p < 2000; p++) {
+        dataset_fill(d, SPW_SPLIT_TRAIN, p, 1, tokens, targets);
+        for (int t = 0; t < 11; t++)
+            assert_true(tokens[t] == 999 || (tokens[t] >= 1001 && tokens[t] <= 1006));
+    }
+    spw_data_close(d);
+    dataset_write_text("w.txt", "one two\nthree");
+    assert_stream(&o, (int32_t[]){1003, 1004, 999}, (int32_t[]){1004, 999, 1005}, 3);
+}
+
+/* What lies in the cache and is not what was written there is made anew; what cannot be made says where. */
+static void
+test_cache(void **state)
+{
+    static const char text[] = "words\nof\ntext\n";
+    spw_data_options o = dataset_options("c.jsonl");
+    int32_t tokens[32], targets[32];
+    glob_t found;
+    (void)state;
+    dataset_write_text("c.jsonl", "{\"text\":\"words\"}\n{\"text\":\"of\"}\n{\"text\":\"text\"}\n");
+    for (size_t i = 0; i + 1 < sizeof text - 1; i++) {
+        tokens[i] = (unsigned char)text[i];
+        targets[i] = (unsigned char)text[i + 1];
+    }
+    for (int damage = 0; damage < 7; damage++) {
+        static const long offsets[] = {0, 0, 8, 12, 16, 24};
+        assert_stream(&o, tokens, targets, sizeof text - 2);
+        assert_int_equal(glob(dataset_path("cache/*"), 0, NULL, &found), 0);
+        assert_int_equal(found.gl_pathc, 1); /* and no parts */
+        if (damage < 6)
+            dataset_patch(found.gl_pathv[0] + strlen(dataset_dir) + 1, offsets[damage], 0x55, 1);
+        else
+            assert_int_equal(truncate(found.gl_pathv[0], 70), 0);
+        globfree(&found);
+    }
+    assert_stream(&o, tokens, targets, sizeof text - 2);
+    o.cache_dir = dataset_path("c.jsonl");
+    dataset_refuse(&o, SPW_EINVAL, "data.cache_dir", "c.jsonl is not a folder", NULL);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_DIR(test_llmc),          IN_DIR(test_long_window), IN_DIR(test_megatron),     IN_DIR(test_jsonl),
+        IN_DIR(test_document_mask), IN_DIR(test_prompt_mask), IN_DIR(test_encoded_text), IN_DIR(test_cache),
+    };
+    return cmocka_run_group_tests_name("data_files", tests, NULL, NULL);
+}

@@ -1,0 +1,190 @@
+/*
+ * Training data that is not what it says is refused by file, field and offset.
+ */
+#include "lib_dataset.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* No match, empty files and files that are too short, each with what a person needs to know. */
+static void
+test_errors(void **state)
+{
+    spw_data *d = NULL;
+    spw_error err = {0};
+    (void)state;
+    dataset_write_windows("empty", 0, 0);
+    dataset_write_windows("short", T, 0);
+    assert_int_equal(dataset_try(&d, "*.none", 0.1, 1, &err), SPW_ENOENT);
+    assert_non_null(strstr(err.message, ".none"));
+    assert_int_equal(dataset_try(&d, "empty", 0.1, 1, &err), SPW_EINVAL);
+    assert_non_null(strstr(err.message, "empty"));
+    assert_int_equal(dataset_try(&d, "*", 0.1, 1, &err), SPW_EINVAL);
+    assert_non_null(strstr(err.message, "10 bytes"));
+    assert_non_null(strstr(err.message, "needs 11"));
+}
+
+static void
+test_refused_llmc(void **state)
+{
+    spw_data_options o = dataset_options("a.bin");
+    int32_t tokens[T], targets[T];
+    spw_error err = {0};
+    spw_data *d;
+    (void)state;
+    dataset_write_llmc("a.bin", 20240520, 1, 31, 0);
+    dataset_patch("a.bin", 0, 1234, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin", "magic at offset 0 is 1234", "no .idx", NULL);
+    o.format = SPW_DATA_LLMC;
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin", "magic at offset 0 is 1234", NULL);
+    o.format = SPW_DATA_AUTO;
+    dataset_patch("a.bin", 0, 20240326, 4);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "a.bin is llm.c's weights", "20240326", NULL);
+    dataset_patch("a.bin", 0, 20240520, 4);
+    dataset_patch("a.bin", 4, 7, 4);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "a.bin", "version at offset 4 is 7", NULL);
+    dataset_patch("a.bin", 4, 1, 4);
+    dataset_patch("a.bin", 8, 32, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin", "token count at offset 8 is 32", "1088 bytes", "it has 1086", "truncated",
+                   NULL);
+    dataset_patch("a.bin", 8, 30, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "token count at offset 8 is 30", "it has 1086", NULL);
+    dataset_patch("a.bin", 8, 0x80000001, 4);
+    dataset_refuse(&o, SPW_ECORRUPT, "token count at offset 8 is negative", NULL);
+    dataset_patch("a.bin", 8, 31, 4);
+    assert_int_equal(truncate(dataset_path("a.bin"), 1000), 0);
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin has 1000 bytes", NULL);
+    assert_int_equal(truncate(dataset_path("a.bin"), 0), 0);
+    dataset_refuse(&o, SPW_ECORRUPT, "a.bin", NULL);
+    /* A token that is too large is found when its window is read; a file that was cut meanwhile too. */
+    dataset_write_llmc("a.bin", 20240520, 1, T + 1, 0);
+    dataset_patch("a.bin", 1024 + 2 * 4, 300, 2);
+    o.vocab = 256;
+    d = dataset_open(&o);
+    assert_int_equal(spw_data_fill(d, SPW_SPLIT_TRAIN, 0, 1, tokens, targets, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "a.bin: token 300 at position 4 (byte 1032)"));
+    assert_non_null(strstr(err.message, "vocabulary of 256"));
+    assert_int_equal(truncate(dataset_path("a.bin"), 1030), 0);
+    assert_int_equal(spw_data_fill(d, SPW_SPLIT_TRAIN, 0, 1, tokens, targets, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "a.bin ends at byte 1030"));
+    spw_data_close(d);
+}
+
+static void
+test_refused_megatron(void **state)
+{
+    static const uint32_t lengths[] = {12, 20, 19};
+    static const uint64_t documents[] = {0, 2, 3};
+    spw_data_options o = dataset_options("m");
+    (void)state;
+    for (int k = 0; k < 14; k++) {
+        const long pointers = 34 + 12, docs = pointers + 24;
+        dataset_write_megatron("m", 4, 4, 0, lengths, 3, documents, 3);
+        switch (k) {
+        case 0: dataset_patch("m.idx", 3, 'X', 1), dataset_refuse(&o, SPW_ECORRUPT, "m.idx", "offset 0", NULL); break;
+        case 1:
+            dataset_patch("m.idx", 9, 2, 8),
+                dataset_refuse(&o, SPW_EUNSUPPORTED, "m.idx", "version at offset 9 is 2", NULL);
+            break;
+        case 2:
+            dataset_patch("m.idx", 17, 7, 1),
+                dataset_refuse(&o, SPW_EUNSUPPORTED, "dtype at offset 17 is 7", "float", NULL);
+            break;
+        case 3:
+            dataset_patch("m.idx", 17, 9, 1), dataset_refuse(&o, SPW_ECORRUPT, "dtype at offset 17 is 9", NULL);
+            break;
+        case 4:
+            dataset_patch("m.idx", 18, 1ull << 60, 8), dataset_refuse(&o, SPW_ECORRUPT, "m.idx", "offset 18", NULL);
+            break;
+        case 5:
+            dataset_patch("m.idx", 26, UINT64_MAX, 8), dataset_refuse(&o, SPW_ECORRUPT, "m.idx", "offset 26", NULL);
+            break;
+        case 6:
+            dataset_patch("m.idx", 34 + 4, 0xffffffff, 4),
+                dataset_refuse(&o, SPW_ECORRUPT, "sequence 1 at offset 38", NULL);
+            break;
+        case 7:
+            dataset_patch("m.idx", pointers + 8, 44, 8);
+            dataset_refuse(&o, SPW_ECORRUPT, "pointer of sequence 1 at offset 54 is 44", "end at 48", NULL);
+            break;
+        case 8:
+            assert_int_equal(truncate(dataset_path("m.bin"), 200), 0);
+            dataset_refuse(&o, SPW_ECORRUPT, "m.idx: sequence 2 (pointer at offset 62, length at 42)",
+                           "ends at byte 204", "m.bin", "which has 200", NULL);
+            break;
+        case 9:
+            dataset_patch("m.idx", docs, 1, 8), dataset_refuse(&o, SPW_ECORRUPT, "document index 0 at offset 70", NULL);
+            break;
+        case 10:
+            dataset_patch("m.idx", docs + 8, 4, 8),
+                dataset_refuse(&o, SPW_ECORRUPT, "document index 1 at offset 78", NULL);
+            break;
+        case 11:
+            dataset_patch("m.idx", docs + 16, 2, 8), dataset_refuse(&o, SPW_ECORRUPT, "document index 2", NULL);
+            break;
+        case 12:
+            assert_int_equal(truncate(dataset_path("m.idx"), docs + 23), 0);
+            dataset_refuse(&o, SPW_ECORRUPT, "m.idx", "truncated", NULL);
+            break;
+        default:
+            assert_int_equal(truncate(dataset_path("m.idx"), docs + 27), 0);
+            dataset_refuse(&o, SPW_EUNSUPPORTED, "m.idx", "multimodal", NULL);
+        }
+    }
+    dataset_write_megatron("m", 4, 4, 0, lengths, 3, documents, 3);
+    unlink(dataset_path("m.bin"));
+    dataset_refuse(&o, SPW_ENOENT, "m.bin", NULL);
+    o = dataset_options("x.idx");
+    dataset_write_text("x.idx", "something else");
+    dataset_refuse(&o, SPW_ECORRUPT, "x.idx", "MMIDIDX", NULL);
+}
+
+static void
+test_refused_others(void **state)
+{
+    spw_data_options o = dataset_options("x");
+    (void)state;
+    dataset_write_bytes("x", "\x1f\x8b\x08 and so on, long enough", 24);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "/x is compressed with gzip", NULL);
+    dataset_write_text("x", "PAR1 and so on, long enough");
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "/x is a Parquet table", NULL);
+    o.format = SPW_DATA_TEXT;
+    spw_data_close(dataset_open(&o));
+    o = dataset_options("l.jsonl");
+    dataset_write_text("l.jsonl", "{\"text\": \"fine\"}\n{\"text\": \"cut\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "l.jsonl: line 2 (byte 17)", "not JSON", NULL);
+    dataset_write_text("l.jsonl", "{\"text\": \"fine\"}\n[1]\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "l.jsonl: line 2 (byte 17)", "not a JSON object", NULL);
+    dataset_write_text("l.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "l.jsonl: line 1", NULL);
+    dataset_write_text("l.jsonl", "\n\n");
+    dataset_refuse(&o, SPW_EINVAL, "l.jsonl", "0 tokens", NULL);
+    o.end_of_text_set = true;
+    o.end_of_text = 300;
+    o.vocab = 256;
+    dataset_refuse(&o, SPW_EINVAL, "token 300", "256", NULL);
+    o.end_of_text_set = false;
+    assert_int_equal(truncate(dataset_path("l.jsonl"), 65 << 20), 0); /* two line ends, and a line of zeros */
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "l.jsonl: line 3 (byte 2) has more than 64 MiB", NULL);
+    o = dataset_options("fifo");
+    assert_int_equal(mkfifo(dataset_path("fifo"), 0600), 0);
+    dataset_refuse(&o, SPW_EUNSUPPORTED, "fifo is not a file", NULL);
+    o = dataset_options("folder");
+    assert_int_equal(mkdir(dataset_path("folder"), 0700), 0);
+    dataset_refuse(&o, SPW_EINVAL, "folder: only folders", NULL);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_DIR(test_errors),
+        IN_DIR(test_refused_llmc),
+        IN_DIR(test_refused_megatron),
+        IN_DIR(test_refused_others),
+    };
+    return cmocka_run_group_tests_name("data_refused", tests, NULL, NULL);
+}

@@ -1,0 +1,251 @@
+/*
+ * Order on disk: a dead run's folder goes and a living one's stays, several paths train to the bits of one, and a damaged or
+ * missing file is an error that names it.
+ */
+#include "lib_rig.h"
+#include <fcntl.h>
+#include <math.h>
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* Finds the only swap file below dir. */
+static void
+swap_file(const char *dir, char path[1024])
+{
+    DIR *d = opendir(dir);
+    struct dirent *entry;
+    path[0] = '\0';
+    assert_non_null(d);
+    while ((entry = readdir(d)) != NULL) {
+        if (strncmp(entry->d_name, "spillway-", 9) == 0)
+            snprintf(path, 1024, "%s/%s/rank-0/swap.bin", dir, entry->d_name);
+    }
+    closedir(d);
+    assert_true(path[0] != '\0');
+}
+
+/* A byte that changed on disk is an error that names file and offset; it is never trained on, and nothing is left behind. */
+static void
+test_damaged_swap(void **state)
+{
+    rig r;
+    spw_step_result result;
+    char path[1024];
+    struct stat info;
+    spw_status st = SPW_OK;
+    int fd;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    r.c.run.weight_slots = r.c.run.record_slots = 1;
+    rig_need(&r, rig_begin(&r));
+    assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
+    assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+    tiny_settle(spw_engine_store(r.e));
+    swap_file(r.dir, path);
+    fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && fstat(fd, &info) == 0);
+    for (off_t at = 100; at < info.st_size; at += 4096) {
+        char byte;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    assert_int_equal(fsync(fd), 0);
+    close(fd);
+    for (uint64_t s = 1; s < 4 && st == SPW_OK; s++)
+        st = rig_step(&r, s, &result);
+    assert_int_equal(st, SPW_ECORRUPT);
+    assert_non_null(strstr(r.err.message, "swap.bin"));
+    assert_non_null(strstr(r.err.message, "offset"));
+    assert_int_equal(rig_step(&r, 4, &result), SPW_ECORRUPT); /* and it stays so */
+    rig_close(&r);
+    assert_int_equal(tiny_dir_entries(r.dir), 0);
+    rig_remove(&r);
+}
+
+/* One more swap folder below the rig's own, for both kinds; returns its name. */
+static const char *
+rig_add_path(rig *r, const char *name, double weight, uint64_t bytes)
+{
+    spw_path_list *lists[2] = {&r->c.zero.param_path, &r->c.zero.optimizer_path};
+    uint32_t i = lists[0]->count;
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", r->dir, name);
+    for (int k = 0; k < 2; k++) {
+        snprintf(lists[k]->item[i], SPW_PATH_BYTES, "%s", path);
+        lists[k]->weight[i] = weight;
+        lists[k]->bytes[i] = bytes;
+        lists[k]->count = i + 1;
+    }
+    return lists[0]->item[i];
+}
+
+/* Two folders below the rig's instead of the rig's own. */
+static void
+rig_two_paths(rig *r, double weight_a, double weight_b)
+{
+    rig_config(r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    r->c.run.chunk_elems = 4096;
+    r->c.zero.param_path.count = 0;
+    assert_int_equal(mkdir(rig_add_path(r, "first", weight_a, 0), 0700), 0);
+    (void)rig_add_path(r, "second", weight_b, 0);
+}
+
+/* Two paths with weights 3:1: the losses and the state of one path, and swap files of three quarters and a quarter. */
+static void
+test_two_paths(void **state)
+{
+    rig r;
+    double losses[4];
+    uint64_t digest, size[2];
+    (void)state;
+    rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    r.c.run.chunk_elems = 4096;
+    rig_need(&r, rig_begin(&r));
+    for (uint64_t s = 0; s < 4; s++) {
+        spw_step_result result;
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+        losses[s] = result.loss;
+    }
+    digest = tiny_digest(r.e);
+    rig_remove(&r);
+    rig_two_paths(&r, 3, 1);
+    assert_int_equal(mkdir(r.c.zero.param_path.item[1], 0700), 0);
+    rig_need(&r, rig_begin(&r));
+    for (uint64_t s = 0; s < 4; s++) {
+        spw_step_result result;
+        assert_int_equal(rig_step(&r, s, &result), SPW_OK);
+        assert_memory_equal(&result.loss, &losses[s], sizeof losses[s]);
+    }
+    assert_true(tiny_digest(r.e) == digest);
+    for (int k = 0; k < 2; k++) {
+        char path[1024];
+        struct stat info;
+        swap_file(r.c.zero.param_path.item[k], path);
+        assert_int_equal(stat(path, &info), 0);
+        size[k] = (uint64_t)info.st_size;
+        assert_true(size[k] == spw_engine_plan(r.e)->path_bytes[k]);
+    }
+    assert_true(fabs((double)size[0] - 0.75 * (double)(size[0] + size[1])) <= 4096 * 16); /* a chunk and its record */
+    rig_close(&r);
+    assert_int_equal(tiny_dir_entries(r.c.zero.param_path.item[0]) + tiny_dir_entries(r.c.zero.param_path.item[1]), 0);
+    rig_remove(&r);
+}
+
+/* The second of two paths is missing, is a file, may not be written, is limited to too little, or loses a byte while
+ * training: the error names it and not the first, and nothing stays behind. */
+static void
+test_second_path_fails(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 5; k++) {
+        rig r;
+        const char *first, *second;
+        spw_status st;
+        rig_two_paths(&r, 1, 1);
+        first = r.c.zero.param_path.item[0];
+        second = r.c.zero.param_path.item[1];
+        if (k == 1)
+            close(open(second, O_CREAT | O_WRONLY, 0600));
+        else if (k > 1)
+            assert_int_equal(mkdir(second, k == 2 ? 0500 : 0700), 0);
+        if (k == 2 && access(second, W_OK) == 0) { /* root writes everywhere: test_cli.sh does it as another user */
+            rig_remove(&r);
+            continue;
+        }
+        if (k == 3)
+            for (int i = 0; i < 2; i++)
+                r.c.zero.param_path.bytes[i] = r.c.zero.optimizer_path.bytes[i] = i == 0 ? 1 << 19 : 8192;
+        st = rig_begin(&r);
+        if (k == 3) {
+            assert_int_equal(st, SPW_ENOFIT);
+            assert_non_null(strstr(r.err.message, "/first at most 512 KiB"));
+            assert_non_null(strstr(r.err.message, "/second at most 8.00 KiB"));
+            assert_true(rig_least_named(&r, "nvme_path") > (1 << 19) + 8192);
+        } else if (k == 4) {
+            spw_step_result result;
+            char path[1024], zeros[4096] = {0};
+            struct stat info;
+            int fd;
+            assert_int_equal(st, SPW_OK);
+            assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+            tiny_settle(spw_engine_store(r.e));
+            swap_file(second, path);
+            fd = open(path, O_WRONLY);
+            assert_true(fd >= 0 && fstat(fd, &info) == 0);
+            memset(zeros, 0x5a, sizeof zeros);
+            for (off_t at = 0; at < info.st_size; at += 4096)
+                assert_int_equal(pwrite(fd, zeros, 4096, at), 4096);
+            close(fd);
+            for (uint64_t s = 0; s < 4 && st == SPW_OK; s++)
+                st = rig_step(&r, s, &result);
+            assert_int_equal(st, SPW_ECORRUPT);
+        } else {
+            assert_true(st != SPW_OK && st != SPW_ENOFIT);
+        }
+        if (strstr(r.err.message, second) == NULL && k != 3)
+            fail_msg("case %d: %s: no %s", k, r.err.message, second);
+        assert_true(k == 3 || strstr(r.err.message, first) == NULL);
+        rig_close(&r);
+        assert_int_equal(tiny_dir_entries(first), 0);
+        assert_true(k < 2 || tiny_dir_entries(second) == 0);
+        rig_remove(&r);
+    }
+}
+
+/* A dead run's folder goes with the next start on the path; a living run's stays and does not disturb. */
+static void
+test_swap_folders(void **state)
+{
+    rig a, b;
+    char path[1024];
+    double losses[2];
+    spw_step_result result;
+    (void)state;
+    rig_config(&a, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    snprintf(path, sizeof path, "%s/spillway-dead", a.dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0", a.dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0/swap.bin", a.dir);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    snprintf(path, sizeof path, "%s/spillway-dead/rank-0/lock", a.dir);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    rig_need(&a, rig_begin(&a));
+    assert_int_equal(tiny_dir_entries(a.dir), 1);
+    assert_int_equal(access(path, F_OK), -1);
+    rig_config(&b, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
+    tiny_dir_remove(b.dir);
+    b.c = a.c;
+    rig_need(&b, rig_begin(&b));
+    assert_int_equal(tiny_dir_entries(a.dir), 2);
+    for (uint64_t s = 0; s < 3; s++) {
+        assert_int_equal(rig_step(&a, s, &result), SPW_OK);
+        losses[0] = result.loss;
+        assert_int_equal(rig_step(&b, s, &result), SPW_OK);
+        losses[1] = result.loss;
+        assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
+    }
+    rig_close(&b);
+    assert_int_equal(tiny_dir_entries(a.dir), 1);
+    rig_close(&a);
+    assert_int_equal(tiny_dir_entries(a.dir), 0);
+    rig_remove(&a);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_damaged_swap),
+        cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails),
+        cmocka_unit_test(test_swap_folders),
+    };
+    return cmocka_run_group_tests_name("swap_paths", tests, NULL, NULL);
+}
