@@ -172,14 +172,12 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        const spw_tensor_info **t = job->tensors + (size_t)id * SPW_PART_COUNT;
-        uint64_t first, end;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
-        for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
+        uint32_t id = s.id;
+        for (uint64_t i = s.first; i < s.end; i += SPW_BLOCK_ELEMS) {
             float block[SPW_BLOCK_ELEMS];
-            uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
+            uint64_t n = s.end - i < SPW_BLOCK_ELEMS ? s.end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
             if (spw_engine_model(job->e)->params[id].adapter)
                 SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else if (record != NULL && t[SPW_PART_MASTER] != NULL)

@@ -79,10 +79,9 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
     const spw_layout *l = spw_engine_layout(job->e);
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end, from = l->places[id].first;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        uint32_t id = s.id;
+        uint64_t first = s.first, end = s.end, from = l->places[id].first;
         if (id >= job->base)
             SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
                                err));
