@@ -206,10 +206,9 @@ spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const sp
                       uint32_t workers)
 {
     uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = (uint64_t)model->param_count * (1 + parts);
-    uint64_t sums = layout->elems * sizeof(float) * parts / SPW_DIGEST_BLOCK * sizeof(uint64_t);
-    return SPW_DIGEST_BLOCK + sums + tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) +
-           sizeof(spw_checkpoint_job) + TEXT_BYTES + spw_touched_bytes(SPW_STACK_BYTES) +
-           workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
+    return spw__checkpoint_digest_bytes(layout->elems * layout->parts * sizeof(float) * parts) +
+           tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
+           spw_touched_bytes(SPW_STACK_BYTES) + workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
 }
 
 uint64_t
