@@ -8,10 +8,8 @@
 #include "spw_files.h"
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- shared with saving */
@@ -44,48 +42,6 @@ spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix,
     t->ndim = p->ndim;
     t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
     t->shape[1] = p->ndim == 1 ? 0 : p->cols;
-}
-
-spw_status
-spw__checkpoint_digest(const char *path, uint64_t *digest_out, spw_error *err)
-{
-    enum { BLOCK = SPW_DIGEST_BLOCK };
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat info;
-    uint64_t *sums, blocks;
-    spw_region buffer;
-    spw_status st;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        st = SPW_RAISE_SYS(err, errno, "open %s", path);
-        if (fd >= 0)
-            close(fd);
-        return st;
-    }
-    blocks = ((uint64_t)info.st_size + BLOCK - 1) / BLOCK;
-    sums = spw_mem_calloc(blocks + 1, sizeof *sums);
-    st = sums == NULL ? SPW_RAISE(err, SPW_ENOMEM, "digest of %s", path) : spw_region_map(&buffer, BLOCK, 0, err);
-    for (uint64_t i = 0; st == SPW_OK && i < blocks; i++) {
-        uint64_t want = (uint64_t)info.st_size - i * BLOCK < BLOCK ? (uint64_t)info.st_size - i * BLOCK : BLOCK,
-                 got = 0;
-        while (got < want) {
-            ssize_t rc = pread(fd, (char *)buffer.base + got, want - got, (off_t)(i * BLOCK + got));
-            if (rc < 0 && errno == EINTR)
-                continue;
-            if (rc <= 0) {
-                st = rc < 0 ? SPW_RAISE_SYS(err, errno, "read %s", path) : SPW_RAISE(err, SPW_EIO, "%s shrank", path);
-                break;
-            }
-            got += (uint64_t)rc;
-        }
-        sums[i] = spw_checksum(buffer.base, want);
-    }
-    if (st == SPW_OK)
-        *digest_out = spw_checksum(sums, blocks * sizeof *sums);
-    if (sums != NULL)
-        spw_region_unmap(&buffer);
-    spw_mem_free(sums);
-    close(fd);
-    return st;
 }
 
 /* ---------------------------------------------------------------- finding and reading */
@@ -172,14 +128,12 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        const spw_tensor_info **t = job->tensors + (size_t)id * SPW_PART_COUNT;
-        uint64_t first, end;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
-        for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
+        uint32_t id = s.id;
+        for (uint64_t i = s.first; i < s.end; i += SPW_BLOCK_ELEMS) {
             float block[SPW_BLOCK_ELEMS];
-            uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
+            uint64_t n = s.end - i < SPW_BLOCK_ELEMS ? s.end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
             if (spw_engine_model(job->e)->params[id].adapter)
                 SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else if (record != NULL && t[SPW_PART_MASTER] != NULL)

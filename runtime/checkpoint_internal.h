@@ -13,7 +13,7 @@
 #define SPW_ADAPTER_FILE        "adapter_model.safetensors"
 #define SPW_ADAPTER_CONFIG_FILE "adapter_config.json"
 
-enum { SPW_BLOCK_ELEMS = 16384, SPW_DIGEST_BLOCK = 1 << 20 };
+enum { SPW_BLOCK_ELEMS = 16384 };
 
 /* "master", then what the optimizer calls its moments; and one past the last part. */
 const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
@@ -22,8 +22,10 @@ uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
 bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
-/* XXH3 over the checksums of the file's 1 MiB blocks. */
+/* XXH3 over the checksums of the file's 1 MiB blocks (checkpoint_digest.c), by several threads; waits for them. */
 spw_status spw__checkpoint_digest(const char *path, uint64_t *digest, spw_error *err);
+/* Memory that it takes meanwhile. */
+uint64_t spw__checkpoint_digest_bytes(uint64_t file_bytes);
 
 /*
  * The model's file of the last checkpoint (checkpoint_link.c), for engines that train none of it. contents: a number that an

@@ -79,10 +79,9 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
     const spw_layout *l = spw_engine_layout(job->e);
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end, from = l->places[id].first;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        uint32_t id = s.id;
+        uint64_t first = s.first, end = s.end, from = l->places[id].first;
         if (id >= job->base)
             SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
                                err));
@@ -207,10 +206,9 @@ spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const sp
                       uint32_t workers)
 {
     uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = (uint64_t)model->param_count * (1 + parts);
-    uint64_t sums = layout->elems * sizeof(float) * parts / SPW_DIGEST_BLOCK * sizeof(uint64_t);
-    return SPW_DIGEST_BLOCK + sums + tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) +
-           sizeof(spw_checkpoint_job) + TEXT_BYTES + spw_touched_bytes(SPW_STACK_BYTES) +
-           workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
+    return spw__checkpoint_digest_bytes(layout->elems * layout->parts * sizeof(float) * parts) +
+           tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
+           spw_touched_bytes(SPW_STACK_BYTES) + workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
 }
 
 uint64_t

@@ -484,16 +484,11 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     memset(weights, 0, c->elems * spw_state_weight_bytes(f));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(f, e->optimizer, c->elems));
-    for (uint32_t id = 0; id < e->layout.param_count; id++) {
-        const spw_place *at = &e->layout.places[id];
-        uint64_t first = at->first > c->first ? at->first : c->first;
-        uint64_t end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
-        if (at->unit_idx != c->unit_idx)
-            continue;
-        for (; first < end; first += 4096) {
-            uint64_t n = end - first < 4096 ? end - first : 4096;
-            spw__draw_param(block, &e->model->params[id], id, job->seed, first - at->first, n);
-            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, first - c->first, n, block);
+    for (layout_stretch s = {0}; spw__layout_next(&e->layout, c, &s);) {
+        for (uint64_t i = s.first; i < s.end; i += 4096) {
+            uint64_t n = s.end - i < 4096 ? s.end - i : 4096;
+            spw__draw_param(block, &e->model->params[s.id], s.id, job->seed, i - e->layout.places[s.id].first, n);
+            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
         }
     }
     return SPW_OK;

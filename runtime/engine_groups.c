@@ -10,17 +10,12 @@
 static const spw_param *
 param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *end)
 {
-    const spw_param *found = NULL;
-    uint64_t nearest = UINT64_MAX;
-    for (uint32_t id = 0; id < e->layout.param_count; id++) {
-        const spw_place *at = &e->layout.places[id];
-        if (at->unit_idx == unit_idx && at->first + at->elems > element && at->first < nearest) {
-            nearest = at->first;
-            *end = at->first + at->elems;
-            found = &e->model->params[id];
-        }
-    }
-    return found;
+    const spw_layout *l = &e->layout;
+    uint32_t k = spw__layout_from(l, unit_idx, element);
+    if (k == l->param_first[unit_idx + 1])
+        return NULL;
+    *end = l->places[l->param_ids[k]].first + l->places[l->param_ids[k]].elems;
+    return &e->model->params[l->param_ids[k]];
 }
 
 static uint32_t

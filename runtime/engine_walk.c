@@ -482,11 +482,10 @@ clear_grad(spw_engine *e, uint32_t unit_idx, float *data, bool over)
     uint64_t at = 0, elems = spw__grad_elems(e, unit_idx);
     if (!over && e->config.run.chaos_seed != 0 && e->host_addressable)
         memset(data, 0xff, elems * sizeof(float));
-    for (uint32_t p = 0; p < e->model->param_count; p++) {
+    for (uint32_t k = e->layout.param_first[unit_idx]; k < e->layout.param_first[unit_idx + 1]; k++) {
+        uint32_t p = e->layout.param_ids[k];
         const spw_place *place = &e->layout.places[p];
         bool matrix = e->model->params[p].rows > 1 && e->model->params[p].cols > 1;
-        if (place->unit_idx != unit_idx)
-            continue;
         if (over && !e->grad_begun[p])
             spw_gpu_zero(e->compute, data + place->first, place->elems * sizeof(float));
         if (!over && matrix && place->first > at)

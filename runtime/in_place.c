@@ -42,25 +42,18 @@ find_pieces(spw_engine *e, spw_store_chunk *c, const spw_hf_reader *r, spw_error
     const spw_layout *l = &e->layout;
     uint32_t bytes = spw_state_weight_bytes(e->config.run.state_format), begin = o->piece_count;
     c->piece_first = begin;
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end;
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         spw_st_extent at;
         spw_dtype dtype;
-        uint32_t file, k;
-        spw_store_piece p;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
-        if (!spw_hf_reader_extent(r, id, &at, &dtype) || dtype != spw_state_weight_dtype(e->config.run.state_format)) {
+        uint32_t file;
+        if (!spw_hf_reader_extent(r, s.id, &at, &dtype) ||
+            dtype != spw_state_weight_dtype(e->config.run.state_format)) {
             o->piece_count = begin;
             return SPW_OK;
         }
         SPW_TRY(add_file(o, &at, &file, err));
-        p = (spw_store_piece){file, at.offset + (first - l->places[id].first) * bytes, (first - c->first) * bytes,
-                              (end - first) * bytes};
-        for (k = o->piece_count; k > begin && o->pieces[k - 1].at > p.at; k--)
-            o->pieces[k] = o->pieces[k - 1];
-        o->pieces[k] = p;
-        o->piece_count++;
+        o->pieces[o->piece_count++] = (spw_store_piece){file, at.offset + (s.first - l->places[s.id].first) * bytes,
+                                                        (s.first - c->first) * bytes, (s.end - s.first) * bytes};
     }
     c->piece_count = o->piece_count - begin;
     return SPW_OK;

@@ -16,6 +16,8 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->units);
     spw_mem_free(l->chunks);
     spw_mem_free(l->places);
+    spw_mem_free(l->param_ids);
+    spw_mem_free(l->param_first);
     spw_mem_free(l->bases);
     spw_mem_free(l->by_choice);
     memset(l, 0, sizeof *l);
@@ -44,6 +46,7 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, uint32_t expert, bool 
            uint64_t *base)
 {
     uint64_t at = 0;
+    uint32_t count = l->param_first[l->unit_count];
     for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
         uint32_t id = m->blocks[b].param_ids[k];
         if (m->params[id].owner_block != b || expert_of(l, m, id, trainable) != expert ||
@@ -51,11 +54,13 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, uint32_t expert, bool 
             (!coded && (trainable && m->params[id].frozen) != frozen))
             continue;
         l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
+        l->param_ids[count++] = id;
         at = spw_round_up(at + l->places[id].elems, 128);
         l->params += l->places[id].elems;
     }
     if (at == 0)
         return;
+    l->param_first[l->unit_count + 1] = count;
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
@@ -124,8 +129,11 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
     l->units = spw_mem_calloc(units, sizeof *l->units);
     l->by_choice = spw_mem_calloc(units, sizeof *l->by_choice);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
+    l->param_ids = spw_mem_calloc(m->param_count, sizeof *l->param_ids);
+    l->param_first = spw_mem_calloc(units + 1, sizeof *l->param_first);
     l->bases = spw_mem_calloc(units, sizeof *l->bases);
-    if (l->units == NULL || l->by_choice == NULL || l->places == NULL || l->bases == NULL)
+    if (l->units == NULL || l->by_choice == NULL || l->places == NULL || l->bases == NULL || l->param_ids == NULL ||
+        l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
         for (uint32_t x = 0; x <= experts; x++) {
@@ -165,4 +173,30 @@ spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *fir
     *first = at->first > c->first ? at->first : c->first;
     *end = at->first + at->elems < c->first + c->elems ? at->first + at->elems : c->first + c->elems;
     return at->unit_idx == c->unit_idx && *first < *end;
+}
+
+uint32_t
+spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t element)
+{
+    uint32_t low = l->param_first[unit_idx], high = l->param_first[unit_idx + 1];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const spw_place *at = &l->places[l->param_ids[middle]];
+        if (at->first + at->elems > element)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+bool
+spw__layout_next(const spw_layout *l, const spw_store_chunk *c, layout_stretch *s)
+{
+    uint32_t k = s->next > 0 ? s->next - 1 : spw__layout_from(l, c->unit_idx, c->first);
+    if (k == l->param_first[c->unit_idx + 1])
+        return false;
+    s->id = l->param_ids[k];
+    s->next = k + 2;
+    return spw__layout_overlap(&l->places[s->id], c, &s->first, &s->end);
 }

@@ -28,13 +28,11 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
-    for (uint32_t id = 0; id < l->param_count; id++) {
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        uint32_t id = s.id;
         const spw_param *p = &spw_engine_model(job->e)->params[id];
-        uint64_t first, end;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
-        for (uint64_t i = first; i < end; i += BLOCK_ELEMS) {
-            uint64_t n = end - i < BLOCK_ELEMS ? end - i : BLOCK_ELEMS;
+        for (uint64_t i = s.first; i < s.end; i += BLOCK_ELEMS) {
+            uint64_t n = s.end - i < BLOCK_ELEMS ? s.end - i : BLOCK_ELEMS;
             if (p->adapter)
                 spw__draw_param(block, p, id, spw__engine_config(job->e)->run.seed, i - l->places[id].first, n);
             else

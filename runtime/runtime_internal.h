@@ -159,6 +159,18 @@ spw__config_compute(const spw_config *c)
 
 /* The stretch that a parameter and a chunk share, as elements of the unit; false if there is none. Pure. */
 bool spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *first, uint64_t *end);
+/*
+ * All of these of one chunk, by their places: each call makes *s the next, which is zeroed before the first call; false: that
+ * was the last. A model may have tens of thousands of parameters and more chunks: this looks at those that share something.
+ */
+typedef struct layout_stretch {
+    uint32_t id;         /* of the parameter */
+    uint32_t next;       /* the iteration's own: 1 + where the one behind it is in param_ids */
+    uint64_t first, end; /* elements of the unit */
+} layout_stretch;
+bool spw__layout_next(const spw_layout *l, const spw_store_chunk *c, layout_stretch *s);
+/* Where in param_ids is the unit's first parameter that ends behind this element; that of the next unit: it has none. Pure. */
+uint32_t spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t element);
 
 /* Elements of units that have gradients and records. Pure. */
 uint64_t spw__layout_trained(const spw_layout *layout);

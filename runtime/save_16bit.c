@@ -165,10 +165,9 @@ write_chunk(const job *j, const spw_store_chunk *c, const void *weights, const v
     const spw_layout *l = &j->e->layout;
     spw_dtype stored = spw_state_weight_dtype(j->e->config.run.state_format);
     uint32_t wb = spw_dtype_bytes(stored);
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end, from = l->places[id].first;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end))
-            continue;
+    for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
+        uint32_t id = s.id;
+        uint64_t first = s.first, end = s.end, from = l->places[id].first;
         if (id >= j->base)
             SPW_TRY(write_masters(j, j->adapter, id - j->base, SPW_F32, c, weights, record, from, first, end, err));
         else if (stored == j->dtype)

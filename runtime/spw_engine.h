@@ -35,10 +35,12 @@ typedef struct spw_layout {
     uint32_t code_bits;   /* of coded units' weights; 0: there are none */
     spw_store_unit *units;
     spw_store_chunk *chunks;
-    spw_place *places; /* (param_count) in whole units */
-    bool *by_choice;   /* (unit_count) an expert's, fetched when rows have chosen it, where few rows are computed */
-    uint64_t granule;  /* elements: on the device units take multiples of it; 0: what they have */
-    uint64_t *bases;   /* (unit_count) where each unit begins when all lie in a row, uncut */
+    spw_place *places;     /* (param_count) in whole units */
+    uint32_t *param_ids;   /* (param_count) by unit, then place; an id that no block owns is not there */
+    uint32_t *param_first; /* (unit_count + 1) where each unit's begin in param_ids */
+    bool *by_choice;       /* (unit_count) an expert's, fetched when rows have chosen it, where few rows are computed */
+    uint64_t granule;      /* elements: on the device units take multiples of it; 0: what they have */
+    uint64_t *bases;       /* (unit_count) where each unit begins when all lie in a row, uncut */
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*

@@ -3,11 +3,14 @@
  * them, and both give the same bits, wherever the weights are; what is read is counted. Training: a loss spreads the rows.
  */
 #include "lib_rig.h"
+#include "runtime_internal.h"
+#include "spw_access.h"
 #include "spw_generate.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <cmocka.h>
 
 enum { EXPERTS = 16, CHOICES = 2, WIDTH = 64, LAYERS = 3, VOCAB = 61, MANY = EXPERTS, TOKENS = 10, PROMPT = 3 };
@@ -175,6 +178,132 @@ test_bytes(void **state)
     assert_true(many >= 2 * EXPERTS / 3 * EXPERT_ELEMS * 2 && many > 2 * few);
 }
 
+/* ---------------------------------------------------------------- many of them */
+
+static double
+processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Every parameter of a chunk is found, once, with what it has there: against a search through all of them. */
+static void
+check_stretches(const spw_layout *l)
+{
+    for (uint32_t i = 0; i < l->chunk_count; i++) {
+        uint32_t found = 0, want = 0;
+        uint64_t before = 0;
+        for (layout_stretch s = {0}; spw__layout_next(l, &l->chunks[i], &s); found++) {
+            uint64_t first, end;
+            assert_true(spw__layout_overlap(&l->places[s.id], &l->chunks[i], &first, &end));
+            assert_true(s.first == first && s.end == end && first >= before);
+            before = end;
+        }
+        for (uint32_t id = 0; id < l->param_count; id++) {
+            uint64_t first, end;
+            want += spw__layout_overlap(&l->places[id], &l->chunks[i], &first, &end);
+        }
+        assert_int_equal(found, want);
+    }
+}
+
+static void
+test_stretches(void **state)
+{
+    (void)state;
+    for (uint32_t k = 0; k < 16; k++) {
+        spw_error err = {0};
+        spw_layout l;
+        rig r;
+        rig_config(&r, k & 1 ? SPW_FAMILY_QWEN3_MOE : SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        r.c.model.mlp_width = 8192;
+        if (k & 2)
+            rig_freeze_mlps(&r);
+        DONE(spw_model_from_config(&r.model, &r.c, &err));
+        for (uint32_t part = 0; part < 3; part++) {
+            DONE(spw_layout_make(&l, r.model, k & 4 ? 4096 : 65536, (k & 1) == 0 || part > 0, k & 8 ? 8 : 0,
+                                 part > 0 ? part - 1 : 0, part > 0 ? 2 : 1, &err));
+            check_stretches(&l);
+            spw_layout_free(&l);
+        }
+        spw_model_destroy(r.model);
+        tiny_dir_remove(r.dir);
+    }
+}
+
+/*
+ * The layout of a mixture as large as they come, 36 000 parameters in 120 000 chunks: what every chunk has of them is found in
+ * processor time that does not grow with one times the other.
+ */
+static void
+test_large_layout(void **state)
+{
+    spw_error err = {0};
+    spw_layout l;
+    rig r;
+    uint64_t elems = 0;
+    double began;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r.c.model.layers = 94;
+    r.c.model.experts = 128;
+    r.c.model.width = 4096;
+    r.c.model.mlp_width = 1536;
+    DONE(spw_model_from_config(&r.model, &r.c, &err));
+    began = processor_seconds();
+    DONE(spw_layout_make(&l, r.model, 2 << 20, true, 0, 0, 1, &err));
+    for (uint32_t i = 0; i < l.chunk_count; i++) {
+        for (layout_stretch s = {0}; spw__layout_next(&l, &l.chunks[i], &s);)
+            elems += s.end - s.first;
+    }
+    print_message("%u parameters in %u chunks: %.3f s\n", l.param_count, l.chunk_count, processor_seconds() - began);
+    assert_true(l.param_count > 36000 && l.chunk_count > 100000);
+    assert_int_equal(elems, l.params);
+    assert_true(processor_seconds() - began < 1.5);
+    spw_layout_free(&l);
+    spw_model_destroy(r.model);
+    tiny_dir_remove(r.dir);
+}
+
+/*
+ * As many parameters, small, in an engine: drawn, written and read. Each chunk takes what is in it, each tensor's name one search
+ * among the parameters: writing and reading cost about as much as drawing (0.8 of it; 4.9 where all were looked at each time).
+ */
+static void
+test_many(void **state)
+{
+    spw_error err = {0};
+    spw_engine *e;
+    rig r;
+    char folder[400];
+    double at[4];
+    (void)state;
+    rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r.c.model.layers = 94;
+    r.c.model.experts = 128;
+    r.c.model.choices = 1;
+    r.c.model.mlp_width = 8;
+    r.c.run.chunk_elems = 4096;
+    snprintf(folder, sizeof folder, "%s/weights", r.dir);
+    DONE(spw_model_from_config(&r.model, &r.c, &err));
+    DONE(spw_engine_create(&e, &(spw_engine_options){.config = &r.c, .model = r.model, .inference = true}, &err));
+    at[0] = processor_seconds();
+    DONE(spw_engine_init_params(e, 7, &err));
+    at[1] = processor_seconds();
+    DONE(spw_engine_save_16bit(e, folder, SPW_BF16, &err));
+    at[2] = processor_seconds();
+    DONE(spw_engine_load_weights(e, folder, &err));
+    at[3] = processor_seconds();
+    print_message("%u parameters in %u chunks: %.2f s to draw, %.2f s to write, %.2f s to read\n", r.model->param_count,
+                  spw_engine_layout(e)->chunk_count, at[1] - at[0], at[2] - at[1], at[3] - at[2]);
+    assert_true(at[3] - at[1] < 2.5 * (at[1] - at[0]));
+    spw_engine_destroy(e);
+    spw_model_destroy(r.model);
+    tiny_dir_remove(r.dir);
+}
+
 /* ---------------------------------------------------------------- training */
 
 /* A loss of balance spreads rows over experts; without it a few take most of them. Losses stay those of the text. */
@@ -212,9 +341,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_codes),        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_stretches), cmocka_unit_test(test_large_layout), cmocka_unit_test(test_many),
         cmocka_unit_test(test_balance),
     };
     return cmocka_run_group_tests_name("experts", tests, NULL, NULL);

@@ -3,6 +3,7 @@
  * loops, element by element; with the kernels of every instruction set of this CPU, 1, 2 and 5 threads giving the same bits.
  */
 #include "lib_parity.h"
+#include "quant.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -1030,6 +1031,56 @@ test_queues(void **state)
     spw_gpu_close(gpu);
 }
 
+/*
+ * What several threads copy, encode and decode piece by piece, on a copy queue or in the caller's thread with the device's, is
+ * what one of them makes of all of it, and ends where it should.
+ */
+static void
+test_pieces(void **state)
+{
+    enum { N = 3 * (1 << 17) + 4096 + 3 * 128, ODD = N - 51, SUMS = (N + 4095) / 4096 };
+    static float x[N], decoded[N], wide[N + 1];
+    static uint16_t want[N], got[N + 1];
+    static unsigned char codes[2 * N], coded[2 * N + 1];
+    static double sums[SUMS], first[SUMS];
+    (void)state;
+    for (uint64_t i = 0; i < N; i++)
+        x[i] = (float)((int32_t)(i * 2654435761u) >> 8) * 0x1p-26f;
+    spw_convert(want, SPW_BF16, x, SPW_F32, ODD);
+    for (int k = 0; k < 12; k++) {
+        static const uint32_t threads[] = {1, 2, 5};
+        static const spw_gpu_queue_kind kinds[] = {SPW_QUEUE_COMPUTE, SPW_QUEUE_D2H};
+        uint32_t bits = k < 6 ? 8 : 4;
+        spw_quant form = bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+        uint64_t bytes = spw__quant_bytes(form, N);
+        spw_gpu *gpu = NULL;
+        spw_gpu_queue *q = NULL;
+        assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = threads[k % 3]}, NULL),
+                         SPW_OK);
+        assert_int_equal(spw_gpu_queue_create(&q, gpu, kinds[k / 3 % 2], NULL), SPW_OK);
+        memset(got, 0xee, sizeof got);
+        memset(wide, 0xee, sizeof wide);
+        memset(coded, 0xee, sizeof coded);
+        spw_gpu_copy_d2h(q, got, SPW_BF16, x, SPW_F32, ODD, sums);
+        spw_gpu_encode(q, coded, bits, x, SPW_F32, N);
+        spw_gpu_decode_h2d(q, wide, SPW_F32, coded, bits, N);
+        spw_gpu_queue_sync(q);
+        assert_memory_equal(got, want, ODD * 2);
+        assert_int_equal(got[ODD], 0xeeee);
+        if (k == 0)
+            memcpy(first, sums, sizeof sums);
+        assert_memory_equal(sums, first, sizeof sums);
+        spw__quant_encode(codes, form, x, SPW_F32, N);
+        spw__quant_decode(decoded, SPW_F32, codes, form, N);
+        assert_memory_equal(coded, codes, bytes);
+        assert_int_equal(coded[bytes], 0xee);
+        assert_memory_equal(wide, decoded, N * 4);
+        assert_int_equal(((unsigned char *)wide)[N * 4], 0xee);
+        spw_gpu_queue_destroy(q);
+        spw_gpu_close(gpu);
+    }
+}
+
 /* The checks of every device. */
 static void
 test_experts(void **state)
@@ -1063,6 +1114,7 @@ main(void)
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_device),
         cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_pieces),
     };
     const char *given = getenv("SPW_ISA");
     int failed = 0;

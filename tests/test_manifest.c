@@ -1,5 +1,9 @@
-/* A checkpoint's manifest: what is written is read back, and each field that is not what it must be is refused by name. */
+/*
+ * A checkpoint's manifest: what is written is read back, and each field that is not what it must be is refused by name. And the
+ * digests in it.
+ */
 #include "checkpoint_internal.h"
+#include "lib_tiny.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -139,10 +143,89 @@ test_decay(void **state)
     }
 }
 
+/* ---------------------------------------------------------------- digests of files */
+
+enum { BLOCK = 1 << 20, BYTES_MAX = 5 * BLOCK + 77777 };
+
+/*
+ * However many threads sum it, a file's digest is that of its definition: XXH3 of the XXH3s of its blocks. Of every length
+ * around a block's, and what a byte that changes changes.
+ */
+static void
+test_digest(void **state)
+{
+    static const uint64_t lengths[] = {0, 1, 4095, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, BYTES_MAX};
+    static unsigned char bytes[BYTES_MAX];
+    char dir[256], path[300];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/file", dir);
+    for (uint64_t i = 0; i < BYTES_MAX; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+        uint64_t sums[BYTES_MAX / BLOCK + 1], count = 0, want, got = 0;
+        spw_error err = {0};
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bytes, 1, lengths[k], f), lengths[k]);
+        assert_int_equal(fclose(f), 0);
+        for (uint64_t at = 0; at < lengths[k]; at += BLOCK)
+            sums[count++] = spw_checksum(bytes + at, lengths[k] - at < BLOCK ? lengths[k] - at : BLOCK);
+        want = spw_checksum(sums, count * sizeof *sums);
+        if (spw__checkpoint_digest(path, &got, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_true(got == want);
+    }
+    for (int k = 0; k < 6; k++) {
+        uint64_t before = 0, after = 0;
+        FILE *f = fopen(path, "r+");
+        assert_non_null(f);
+        assert_int_equal(spw__checkpoint_digest(path, &before, NULL), SPW_OK);
+        assert_int_equal(fseek(f, k < 5 ? (long)k * BLOCK + 5 : BYTES_MAX - 1, SEEK_SET), 0);
+        assert_int_equal(fputc(k < 5 ? ~bytes[k * BLOCK + 5] & 255 : ~bytes[BYTES_MAX - 1] & 255, f) >= 0, 1);
+        assert_int_equal(fclose(f), 0);
+        assert_int_equal(spw__checkpoint_digest(path, &after, NULL), SPW_OK);
+        assert_true(before != after);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* What refuses memory is told and leaves nothing; nor does a file that is not there. */
+static void
+test_digest_faults(void **state)
+{
+    char dir[256], path[300];
+    static const unsigned char bytes[3 * BLOCK];
+    bool through = false;
+    FILE *f;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/file", dir);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, sizeof bytes, f), sizeof bytes);
+    assert_int_equal(fclose(f), 0);
+    for (unsigned k = 1; !through; k++) {
+        spw_error err = {0};
+        uint64_t digest;
+        long live = spw_test_live_allocs();
+        spw_test_fail_alloc(k);
+        spw_status st = spw__checkpoint_digest(path, &digest, &err);
+        through = !spw_test_fault_fired();
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    spw_test_fail_alloc(0);
+    snprintf(path, sizeof path, "%s/none", dir);
+    assert_int_equal(spw__checkpoint_digest(path, &(uint64_t){0}, NULL), SPW_ENOENT);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_decay)};
+                                       cmocka_unit_test(test_decay), cmocka_unit_test(test_digest),
+                                       cmocka_unit_test(test_digest_faults)};
     return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /*
- * The cpu device: memory under a limit, a compute queue that works in the calling thread, and copy queues with a thread
- * and a fixed ring of commands each, so that the engine sees the same order of events as with a real accelerator.
+ * The cpu device: memory under a limit, a compute queue that works in the calling thread and the device's others, and copy queues
+ * with a thread, helpers and a fixed ring of commands each, so that the engine sees the same order of events as with a real
+ * accelerator.
  */
 #include "cpu_internal.h"
 #include "quant.h"
@@ -199,7 +200,9 @@ typedef struct cpu_queue {
     /* Of the thread that executes. */
     const char *span_name;
     uint64_t span_ns;
-    spw_pool *copiers;      /* a core alone does not fill the memory bus; NULL: the queue's thread copies by itself */
+    spw_pool
+        *copiers; /* a core alone does not fill the memory bus; NULL: the queue's thread copies by itself. A compute
+                          queue's are the device's, whose thread it works in */
     const command *copying; /* under way */
     pthread_mutex_t lock;
     pthread_cond_t filled, drained;
@@ -271,11 +274,34 @@ copy_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         copy_block(c, q->gpu->kernels, first, end - first < step ? end - first : step);
 }
 
+static spw_quant
+kind_of(uint32_t code_bits)
+{
+    return code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
+}
+
+/* Codes are cut between blocks, each of which has its own scale: the bytes are those of one thread. */
 static void
-copy_now(cpu_queue *q, const command *c)
+code_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const command *c = ((const cpu_queue *)ctx)->copying;
+    spw_quant kind = kind_of(c->code_bits);
+    uint64_t first = (uint64_t)part_idx * PIECE, n = c->n - first < PIECE ? c->n - first : PIECE;
+    uint64_t coded = spw__quant_bytes(kind, first);
+    (void)worker_idx;
+    if (c->kind == CMD_ENCODE)
+        spw__quant_encode((char *)c->dst + coded, kind, (const char *)c->src + first * spw_dtype_bytes(c->src_type),
+                          c->src_type, n);
+    else
+        spw__quant_decode((char *)c->dst + first * spw_dtype_bytes(c->dst_type), c->dst_type,
+                          (const char *)c->src + coded, kind, n);
+}
+
+static void
+run_pieces(cpu_queue *q, const command *c, spw_pool_fn piece)
 {
     q->copying = c;
-    spw_pool_run(q->copiers, (uint32_t)((c->n + PIECE - 1) / PIECE), copy_piece, q);
+    spw_pool_run(q->copiers, (uint32_t)((c->n + PIECE - 1) / PIECE), piece, q);
 }
 
 static void
@@ -297,19 +323,13 @@ await(cpu_event *event, uint64_t mark)
     pthread_mutex_unlock(&event->lock);
 }
 
-static spw_quant
-kind_of(uint32_t code_bits)
-{
-    return code_bits == 8 ? SPW_QUANT_INT8 : SPW_QUANT_INT4;
-}
-
 static void
 execute(cpu_queue *q, const command *c)
 {
     switch (c->kind) {
-    case CMD_COPY: copy_now(q, c); return;
-    case CMD_ENCODE: spw__quant_encode(c->dst, kind_of(c->code_bits), c->src, c->src_type, c->n); return;
-    case CMD_DECODE: spw__quant_decode(c->dst, c->dst_type, c->src, kind_of(c->code_bits), c->n); return;
+    case CMD_COPY: run_pieces(q, c, copy_piece); return;
+    case CMD_ENCODE:
+    case CMD_DECODE: run_pieces(q, c, code_piece); return;
     case CMD_NOTIFY: c->fn(c->arg); return;
     case CMD_RECORD: reach(c->event, c->mark); return;
     case CMD_WAIT: await(c->event, c->mark); return;
@@ -358,7 +378,9 @@ spw__cpu_queue_create(spw_gpu_queue **out, spw_gpu *gpu, spw_gpu_queue_kind kind
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->filled, NULL);
     pthread_cond_init(&q->drained, NULL);
-    if (kind != SPW_QUEUE_COMPUTE) {
+    if (kind == SPW_QUEUE_COMPUTE) {
+        q->copiers = q->gpu->pool;
+    } else {
         uint32_t threads = copy_threads(q->gpu->info.thread_count);
         spw_status st = threads > 1 ? spw_pool_create(&q->copiers, threads, "spw-copy", err) : SPW_OK;
         int rc;
@@ -388,7 +410,8 @@ spw__cpu_queue_destroy(spw_gpu_queue *queue)
         pthread_mutex_unlock(&q->lock);
         pthread_join(q->thread, NULL);
     }
-    spw_pool_destroy(q->copiers);
+    if (q->kind != SPW_QUEUE_COMPUTE)
+        spw_pool_destroy(q->copiers);
     pthread_cond_destroy(&q->filled);
     pthread_cond_destroy(&q->drained);
     pthread_mutex_destroy(&q->lock);

@@ -325,22 +325,28 @@ check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_erro
                      shape_text(needed, sizeof needed, want, p->ndim));
 }
 
-spw_status
-spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
+static int
+by_param_name(const void *a, const void *b)
+{
+    return strcmp((*(const spw_param *const *)a)->name, (*(const spw_param *const *)b)->name);
+}
+
+static int
+compare_name(const void *name, const void *param)
+{
+    return strcmp(name, (*(const spw_param *const *)param)->name);
+}
+
+/* named: (param_count) of the model's parameters, by name. */
+static spw_status
+bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named, spw_error *err)
 {
     spw_family family = m->config.family;
     uint32_t head = UINT32_MAX;
-    spw_mem_free(r->of_param);
-    r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
-    r->param_count = 0;
-    if (r->of_param == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
-    memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
     for (uint32_t i = 0; i < r->tensor_count; i++) {
         const char *name = without_prefix(r->tensors[i].info->name, family);
-        uint32_t id = 0;
-        while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
-            id++;
+        const spw_param *const *found = bsearch(name, named, m->param_count, sizeof *named, compare_name);
+        uint32_t id = found != NULL ? (uint32_t)(*found - m->params) : m->param_count;
         if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
             SPW_TRY(check_shape(r, &r->tensors[i], &m->params[id], err));
             r->of_param[id] = i;
@@ -361,6 +367,27 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
         SPW_TRY(compare_tied(r, head, r->of_param[m->blocks[0].param_ids[0]], err));
     r->param_count = m->param_count;
     return SPW_OK;
+}
+
+spw_status
+spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
+{
+    const spw_param **named = spw_mem_calloc(m->param_count + 1, sizeof *named);
+    spw_status st;
+    spw_mem_free(r->of_param);
+    r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
+    r->param_count = 0;
+    if (r->of_param == NULL || named == NULL) {
+        spw_mem_free(named);
+        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
+    }
+    memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
+    for (uint32_t id = 0; id < m->param_count; id++)
+        named[id] = &m->params[id];
+    qsort(named, m->param_count, sizeof *named, by_param_name);
+    st = bind_tensors(r, m, named, err);
+    spw_mem_free(named);
+    return st;
 }
 
 bool
