@@ -409,14 +409,17 @@ needs_part(spw_ranks *r, spw_store_use use)
     return !r->pool.keeps || (told != 1 + use.generation && !(u->kept && u->kept_generation == use.generation));
 }
 
-/* The store is told what is certain first: the parts of gathers that were asked for. Then what the trace says of the others. */
+/*
+ * The store is told what is certain first: the parts of gathers that were asked for, without the one under way whose part is used
+ * already. Then what the trace says of the others.
+ */
 static void
 tell_store(spw_ranks *r, const spw_store_use *future, uint32_t count, spw_store_use *out, uint32_t max)
 {
     uint32_t n = 0, certain;
     memset(r->told, 0, r->e->layout.unit_count * sizeof *r->told);
     pthread_mutex_lock(&r->lock);
-    for (uint64_t i = r->gather.done; i < r->gather.asked && n < max; i++) {
+    for (uint64_t i = r->gather.done + (r->gather.phase == PHASE_OTHERS); i < r->gather.asked && n < max; i++) {
         const gather_job *job = &r->gather_queue[i % r->queue_size];
         if (!job->again)
             out[n++] = job->use;

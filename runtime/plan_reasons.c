@@ -140,6 +140,7 @@ explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
     bool all = p->cache_device >= spw__layout_all_on_device(in->layout) * in->compute_bytes;
+    const spw_config *c = in->config;
     double share = p->trained > 0 ? (double)p->trained_device / (double)p->trained : 0;
     if (p->device_budget == SPW_AUTO)
         decide(p, "spillway.device_memory", spw_format_bytes(value, sizeof value, p->device_bytes),
@@ -154,7 +155,11 @@ explain_device(spw_plan *p, const plan_input *in)
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);
     if (share > 0 && share < 1)
         decide(p, "updates", value, "%s: state of the first units is there, the host updates the others meanwhile",
-               in->config->run.fill_device ? "spillway.fill_device" : "zero_optimization.offload_optimizer.ratio");
+               c->run.fill_device ? "spillway.fill_device" : "zero_optimization.offload_optimizer.ratio");
+    if (c->gradient_clipping <= 0 && !in->inference)
+        decide(p, "gradient_clipping", "none",
+               "0, which it also is where the key is missing: gradients are not clipped (DeepSpeed 0.19.8 takes 1.0 "
+               "then)");
     if (p->grad_nvme > 0)
         decide(p, "spillway.gradients", spw_format_bytes(value, sizeof value, p->grad_nvme),
                "wait on nvme for their updates, through %u windows; %s stay in host memory", p->grad_windows,

@@ -696,6 +696,7 @@ test_random_plans(void **state)
         spw_layout l = {.parts = 1, .units = units, .chunks = chunks};
         spw_error err = {0};
         spw_status st;
+        bool unclipped = false;
         static spw_act_place places[60];
         plan_input in = {.config = &c, .layout = &l, .inference = pick(seed, round, n++, 10) == 0};
         nvme_config(&c, SPW_STATE_SPLIT);
@@ -825,8 +826,11 @@ test_random_plans(void **state)
         assert_int_equal(p.device_bytes, p.grad_device + p.grads_device + p.activations_device + p.arena_device +
                                              p.batch_device + p.padding_device + p.weight_device + p.record_device +
                                              p.cache_device + p.tapes_device);
-        for (uint32_t i = 0; i < p.decision_count; i++)
+        for (uint32_t i = 0; i < p.decision_count; i++) {
             assert_true(strlen(p.decisions[i].reason) > 10);
+            unclipped = unclipped || strcmp(p.decisions[i].name, "gradient_clipping") == 0;
+        }
+        assert_int_equal(unclipped, c.gradient_clipping <= 0 && !in.inference); /* other programs clip by default */
         if (st == SPW_OK)
             check_filled(&p, &in, &c);
         filled += st == SPW_OK && in.device_updates && c.run.fill_device && c.zero.optimizer_ratio == 1 && there > 0 &&
