@@ -59,7 +59,8 @@ steps() { OUT=$dir/logs sh "$dir/kit/run.sh" "$@" >"$dir/out" 2>&1; }
 steps ops links
 check "a type that fails fails the kit" [ $? -eq 1 ]
 check "its tests ran one by one" is 1 '^== ops-bf16-test_b failed \(3\)$'
-check "and one of them passed" grep -qx 'a alone passes' "$dir/logs/ops-bf16-test_a.log"
+check "and one of them passed" grep -qx 'a alone passes' "$dir/logs/ops-bf16.log"
+check "all that a type said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE '^(== |bf16 fails|a alone)' "$dir/logs/ops-bf16.log")" = "$(echo "$dir/logs/"{links,ops-bf16,ops-fp16,ops-fp32}.log) 6" ]
 check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/ops-fp16.log"
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed

@@ -12,9 +12,11 @@
 /* Shared memory whose size the launch gives. */
 #ifdef SPW_EMULATED
 #include "spw_base.h"
-#define SPW_DYNAMIC_SHARED(name) unsigned char *name = emulate::now.dynamic_shared
+#define SPW_DYNAMIC_SHARED(name)   unsigned char *name = emulate::now.dynamic_shared
+#define SPW_NEED_ALIGNED(p, bytes) emulate::need_aligned(p, bytes)
 #else
-#define SPW_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define SPW_NEED_ALIGNED(p, bytes) ((void)0)
+#define SPW_DYNAMIC_SHARED(name)   extern __shared__ __align__(128) unsigned char name[]
 #endif
 
 #define SPW_DEVICE static __device__ __forceinline__
@@ -57,12 +59,13 @@ widen(f16 x)
 #endif
 }
 
-/* Two floats to bf16, lo in the lower half. */
+/* Two floats to bf16, lo in the lower half. A GPU's conversions make one NaN of all, 0x7fff in 16 bits, unlike the host's. */
 SPW_DEVICE unsigned
 pack_bf16(float lo, float hi)
 {
 #ifdef SPW_EMULATED
-    return (unsigned)spw_f32_to_bf16(lo) | (unsigned)spw_f32_to_bf16(hi) << 16;
+    unsigned low = lo != lo ? 0x7fffu : spw_f32_to_bf16(lo), high = hi != hi ? 0x7fffu : spw_f32_to_bf16(hi);
+    return low | high << 16;
 #else
     unsigned u;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
@@ -74,7 +77,8 @@ SPW_DEVICE unsigned
 pack_f16(float lo, float hi)
 {
 #ifdef SPW_EMULATED
-    return (unsigned)spw_f32_to_f16(lo) | (unsigned)spw_f32_to_f16(hi) << 16;
+    unsigned low = lo != lo ? 0x7fffu : spw_f32_to_f16(lo), high = hi != hi ? 0x7fffu : spw_f32_to_f16(hi);
+    return low | high << 16;
 #else
     unsigned u;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
@@ -106,7 +110,7 @@ SPW_DEVICE void
 narrow(f16 *y, float x)
 {
 #ifdef SPW_EMULATED
-    y->bits = spw_f32_to_f16(x);
+    y->bits = x != x ? 0x7fffu : spw_f32_to_f16(x);
 #else
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x));
 #endif
@@ -117,7 +121,8 @@ SPW_DEVICE float
 power_of_2(float x)
 {
 #ifdef SPW_EMULATED
-    return exp2f(x);
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0.0f : y; /* a NaN stays */
 #else
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -148,6 +153,7 @@ SPW_DEVICE void
 load8(float *v, const float *p, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
         float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
         v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
@@ -175,6 +181,7 @@ SPW_DEVICE void
 load8(float *v, const E *p, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
         uint4 u = *(const uint4 *)p;
         unpack<E>(v, u.x);
         unpack<E>(v + 2, u.y);
@@ -191,6 +198,7 @@ SPW_DEVICE void
 store8(float *p, const float *v, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
         *(float4 *)p = float4{v[0], v[1], v[2], v[3]};
         *(float4 *)(p + 4) = float4{v[4], v[5], v[6], v[7]};
         return;
@@ -206,6 +214,7 @@ SPW_DEVICE void
 store8(E *p, const float *v, uint64_t left, bool wide)
 {
     if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
         *(uint4 *)p = uint4{pack<E>(v[0], v[1]), pack<E>(v[2], v[3]), pack<E>(v[4], v[5]), pack<E>(v[6], v[7])};
         return;
     }

@@ -57,6 +57,7 @@ SPW_DEVICE void
 load_matrices(unsigned *r, const E *row)
 {
 #ifdef SPW_EMULATED
+    emulate::need_aligned(row, 16);
     const unsigned char *slots = emulate::gather(&row, sizeof row);
     int lane = emulate::lane(), g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
@@ -180,6 +181,7 @@ SPW_DEVICE void
 store_pair(E *at, int col, int D, bool paired, float lo, float hi)
 {
     if (paired && col + 1 < D) {
+        SPW_NEED_ALIGNED(at + col, 4);
         *(unsigned *)(at + col) = pack<E>(lo, hi);
         return;
     }

@@ -98,6 +98,7 @@ SPW_DEVICE void
 load2(float *v, const E *p, uint64_t left, bool wide)
 {
     if (wide && left >= 2) {
+        SPW_NEED_ALIGNED(p, 4);
         unpack<E>(v, *(const unsigned *)(const void *)p);
         return;
     }

@@ -71,6 +71,15 @@ const unsigned char *gather(const void *bytes, size_t n);
 void copy_later(void *dst, const void *src, size_t bytes);
 void copy_commit();
 void copy_wait(unsigned groups_left);
+/* A load or store of so many bytes at once: a GPU faults where they are not aligned, this CPU would not. */
+inline void
+need_aligned(const void *p, size_t bytes)
+{
+    if ((uintptr_t)p % bytes == 0)
+        return;
+    fprintf(stderr, "emulated kernel: %zu bytes at once that are not aligned\n", bytes);
+    abort();
+}
 inline int
 lane()
 {
