@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 enum { BLOCK_BYTES = 1 << 20 };
 
@@ -41,22 +40,22 @@ static spw_status
 digest(spw_hf_reader *r, uint32_t i, char out[17], spw_error *err)
 {
     const spw_tensor_info *t = spw_hf_reader_tensor(r, i, NULL);
-    XXH3_state_t *state = XXH3_createState();
+    spw_checksum_stream *stream = spw_checksum_open();
     char *block = spw_mem_zalloc(BLOCK_BYTES);
     spw_status st = SPW_OK;
-    if (state == NULL || block == NULL)
+    if (stream == NULL || block == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "digest of %s", t->name);
     else
-        XXH3_64bits_reset(state);
+        spw_checksum_begin(stream);
     for (uint64_t at = 0, n; st == SPW_OK && at < t->bytes; at += n) {
         n = t->bytes - at < BLOCK_BYTES ? t->bytes - at : BLOCK_BYTES;
         st = spw_hf_read(r, i, at, block, n, err);
-        XXH3_64bits_update(state, block, n);
+        spw_checksum_add(stream, block, n);
     }
     if (st == SPW_OK)
-        snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits_digest(state));
+        snprintf(out, 17, "%016llx", (unsigned long long)spw_checksum_sum(stream));
     spw_mem_free(block);
-    XXH3_freeState(state);
+    spw_checksum_close(stream);
     return st;
 }
 

@@ -101,24 +101,24 @@ take_window(spw_store *s, unit *u)
     return u->window >= 0 || u->plan.chunk_count == 0;
 }
 
-void
-spw__store_leave_window(spw_store *s, chunk *c, g_state g)
+static void
+free_window(spw_store *s, unit *u)
 {
-    unit *u = &s->units[c->plan.unit_idx];
-    bool held = false;
-    if (s->cfg.chaos_seed != 0)
-        memset(window_of(s, u) + grad_bytes(s, c->plan.first - u->plan.first), 0xff, grad_bytes(s, c->plan.elems));
-    c->g = g;
-    for (uint32_t k = 0; k < u->plan.chunk_count && !held; k++) {
-        g_state other = s->chunks[u->plan.chunk_first + k].g;
-        held = other == G_WINDOW || other == G_SUMMING || other == G_LEAVING;
-    }
-    if (held)
-        return;
     s->windows[u->window] = NULL;
     s->window_free++;
     u->window = -1;
     pthread_cond_broadcast(&s->main_cond);
+}
+
+void
+spw__store_leave_window(spw_store *s, chunk *c, g_state g)
+{
+    unit *u = &s->units[c->plan.unit_idx];
+    if (s->cfg.chaos_seed != 0)
+        memset(window_of(s, u) + grad_bytes(s, c->plan.first - u->plan.first), 0xff, grad_bytes(s, c->plan.elems));
+    c->g = g;
+    if (--u->in_window == 0)
+        free_window(s, u);
 }
 
 /* Idle but for gradients on their way. What a skipped step left is not wanted any more. */
@@ -129,16 +129,15 @@ spw__store_drop_grads(spw_store *s)
         chunk *c = &s->chunks[i];
         while ((c->g == G_SUMMING || c->g == G_LEAVING || c->g == G_COMING) && s->poison.status == SPW_OK)
             pthread_cond_wait(&s->main_cond, &s->lock);
+        if (s->poison.status != SPW_OK)
+            return; /* transfers may be under way still */
         if (c->g == G_WINDOW)
             spw__store_leave_window(s, c, G_NONE);
         c->g = G_NONE;
     }
-    for (uint32_t i = 0; i < s->cfg.grad_window_count; i++) { /* taken, and no gradient came */
-        if (s->windows[i] == NULL)
-            continue;
-        s->windows[i]->window = -1;
-        s->windows[i] = NULL;
-        s->window_free++;
+    for (uint32_t i = 0; i < s->cfg.grad_window_count; i++) {
+        if (s->windows[i] != NULL)
+            free_window(s, s->windows[i]); /* taken, and no gradient came */
     }
 }
 
@@ -224,6 +223,7 @@ spw_store_grad_ready(spw_store *s, uint32_t unit_idx)
     unit *u = &s->units[unit_idx];
     pthread_mutex_lock(&s->lock);
     u->grad_ready = true;
+    u->in_window = u->plan.spills ? u->plan.chunk_count : 0;
     for (uint32_t k = 0; k < u->plan.chunk_count && u->plan.spills; k++)
         s->chunks[u->plan.chunk_first + k].g = G_WINDOW;
     spw__store_kick(s);

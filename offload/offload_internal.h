@@ -68,6 +68,7 @@ typedef struct unit {
     bool grad_ready;
     int32_t window;     /* where its gradient is, of units that spill; -1: nowhere */
     uint64_t grad_turn; /* of the windows that were taken */
+    uint32_t in_window; /* chunks whose gradient is still there */
     uint32_t load_next, job_next,
         done_next;   /* chunks of the unit, in this op: the first that is not loaded, handed to */
     uint32_t op_end; /* the workers, counted as done; and where it ends */

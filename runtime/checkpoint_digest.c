@@ -10,13 +10,8 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h> /* three times the speed of what the library's own names do */
-#else
-#include <xxhash.h>
-#endif
 
-enum { BLOCK = 1 << 20, THREADS_MAX = 4, PIECE = BLOCK / THREADS_MAX, STATE_BYTES = 1024 };
+enum { BLOCK = 1 << 20, THREADS_MAX = 4, PIECE = BLOCK / THREADS_MAX };
 
 typedef struct digest_job {
     const char *path;
@@ -25,7 +20,7 @@ typedef struct digest_job {
     uint64_t *sums; /* (blocks) each is the thread's that sums the block */
     /* One of each for every thread. */
     char *pieces; /* (threads, PIECE) */
-    XXH3_state_t *states[THREADS_MAX];
+    spw_checksum_stream *streams[THREADS_MAX];
     pthread_mutex_t lock;
     /* Under lock. */
     spw_error error; /* the first */
@@ -44,7 +39,7 @@ uint64_t
 spw__checkpoint_digest_bytes(uint64_t file_bytes)
 {
     uint64_t count = file_bytes / BLOCK + 1, threads = thread_count(count);
-    return threads * (PIECE + STATE_BYTES) + (threads - 1) * spw_touched_bytes(SPW_STACK_BYTES) +
+    return threads * (PIECE + SPW_CHECKSUM_STREAM_BYTES) + (threads - 1) * spw_touched_bytes(SPW_STACK_BYTES) +
            (count + 1) * sizeof(uint64_t);
 }
 
@@ -53,8 +48,8 @@ sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_er
 {
     uint64_t at = (uint64_t)block_idx * BLOCK, end = job->bytes - at < BLOCK ? job->bytes : at + BLOCK;
     char *piece = job->pieces + (uint64_t)worker_idx * PIECE;
-    XXH3_state_t *state = job->states[worker_idx];
-    XXH3_64bits_reset(state);
+    spw_checksum_stream *stream = job->streams[worker_idx];
+    spw_checksum_begin(stream);
     while (at < end) {
         ssize_t got = pread(job->fd, piece, end - at < PIECE ? end - at : PIECE, (off_t)at);
         if (got < 0 && errno == EINTR)
@@ -62,10 +57,10 @@ sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_er
         if (got <= 0)
             return got < 0 ? SPW_RAISE_SYS(err, errno, "read %s", job->path)
                            : SPW_RAISE(err, SPW_EIO, "%s shrank", job->path);
-        XXH3_64bits_update(state, piece, (size_t)got);
+        spw_checksum_add(stream, piece, (uint64_t)got);
         at += (uint64_t)got;
     }
-    job->sums[block_idx] = XXH3_64bits_digest(state);
+    job->sums[block_idx] = spw_checksum_sum(stream);
     return SPW_OK;
 }
 
@@ -98,8 +93,8 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
     st = job->sums == NULL ? SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path)
                            : spw_region_map(&pieces, (uint64_t)threads * PIECE, 0, err);
     for (uint32_t i = 0; st == SPW_OK && i < threads; i++) {
-        job->states[i] = XXH3_createState();
-        st = job->states[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path);
+        job->streams[i] = spw_checksum_open();
+        st = job->streams[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path);
     }
     if (st == SPW_OK && threads > 1)
         st = spw_pool_create(&pool, threads, "spw-digest", err);
@@ -116,7 +111,7 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
         *digest_out = spw_checksum(job->sums, count * sizeof *job->sums);
     spw_pool_destroy(pool);
     for (uint32_t i = 0; i < threads; i++)
-        XXH3_freeState(job->states[i]);
+        spw_checksum_close(job->streams[i]);
     spw_region_unmap(&pieces);
     spw_mem_free(job->sums);
     return st;

@@ -86,6 +86,39 @@ spw_checksum_more(uint64_t before, const void *data, uint64_t bytes)
     return XXH3_64bits_withSeed(data, bytes, before);
 }
 
+/* A stream is the library's state, of 576 bytes. */
+
+spw_checksum_stream *
+spw_checksum_open(void)
+{
+    return (spw_checksum_stream *)XXH3_createState();
+}
+
+void
+spw_checksum_begin(spw_checksum_stream *stream)
+{
+    (void)XXH3_64bits_reset((XXH3_state_t *)stream);
+}
+
+void
+spw_checksum_add(spw_checksum_stream *stream, const void *data, uint64_t bytes)
+{
+    (void)XXH3_64bits_update((XXH3_state_t *)stream, data, bytes);
+}
+
+uint64_t
+spw_checksum_sum(const spw_checksum_stream *stream)
+{
+    return XXH3_64bits_digest((const XXH3_state_t *)stream);
+}
+
+void
+spw_checksum_close(spw_checksum_stream *stream)
+{
+    if (stream != NULL)
+        (void)XXH3_freeState((XXH3_state_t *)stream);
+}
+
 void
 spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4])
 {
