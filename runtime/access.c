@@ -58,7 +58,7 @@ static spw_status
 check_gradient(const spw_engine *e, const target *t, spw_error *err)
 {
     const spw_param *p = &e->model->params[t->param_id];
-    if (strcmp(e->config.run.gradients, "nvme") == 0)
+    if (e->plan.grad_nvme > 0)
         return SPW_RAISE(err, SPW_EUNSUPPORTED,
                          "the gradient of %s waits for its update on nvme and cannot be read by name; with "
                          "spillway.gradients host it can",

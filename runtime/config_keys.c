@@ -323,9 +323,9 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.recompute", run.recompute, "\"auto\"", "auto|always",
          "auto: device memory that is left keeps what blocks computed between checkpoints of activations; always: the "
          "backward pass computes all of it again"),
-    TEXT("spillway.gradients", run.gradients, "\"host\"", "host|nvme",
-         "nvme, with offload_optimizer there: gradients wait for their update beside the records, if memory does not "
-         "hold them"),
+    TEXT("spillway.gradients", run.gradients, "\"auto\"", "auto|host|nvme",
+         "where they wait for their update; auto: host memory, or what it does not hold on nvme, if offload_optimizer "
+         "is there"),
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),

@@ -102,7 +102,7 @@ apply(spw_config *c, change what)
     case OPTIMIZER_NVME:
         return to_nvme(&c->zero.offload_optimizer, &c->zero.optimizer_path, &c->zero.param_path) && raise_stage(c);
     case GRADIENTS_NVME:
-        if (c->zero.offload_optimizer != SPW_TIER_NVME || strcmp(c->run.gradients, "nvme") == 0 ||
+        if (c->zero.offload_optimizer != SPW_TIER_NVME || strcmp(c->run.gradients, "host") != 0 ||
             (c->run.micro_batches_per_pass > 0 && c->run.micro_batches_per_pass < c->accumulation))
             return false;
         snprintf(c->run.gradients, sizeof c->run.gradients, "nvme");

@@ -446,8 +446,8 @@ add_traffic(spw_plan *p, const plan_input *in, spw_error *err)
     return SPW_OK;
 }
 
-spw_status
-spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
+static spw_status
+make_plan(spw_plan *p, const plan_input *in, spw_error *err)
 {
     spw_error device = {0};
     spw_status st;
@@ -497,6 +497,33 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = add_traffic(p, in, err);
     spw__plan_explain(p, in);
+    return st;
+}
+
+/* Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. */
+spw_status
+spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const spw_config *c = in->config;
+    plan_input own = *in;
+    bool possible = !in->inference && c->zero.offload_optimizer == SPW_TIER_NVME;
+    spw_error first = {0}, second = {0};
+    spw_status st;
+    own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;
+    st = make_plan(p, &own, &first);
+    if (st == SPW_ENOFIT && p->lack == SPW_LACK_HOST && possible && in->passes == 1 &&
+        strcmp(c->run.gradients, "auto") == 0) {
+        own.spill = true;
+        st = make_plan(p, &own, &second);
+        if (st == SPW_OK || p->lack == SPW_LACK_HOST) {
+            first = second;
+        } else {
+            own.spill = false;
+            st = make_plan(p, &own, &second);
+        }
+    }
+    if (st != SPW_OK && err != NULL)
+        *err = first;
     return st;
 }
 

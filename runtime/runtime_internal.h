@@ -32,6 +32,7 @@ typedef struct plan_input {
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
     uint64_t wire_host;    /* staging between ranks */
     uint64_t kept_host;    /* slices of gathered units, to gather them again */
+    bool spill;            /* gradients may wait on nvme; the planner's own */
     bool coded_grads;      /* gradients go from host to host as codes */
     uint64_t room_bytes;   /* what the process may still take; 0: unknown */
     bool device_in_host;   /* the device's memory comes out of it too */

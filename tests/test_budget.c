@@ -208,7 +208,7 @@ configure(const lane *l)
         2 + (int)pick(r, 18, STEPS_MAX - 1), device, host, formats[format], 4096 << (int)(2 * pick(r, 19, 5)),
         pick(r, 20, 2) ? (int)pick(r, 21, 9) : 0, pick(r, 22, 2) ? (int)pick(r, 23, 9) : 0,
         pick(r, 24, 2) && !passes ? "bf16" : "fp32", (int)passes, (int)pick(r, 25, 5), (int)pick(r, 26, 4),
-        pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "host", frozen, pick(r, 27, 2) ? l->dir : "",
+        pick(r, 14, 4) >= 2 && !passes && pick(r, 39, 2) ? "nvme" : "auto", frozen, pick(r, 27, 2) ? l->dir : "",
         (int)pick(r, 28, 3), 1 + (int)pick(r, 29, 8), l->dir);
     assert_int_equal(fclose(f), 0);
 }

@@ -286,6 +286,15 @@ test_plan(void **state)
                     found = found || strcmp(near.set[i], "spillway.gradients=nvme") == 0;
                 assert_true(near.found && found);
             }
+            snprintf(r.c.run.gradients, sizeof r.c.run.gradients, "auto"); /* as far as they must */
+            for (int fits = 0; fits < 2; fits++) {
+                r.c.run.host_memory = least[1 - fits];
+                assert_int_equal(spw_engine_create(&r.e, &o, &r.err), SPW_OK);
+                assert_true((r.e->plan.grad_nvme == 0) == fits && (r.e->plan.grad_host == 0) == !fits);
+                assert_true(r.e->plan.host_bytes <= r.c.run.host_memory);
+                spw_engine_destroy(r.e);
+                r.e = NULL;
+            }
             spill(&r.c);
             r.c.run.host_memory = SPW_AUTO;
             r.c.run.micro_batches_per_pass = 1;
