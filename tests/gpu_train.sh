@@ -1,10 +1,10 @@
 #!/bin/bash
 # Whole training runs on a GPU, as the kit (gpu_kit.sh) brings them there:
 #   curves   GPT-2 124M from one seed in fp32 on the cpu device and on cuda, 20 losses within 1e-4; bf16 beside them
-#   places   the same model in bf16 with its state on the device, in host memory, on nvme and mixed: losses and norms to the last digit
+#   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
-#            (95 GB in host memory), whose state is larger than a card of 80 GB
+#            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with what finds room on the card
 # Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
 set -u
@@ -75,10 +75,12 @@ places() {
     budget=2GiB
     [ -n "$small" ] && budget=auto
     run gpt2-124M device 6 && run gpt2-124M host 6 --set zero_optimization="$host" && run gpt2-124M records 6 --set zero_optimization="$records" &&
-        run gpt2-124M nvme 6 --set zero_optimization="$nvme" && run gpt2-124M mixed 6 --set zero_optimization="$nvme" --set spillway.host_memory=$budget || return
+        run gpt2-124M nvme 6 --set zero_optimization="$nvme" && run gpt2-124M mixed 6 --set zero_optimization="$nvme" --set spillway.host_memory=$budget &&
+        run gpt2-124M gradients 6 --set zero_optimization="$nvme" --set spillway.gradients=nvme &&
+        run gpt2-124M part 6 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 || return
     losses device >"$dir/want"
     [ "$(wc -l <"$dir/want")" -eq 6 ] || fail "six steps were to be made"
-    for label in host records nvme mixed; do
+    for label in host records nvme mixed gradients part; do
         losses $label | cmp -s - "$dir/want" && echo "state $label: losses and norms of state on the device, to the last digit" ||
             fail "state $label: other losses than with state on the device"
     done
@@ -99,6 +101,7 @@ offload() {
         awk 'NR % 2 { with = $1 } NR % 2 == 0 { printf "offloaded over on the device, turn %d: %.3f\n", NR / 2, with / $1 }'
     model llama-7B 4096 36 32 2048 4 4
     run llama-7B 7B 5 --set zero_optimization="$host" && show 7B
+    run llama-7B "7B, part on the device" 5 --set zero_optimization="$host" --set spillway.fill_device=true && show "7B, part on the device"
 }
 for phase in "$@"; do
     echo "== $phase"
