@@ -341,3 +341,18 @@ tiny_emulated_refuse(unsigned k)
 {
     return ((spw_emulate_refuse_fn)(uintptr_t)emulated_symbol(SPW_EMULATE_REFUSE_SYMBOL))(k);
 }
+
+void
+tiny_swap_file(const char *dir, char path[1024])
+{
+    DIR *d = opendir(dir);
+    struct dirent *entry;
+    path[0] = '\0';
+    assert_non_null(d);
+    while ((entry = readdir(d)) != NULL) {
+        if (strncmp(entry->d_name, "spillway-", 9) == 0)
+            snprintf(path, 1024, "%s/%s/rank-0/swap.bin", dir, entry->d_name);
+    }
+    closedir(d);
+    assert_true(path[0] != '\0');
+}

@@ -36,6 +36,8 @@ void tiny_mix_activations(spw_config *c, spw_family family);
 /* Runs steps and writes the losses; then a digest of all weights and records. Fails the test on any error. */
 uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, double *losses);
 uint64_t tiny_digest(spw_engine *e);
+/* The path of the only swap file below dir; of rank 0. */
+void tiny_swap_file(const char *dir, char path[1024]);
 /* Waits until what an update or an edit writes behind its back lies on nvme. */
 void tiny_settle(spw_store *store);
 /* Makes the emulated plugin of this build the device cuda; false where there was no C++ compiler. */

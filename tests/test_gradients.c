@@ -148,19 +148,6 @@ test_skipped(void **state)
     assert_int_equal(digest[0], digest[1]);
 }
 
-static void
-swap_file(const char *dir, char path[1024])
-{
-    char command[600];
-    FILE *f;
-    snprintf(command, sizeof command, "find '%s' -name '*.bin' -path '*swap*'", dir);
-    f = popen(command, "r");
-    assert_non_null(f);
-    assert_non_null(fgets(path, 1024, f));
-    path[strcspn(path, "\n")] = '\0';
-    assert_int_equal(pclose(f), 0);
-}
-
 typedef struct spoiled {
     char path[1024];
     off_t first;
@@ -200,7 +187,7 @@ test_corrupt(void **state)
     rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
     assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
     tiny_settle(spw_engine_store(r.e));
-    swap_file(r.dir, x.path);
+    tiny_swap_file(r.dir, x.path);
     x.first = (off_t)(p->weight_nvme + p->record_nvme) + 100;
     spw_engine_on_gradients(r.e, spoil, &x);
     tiny_batch(0, r.c.model.vocab, RIG_TOKENS, rig_tokens, rig_targets);

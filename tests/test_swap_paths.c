@@ -5,29 +5,12 @@
 #include "lib_rig.h"
 #include <fcntl.h>
 #include <math.h>
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
-
-/* Finds the only swap file below dir. */
-static void
-swap_file(const char *dir, char path[1024])
-{
-    DIR *d = opendir(dir);
-    struct dirent *entry;
-    path[0] = '\0';
-    assert_non_null(d);
-    while ((entry = readdir(d)) != NULL) {
-        if (strncmp(entry->d_name, "spillway-", 9) == 0)
-            snprintf(path, 1024, "%s/%s/rank-0/swap.bin", dir, entry->d_name);
-    }
-    closedir(d);
-    assert_true(path[0] != '\0');
-}
 
 /* A byte that changed on disk is an error that names file and offset; it is never trained on, and nothing is left behind. */
 static void
@@ -46,7 +29,7 @@ test_damaged_swap(void **state)
     assert_int_equal(rig_step(&r, 0, &result), SPW_OK);
     assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
     tiny_settle(spw_engine_store(r.e));
-    swap_file(r.dir, path);
+    tiny_swap_file(r.dir, path);
     fd = open(path, O_RDWR);
     assert_true(fd >= 0 && fstat(fd, &info) == 0);
     for (off_t at = 100; at < info.st_size; at += 4096) {
@@ -126,7 +109,7 @@ test_two_paths(void **state)
     for (int k = 0; k < 2; k++) {
         char path[1024];
         struct stat info;
-        swap_file(r.c.zero.param_path.item[k], path);
+        tiny_swap_file(r.c.zero.param_path.item[k], path);
         assert_int_equal(stat(path, &info), 0);
         size[k] = (uint64_t)info.st_size;
         assert_true(size[k] == spw_engine_plan(r.e)->path_bytes[k]);
@@ -175,7 +158,7 @@ test_second_path_fails(void **state)
             assert_int_equal(st, SPW_OK);
             assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
             tiny_settle(spw_engine_store(r.e));
-            swap_file(second, path);
+            tiny_swap_file(second, path);
             fd = open(path, O_WRONLY);
             assert_true(fd >= 0 && fstat(fd, &info) == 0);
             memset(zeros, 0x5a, sizeof zeros);

@@ -143,6 +143,7 @@ ncclGetUniqueId(ncclUniqueId *id)
     int fd;
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "/spw-nccl-%d-%u", (int)getpid(), count++);
+    (void)shm_unlink(id->internal); /* of a process that had this number before, and was killed */
     fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
     if (fd < 0 || ftruncate(fd, sizeof(meeting_place)) != 0)
         return ncclSystemError;
