@@ -66,15 +66,19 @@ print_suggestion(FILE *f, const spw_plan *plan, const spw_suggestion *s)
         for (uint32_t i = 0; i < s->count; i++)
             print_set(f, s->set[i]);
         fputc('\n', f);
-    } else if (plan->least_bytes > 0) {
-        fprintf(f, "no other placement fits%s; as it is, it fits with: --set spillway.%s_memory=%llu  (%s)\n",
-                s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "",
+        return;
+    }
+    fprintf(f, "no other placement fits%s",
+            s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
+    if (plan->lack == SPW_LACK_ROOM)
+        fprintf(f, "; as it is, it needs a machine with %s of free memory\n",
+                spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));
+    else if (plan->least_bytes > 0)
+        fprintf(f, "; as it is, it fits with: --set spillway.%s_memory=%llu  (%s)\n",
                 plan->lack == SPW_LACK_DEVICE ? "device" : "host", (unsigned long long)plan->least_bytes,
                 spw_format_bytes(bytes, sizeof bytes, plan->least_bytes));
-    } else {
-        fprintf(f, "no other placement fits%s\n",
-                s->lossy_would ? " but with the lossy spillway.state_format split24-int8" : "");
-    }
+    else
+        fputc('\n', f);
 }
 
 void

@@ -13,6 +13,7 @@ typedef struct grad_buffer {
     float *data;
     uint64_t elems;
     uint32_t unit_idx;   /* UINT32_MAX: free */
+    uint32_t owner;      /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the host */
     spw_gpu_event *made; /* what is to be copied */

@@ -61,26 +61,42 @@ users_of(const spw_engine *e, uint32_t unit_idx)
     return count;
 }
 
-/* Gradient buffers: one of its own for a unit with several users, a pool for the others. */
 static uint64_t
-size_grad_buffers(spw_engine *e, uint32_t chain_extra)
+add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner)
 {
-    uint64_t pool_elems = 0, bytes = 0;
-    uint32_t pool = 2 + chain_extra;
+    if (elems == 0)
+        return 0;
+    e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner};
+    return elems * sizeof(float);
+}
+
+/*
+ * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
+ * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
+ * next begins.
+ */
+static uint64_t
+size_grad_buffers(spw_engine *e, uint32_t chain_extra, bool single)
+{
+    uint64_t largest = 0, second = 0, before = 0, bytes = 0;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
-        if (users_of(e, u) > 1)
-            e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX};
-        else if (elems > pool_elems)
-            pool_elems = elems;
+        if (users_of(e, u) > 1) {
+            bytes += add_grad_buffer(e, elems, u);
+            continue;
+        }
+        largest = elems > largest ? elems : largest;
+        second = (elems < before ? elems : before) > second ? (elems < before ? elems : before) : second;
+        before = elems;
     }
-    for (uint32_t k = 0; k < pool && pool_elems > 0; k++)
-        e->buffers[e->buffer_count++] = (grad_buffer){.elems = pool_elems, .unit_idx = UINT32_MAX};
-    for (uint32_t i = 0; i < e->buffer_count; i++)
-        bytes += e->buffers[i].elems * sizeof(float);
+    bytes += add_grad_buffer(e, largest, UINT32_MAX);
+    for (uint32_t k = 0; k < chain_extra; k++) /* in any order */
+        bytes += add_grad_buffer(e, largest, UINT32_MAX);
+    if (!single)
+        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX);
     return bytes;
 }
 
@@ -401,7 +417,12 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    in.grads_device = (e->inference ? 0 : size_grad_buffers(e, o->chain_extra)) + spw__wire_device_bytes(e);
+    if (!e->inference) {
+        in.grads_device_least = size_grad_buffers(e, o->chain_extra, true);
+        in.grads_device = size_grad_buffers(e, o->chain_extra, false);
+    }
+    in.grads_device += spw__wire_device_bytes(e);
+    in.grads_device_least += spw__wire_device_bytes(e);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
@@ -412,6 +433,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     if (uses != NULL && walk != NULL) {
         (void)pass_uses(e, uses, walk, &in.forward_count);
         st = spw__plan_make(&e->plan, &in, err);
+        if (e->plan.single_grad)
+            (void)size_grad_buffers(e, o->chain_extra, true);
     } else {
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
     }

@@ -548,14 +548,18 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     return SPW_OK;
 }
 
+/* Of those that fit the one idle longest. */
 static grad_buffer *
-free_buffer(spw_engine *e, uint64_t elems)
+free_buffer(spw_engine *e, uint32_t unit_idx)
 {
+    const uint64_t elems = spw__grad_elems(e, unit_idx);
     grad_buffer *best = NULL;
-    for (uint32_t i = 0; i < e->buffer_count; i++) { /* the smallest that fits; among equals the one idle longest */
+    for (uint32_t i = 0; i < e->buffer_count; i++) {
         grad_buffer *b = &e->buffers[i];
-        if (b->unit_idx == UINT32_MAX && b->elems >= elems &&
-            (best == NULL || b->elems < best->elems || (b->elems == best->elems && b->turn < best->turn)))
+        bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems;
+        if (b->owner == unit_idx)
+            return b->unit_idx == UINT32_MAX ? b : NULL;
+        if (fits && (best == NULL || b->turn < best->turn))
             best = b;
     }
     return best;
@@ -566,7 +570,7 @@ static spw_status
 make_free(spw_engine *e, uint32_t unit_idx, spw_error *err)
 {
     grad_buffer *b;
-    while (free_buffer(e, spw__grad_elems(e, unit_idx)) == NULL && (b = leaving(e)) != NULL)
+    while (free_buffer(e, unit_idx) == NULL && (b = leaving(e)) != NULL)
         SPW_TRY(ship_grad(e, b, err));
     return SPW_OK;
 }
@@ -578,7 +582,7 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
     uint64_t elems = spw__grad_elems(e, unit_idx), begin;
     grad_buffer *best;
     SPW_TRY(make_free(e, unit_idx, err));
-    best = free_buffer(e, elems);
+    best = free_buffer(e, unit_idx);
     if (best == NULL)
         return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
     best->unit_idx = unit_idx;

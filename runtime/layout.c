@@ -100,6 +100,15 @@ spw__layout_all_on_device(const spw_layout *l)
 }
 
 uint64_t
+spw__layout_largest_spilled(const spw_layout *l)
+{
+    uint64_t largest = 0;
+    for (uint32_t u = 0; u < l->unit_count; u++)
+        largest = l->units[u].spills && l->units[u].elems > largest ? l->units[u].elems : largest;
+    return largest;
+}
+
+uint64_t
 spw__layout_trained(const spw_layout *l)
 {
     uint64_t elems = 0;

@@ -1,6 +1,6 @@
 /*
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
- * before it, until the plan fits: all that is offloaded off the device (ratio 1), weights off the device, records off the
+ * before it, until the plan fits: budgets above what the machine has left to auto, all that is offloaded off the device (ratio 1), weights off the device, records off the
  * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
  * micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
@@ -16,6 +16,8 @@
 enum { LEAST_CHUNK = 64 << 10, ROUNDS = 16 };
 
 typedef enum change {
+    HOST_AUTO,
+    DEVICE_AUTO,
     ALL_OFF_DEVICE,
     PARAM_OFF_DEVICE,
     OPTIMIZER_OFF_DEVICE,
@@ -74,6 +76,13 @@ apply(spw_config *c, change what)
 {
     uint64_t factor = 2;
     switch (what) {
+    case HOST_AUTO:
+    case DEVICE_AUTO: {
+        uint64_t *budget = what == HOST_AUTO ? &c->run.host_memory : &c->run.device_memory;
+        bool given = *budget != SPW_AUTO;
+        *budget = SPW_AUTO;
+        return given;
+    }
     case ALL_OFF_DEVICE: {
         bool some = c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.optimizer_ratio < 1;
         c->zero.optimizer_ratio = 1;
@@ -160,15 +169,17 @@ static bool
 helps(change what, spw_lack lack)
 {
     switch (what) {
+    case HOST_AUTO:
+    case DEVICE_AUTO: return lack == SPW_LACK_ROOM;
     case ALL_OFF_DEVICE:
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE:
-    case ACTIVATIONS_OFF_DEVICE:
-    case SMALLER_MICRO_BATCH:
-    case ONE_PER_PASS: return lack == SPW_LACK_DEVICE;
+    case ACTIVATIONS_OFF_DEVICE: return lack == SPW_LACK_DEVICE;
+    case SMALLER_MICRO_BATCH: /* the device's memory may be the machine's */
+    case ONE_PER_PASS: return lack == SPW_LACK_DEVICE || lack == SPW_LACK_ROOM;
     case PARAM_HOST:
     case OPTIMIZER_HOST: return lack == SPW_LACK_DISK;
-    default: return lack == SPW_LACK_HOST;
+    default: return lack == SPW_LACK_HOST || lack == SPW_LACK_ROOM;
     }
 }
 
@@ -260,6 +271,10 @@ say_tier(spw_suggestion *out, const char *key, spw_tier old_tier, spw_tier tier,
 static void
 say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
 {
+    if (a->run.host_memory != b->run.host_memory)
+        say(out, "spillway.host_memory=auto");
+    if (a->run.device_memory != b->run.device_memory)
+        say(out, "spillway.device_memory=auto");
     if (a->zero.stage < b->zero.stage)
         say(out, "zero_optimization.stage=%u", b->zero.stage);
     say_tier(out, "offload_param", a->zero.offload_param, b->zero.offload_param, &a->zero.param_path,

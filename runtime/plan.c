@@ -77,26 +77,37 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     }
 }
 
-static uint64_t
-slot_bytes(const spw_plan *p, const plan_input *in)
+/* Of one slot of each kind, and of all windows for gradients. */
+typedef struct slot_sizes {
+    uint64_t weights, record, windows;
+} slot_sizes;
+
+static slot_sizes
+slot_sizes_of(const plan_input *in)
 {
     const spw_config *c = in->config;
-    const plan_places placed = spw__plan_count(in);
-    uint64_t trained = spw__plan_largest_trained(in->layout), record = plan_record_room(in, trained);
-    uint64_t w = c->zero.offload_param == SPW_TIER_NVME ? p->weight_slots * spw__plan_slot_weights(in) : 0, r = 0;
-    if (placed.spilled > 0) /* a gradient comes back behind its record; and windows */
-        record += trained * in->grad_bytes;
-    if (c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference)
-        r = p->record_slots * record +
-            (placed.spilled > 0 ? GRAD_WINDOWS * placed.largest_spilled * in->grad_bytes : 0);
-    return w + r;
+    const uint64_t trained = spw__plan_largest_trained(in->layout);
+    const uint64_t spilled = spw__layout_largest_spilled(in->layout) * in->grad_bytes;
+    slot_sizes z = {.weights = c->zero.offload_param == SPW_TIER_NVME ? spw__plan_slot_weights(in) : 0};
+    if (c->zero.offload_optimizer != SPW_TIER_NVME || in->inference)
+        return z;
+    z.record = plan_record_room(in, trained) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
+    z.windows = GRAD_WINDOWS * spilled;
+    return z;
+}
+
+static uint64_t
+slot_bytes(const spw_plan *p, const slot_sizes *z)
+{
+    return p->weight_slots * z->weights + p->record_slots * z->record + z->windows;
 }
 
 /* Gradients that were to wait on nvme stay in host memory: those of the first units, which are updated first. */
 static void
 fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
 {
-    uint64_t before = slot_bytes(p, in);
+    slot_sizes sizes = slot_sizes_of(in);
+    uint64_t before = slot_bytes(p, &sizes);
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
         uint64_t bytes = unit->elems * in->grad_bytes;
@@ -105,7 +116,8 @@ fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
             *left -= bytes;
         }
     }
-    p->slots_host = slot_bytes(p, in);
+    sizes = slot_sizes_of(in);
+    p->slots_host = slot_bytes(p, &sizes);
     *left += before - p->slots_host;
 }
 
@@ -309,6 +321,8 @@ static void
 plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_want, uint32_t r_want)
 {
     const spw_config *c = in->config;
+    const slot_sizes sizes = slot_sizes_of(in);
+    const uint64_t room = spw__plan_host_room(p, in) / 8 * 7;
     uint32_t count = in->layout->chunk_count;
     bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
     if (c->run.weight_slots == 0 && c->zero.param_buffer_count == 0) {
@@ -323,21 +337,21 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
     }
     p->weight_slots = w_nvme ? w_want : 0;
     p->record_slots = r_nvme ? r_want : 0;
-    while (fixed + p->activations_host + slot_bytes(p, in) > spw__plan_host_room(p, in) / 8 * 7 &&
-           (p->weight_slots > 1 || p->record_slots > 1)) {
+    while (fixed + p->activations_host + slot_bytes(p, &sizes) > room && (p->weight_slots > 1 || p->record_slots > 1)) {
         if (p->record_slots > p->weight_slots || p->weight_slots <= 1)
             p->record_slots--;
         else
             p->weight_slots--;
     }
-    p->slots_host = slot_bytes(p, in);
+    p->slots_host = slot_bytes(p, &sizes);
 }
 
 /* Slots of a kind with nothing left on nvme are not needed: their bytes go to what still is. */
 static bool
 drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
 {
-    uint64_t before = slot_bytes(p, in);
+    const slot_sizes sizes = slot_sizes_of(in);
+    uint64_t before = slot_bytes(p, &sizes);
     bool weights = false, records = false;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         weights = weights || in->layout->chunks[i].weight_tier == SPW_TIER_NVME;
@@ -345,7 +359,7 @@ drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
     }
     p->weight_slots = weights ? p->weight_slots : 0;
     p->record_slots = records ? p->record_slots : 0;
-    p->slots_host = slot_bytes(p, in);
+    p->slots_host = slot_bytes(p, &sizes);
     *left += before - p->slots_host;
     return before != p->slots_host;
 }
@@ -354,6 +368,7 @@ static spw_status
 plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
+    const slot_sizes sizes = slot_sizes_of(in);
     uint64_t left, fixed, budget = c->run.host_memory;
     bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
@@ -362,7 +377,7 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     p->host_budget = budget;
     p->weight_slots = w_nvme ? 1 : 0;
     p->record_slots = r_nvme ? 1 : 0;
-    p->slots_host = slot_bytes(p, in);
+    p->slots_host = slot_bytes(p, &sizes);
     if (budget == SPW_AUTO) {
         uint64_t room = spw__plan_host_room(p, in) / 8 * 7, others = fixed + p->slots_host;
         spw__plan_activations_host(p, in, p->path_count > 0, room > others ? room - others : 0);
@@ -388,13 +403,13 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
             (!w_nvme || p->weight_slots == w_want || p->record_slots < p->weight_slots))
             slots = &p->record_slots;
         ++*slots;
-        if (fixed + slot_bytes(p, in) <= budget)
+        if (fixed + slot_bytes(p, &sizes) <= budget)
             continue;
         --*slots;
-        p->slots_host = slot_bytes(p, in);
+        p->slots_host = slot_bytes(p, &sizes);
         return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
-    p->slots_host = slot_bytes(p, in);
+    p->slots_host = slot_bytes(p, &sizes);
     left = budget - fixed - p->slots_host + p->activations_host;
     spw__plan_activations_host(p, in, p->path_count > 0, left); /* before chunks: what moves both ways in every pass */
     left -= p->activations_host;
@@ -484,8 +499,8 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
         spw__plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
         char need[32], room[32];
-        p->lack = SPW_LACK_HOST;
-        p->least_bytes = p->host_bytes;
+        p->lack = SPW_LACK_ROOM;
+        p->least_bytes = p->host_bytes + (in->device_in_host ? p->device_bytes : 0);
         st =
             SPW_RAISE(err, SPW_ENOFIT,
                       "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup or address space "
@@ -511,11 +526,11 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     spw_status st;
     own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;
     st = make_plan(p, &own, &first);
-    if (st == SPW_ENOFIT && p->lack == SPW_LACK_HOST && possible && in->passes == 1 &&
+    if (st == SPW_ENOFIT && (p->lack == SPW_LACK_HOST || p->lack == SPW_LACK_ROOM) && possible && in->passes == 1 &&
         strcmp(c->run.gradients, "auto") == 0) {
         own.spill = true;
         st = make_plan(p, &own, &second);
-        if (st == SPW_OK || p->lack == SPW_LACK_HOST) {
+        if (p->lack != SPW_LACK_DISK) { /* what is lacking now is lacking either way */
             first = second;
         } else {
             own.spill = false;

@@ -26,10 +26,6 @@ spw__plan_count(const plan_input *in)
         sum.spilled += in->layout->units[c->unit_idx].spills ? c->elems : 0;
         sum.updated_there += in->device_updates && c->record_tier == SPW_TIER_DEVICE ? c->elems : 0;
     }
-    for (uint32_t u = 0; u < in->layout->unit_count; u++) {
-        if (in->layout->units[u].spills && in->layout->units[u].elems > sum.largest_spilled)
-            sum.largest_spilled = in->layout->units[u].elems;
-    }
     return sum;
 }
 
@@ -142,7 +138,7 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     uint64_t ease = all_units > 2 * floor_bytes ? floor_bytes : all_units > floor_bytes ? all_units - floor_bytes : 0;
     char need[32], have[32];
     p->device_budget = c->run.device_memory;
-    p->grads_device = in->grads_device;
+    p->grads_device = p->single_grad ? in->grads_device_least : in->grads_device;
     p->trained_device = placed.updated_there;
     p->grad_device = placed.updated_there * in->grad_bytes;
     p->arena_device = in->arena_device;
@@ -186,17 +182,25 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
     return SPW_OK;
 }
 
-/* device_memory auto: as much as is useful, or else what the device has. */
+/*
+ * device_memory auto: as much as is useful, or else what the device has. Gradients leave while the next ones are made, unless
+ * nothing fits but one at a time.
+ */
 static spw_status
 plan_with(spw_plan *p, const plan_input *in, uint32_t first_count, spw_error *err)
 {
     uint64_t budget = in->config->run.device_memory;
+    spw_error first = {0};
     spw_status st;
     spw__plan_place_all(in, first_count);
-    st = plan_device_within(p, in, budget, err);
-    if (st != SPW_OK || budget != SPW_AUTO || in->device_room == 0 || p->device_bytes <= in->device_room)
+    p->single_grad = false;
+    st = plan_device_within(p, in, budget, &first);
+    if (st == SPW_OK && budget == SPW_AUTO && in->device_room > 0 && p->device_bytes > in->device_room)
+        st = plan_device_within(p, in, budget = in->device_room, &first);
+    if (st != SPW_ENOFIT)
         return st;
-    return plan_device_within(p, in, in->device_room, err);
+    p->single_grad = true;
+    return plan_device_within(p, in, budget, err);
 }
 
 /* Whether the state of the first units finds room that nothing else of the plan `before` takes. */
@@ -209,7 +213,8 @@ finds_room(const spw_plan *before, const plan_input *in, uint32_t first_count, u
     if (plan_with(&p, in, first_count, &err) != SPW_OK)
         return false;
     gathered = count_gathered(in).all;
-    return p.activations_device == before->activations_device && p.device_bytes + before->tapes_device <= room &&
+    return p.single_grad == before->single_grad && p.activations_device == before->activations_device &&
+           p.device_bytes + before->tapes_device <= room &&
            p.cache_device >= (before->cache_device < gathered ? before->cache_device : gathered);
 }
 

@@ -42,7 +42,6 @@ typedef struct plan_places {
     uint64_t weights[SPW_TIER_COUNT], records[SPW_TIER_COUNT], padding[SPW_TIER_COUNT];
     uint64_t updated_there; /* elements: records on a device that updates them */
     uint64_t spilled;       /* elements: of units whose gradients wait on nvme */
-    uint64_t largest_spilled;
 } plan_places;
 plan_places spw__plan_count(const plan_input *in);
 

@@ -150,6 +150,9 @@ explain_device(spw_plan *p, const plan_input *in)
            : all                          ? "all units fit and stay gathered until they are updated"
            : p->device_budget == SPW_AUTO ? "three times the largest block: the one in use, the next and the last"
                                           : "what spillway.device_memory or max_live_parameters leave");
+    if (p->single_grad)
+        decide(p, "gradients on the device", "one at a time",
+               "device memory does not hold a second buffer: each leaves before the next block's is begun");
     if (share == 1)
         decide(p, "updates", "on the device", "all state is there: no gradient and no record crosses the link");
     snprintf(value, sizeof value, "%.0f %% on the device", 100 * share);

@@ -59,6 +59,8 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     s[SPW_RESOURCE_OPTIMIZER] = host * seconds_of((double)(p->trained - p->trained_device), r->optimizer);
     s[SPW_RESOURCE_H2D] = device * seconds_of((double)t->h2d, r->h2d);
     s[SPW_RESOURCE_D2H] = device * seconds_of((double)t->d2h, r->d2h);
+    if (p->single_grad && t->d2h > 0) /* nothing is computed while a gradient leaves */
+        s[SPW_RESOURCE_COMPUTE] += s[SPW_RESOURCE_D2H];
     s[SPW_RESOURCE_CPU] = 0;
     if (r->shared_cores > 0) /* a copy keeps one core busy, the others all of them */
         s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] + s[SPW_RESOURCE_OPTIMIZER] +

@@ -17,6 +17,7 @@ typedef struct plan_input {
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
     uint64_t grads_device, arena_device, batch_device;
+    uint64_t grads_device_least; /* of grads_device, if each gradient leaves before the next is begun */
     /*
      * Activations: flow_device holds the block's input and output of every micro-batch of a group. What is kept beside them
      * for the backward pass gets its tier in places (activation_slots, activation_micros); so many slots are used
@@ -175,6 +176,8 @@ uint32_t spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t eleme
 
 /* Elements of units that have gradients and records. Pure. */
 uint64_t spw__layout_trained(const spw_layout *layout);
+/* Of the units whose gradients wait on nvme; 0: none. */
+uint64_t spw__layout_largest_spilled(const spw_layout *layout);
 /* Elements that a unit, and all of them, take on the device. Pure. */
 uint64_t spw__layout_on_device(const spw_layout *layout, uint32_t unit_idx);
 uint64_t spw__layout_all_on_device(const spw_layout *layout);

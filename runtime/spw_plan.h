@@ -32,11 +32,17 @@ typedef struct spw_traffic {
 } spw_traffic;
 
 /* What a plan that does not fit has too little of. */
-typedef enum spw_lack { SPW_LACK_NOTHING, SPW_LACK_HOST, SPW_LACK_DEVICE, SPW_LACK_DISK } spw_lack;
+typedef enum spw_lack {
+    SPW_LACK_NOTHING,
+    SPW_LACK_HOST, /* spillway.host_memory */
+    SPW_LACK_ROOM, /* what the machine has left, whatever the budgets say */
+    SPW_LACK_DEVICE,
+    SPW_LACK_DISK
+} spw_lack;
 
 typedef struct spw_plan {
     spw_lack lack;
-    uint64_t least_bytes; /* host, device: the budget that would do */
+    uint64_t least_bytes; /* host, device: the budget that would do; room: host memory that is needed */
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t weight_in_place; /* of weight_nvme: frozen, read from the files they come from and not in swap */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
@@ -45,6 +51,7 @@ typedef struct spw_plan {
     uint64_t grad_nvme; /* gradients that wait for their updates there; windows they pass through are in slots_host */
     uint32_t grad_windows;
     uint64_t grad_device;  /* gradients that stay on the device; grads_device is where they are made */
+    bool single_grad;      /* one at a time: it leaves the device before the next is begun */
     uint64_t parts_device; /* between ranks: this rank's parts of units on their way to be gathered */
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;

@@ -267,7 +267,7 @@ test_room(void **state)
             if (st == SPW_OK)
                 assert_true(p.host_bytes + p.device_bytes <= PROCESS + room);
             else
-                assert_true(st == SPW_ENOFIT && p.lack == SPW_LACK_HOST &&
+                assert_true(st == SPW_ENOFIT && p.lack == SPW_LACK_ROOM &&
                             p.host_bytes + p.device_bytes > PROCESS + room);
         }
     }
@@ -311,7 +311,7 @@ test_activations(void **state)
     static spw_plan p, all;
     spw_model *model = make_model();
     uint32_t kept, mixed = 0;
-    uint64_t budget, least;
+    uint64_t budget, least, two;
     (void)state;
     tiny_config(&c, SPW_STATE_SPLIT);
     c.data.seq_length = 40;
@@ -319,6 +319,7 @@ test_activations(void **state)
     c.accumulation = 4;
     assert_int_equal(plan_of(&c, model, &all, NULL), SPW_OK);
     kept = all.activation_count[SPW_TIER_DEVICE];
+    two = all.grads_device;
     assert_int_equal(kept, (10 - 2) * 4); /* the embedding's input and the head's are no checkpoints */
     for (budget = all.device_bytes; c.run.device_memory = budget, plan_of(&c, model, &p, NULL) == SPW_OK;
          budget -= 50000) {
@@ -337,6 +338,8 @@ test_activations(void **state)
     assert_true(p.lack == SPW_LACK_DEVICE && p.least_bytes > least);
     c.run.device_memory = p.least_bytes;
     assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+    assert_true(p.single_grad && p.grads_device < two);
+    c.run.device_memory += two - p.grads_device;
     c.run.activations = SPW_TIER_COUNT; /* and where it fits, auto does the same */
     assert_int_equal(plan_of(&c, model, &all, NULL), SPW_OK);
     assert_int_equal(all.activation_count[SPW_TIER_DEVICE], p.activation_count[SPW_TIER_DEVICE]);
@@ -478,6 +481,90 @@ test_nearest(void **state)
     }
     assert_true(suggested[0] > 2);
     assert_true(suggested[1] > 0 && suggested[2] > 2 && moved > 0);
+}
+
+/* Budgets above what the machine has left: the suggestion is what it has, and where that is too little, nothing but more memory. */
+static void
+test_nearest_room(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    uint32_t found = 0, never = 0;
+    (void)state;
+    for (uint64_t room = 26 << 20; room > 1 << 20; room -= room / 5) {
+        const char *overrides[16] = {
+            "spillway.host_memory=80MiB", "spillway.device_memory=80MiB",
+            "zero_optimization.offload_optimizer={\"device\":\"nvme\",\"nvme_path\":\"/tmp\"}"};
+        spw_model *model = NULL;
+        spw_engine *e = NULL;
+        spw_error err = {0};
+        spw_engine_options o = {
+            .config = &c, .plan_only = true, .process_bytes = PROCESS, .room_bytes = room, .plan_out = &p};
+        assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
+        assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+        o.model = model;
+        assert_int_equal(spw_engine_create(&e, &o, &err), SPW_ENOFIT);
+        assert_int_equal(p.lack, SPW_LACK_ROOM);
+        assert_true(p.least_bytes > room);
+        assert_int_equal(spw_plan_nearest(&o, &s, &err), SPW_OK);
+        never += !s.found;
+        if (s.found) {
+            for (uint32_t i = 0; i < s.count; i++)
+                overrides[i + 3] = s.set[i];
+            assert_true(found++ > 0 || strstr(s.set[0], "_memory=auto") != NULL);
+            assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 3, &err), SPW_OK);
+            assert_int_equal(spw_engine_create(&e, &o, &err), SPW_OK);
+            assert_true(p.host_bytes + p.device_bytes <= PROCESS + room);
+            spw_engine_destroy(e);
+        }
+        spw_model_destroy(model);
+    }
+    assert_true(found > 2 && never > 0);
+}
+
+/* A gradient leaves the device before the next is begun where two do not fit, and nowhere else; host memory is not what lacks then. */
+static void
+test_single_gradient(void **state)
+{
+    static spw_config c;
+    static spw_plan p, wide;
+    spw_model *model = make_model();
+    spw_prediction x;
+    const spw_rates rates = {.flops = 1e9, .d2h = 1e6, .h2d = 1e9, .optimizer = 1e9};
+    uint64_t least;
+    uint32_t single = 0, two = 0;
+    (void)state;
+    nvme_config(&c, SPW_STATE_SPLIT);
+    c.gradient_clipping = 1;
+    assert_int_equal(plan_of(&c, model, &wide, NULL), SPW_OK);
+    c.run.device_memory = 4096;
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    least = p.least_bytes;
+    for (uint64_t budget = least; budget < wide.device_bytes; budget += 16384) {
+        c.run.device_memory = budget;
+        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+        assert_true(p.device_bytes <= budget && (two == 0 || !p.single_grad));
+        assert_true(p.single_grad ? p.grads_device < wide.grads_device : p.grads_device == wide.grads_device);
+        p.single_grad ? single++ : two++;
+        if (p.single_grad) {
+            spw_plan_predict(&p, &rates, 0, &x);
+            assert_true(x.seconds[SPW_RESOURCE_COMPUTE] >= p.flops / rates.flops + x.seconds[SPW_RESOURCE_D2H]);
+        }
+    }
+    assert_true(single > 0 && two > 0);
+    c.run.device_memory = least - 1;
+    c.run.weight_slots = c.run.record_slots = 1;
+    snprintf(c.run.gradients, sizeof c.run.gradients, "nvme");
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    c.run.host_memory = p.host_bytes;
+    snprintf(c.run.gradients, sizeof c.run.gradients, "host");
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_HOST);
+    snprintf(c.run.gradients, sizeof c.run.gradients, "auto"); /* they go to nvme, and the device is too small still */
+    assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+    assert_true(p.lack == SPW_LACK_DEVICE && p.least_bytes == least);
+    spw_model_destroy(model);
 }
 
 /* Between ranks at stage 0: what leaves the device is tried at the stage that it needs, where a rank has a part of the weights. */
@@ -1004,13 +1091,14 @@ teardown(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),    cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_monotonic),     cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_step_bound),    cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_activations),   cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_nearest),
-                                       cmocka_unit_test(test_nearest_stage), cmocka_unit_test(test_least_budget),
-                                       cmocka_unit_test(test_random_plans),  cmocka_unit_test(test_beside_training),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),      cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_monotonic),       cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_step_bound),      cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_activations),     cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_no_memory),       cmocka_unit_test(test_nearest),
+                                       cmocka_unit_test(test_nearest_stage),   cmocka_unit_test(test_nearest_room),
+                                       cmocka_unit_test(test_single_gradient), cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_random_plans),    cmocka_unit_test(test_beside_training),
                                        cmocka_unit_test(test_rate_cache)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
