@@ -110,14 +110,16 @@ parts_room(const plan_input *in, const gathering *g, uint64_t cache)
 static uint64_t
 cache_within(const plan_input *in, const gathering *g, uint64_t room)
 {
-    uint64_t least = parts_room(in, g, 0), parts = in->layout->parts, cache;
-    if (g->largest_part == 0)
-        return room / 4096 * 4096;
+    uint64_t least = parts_room(in, g, 0), parts = in->layout->parts, cache, by_share;
     if (room < least)
         return 0;
-    cache = room / (parts + 1) * parts / 4096 * 4096;
-    cache = cache > 4096 * parts ? cache - 4096 * parts : 0; /* what the share is rounded up by */
-    return cache < room - least ? cache : (room - least) / 4096 * 4096;
+    cache = (room - least) / 4096 * 4096;
+    by_share = room / (parts + 1) * parts / 4096 * 4096 + 4096 * parts; /* or a few pages less */
+    if (g->largest_part > 0 && cache > by_share)
+        cache = by_share;
+    while (cache + parts_room(in, g, cache) > room)
+        cache -= 4096;
+    return cache;
 }
 
 static uint64_t

@@ -134,6 +134,26 @@ swap_bytes(const spw_plan *p, uint32_t rank)
     return bytes;
 }
 
+/* What the plan of a device that is far too small names. */
+static uint64_t
+least_device(const spw_config *config, const spw_model *model)
+{
+    static spw_config c;
+    static spw_plan p;
+    spw_engine *e = NULL;
+    c = *config;
+    c.run.device_memory = 4096;
+    assert_int_equal(
+        spw_engine_create(
+            &e,
+            &(spw_engine_options){
+                .config = &c, .model = model, .plan_only = true, .process_bytes = TINY_PROCESS_BYTES, .plan_out = &p},
+            NULL),
+        SPW_ENOFIT);
+    assert_int_equal(p.lack, SPW_LACK_DEVICE);
+    return p.least_bytes;
+}
+
 /* In the process of one rank; with one rank in this process. */
 static spw_status
 run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
@@ -168,6 +188,8 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     if (comm != NULL)
         SPW_TRY(channel_bytes(comm, &z, &channels, err));
     regions = spw_region_bytes_live() + channels;
+    if (w->least_device)
+        c.run.device_memory = least_device(&c, model);
     SPW_TRY(spw_engine_create(
         &e,
         &(spw_engine_options){

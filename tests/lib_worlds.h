@@ -27,6 +27,7 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
+    bool least_device; /* the least device memory that a plan names; whatever else the configuration says */
     double dropout;
     double late_s;      /* so much later than the others the last rank gets its weights */
     const char *plugin; /* the emulated device's, or NULL */

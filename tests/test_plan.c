@@ -613,14 +613,18 @@ test_least_budget(void **state)
     spw_model *model = make_model();
     (void)state;
     for (int k = 0; k < 2; k++) {
-        nvme_config(&c, SPW_STATE_SPLIT);
-        uint64_t *budget = k ? &c.run.device_memory : &c.run.host_memory;
-        *budget = 1 << 20;
-        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
-        *budget = p.least_bytes;
-        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
-        *budget -= k ? 4096 : 1;
-        assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+        for (uint32_t ranks = 1; ranks <= 8; ranks++) {
+            nvme_config(&c, SPW_STATE_SPLIT);
+            uint64_t *budget = k ? &c.run.device_memory : &c.run.host_memory;
+            c.run.ranks = ranks;
+            c.run.chunk_elems = 4096;
+            *budget = 1 << 20;
+            assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+            *budget = p.least_bytes;
+            assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
+            *budget -= k ? 4096 : 1;
+            assert_int_equal(plan_of(&c, model, &p, NULL), SPW_ENOFIT);
+        }
     }
     spw_model_destroy(model);
 }
