@@ -72,6 +72,17 @@ piece_at(const chunk *c, uint64_t first)
     return c->plan.elems - first < PIECE ? c->plan.elems - first : PIECE;
 }
 
+/* One of the three above over all of the chunk. */
+static uint64_t
+sum_all(const spw_store *s, const chunk *c,
+        uint64_t (*sum)(const spw_store *, const chunk *, uint64_t, uint64_t, uint64_t, sums *), sums *count)
+{
+    uint64_t found = 0;
+    for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
+        found = sum(s, c, found, first, piece_at(c, first), count);
+    return found;
+}
+
 /* ---------------------------------------------------------------- where a worker sees a chunk */
 
 /*
@@ -203,9 +214,7 @@ call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, bool read, b
 static spw_status
 verify_record(const spw_store *s, const chunk *c, sums *count, spw_error *err)
 {
-    uint64_t found = 0;
-    for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
-        found = sum_record(s, c, found, first, piece_at(c, first), count);
+    uint64_t found = sum_all(s, c, sum_record, count);
     return found == c->record_sum ? SPW_OK : corrupt(s, c, OF_RECORD, found, err);
 }
 
@@ -404,6 +413,90 @@ next_jobs(spw_store *s)
     return passing ? &s->passing_head : &s->job_head;
 }
 
+/* Lock held, released in between, as for the next two. The mover sends it out with its checksum. */
+static void
+sum_gradient(spw_store *s, chunk *c, sums *count)
+{
+    uint64_t found;
+    pthread_mutex_unlock(&s->lock);
+    spw__store_chaos_delay(s, c->idx);
+    found = sum_all(s, c, sum_grad, count);
+    pthread_mutex_lock(&s->lock);
+    c->grad_sum = found;
+    c->next_grad = s->summed_head;
+    s->summed_head = c;
+}
+
+static void
+verify_weights(spw_store *s, chunk *c, sums *count, spw_error *err)
+{
+    uint64_t found;
+    pthread_mutex_unlock(&s->lock);
+    spw__store_chaos_delay(s, c->idx);
+    found = sum_all(s, c, sum_weights, count);
+    if (spw__in_place(&c->plan))
+        spw__in_place_verify(s, c, found, err);
+    else if (found != c->weight_sum)
+        corrupt(s, c, OF_WEIGHTS, found, err);
+    pthread_mutex_lock(&s->lock);
+    if (err->status == SPW_OK)
+        c->w = W_CLEAN;
+}
+
+static void
+change(spw_store *s, chunk *c, sums *count, spw_error *err)
+{
+    const unit *u = &s->units[c->plan.unit_idx];
+    unit_op op = u->op;
+    bool snap = spw__snap_wants(c);
+    uint64_t begin;
+    pthread_mutex_unlock(&s->lock);
+    begin = spw_now_ns();
+    (void)run_job(s, c, op, snap, count, err);
+    pthread_mutex_lock(&s->lock);
+    if (err->status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
+        snapshot_has(s, c);
+    s->stats.update_busy_ns += spw_now_ns() - begin;
+    spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin, spw_now_ns());
+    if (err->status == SPW_OK && op == OP_UPDATE && u->on_device)
+        hand_back(s, c);
+    else if (err->status == SPW_OK)
+        spw__store_finish_job(s, c, op);
+}
+
+/* Lock held, released while it works. False: there is nothing to do. What others wait for comes first. */
+static bool
+work_once(spw_store *s)
+{
+    sums count = {0};
+    spw_error err = {0};
+    chunk **jobs, *c;
+    if (s->poison.status != SPW_OK)
+        return false;
+    s->jobs_running++;
+    if ((c = s->sum_head) != NULL) {
+        s->sum_head = c->next_grad;
+        sum_gradient(s, c, &count);
+    } else if ((c = s->verify_head) != NULL) {
+        s->verify_head = c->next_job;
+        verify_weights(s, c, &count, &err);
+    } else if ((c = *(jobs = next_jobs(s))) != NULL) {
+        *jobs = c->next_job;
+        change(s, c, &count, &err);
+    } else if (!s->stop && may_snap_idle(s) && (c = idle_chunk(s)) != NULL) {
+        snap_idle(s, c, &count, &err);
+    }
+    s->jobs_running--;
+    if (c == NULL)
+        return false;
+    s->stats.checked_bytes += count.bytes;
+    s->stats.checksum_ns += count.ns;
+    if (err.status != SPW_OK)
+        spw__store_poison(s, &err);
+    spw__store_kick(s);
+    return true;
+}
+
 void *
 spw__store_worker_main(void *arg)
 {
@@ -411,72 +504,11 @@ spw__store_worker_main(void *arg)
     (void)pthread_setname_np(pthread_self(), "spw-adam");
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        bool sum = s->sum_head != NULL, verify = !sum && s->verify_head != NULL;
-        chunk **jobs = sum ? &s->sum_head : verify ? &s->verify_head : next_jobs(s), *c = *jobs;
-        spw_error err = {0};
-        sums count = {0};
-        uint64_t begin;
-        bool idle = c == NULL && !s->stop && s->poison.status == SPW_OK && may_snap_idle(s);
-        if (idle)
-            idle = (c = idle_chunk(s)) != NULL;
-        if (c == NULL || s->poison.status != SPW_OK) {
-            if (s->stop)
-                break;
-            pthread_cond_wait(&s->work_cond, &s->lock);
+        if (work_once(s))
             continue;
-        }
-        s->jobs_running++;
-        if (idle) {
-            snap_idle(s, c, &count, &err);
-        } else if (sum) {
-            uint64_t found = 0;
-            *jobs = c->next_grad;
-            pthread_mutex_unlock(&s->lock);
-            spw__store_chaos_delay(s, c->idx);
-            for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
-                found = sum_grad(s, c, found, first, piece_at(c, first), &count);
-            pthread_mutex_lock(&s->lock);
-            c->grad_sum = found;
-            c->next_grad = s->summed_head;
-            s->summed_head = c;
-        } else if (verify) {
-            uint64_t found = 0;
-            *jobs = c->next_job;
-            pthread_mutex_unlock(&s->lock);
-            spw__store_chaos_delay(s, c->idx);
-            for (uint64_t first = 0; first < c->plan.elems; first += piece_at(c, first))
-                found = sum_weights(s, c, found, first, piece_at(c, first), &count);
-            if (spw__in_place(&c->plan))
-                spw__in_place_verify(s, c, found, &err);
-            else if (found != c->weight_sum)
-                corrupt(s, c, OF_WEIGHTS, found, &err);
-            pthread_mutex_lock(&s->lock);
-            if (err.status == SPW_OK)
-                c->w = W_CLEAN;
-        } else {
-            unit_op op = s->units[c->plan.unit_idx].op;
-            bool snap = spw__snap_wants(c);
-            *jobs = c->next_job;
-            pthread_mutex_unlock(&s->lock);
-            begin = spw_now_ns();
-            (void)run_job(s, c, op, snap, &count, &err);
-            pthread_mutex_lock(&s->lock);
-            if (err.status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
-                snapshot_has(s, c);
-            s->stats.update_busy_ns += spw_now_ns() - begin;
-            spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin,
-                             spw_now_ns());
-            if (err.status == SPW_OK && op == OP_UPDATE && s->units[c->plan.unit_idx].on_device)
-                hand_back(s, c);
-            else if (err.status == SPW_OK)
-                spw__store_finish_job(s, c, op);
-        }
-        s->jobs_running--;
-        s->stats.checked_bytes += count.bytes;
-        s->stats.checksum_ns += count.ns;
-        if (err.status != SPW_OK)
-            spw__store_poison(s, &err);
-        spw__store_kick(s);
+        if (s->stop)
+            break;
+        pthread_cond_wait(&s->work_cond, &s->lock);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
