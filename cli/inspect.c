@@ -36,6 +36,22 @@ shape_text(char *buf, size_t bytes, const spw_tensor_info *t)
     return buf;
 }
 
+/* "bf16"; of what nothing here computes with the file's own word, "BOOL". */
+static const char *
+type_text(const spw_tensor_info *t)
+{
+    return t->dtype != SPW_DTYPE_COUNT ? spw_dtype_name(t->dtype) : t->type;
+}
+
+static uint64_t
+elements(const spw_tensor_info *t)
+{
+    uint64_t n = 1;
+    for (uint32_t d = 0; d < t->ndim; d++)
+        n *= t->shape[d];
+    return n;
+}
+
 static spw_status
 digest(spw_hf_reader *r, uint32_t i, char out[17], spw_error *err)
 {
@@ -83,11 +99,11 @@ print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
                    with_digest ? "  xxh3" : "");
         }
         last = file;
-        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, spw_dtype_name(t->dtype), (int)shape_width,
+        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, type_text(t), (int)shape_width,
                shape_text(shape, sizeof shape, t), spw_format_bytes(bytes, sizeof bytes, t->bytes),
                with_digest ? "  " : "", sum_text);
         sum->tensors++;
-        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->elements += elements(t);
         sum->bytes += t->bytes;
     }
     return SPW_OK;
@@ -103,15 +119,15 @@ list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_
         char sum_text[17];
         for (uint32_t d = 0; d < t->ndim; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", spw_dtype_name(t->dtype),
-                      "shape", shape, "bytes", (json_int_t)t->bytes);
+        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", type_text(t), "shape", shape,
+                      "bytes", (json_int_t)t->bytes);
         json_array_append_new(list, o);
         if (with_digest) {
             SPW_TRY(digest(r, i, sum_text, err));
             json_object_set_new(o, "xxh3", json_string(sum_text));
         }
         sum->tensors++;
-        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->elements += elements(t);
         sum->bytes += t->bytes;
     }
     return SPW_OK;

@@ -395,13 +395,14 @@ write_all(job *j, spw_error *err)
     return st;
 }
 
-/* As it is stored: of a folder the type of its first tensor. */
+/* As it is stored: of a folder the type of the model's first parameter. */
 static spw_dtype
 stored_dtype(const job *j)
 {
-    if (j->folder != NULL)
-        return spw_hf_reader_tensor(j->folder, 0, NULL)->dtype;
-    return spw_llmc_reader_dtype(j->llmc);
+    spw_st_extent unused;
+    spw_dtype dtype;
+    return j->folder != NULL && spw_hf_reader_extent(j->folder, 0, &unused, &dtype) ? dtype
+                                                                                    : spw_llmc_reader_dtype(j->llmc);
 }
 
 static spw_status
