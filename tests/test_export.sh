@@ -60,6 +60,8 @@ expect 1 "model.safetensors" "a truncated file" train "$c" --set "$(folder "$dir
 # Export: as stored, in shards, in other types; the masters of a checkpoint.
 check "export" run export "$dir/a" --to "$dir/x1"
 check "as stored: the same file" cmp -s "$dir/a/step-4/model.safetensors" "$dir/x1/model.safetensors"
+check "a name that ends with a slash" run export "$dir/a" --to "$dir/slash/"
+check "the same folder" diff -r "$dir/x1" "$dir/slash"
 check "import is the same" run import "$dir/a/step-4" --to "$dir/x2" --dtype fp32 --shard-size 200KB
 check "shards and an index" test "$(ls "$dir/x2" | grep -c '^model-0000[1-4]-of-00004.safetensors$')" -eq 4 -a -s "$dir/x2/model.safetensors.index.json"
 check "one file again" run export "$dir/x2" --to "$dir/x3"
@@ -203,7 +205,9 @@ expect 1 "exists" "a folder that exists" export "$dir/a" --to "$dir/x1"
 expect 2 "--to" "no target" export "$dir/a"
 expect 2 "--dtype int8" "another type" export "$dir/a" --to "$dir/no" --dtype int8
 expect 2 "--shard-size" "a size that is none" export "$dir/a" --to "$dir/no" --shard-size many
-expect 1 "nowhere" "no source" export "$dir/nowhere" --to "$dir/no"
+mkdir "$dir/other.partial"
+expect 1 "nowhere" "no source" export "$dir/nowhere" --to "$dir/other"
+check "takes nothing away" test -d "$dir/other.partial"
 expect 0 "--shard-size" "help" help export
 full() { (ulimit -f 100; exec timeout -s KILL 60 "$spw" export "$dir/a" --to "$dir/no" >"$dir/out" 2>"$dir/err"); }
 check "a file that may not grow is an error" test "$(full; echo $?)" -ne 0

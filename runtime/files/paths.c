@@ -68,12 +68,28 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
     return st;
 }
 
+/* Without the slashes that a folder's name may end with. */
+static int
+name_bytes(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return (int)n;
+}
+
+bool
+spw_dir_partial(const char *path, char *out, size_t bytes)
+{
+    return (size_t)snprintf(out, bytes, "%.*s.partial", name_bytes(path), path) < bytes;
+}
+
 /* The folder part of a path. */
 static void
 folder_of(const char *path, char folder[PATH_BYTES])
 {
     char *slash;
-    snprintf(folder, PATH_BYTES, "%s", path);
+    snprintf(folder, PATH_BYTES, "%.*s", name_bytes(path), path);
     slash = strrchr(folder, '/');
     if (slash == NULL)
         snprintf(folder, PATH_BYTES, ".");
