@@ -259,6 +259,13 @@ spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, con
                                const spw_checkpoint_state *state, char *path_out, spw_error *err);
 /* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). */
 spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
+/*
+ * spw_checkpoint_verify - compares a checkpoint's files with the digests in its manifest, as loading does: model, adapters if there
+ * are any, and the optimizer's if asked for. Reads all of them once.
+ * Errors  SPW_ECORRUPT naming the file and both digests; those of reading the manifest.
+ * Threads any; starts up to four.
+ */
+spw_status spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err);
 /* Model section of the checkpoint's configuration, and its state. */
 spw_status
 spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err);

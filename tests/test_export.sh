@@ -200,6 +200,15 @@ broken "too long" "its header says" 'b += b"x"'
 broken "a header alone" "ends at byte 500" 'del b[500:]'
 check "nothing is left of them" test ! -e "$dir/no" -a ! -e "$dir/no.partial"
 
+# A checkpoint whose bytes changed since it was saved is exported by nobody.
+cp -r "$dir/a/step-4" "$dir/hurt"
+hurt() { printf '\125' | dd of="$dir/hurt/$1" bs=1 seek=$(($(stat -c %s "$dir/hurt/$1") - 9)) conv=notrunc 2>/dev/null; }
+hurt optimizer-00001-of-00001.safetensors
+expect 1 "optimizer-00001-of-00001.safetensors: digest is" "a damaged master" export "$dir/hurt" --to "$dir/no" --dtype fp32
+check "is none of the weights" run export "$dir/hurt" --to "$dir/x7"
+hurt model.safetensors
+expect 1 "model.safetensors: digest is" "a damaged weight" export "$dir/hurt" --to "$dir/no"
+
 # Refusals.
 expect 1 "exists" "a folder that exists" export "$dir/a" --to "$dir/x1"
 expect 2 "--to" "no target" export "$dir/a"
