@@ -14,6 +14,15 @@
 
 /* ---------------------------------------------------------------- shared with saving */
 
+spw_status
+spw__checkpoint_fits(const char *path, spw_error *err)
+{
+    return strlen(path) < SPW_CHECKPOINT_DIR_BYTES
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_EINVAL, "checkpoint %.60s...: the path is longer than %d bytes", path,
+                           SPW_CHECKPOINT_DIR_BYTES - 1);
+}
+
 const char *
 spw__checkpoint_part_suffix(const spw_optimizer *o, int part)
 {
@@ -54,6 +63,7 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
     bool any = false;
     struct dirent *entry;
     DIR *dir;
+    SPW_TRY(spw__checkpoint_fits(path, err));
     snprintf(manifest, sizeof manifest, "%.1000s/" SPW_MANIFEST_FILE, path);
     if (access(manifest, R_OK) == 0) {
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
