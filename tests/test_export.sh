@@ -208,6 +208,7 @@ expect 1 "optimizer-00001-of-00001.safetensors: digest is" "a damaged master" ex
 check "is none of the weights" run export "$dir/hurt" --to "$dir/x7"
 hurt model.safetensors
 expect 1 "model.safetensors: digest is" "a damaged weight" export "$dir/hurt" --to "$dir/no"
+expect 1 "model.safetensors: digest is" "nor trained from" train "$c" --set "$(folder "$dir/hurt")" --set spillway.checkpoint_dir=
 
 # Refusals.
 expect 1 "exists" "a folder that exists" export "$dir/a" --to "$dir/x1"
