@@ -4,7 +4,6 @@
  */
 #include "cli.h"
 #include <errno.h>
-#include <glob.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,26 +197,25 @@ about_json(const about *a)
 static spw_status
 inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
 {
-    char pattern[SPW_PATH_BYTES + 64];
+    static const char *const beside[] = {"adapter_model.safetensors", "optimizer-00001-of-00001.safetensors"};
+    char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = spw_hf_reader_open(&r, path, err);
-    glob_t found = {0};
     if (st == SPW_OK && is_folder)
         learn(a, path, r);
     if (st == SPW_OK)
         st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);
-    snprintf(pattern, sizeof pattern, "%.1000s/optimizer-*.safetensors", path);
-    if (st != SPW_OK || !is_folder || glob(pattern, 0, NULL, &found) != 0)
-        return st;
-    for (size_t i = 0; st == SPW_OK && i < found.gl_pathc; i++) {
-        st = spw_hf_reader_open(&r, found.gl_pathv[i], err);
+    for (size_t i = 0; st == SPW_OK && is_folder && i < sizeof beside / sizeof beside[0]; i++) {
+        snprintf(file, sizeof file, "%.1000s/%s", path, beside[i]);
+        if (access(file, F_OK) != 0)
+            continue;
+        st = spw_hf_reader_open(&r, file, err);
         if (st == SPW_OK)
             st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
         spw_hf_reader_close(r);
         r = NULL;
     }
-    globfree(&found);
     return st;
 }
 
