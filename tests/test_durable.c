@@ -6,6 +6,7 @@
 #include "spw_access.h"
 #include "spw_files.h"
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -28,6 +29,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static inodes changed, flushed; /* folders whose names may be lost; files that are on disk */
 static bool watching;
 static uint32_t named, early; /* folders that got their name; of these with something that could be lost */
+static bool no_exchange;      /* of names, as on some file systems */
+static uint32_t fail_in;      /* the call that fails: the so-manieth from now on; 0: none */
 
 static bool
 holds(const inodes *set, ino_t ino)
@@ -92,11 +95,22 @@ check_folder(const char *path)
     closedir(dir);
 }
 
+static bool
+call_fails(void)
+{
+    bool fails;
+    pthread_mutex_lock(&lock);
+    fails = fail_in > 0 && --fail_in == 0;
+    pthread_mutex_unlock(&lock);
+    errno = EIO;
+    return fails;
+}
+
 int
 fsync(int fd)
 {
     struct stat info;
-    int rc = (int)syscall(SYS_fsync, fd);
+    int rc = call_fails() ? -1 : (int)syscall(SYS_fsync, fd);
     pthread_mutex_lock(&lock);
     if (rc == 0 && watching && fstat(fd, &info) == 0) {
         if (S_ISDIR(info.st_mode))
@@ -111,7 +125,7 @@ fsync(int fd)
 int
 mkdir(const char *path, mode_t mode)
 {
-    int rc = (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+    int rc = call_fails() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
     if (rc == 0 && strstr(path, "spillway-") == NULL) /* swap is nobody's after a power cut */
         name_changed(path);
     return rc;
@@ -120,7 +134,7 @@ mkdir(const char *path, mode_t mode)
 int
 link(const char *from, const char *to)
 {
-    int rc = (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
+    int rc = call_fails() ? -1 : (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0);
     if (rc == 0)
         name_changed(to);
     return rc;
@@ -130,7 +144,13 @@ int
 renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
 {
     bool goes = strstr(to, ".old") != NULL; /* it may come back: the next save clears it away */
-    int rc = (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
+    bool refused = no_exchange && (flags & RENAME_EXCHANGE) != 0 && access(to, F_OK) == 0;
+    int rc;
+    if (refused) {
+        errno = EINVAL;
+        return -1;
+    }
+    rc = call_fails() ? -1 : (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
     if (rc == 0 && !goes) {
         check_folder(to);
         name_changed(to);
@@ -192,6 +212,50 @@ test_checkpoints(void **state)
     }
 }
 
+/*
+ * Each of these calls of a save may fail, of a step's first save and of one that is repeated: that is told, or it did not matter; the
+ * checkpoint before is as it was, what has the name of one is one, and the next save leaves nothing else.
+ */
+static void
+test_each_call_fails(void **state)
+{
+    (void)state;
+    for (int again = 0; again < 3; again++) {
+        char dir[300], first[320], second[320];
+        bool through = false;
+        rig r;
+        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        r.c.run.checkpoint_links = true;
+        rig_lora(&r);
+        rig_open(&r);
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        snprintf(dir, sizeof dir, "%s/saves", r.dir);
+        snprintf(first, sizeof first, "%s/step-1", dir);
+        snprintf(second, sizeof second, "%s/step-2", dir);
+        rig_need(&r, spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 1}, NULL, &r.err));
+        if (again > 0)
+            rig_need(&r, spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 2}, NULL, &r.err));
+        no_exchange = again == 2;
+        for (uint32_t k = 1; !through; k++) {
+            spw_error err = {0};
+            spw_status st;
+            if (again == 0 && access(second, F_OK) == 0)
+                rig_need(&r, spw_dir_remove(second, &r.err));
+            fail_in = k;
+            st = spw_checkpoint_save(r.e, &r.c, dir, &(spw_checkpoint_state){.step = 2}, NULL, &err);
+            through = fail_in > 0;
+            fail_in = 0;
+            assert_true(st == SPW_OK || (!through && strstr(err.message, r.dir) != NULL));
+            rig_need(&r, spw_checkpoint_verify(first, true, &r.err));
+            if (st == SPW_OK || again > 0 || access(second, F_OK) == 0)
+                rig_need(&r, spw_checkpoint_verify(second, true, &r.err));
+        }
+        no_exchange = false;
+        assert_int_equal(tiny_dir_entries(dir), 2);
+        rig_remove(&r);
+    }
+}
+
 /* Weights alone, and an export of them. */
 static void
 test_folders(void **state)
@@ -219,6 +283,7 @@ test_folders(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_folders)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_each_call_fails),
+                                       cmocka_unit_test(test_folders)};
     return cmocka_run_group_tests_name("durable", tests, NULL, NULL);
 }
