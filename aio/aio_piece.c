@@ -432,6 +432,13 @@ unpark(spw_aio *aio)
     }
 }
 
+/* Nothing is in flight any more of what is being closed. */
+static bool
+drained(const spw_aio *aio)
+{
+    return aio->closing && (aio->closing_file != NULL ? aio->closing_file->inflight : aio->inflight) == 0;
+}
+
 void
 spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
 {
@@ -440,7 +447,7 @@ spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
     uint64_t timeout_ns = 0;
     unpark(aio);
     pump(aio);
-    if (deadline_ns > 0 && aio->finished.head == NULL && !aio->woken) {
+    if (deadline_ns > 0 && aio->finished.head == NULL && !aio->woken && !drained(aio)) {
         uint64_t due = parked_due_ns(aio);
         if (due > deadline_ns)
             due = deadline_ns;
@@ -487,7 +494,7 @@ spw__aio_drain(spw_aio *aio, spw_aio_file *file)
                 queue_drop(d, c, file);
     aio->closing = true;
     aio->closing_file = file;
-    while (file != NULL ? file->inflight > 0 : aio->inflight > 0) {
+    while (!drained(aio)) {
         aio->woken = false; /* a wake does not end this sleep, but the next wait shall see it */
         spw__aio_turn(aio, UINT64_MAX);
         was_woken |= aio->woken;
