@@ -197,9 +197,10 @@ struct spw_aio {
     char *bounce_free[SPW__AIO_BOUNCE_COUNT];
     uint32_t bounce_free_count;
     uint64_t bounce_bytes;
-    uint64_t inflight; /* pieces of all files */
-    bool woken;        /* a wake was seen that no wait has answered */
-    bool closing;      /* delays and retries are over */
+    uint64_t inflight;                /* pieces of all files */
+    bool woken;                       /* a wake was seen that no wait has answered */
+    bool closing;                     /* delays and retries are over */
+    const spw_aio_file *closing_file; /* of this file's pieces; NULL: of all */
     spw_aio_stats stats;
     uint64_t busy_count[2], busy_begin_ns[2]; /* reads, writes */
     spw_aio_fault_fn fault;

@@ -103,13 +103,20 @@ piece_cut(spw_aio *aio, spw_aio_file *file, spw_aio_request *req, spw__aio_piece
     return true;
 }
 
+/* Its file is being closed, or all of them: it is not started again and not held back. */
+static bool
+piece_closing(const spw_aio *aio, const spw__aio_piece *p)
+{
+    return aio->closing && (aio->closing_file == NULL || aio->closing_file == p->file);
+}
+
 /* Asks the test's fault what shall become of the next transfer. True when it shall fail before it starts. */
 static bool
 draw_fault(spw_aio *aio, spw__aio_piece *p)
 {
     uint64_t bytes = spw__aio_transfer_bytes(p), move = bytes, delay_ns = 0;
     int errnum;
-    if (p->drawn || aio->fault == NULL || aio->closing)
+    if (p->drawn || aio->fault == NULL || piece_closing(aio, p))
         return false;
     errnum = aio->fault(aio->fault_ctx, p->req, spw__aio_transfer_offset(p), bytes, &move, &delay_ns);
     p->drawn = true;
@@ -237,7 +244,7 @@ static void
 pump(spw_aio *aio)
 {
     spw__aio_device *first;
-    if (aio->closing || aio->devices == NULL)
+    if (aio->devices == NULL)
         return;
     for (spw__aio_device *d = aio->devices; d != NULL; d = d->next)
         if (!device_pump(aio, d))
@@ -327,7 +334,7 @@ static void
 piece_restart(spw_aio *aio, spw__aio_piece *p, uint64_t delay_ns)
 {
     aio->stats.retries++;
-    if (aio->closing)
+    if (piece_closing(aio, p))
         piece_finish(aio, p, SPW_ECANCELED, ECANCELED);
     else if (delay_ns > 0)
         park(aio, p, false, delay_ns);
@@ -382,7 +389,7 @@ piece_arrive(spw_aio *aio, spw__aio_piece *p)
         p->result = -(int64_t)p->fault_errno;
     else if (p->drawn && p->result > (int64_t)p->fault_bytes)
         p->result = (int64_t)p->fault_bytes;
-    if (p->drawn && p->fault_delay_ns > 0 && !aio->closing)
+    if (p->drawn && p->fault_delay_ns > 0 && !piece_closing(aio, p))
         park(aio, p, true, p->fault_delay_ns);
     else
         piece_land(aio, p);
@@ -412,9 +419,9 @@ unpark(spw_aio *aio)
     now = spw_now_ns();
     memset(&aio->parked, 0, sizeof aio->parked);
     while ((p = spw__aio_list_pop(&waiting)) != NULL) {
-        if (aio->closing && !p->landing)
+        if (piece_closing(aio, p) && !p->landing)
             piece_finish(aio, p, SPW_ECANCELED, ECANCELED);
-        else if (p->ready_ns > now && !aio->closing)
+        else if (p->ready_ns > now && !piece_closing(aio, p))
             spw__aio_list_push(&aio->parked, p);
         else if (p->landing)
             piece_land(aio, p);
@@ -425,6 +432,13 @@ unpark(spw_aio *aio)
     }
 }
 
+/* Nothing is in flight any more of what is being closed. */
+static bool
+drained(const spw_aio *aio)
+{
+    return aio->closing && (aio->closing_file != NULL ? aio->closing_file->inflight : aio->inflight) == 0;
+}
+
 void
 spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
 {
@@ -433,7 +447,7 @@ spw__aio_turn(spw_aio *aio, uint64_t deadline_ns)
     uint64_t timeout_ns = 0;
     unpark(aio);
     pump(aio);
-    if (deadline_ns > 0 && aio->finished.head == NULL && !aio->woken) {
+    if (deadline_ns > 0 && aio->finished.head == NULL && !aio->woken && !drained(aio)) {
         uint64_t due = parked_due_ns(aio);
         if (due > deadline_ns)
             due = deadline_ns;
@@ -479,7 +493,8 @@ spw__aio_drain(spw_aio *aio, spw_aio_file *file)
             for (uint32_t c = 0; c < SPW__AIO_CLASS_COUNT; c++)
                 queue_drop(d, c, file);
     aio->closing = true;
-    while (file != NULL ? file->inflight > 0 : aio->inflight > 0) {
+    aio->closing_file = file;
+    while (!drained(aio)) {
         aio->woken = false; /* a wake does not end this sleep, but the next wait shall see it */
         spw__aio_turn(aio, UINT64_MAX);
         was_woken |= aio->woken;

@@ -56,8 +56,11 @@ cli_export(int argc, char **argv)
     }
     if (o.source == NULL || o.to == NULL)
         return cli_usage(argv[0], "a source and --to FOLDER are needed");
-    if (spw_checkpoint_find(o.source, found, NULL) == SPW_OK)
+    if (spw_checkpoint_find(o.source, found, NULL) == SPW_OK) {
         o.source = found;
+        if (spw_checkpoint_verify(found, o.dtype == SPW_F32, &err) != SPW_OK) /* fp32: its masters */
+            return cli_fail(&err);
+    }
     if (spw_export(&o, &report, &err) != SPW_OK)
         return cli_fail(&err);
     printf("%s: %u tensors, %.2f M parameters, %s in %s, %u file%s\n", o.to, report.tensors,

@@ -4,7 +4,6 @@
  */
 #include "cli.h"
 #include <errno.h>
-#include <glob.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +33,22 @@ shape_text(char *buf, size_t bytes, const spw_tensor_info *t)
         at += (size_t)snprintf(buf + at, bytes - at, d > 0 ? ", %llu" : "%llu", (unsigned long long)t->shape[d]);
     snprintf(buf + at, bytes - at, "]");
     return buf;
+}
+
+/* "bf16"; of what nothing here computes with the file's own word, "BOOL". */
+static const char *
+type_text(const spw_tensor_info *t)
+{
+    return t->dtype != SPW_DTYPE_COUNT ? spw_dtype_name(t->dtype) : t->type;
+}
+
+static uint64_t
+elements(const spw_tensor_info *t)
+{
+    uint64_t n = 1;
+    for (uint32_t d = 0; d < t->ndim; d++)
+        n *= t->shape[d];
+    return n;
 }
 
 static spw_status
@@ -83,11 +98,11 @@ print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
                    with_digest ? "  xxh3" : "");
         }
         last = file;
-        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, spw_dtype_name(t->dtype), (int)shape_width,
+        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, type_text(t), (int)shape_width,
                shape_text(shape, sizeof shape, t), spw_format_bytes(bytes, sizeof bytes, t->bytes),
                with_digest ? "  " : "", sum_text);
         sum->tensors++;
-        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->elements += elements(t);
         sum->bytes += t->bytes;
     }
     return SPW_OK;
@@ -103,15 +118,15 @@ list_tensors(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_
         char sum_text[17];
         for (uint32_t d = 0; d < t->ndim; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", spw_dtype_name(t->dtype),
-                      "shape", shape, "bytes", (json_int_t)t->bytes);
+        o = json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", t->name, "file", file, "dtype", type_text(t), "shape", shape,
+                      "bytes", (json_int_t)t->bytes);
         json_array_append_new(list, o);
         if (with_digest) {
             SPW_TRY(digest(r, i, sum_text, err));
             json_object_set_new(o, "xxh3", json_string(sum_text));
         }
         sum->tensors++;
-        sum->elements += t->bytes / spw_dtype_bytes(t->dtype);
+        sum->elements += elements(t);
         sum->bytes += t->bytes;
     }
     return SPW_OK;
@@ -182,26 +197,25 @@ about_json(const about *a)
 static spw_status
 inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
 {
-    char pattern[SPW_PATH_BYTES + 64];
+    static const char *const beside[] = {"adapter_model.safetensors", "optimizer-00001-of-00001.safetensors"};
+    char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
     spw_status st = spw_hf_reader_open(&r, path, err);
-    glob_t found = {0};
     if (st == SPW_OK && is_folder)
         learn(a, path, r);
     if (st == SPW_OK)
         st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);
-    snprintf(pattern, sizeof pattern, "%.1000s/optimizer-*.safetensors", path);
-    if (st != SPW_OK || !is_folder || glob(pattern, 0, NULL, &found) != 0)
-        return st;
-    for (size_t i = 0; st == SPW_OK && i < found.gl_pathc; i++) {
-        st = spw_hf_reader_open(&r, found.gl_pathv[i], err);
+    for (size_t i = 0; st == SPW_OK && is_folder && i < sizeof beside / sizeof beside[0]; i++) {
+        snprintf(file, sizeof file, "%.1000s/%s", path, beside[i]);
+        if (access(file, F_OK) != 0)
+            continue;
+        st = spw_hf_reader_open(&r, file, err);
         if (st == SPW_OK)
             st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
         spw_hf_reader_close(r);
         r = NULL;
     }
-    globfree(&found);
     return st;
 }
 

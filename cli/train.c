@@ -693,32 +693,30 @@ warn_of_no_evaluation(const run *r)
 }
 
 /* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
-static void
-warn_of_full_disk(const run *r)
+static spw_status
+check_checkpoint_dir(const run *r, spw_error *err)
 {
     const spw_config *c = &r->config;
     uint64_t need = spw_checkpoint_disk_bytes(r->engine), room;
-    char path[SPW_PATH_BYTES], a[32], b[32], *slash;
+    char a[32], b[32];
     struct statvfs fs;
     if (c->run.checkpoint_dir[0] == '\0' || r->rank > 0)
-        return;
-    snprintf(path, sizeof path, "%s", c->run.checkpoint_dir);
-    while (statvfs(path, &fs) != 0) { /* not made yet: what it will be made in */
-        slash = strrchr(path, '/');
-        if (slash == path || slash == NULL) {
-            snprintf(path, sizeof path, slash == NULL ? "." : "/");
-            if (statvfs(path, &fs) != 0)
-                return;
-            break;
-        }
-        *slash = '\0';
+        return SPW_OK;
+    if (spw_dir_make(c->run.checkpoint_dir, err) != SPW_OK) {
+        spw_error_wrap(err, "spillway.checkpoint_dir");
+        return err->status;
     }
+    if (access(c->run.checkpoint_dir, W_OK | X_OK) != 0)
+        return SPW_RAISE_SYS(err, errno, "spillway.checkpoint_dir %s may not be written", c->run.checkpoint_dir);
+    if (statvfs(c->run.checkpoint_dir, &fs) != 0)
+        return SPW_OK;
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (fs.f_blocks > 0 && room < need)
         fprintf(stderr,
                 "spillway: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail unless "
                 "room is made\n",
                 spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
+    return SPW_OK;
 }
 
 /* Takes everything and fills it, with the other ranks. */
@@ -727,7 +725,7 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
 {
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
-    warn_of_full_disk(r);
+    SPW_TRY(check_checkpoint_dir(r, err));
     warn_of_no_evaluation(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));

@@ -131,10 +131,15 @@ open_locked(spw_swap *s, spw_aio *aio, const char *dir, uint64_t bytes, spw_erro
     s->lock_fd = open(s->lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (s->lock_fd < 0)
         return SPW_RAISE_SYS(err, errno, "open %s", s->lock_path);
-    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0) {
-        close(s->lock_fd); /* it is another run's: nothing of it is ours to remove */
+    if (SPW_CALL(ENOLCK, flock(s->lock_fd, LOCK_EX | LOCK_NB)) != 0) {
+        int errnum = errno;
+        close(s->lock_fd);
         s->lock_fd = -1;
-        s->rank_dir[0] = s->job_dir[0] = '\0';
+        if (errnum != EWOULDBLOCK) { /* network file systems, mounted without locks */
+            (void)unlink(s->lock_path);
+            return SPW_RAISE_SYS(err, errnum, "lock %s (nvme_path is to be a disk of this machine)", s->lock_path);
+        }
+        s->rank_dir[0] = s->job_dir[0] = '\0'; /* it is another run's: nothing of it is ours to remove */
         return SPW_RAISE(err, SPW_EBUSY, "swap folder %s is in use by another run", s->lock_path);
     }
     SPW_TRY(spw_aio_file_open(&s->file, aio, s->file_path, SPW_AIO_OPEN_READ | SPW_AIO_OPEN_WRITE | SPW_AIO_OPEN_CREATE,

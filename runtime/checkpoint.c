@@ -14,6 +14,15 @@
 
 /* ---------------------------------------------------------------- shared with saving */
 
+spw_status
+spw__checkpoint_fits(const char *path, spw_error *err)
+{
+    return strlen(path) < SPW_CHECKPOINT_DIR_BYTES
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_EINVAL, "checkpoint %.60s...: the path is longer than %d bytes", path,
+                           SPW_CHECKPOINT_DIR_BYTES - 1);
+}
+
 const char *
 spw__checkpoint_part_suffix(const spw_optimizer *o, int part)
 {
@@ -54,6 +63,7 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
     bool any = false;
     struct dirent *entry;
     DIR *dir;
+    SPW_TRY(spw__checkpoint_fits(path, err));
     snprintf(manifest, sizeof manifest, "%.1000s/" SPW_MANIFEST_FILE, path);
     if (access(manifest, R_OK) == 0) {
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
@@ -103,6 +113,36 @@ check_digest(const char *want, const char *path, const char *name, spw_error *er
                          "%s: digest is %s, " SPW_MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
                          want[0] != '\0' ? want : "nothing");
     return SPW_OK;
+}
+
+/* Of the files that are read. */
+static spw_status
+check_digests(const spw_manifest *m, const char *path, bool adapter, bool optimizer, spw_error *err)
+{
+    SPW_TRY(check_digest(m->digests[SPW_DIGEST_MODEL], path, SPW_MODEL_FILE, err));
+    if (adapter)
+        SPW_TRY(check_digest(m->digests[SPW_DIGEST_ADAPTER], path, SPW_ADAPTER_FILE, err));
+    return optimizer ? check_digest(m->digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, err) : SPW_OK;
+}
+
+static bool
+has_file(const char *path, const char *name)
+{
+    char file[SPW_PATH_BYTES + 64];
+    snprintf(file, sizeof file, "%.1000s/%s", path, name);
+    return access(file, F_OK) == 0;
+}
+
+spw_status
+spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err)
+{
+    spw_manifest m;
+    spw_status st;
+    SPW_TRY(spw__manifest_read(&m, path, err));
+    st =
+        check_digests(&m, path, has_file(path, SPW_ADAPTER_FILE), optimizer && has_file(path, SPW_OPTIMIZER_FILE), err);
+    spw__manifest_free(&m);
+    return st;
 }
 
 /* ---------------------------------------------------------------- loading */
@@ -242,14 +282,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         if (manifest.scaled) /* without one (of bf16, say) the scale is where it begins */
             spw_engine_set_loss_scaler(e, &manifest.scaler);
         st = open_tensors(&job, path, with_optimizer, &own);
-        if (spw__engine_rank(e) == 0) { /* one reads all of it, for all */
-            if (st == SPW_OK)
-                st = check_digest(manifest.digests[SPW_DIGEST_MODEL], path, SPW_MODEL_FILE, &own);
-            if (st == SPW_OK && job.adapter != NULL)
-                st = check_digest(manifest.digests[SPW_DIGEST_ADAPTER], path, SPW_ADAPTER_FILE, &own);
-            if (st == SPW_OK && with_optimizer)
-                st = check_digest(manifest.digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, &own);
-        }
+        if (st == SPW_OK && spw__engine_rank(e) == 0) /* one reads all of it, for all */
+            st = check_digests(&manifest, path, job.adapter != NULL, with_optimizer, &own);
         memcpy(digest, manifest.digests[SPW_DIGEST_MODEL], sizeof digest);
         spw__manifest_free(&manifest);
     }

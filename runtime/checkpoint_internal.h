@@ -15,6 +15,9 @@
 
 enum { SPW_BLOCK_ELEMS = 16384 };
 
+/* A folder of checkpoints, or one of them: SPW_EINVAL where its files' names would be cut off. */
+spw_status spw__checkpoint_fits(const char *path, spw_error *err);
+
 /* "master", then what the optimizer calls its moments; and one past the last part. */
 const char *spw__checkpoint_part_suffix(const spw_optimizer *o, int part);
 uint32_t spw__checkpoint_part_end(const spw_optimizer *o);

@@ -26,19 +26,54 @@ spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
     return strcmp(again, name) == 0 && access(manifest, R_OK) == 0; /* not step-007: it is looked up by number */
 }
 
-/* Takes a folder's name away, then the folder. */
+/* Takes a folder's name away: old, of PATH_BYTES, is what it is called then. */
+static spw_status
+set_aside(const char *path, char *old, spw_error *err)
+{
+    snprintf(old, PATH_BYTES, "%.1000s.old", path);
+    if (access(old, F_OK) == 0)
+        SPW_TRY(spw_dir_remove(old, err)); /* a removal that was killed */
+    return rename(path, old) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "renaming %s to %s", path, old);
+}
+
+static spw_status
+remove_aside(const char *old, spw_error *err)
+{
+    if (unlink(old) == 0) /* it was a link: what it points to is not ours */
+        return SPW_OK;
+    return spw_dir_remove(old, err);
+}
+
 static spw_status
 discard(const char *path, spw_error *err)
 {
     char old[PATH_BYTES];
-    snprintf(old, sizeof old, "%.1000s.old", path);
-    if (access(old, F_OK) == 0)
-        SPW_TRY(spw_dir_remove(old, err)); /* a removal that was killed */
-    if (rename(path, old) != 0)
-        return SPW_RAISE_SYS(err, errno, "renaming %s to %s", path, old);
-    if (unlink(old) == 0) /* it was a link: what it points to is not ours */
-        return SPW_OK;
-    return spw_dir_remove(old, err);
+    SPW_TRY(set_aside(path, old, err));
+    return remove_aside(old, err);
+}
+
+static void
+warn_of_rest(const char *final, const spw_error *left)
+{
+    spw_log(SPW_LOG_WARN, "what was checkpoint %s before is left behind: %s", final, left->message);
+}
+
+/* Where names cannot be exchanged: for a moment this step has no checkpoint. */
+static spw_status
+replace(const char *dir, const char *partial, const char *final, spw_error *err)
+{
+    char old[PATH_BYTES];
+    spw_error left = {0};
+    SPW_TRY(set_aside(final, old, err));
+    if (rename(partial, final) != 0) {
+        int errnum = errno;
+        (void)rename(old, final);
+        return SPW_RAISE_SYS(err, errnum, "renaming %s to %s", partial, final);
+    }
+    SPW_TRY(spw_dir_sync(dir, err));
+    if (remove_aside(old, &left) != SPW_OK)
+        warn_of_rest(final, &left);
+    return SPW_OK;
 }
 
 spw_status
@@ -48,11 +83,11 @@ spw__checkpoint_place(const char *dir, const char *partial, const char *final, s
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, final, RENAME_EXCHANGE) == 0) { /* the same step saved again */
         SPW_TRY(spw_dir_sync(dir, err));
         if (discard(partial, &left) != SPW_OK)
-            spw_log(SPW_LOG_WARN, "what was checkpoint %s before is left behind: %s", final, left.message);
+            warn_of_rest(final, &left);
         return SPW_OK;
     }
     if (errno != ENOENT && access(final, F_OK) == 0)
-        SPW_TRY(discard(final, err)); /* no exchange here: for a moment this step has no checkpoint */
+        return replace(dir, partial, final, err);
     if (rename(partial, final) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", partial, final);
     return spw_dir_sync(dir, err);

@@ -407,10 +407,12 @@ spw_status
 spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *config, const char *dir,
                      const spw_checkpoint_state *state, spw_error *err)
 {
-    spw_checkpoint_job *job = spw_mem_zalloc(sizeof *job);
+    spw_checkpoint_job *job;
     spw_error own = {0};
     spw_status st;
     *out = NULL;
+    SPW_TRY(spw__checkpoint_fits(dir, err));
+    job = spw_mem_zalloc(sizeof *job);
     if (job == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
     job->e = e;

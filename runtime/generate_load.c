@@ -74,17 +74,33 @@ default_config(spw_config *c, const char *folder, spw_error *err)
     return SPW_OK;
 }
 
+/* Of the parameters: what old files hold besides has types of its own. */
+static spw_status
+stored_as_bf16(bool *all, const char *folder, const spw_model_config *config, spw_error *err)
+{
+    spw_hf_reader *r = NULL;
+    spw_model *model = NULL;
+    spw_st_extent unused;
+    spw_dtype dtype;
+    spw_status st = spw_hf_reader_open(&r, folder, err);
+    *all = true;
+    if (st == SPW_OK)
+        st = spw_model_build(&model, config, err);
+    if (st == SPW_OK)
+        st = spw_hf_reader_bind(r, model, err);
+    for (uint32_t id = 0; st == SPW_OK && spw_hf_reader_extent(r, id, &unused, &dtype); id++)
+        *all = *all && dtype == SPW_BF16;
+    spw_model_destroy(model);
+    spw_hf_reader_close(r);
+    return st;
+}
+
 static spw_status
 find_folder(spw_weights *w, spw_error *err)
 {
-    spw_hf_reader *r;
-    const spw_tensor_info *t;
-    bool all_bf16 = true;
+    bool all_bf16;
     SPW_TRY(default_config(&w->config, w->path, err));
-    SPW_TRY(spw_hf_reader_open(&r, w->path, err));
-    for (uint32_t i = 0; (t = spw_hf_reader_tensor(r, i, NULL)) != NULL; i++)
-        all_bf16 = all_bf16 && t->dtype == SPW_BF16;
-    spw_hf_reader_close(r);
+    SPW_TRY(stored_as_bf16(&all_bf16, w->path, &w->config.model, err));
     w->config.bf16 = all_bf16;
     w->config.run.state_format = all_bf16 ? SPW_STATE_MIXED : SPW_STATE_FP32;
     return SPW_OK;

@@ -1,6 +1,7 @@
 /*
  * Where training starts: drawn at random, or from the weights of a Hugging Face folder (adapters are always drawn). Each byte of the folder is read
- * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier.
+ * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier; of a checkpoint's folder all of it
+ * is compared with its digest before.
  */
 #include "runtime_internal.h"
 #include "spw_files.h"
@@ -47,7 +48,7 @@ static spw_status
 load_own_part(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    char adapters[SPW_PATH_BYTES + 64];
+    char adapters[SPW_PATH_BYTES + 64], manifest[SPW_PATH_BYTES + 64];
     spw_status st;
     snprintf(adapters, sizeof adapters, "%.1000s/adapter_model.safetensors", path);
     if (access(adapters, F_OK) == 0) /* they are part of what was trained, and would be left out without a word */
@@ -56,6 +57,9 @@ load_own_part(spw_engine *e, const char *path, spw_error *err)
                          "export, or go on with --resume",
                          adapters);
     SPW_TRY(spw__in_place_check(e, path, err));
+    snprintf(manifest, sizeof manifest, "%.1000s/spillway.json", path);
+    if (spw__engine_rank(e) == 0 && access(manifest, F_OK) == 0) /* a checkpoint: one reads all of it, for all */
+        SPW_TRY(spw_checkpoint_verify(path, false, err));
     st = spw_hf_reader_open(&job.reader, path, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);

@@ -206,7 +206,7 @@ save(job *j, spw_error *err)
     spw_error own = {0};
     (void)check(j, &own);
     SPW_TRY(spw__engine_consent(e, &own, spw_checksum(said, sizeof said), err));
-    snprintf(j->partial, sizeof j->partial, "%s.partial", j->folder);
+    (void)spw_dir_partial(j->folder, j->partial, sizeof j->partial);
     if (e->rank == 0)
         (void)make_folder(j, &own);
     SPW_TRY(spw__engine_agree(e, own.status, &own, &owner, err));

@@ -16,7 +16,11 @@
 extern "C" {
 #endif
 
-enum { SPW_PATHS_MAX = 16, SPW_PATH_BYTES = 1024 };
+enum {
+    SPW_PATHS_MAX = 16,
+    SPW_PATH_BYTES = 1024,
+    SPW_CHECKPOINT_DIR_BYTES = SPW_PATH_BYTES - 124 /* names of steps and files come behind it */
+};
 #define SPW_AUTO UINT64_MAX /* a size left to the planner */
 
 typedef struct spw_path_list {
@@ -129,7 +133,7 @@ typedef struct spw_config {
         bool decay_norm_and_bias;
         bool nearest_moments;
         spw_dtype grad_dtype;
-        char checkpoint_dir[SPW_PATH_BYTES], run_log[SPW_PATH_BYTES];
+        char checkpoint_dir[SPW_CHECKPOINT_DIR_BYTES], run_log[SPW_PATH_BYTES];
         uint64_t checkpoint_interval, eval_interval, eval_batches; /* steps; 0: never (the end still saves) */
         bool save_at_end, save_in_background, checkpoint_links;
         uint64_t keep_last;           /* checkpoints of checkpoint_dir that stay; 0: all */

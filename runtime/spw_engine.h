@@ -233,8 +233,8 @@ typedef struct spw_checkpoint_state {
 /*
  * A save while training goes on. begin takes the state as it is after the last step; each chunk reaches the files before the
  * next update changes it; a thread of its own then flushes, sums and renames.
- *   begin   reserves the files. SPW_ENOSPC with needed and free bytes, SPW_ESYS, SPW_EINVAL (one save at a time): nothing
- *           was started. The engine, which must live until finish, does not wait for it.
+ *   begin   reserves the files. SPW_ENOSPC with needed and free bytes, SPW_ESYS, SPW_EINVAL (one save at a time; dir has
+ *           SPW_CHECKPOINT_DIR_BYTES or more): nothing was started. The engine, which must live until finish, does not wait for it.
  *   done    everything is on disk, or the save has failed: finish will not wait.
  *   finish  ends it: brings out what no update has, waits until it is on disk, frees the job (NULL: nothing to do). Its
  *           errors are those of writing; training is not affected. Between steps only. path_out as below.
@@ -257,8 +257,15 @@ spw_status spw_checkpoint_finish(spw_checkpoint_job *job, char *path_out, spw_er
  */
 spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, const char *dir,
                                const spw_checkpoint_state *state, char *path_out, spw_error *err);
-/* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). */
+/* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). SPW_EINVAL as begin. */
 spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
+/*
+ * spw_checkpoint_verify - compares a checkpoint's files with the digests in its manifest, as loading does: model, adapters if there
+ * are any, and the optimizer's if asked for. Reads all of them once.
+ * Errors  SPW_ECORRUPT naming the file and both digests; those of reading the manifest.
+ * Threads any; starts up to four.
+ */
+spw_status spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err);
 /* Model section of the checkpoint's configuration, and its state. */
 spw_status
 spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_state *state, spw_error *err);

@@ -899,6 +899,80 @@ test_destroy_in_flight(void **state)
     free(reqs);
 }
 
+typedef struct other_file {
+    const spw_aio_file *shortened;
+    unsigned times;
+} other_file;
+
+/* All transfers come late; the first one of a file comes short too. */
+static int
+fault_late(void *ctx, const spw_aio_request *req, uint64_t offset, uint64_t bytes, uint64_t *done_bytes,
+           uint64_t *delay_ns)
+{
+    other_file *o = ctx;
+    (void)offset;
+    *delay_ns = 200000000;
+    if (req->file == o->shortened && o->times++ == 0)
+        *done_bytes = bytes / 2;
+    return 0;
+}
+
+static void
+test_close_spares_others(void **state)
+{
+    /* Shows that closing a file while another one's transfer has to be resumed does not cancel that one. */
+    world *w = aio_test_world_or_skip(state);
+    enum { BYTES = 16 * KIB };
+    spw_aio *aio = aio_test_open(w, BYTES, 4);
+    spw_aio_file *closed = aio_test_file_open(aio, w, "closed", 0), *kept = aio_test_file_open(aio, w, "kept", 0);
+    unsigned char *buf = aio_test_buffer_new(2 * BYTES), *back = aio_test_buffer_new(BYTES);
+    other_file o = {.shortened = kept};
+    spw_aio_request gone = {.op = SPW_AIO_WRITE, .file = closed, .buf = buf, .bytes = BYTES};
+    spw_aio_request stays = {.op = SPW_AIO_WRITE, .file = kept, .buf = buf + BYTES, .bytes = BYTES};
+    aio_test_pattern_fill(buf, 2 * BYTES, 3);
+    spw_test_aio_fault(aio, fault_late, &o);
+    aio_test_submit(aio, &gone);
+    aio_test_submit(aio, &stays);
+    assert_null(spw_aio_poll(aio));
+    spw_sleep_ns(20000000); /* both have moved, and are held back */
+    assert_null(spw_aio_poll(aio));
+    spw_aio_file_close(closed);
+    assert_ptr_equal(spw_aio_wait(aio, AIO_TEST_LONG_NS), &stays);
+    assert_int_equal(stays.status, SPW_OK);
+    assert_int_equal(o.times, 2);
+    assert_int_equal(aio_test_transfer(aio, kept, SPW_AIO_READ, back, BYTES, 0), SPW_OK);
+    assert_memory_equal(back, buf + BYTES, BYTES);
+    spw_aio_destroy(aio);
+    free(buf);
+    free(back);
+}
+
+static void
+test_close_before_the_rest(void **state)
+{
+    /* Shows that closing does not wait for ever when the last completion was held back and the request's rest never starts. */
+    world *w = aio_test_world_or_skip(state);
+    enum { BYTES = 16 * KIB };
+    unsigned char *buf = aio_test_buffer_new(BYTES);
+    for (int whole = 0; whole < 2; whole++) {
+        spw_aio *aio = aio_test_open(w, 4096, 1);
+        spw_aio_file *file = aio_test_file_open(aio, w, "data", 0);
+        other_file o = {0};
+        spw_aio_request req = {.op = SPW_AIO_WRITE, .file = file, .buf = buf, .bytes = BYTES};
+        spw_test_aio_fault(aio, fault_late, &o);
+        aio_test_submit(aio, &req);
+        assert_null(spw_aio_poll(aio));
+        spw_sleep_ns(20000000); /* the first of four has moved, and is held back */
+        assert_null(spw_aio_poll(aio));
+        (void)alarm(60);
+        if (whole == 0)
+            spw_aio_file_close(file);
+        spw_aio_destroy(aio);
+        (void)alarm(0);
+    }
+    free(buf);
+}
+
 /* ---------------------------------------------------------------- a random schedule */
 
 typedef struct chaos {
@@ -1037,6 +1111,8 @@ main(void)
         ON_EACH_BACKEND(test_wake_and_timeout),
         ON_EACH_BACKEND(test_handover_between_threads),
         ON_EACH_BACKEND(test_destroy_in_flight),
+        ON_EACH_BACKEND(test_close_spares_others),
+        ON_EACH_BACKEND(test_close_before_the_rest),
         ON_EACH_BACKEND(test_random_schedule),
     };
     return cmocka_run_group_tests_name("aio", tests, NULL, NULL);

@@ -159,6 +159,24 @@ check "and the masters in split again" train --resume "$dir/w" $(to s2) --set sp
 check "chain of formats, again" train --resume "$dir/w" $(to s3) --set spillway.steps=5 --set spillway.state_format='"mixed"'
 check "the same weights and moments" same "$dir/s2/step-5" "$dir/s3/step-5"
 
+# A folder that cannot hold checkpoints is said before the first step, and before the state is on disk.
+expect 1 "$dir/text.txt" "a folder that is a file" --set spillway.checkpoint_dir="$dir/text.txt"
+check "before a step" test "$(grep -c '^step' "$dir/out")" -eq 0
+expect 1 "$dir/text.txt" "a folder below a file" --set spillway.checkpoint_dir="$dir/text.txt/deep"
+check "before a step, too" test "$(grep -c '^step' "$dir/out")" -eq 0
+if [ "$(id -u)" != 0 ]; then
+    mkdir -m 555 "$dir/locked"
+    expect 1 "spillway.checkpoint_dir $dir/locked may not be written" "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
+elif mkdir "$dir/locked" && mount -t tmpfs -o ro,size=100k tmpfs "$dir/locked" 2>/dev/null; then
+    expect 1 "spillway.checkpoint_dir $dir/locked may not be written" "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
+    umount "$dir/locked"
+else
+    skip "a folder that may not be written" "mounting is not permitted here"
+fi
+long=$dir/$(printf 'd%.0s' $(seq 200))/$(printf 'd%.0s' $(seq 200))/$(printf 'd%.0s' $(seq 200))/$(printf 'd%.0s' $(seq 200))/$(printf 'e%.0s' $(seq 120))
+expect 2 "spillway.checkpoint_dir is longer than 899 bytes" "a folder whose name would be cut off" --set spillway.checkpoint_dir="$long"
+expect 1 "the path is longer than 899 bytes" "and one to go on from" --resume "$long"
+
 # A disk that fills up while saving, and a limit on file sizes: an error with numbers, and the last checkpoint as it was.
 mkdir "$dir/small"
 if mount -t tmpfs -o size=1500k tmpfs "$dir/small" 2>/dev/null; then

@@ -84,6 +84,13 @@ check "its optimizer" says '^  lm_head.weight.exp_avg_sq +fp32 +\[256, 24\] +24.
 run inspect "$dir/ck/step-1" --json --digest
 check "one checkpoint: all its files" headers "$dir"/ck/step-1/*.safetensors
 check "one checkpoint: its step" says '^  "step": 1,$'
+mv "$dir/ck" "$dir/ck [old]*"
+run inspect "$dir/ck [old]*"
+check "a name with the shell's characters: its optimizer too" says '^  lm_head.weight.exp_avg_sq +fp32 +\[256, 24\] +24.0 KiB$'
+check "a model with adapters trains" run train "$dir/run.json" --quiet --set spillway.checkpoint_dir="$dir/lora" \
+    --set 'spillway.lora={"rank":2,"targets":["q_proj"]}'
+run inspect "$dir/lora" --json --digest
+check "its adapters too" headers "$dir"/lora/step-2/*.safetensors
 
 head -c 300 $vectors/llama/model.safetensors >"$dir/short.safetensors"
 refuse 1 "short.safetensors" "a truncated file is refused" "$dir/short.safetensors"

@@ -3,6 +3,7 @@
  * missing file is an error that names it.
  */
 #include "lib_rig.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
@@ -221,14 +222,43 @@ test_swap_folders(void **state)
     rig_remove(&a);
 }
 
+/* Each call that opening swap space makes may fail: the cause is named, a lock that cannot be had is nobody's, nothing stays. */
+static void
+test_each_call_fails(void **state)
+{
+    char dir[256];
+    spw_aio *aio;
+    spw_error err = {0};
+    bool through = false, unlocked = false;
+    (void)state;
+    tiny_dir_make(dir);
+    assert_int_equal(spw_aio_create(&aio, &(spw_aio_options){.probe_dir = dir}, &err), SPW_OK);
+    for (unsigned k = 1; !through; k++) {
+        spw_swap *swap;
+        spw_status st;
+        memset(&err, 0, sizeof err);
+        spw_test_fail_call(k);
+        st = spw_swap_open(&swap, aio, dir, "job", 0, 8192, &err);
+        through = !spw_test_call_fired();
+        spw_test_fail_call(0);
+        assert_true(!through || st == SPW_OK);
+        assert_true(st == SPW_OK || (swap == NULL && st != SPW_EBUSY && strstr(err.message, "rank-0") != NULL));
+        unlocked = unlocked || strstr(err.message, strerror(ENOLCK)) != NULL;
+        spw_swap_close(swap);
+        assert_int_equal(tiny_dir_entries(dir), 0);
+    }
+    assert_true(unlocked);
+    spw_aio_destroy(aio);
+    tiny_dir_remove(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_swap),
-        cmocka_unit_test(test_two_paths),
-        cmocka_unit_test(test_second_path_fails),
-        cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_damaged_swap),      cmocka_unit_test(test_two_paths),
+        cmocka_unit_test(test_second_path_fails), cmocka_unit_test(test_swap_folders),
+        cmocka_unit_test(test_each_call_fails),
     };
     return cmocka_run_group_tests_name("swap_paths", tests, NULL, NULL);
 }

@@ -29,6 +29,7 @@ typedef struct job {
         float *a, *b, scale; /* (rank, in), (out, rank) */
     } adapter;
     char partial[PATH_MAX_BYTES];
+    bool made;         /* that folder */
     uint32_t *file_of; /* (param_count) */
     uint32_t merged;   /* adapters */
     uint64_t done, all;
@@ -395,13 +396,14 @@ write_all(job *j, spw_error *err)
     return st;
 }
 
-/* As it is stored: of a folder the type of its first tensor. */
+/* As it is stored: of a folder the type of the model's first parameter. */
 static spw_dtype
 stored_dtype(const job *j)
 {
-    if (j->folder != NULL)
-        return spw_hf_reader_tensor(j->folder, 0, NULL)->dtype;
-    return spw_llmc_reader_dtype(j->llmc);
+    spw_st_extent unused;
+    spw_dtype dtype;
+    return j->folder != NULL && spw_hf_reader_extent(j->folder, 0, &unused, &dtype) ? dtype
+                                                                                    : spw_llmc_reader_dtype(j->llmc);
 }
 
 static spw_status
@@ -411,6 +413,7 @@ export_to_partial(job *j, spw_error *err)
     j->report->dtype = j->o->dtype != SPW_DTYPE_COUNT ? j->o->dtype : stored_dtype(j);
     if (access(j->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
+    j->made = true;
     SPW_TRY(spw_dir_make(j->partial, err));
     SPW_TRY(write_all(j, err));
     if (j->adapters != NULL && 2 * j->merged != spw_st_reader_count(j->adapters))
@@ -421,7 +424,7 @@ export_to_partial(job *j, spw_error *err)
     SPW_TRY(spw_dir_sync(j->partial, err));
     if (rename(j->partial, j->o->to) != 0)
         return SPW_RAISE_SYS(err, errno, "renaming %s to %s", j->partial, j->o->to);
-    return SPW_OK;
+    return spw_dir_sync_above(j->o->to, err);
 }
 
 spw_status
@@ -435,9 +438,9 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
         return SPW_RAISE(err, SPW_EINVAL, "export: a path is empty or longer than 1000 bytes");
     if (access(o->to, F_OK) == 0)
         return SPW_RAISE_SYS(err, EEXIST, "%s exists; export makes a new folder", o->to);
-    snprintf(j.partial, sizeof j.partial, "%.1000s.partial", o->to);
+    (void)spw_dir_partial(o->to, j.partial, sizeof j.partial);
     st = export_to_partial(&j, err);
-    if (st != SPW_OK)
+    if (st != SPW_OK && j.made)
         (void)spw_dir_remove(j.partial, &ignored);
     spw_hf_reader_close(j.folder);
     spw_llmc_reader_close(j.llmc);

@@ -313,6 +313,15 @@ shape_text(char *buf, size_t bytes, const uint64_t *shape, uint32_t ndim)
 }
 
 static spw_status
+check_type(const spw_hf_reader *r, const entry *e, spw_error *err)
+{
+    if (e->info->dtype != SPW_DTYPE_COUNT)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; F32, BF16 and F16 are read", r->shards[e->shard_idx].name,
+                     e->info->name, e->info->type);
+}
+
+static spw_status
 check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
 {
     const spw_tensor_info *t = e->info;
@@ -348,9 +357,11 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named
         const spw_param *const *found = bsearch(name, named, m->param_count, sizeof *named, compare_name);
         uint32_t id = found != NULL ? (uint32_t)(*found - m->params) : m->param_count;
         if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
+            SPW_TRY(check_type(r, &r->tensors[i], err));
             SPW_TRY(check_shape(r, &r->tensors[i], &m->params[id], err));
             r->of_param[id] = i;
         } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
+            SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
         } else if (id < m->param_count || !is_buffer(name, family)) {
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,

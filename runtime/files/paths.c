@@ -68,12 +68,28 @@ spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_er
     return st;
 }
 
+/* Without the slashes that a folder's name may end with. */
+static int
+name_bytes(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return (int)n;
+}
+
+bool
+spw_dir_partial(const char *path, char *out, size_t bytes)
+{
+    return (size_t)snprintf(out, bytes, "%.*s.partial", name_bytes(path), path) < bytes;
+}
+
 /* The folder part of a path. */
 static void
 folder_of(const char *path, char folder[PATH_BYTES])
 {
     char *slash;
-    snprintf(folder, PATH_BYTES, "%s", path);
+    snprintf(folder, PATH_BYTES, "%.*s", name_bytes(path), path);
     slash = strrchr(folder, '/');
     if (slash == NULL)
         snprintf(folder, PATH_BYTES, ".");
@@ -114,6 +130,19 @@ spw_file_write_text(const char *path, const char *text, spw_error *err)
     return spw_dir_sync_above(path, err);
 }
 
+/* A new folder's name outlasts a power cut. A folder above it that may be written and not read cannot be flushed. */
+static spw_status
+make_one(const char *path, spw_error *err)
+{
+    spw_error own = {0};
+    if (mkdir(path, 0777) != 0)
+        return errno == EEXIST ? SPW_OK : SPW_RAISE_SYS(err, errno, "creating folder %s", path);
+    if (spw_dir_sync_above(path, &own) == SPW_OK || own.sys_errno == EACCES)
+        return SPW_OK;
+    spw_error_keep_first(err, &own);
+    return own.status;
+}
+
 spw_status
 spw_dir_make(const char *path, spw_error *err)
 {
@@ -124,12 +153,10 @@ spw_dir_make(const char *path, spw_error *err)
         if (*at != '/')
             continue;
         *at = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return SPW_RAISE_SYS(err, errno, "creating folder %s", part);
+        SPW_TRY(make_one(part, err));
         *at = '/';
     }
-    if (mkdir(part, 0777) != 0 && errno != EEXIST)
-        return SPW_RAISE_SYS(err, errno, "creating folder %s", path);
+    SPW_TRY(make_one(part, err));
     if (stat(part, &info) != 0 || !S_ISDIR(info.st_mode))
         return SPW_RAISE(err, SPW_EINVAL, "%s is not a folder", path);
     return SPW_OK;

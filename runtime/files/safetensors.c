@@ -13,7 +13,33 @@
 
 enum { HEADER_MAX = 100000000, PATH_BYTES = 4096 };
 
-static const char *const dtype_names[SPW_DTYPE_COUNT] = {"F32", "BF16", "F16"};
+/* All types of the format (FORMATS S1); the first are those that are computed with. */
+static const struct {
+    const char *name;
+    uint32_t bits;
+} types[] = {[SPW_F32] = {"F32", 32},
+             [SPW_BF16] = {"BF16", 16},
+             [SPW_F16] = {"F16", 16},
+             {"BOOL", 8},
+             {"U8", 8},
+             {"I8", 8},
+             {"I16", 16},
+             {"U16", 16},
+             {"I32", 32},
+             {"U32", 32},
+             {"F64", 64},
+             {"I64", 64},
+             {"U64", 64},
+             {"C64", 64},
+             {"F8_E5M2", 8},
+             {"F8_E4M3", 8},
+             {"F8_E8M0", 8},
+             {"F8_E4M3FNUZ", 8},
+             {"F8_E5M2FNUZ", 8},
+             {"F4", 4},
+             {"F6_E2M3", 6},
+             {"F6_E3M2", 6}};
+enum { TYPE_COUNT = sizeof types / sizeof types[0] };
 
 /* ---------------------------------------------------------------- writing */
 
@@ -41,15 +67,15 @@ by_size_then_name(const void *a, const void *b)
 }
 
 static bool
-tensor_bytes(const spw_tensor_info *t, uint64_t *out)
+tensor_bytes(const spw_tensor_info *t, uint32_t bits, uint64_t *out)
 {
-    uint64_t n = spw_dtype_bytes(t->dtype);
+    uint64_t n = bits;
     for (uint32_t d = 0; d < t->ndim; d++) {
         if (!spw_mul_u64(n, t->shape[d], &n))
             return false;
     }
-    *out = n;
-    return true;
+    *out = n / 8;
+    return n % 8 == 0;
 }
 
 static json_t *
@@ -58,7 +84,7 @@ describe(const spw_tensor_info *t, uint64_t begin, uint64_t end)
     json_t *shape = json_array();
     for (uint32_t d = 0; d < t->ndim; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_names[t->dtype], "shape", shape, "data_offsets",
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", types[t->dtype].name, "shape", shape, "data_offsets",
                      (json_int_t)begin, (json_int_t)end);
 }
 
@@ -92,7 +118,8 @@ lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uin
         qsort(sorted, w->tensor_count, sizeof *sorted, by_size_then_name);
     for (uint32_t k = 0; st == SPW_OK && k < w->tensor_count; k++) {
         uint32_t i = sorted[k].i;
-        if ((unsigned)tensors[i].dtype >= SPW_DTYPE_COUNT || !tensor_bytes(&tensors[i], &w->bytes[i]) ||
+        if ((unsigned)tensors[i].dtype >= SPW_DTYPE_COUNT ||
+            !tensor_bytes(&tensors[i], types[tensors[i].dtype].bits, &w->bytes[i]) ||
             json_object_get(root, tensors[i].name) != NULL)
             st = SPW_RAISE(err, SPW_EINVAL, "%s: tensor %s has a bad shape or dtype, or its name is taken", w->path,
                            tensors[i].name);
@@ -286,12 +313,13 @@ read_entry(spw_st_reader *r, const char *name, json_t *v, spw_tensor_info *t, sp
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor name %.40s... is longer than %zu bytes", r->path, name,
                          sizeof t->name - 1);
     snprintf(t->name, sizeof t->name, "%s", name);
-    while (dtype != NULL && type < SPW_DTYPE_COUNT && strcmp(dtype, dtype_names[type]) != 0)
+    while (dtype != NULL && type < TYPE_COUNT && strcmp(dtype, types[type].name) != 0)
         type++;
-    if (dtype == NULL || type == SPW_DTYPE_COUNT)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.dtype is %s; F32, BF16 and F16 are read", r->path, name,
+    if (dtype == NULL || type == TYPE_COUNT)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.dtype is %s, which the format does not have", r->path, name,
                          dtype != NULL ? dtype : "missing");
-    t->dtype = (spw_dtype)type;
+    t->dtype = type < SPW_DTYPE_COUNT ? (spw_dtype)type : SPW_DTYPE_COUNT;
+    t->type = types[type].name;
     if (!json_is_array(shape) || json_array_size(shape) > SPW_TENSOR_DIMS_MAX)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.shape is not an array of at most %d sizes", r->path, name,
                          SPW_TENSOR_DIMS_MAX);
@@ -305,7 +333,7 @@ read_entry(spw_st_reader *r, const char *name, json_t *v, spw_tensor_info *t, sp
         !read_size(json_array_get(offsets, 1), &end) || end < t->begin)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.data_offsets is not [begin, end]", r->path, name);
     t->bytes = end - t->begin;
-    if (!tensor_bytes(t, &bytes) || bytes != t->bytes)
+    if (!tensor_bytes(t, types[type].bits, &bytes) || bytes != t->bytes)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.shape does not give the %llu bytes of its data_offsets", r->path,
                          name, (unsigned long long)t->bytes);
     return SPW_OK;

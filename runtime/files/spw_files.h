@@ -12,7 +12,8 @@ enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 4 };
 
 typedef struct spw_tensor_info {
     char name[SPW_TENSOR_NAME_BYTES];
-    spw_dtype dtype;
+    spw_dtype dtype;  /* SPW_DTYPE_COUNT, of the reader: one that the format has and nothing here computes with */
+    const char *type; /* "BF16", "BOOL": as the file says; set by the reader */
     uint32_t ndim;
     uint64_t shape[SPW_TENSOR_DIMS_MAX];
     uint64_t begin, bytes; /* in the data buffer; set by the writer and the reader */
@@ -38,7 +39,10 @@ spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, ui
 spw_status spw_st_writer_commit(spw_st_writer *w, spw_error *err);
 void spw_st_writer_destroy(spw_st_writer *w); /* NULL is fine */
 
-/* A reader checks every rule of the format; errors are SPW_ECORRUPT and name file and field. */
+/*
+ * A reader checks every rule of the format; errors are SPW_ECORRUPT and name file and field. Tensors of types that nothing here
+ * computes with are described like others: old files hold masks of them beside their weights.
+ */
 typedef struct spw_st_reader spw_st_reader;
 spw_status spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err);
 void spw_st_reader_close(spw_st_reader *r); /* NULL is fine */
@@ -108,7 +112,8 @@ bool spw_hf_has_weights(const char *folder);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
- * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, a head that differs.
+ * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, another type than fp32, bf16 and fp16, a head
+ *          that differs.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
 /* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter). */
@@ -164,7 +169,9 @@ spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
-spw_status spw_dir_make(const char *path, spw_error *err); /* with parents */
+spw_status spw_dir_make(const char *path, spw_error *err); /* with parents; the names of new ones are durable */
+/* Where a folder is written before it has its name: beside it, with ".partial" behind. False: out is too small. */
+bool spw_dir_partial(const char *path, char *out, size_t bytes);
 spw_status spw_dir_sync(const char *path, spw_error *err);
 spw_status
 spw_dir_sync_above(const char *path, spw_error *err);        /* the folder that holds path: its name is durable then */
