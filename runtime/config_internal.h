@@ -54,7 +54,8 @@ const char *spw__config_last_part(const char *key);
 /* The spelling of the last part of key that is not name: an alias or what it is for; NULL: there is one spelling. */
 const char *spw__config_other_spelling(const char *key, const char *name);
 
-spw_status spw__config_json(json_t **out, const char *text, const char *name, spw_error *err); /* an object */
+/* An object; comments and trailing commas are none of it (config_text.c). */
+spw_status spw__config_json(json_t **out, const char *text, const char *name, spw_error *err);
 
 /* The files that a configuration was merged from, the including one last. Zeroed: one file only. */
 typedef struct config_layers {
