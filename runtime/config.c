@@ -7,18 +7,44 @@
 #include "spw_files.h"
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
-enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES };
+enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES, REMARK_BYTES = 600 };
+
+/* What a person is told about more than one key, once, when all of them are known. */
+typedef struct remarks {
+    char unbuilt[REMARK_BYTES]; /* the refusal of every key whose feature is missing */
+    char autos[REMARK_BYTES];   /* defaults that stand where "auto" was said */
+} remarks;
 
 typedef struct reader {
     spw_config *out;
     const char *name; /* of the file */
     spw_error *err;
     const config_layers *layers; /* NULL: one file only */
+    remarks *remarks;            /* shared by all readers of a configuration */
 } reader;
+
+/* One more of the same kind; what no longer fits is dots. */
+__attribute__((format(printf, 2, 3))) static void
+remark(char list[REMARK_BYTES], const char *format, ...)
+{
+    char one[REMARK_BYTES];
+    size_t n = strlen(list), m;
+    const char *between = n > 0 ? "; " : "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(one, sizeof one, format, args);
+    va_end(args);
+    m = strlen(between) + strlen(one);
+    if (n + m + sizeof "; ..." <= REMARK_BYTES)
+        snprintf(list + n, REMARK_BYTES - n, "%s%s", between, one);
+    else if (n < 4 || strcmp(list + n - 3, "...") != 0)
+        snprintf(list + n, REMARK_BYTES - n, "; ...");
+}
 
 /* ---------------------------------------------------------------- looking keys up */
 
@@ -123,6 +149,13 @@ consider_model_keys(guess *g, const char *key)
 static spw_status
 unknown_key(const reader *r, const char *key)
 {
+    /* What other programs call it. */
+    static const struct {
+        const char *name, *key;
+    } meant[] = {{"max_grad_norm", "gradient_clipping"},
+                 {"learning_rate", "optimizer.params.lr"},
+                 {"opt_level", "fp16.enabled"},
+                 {"cos_min_lr", "scheduler.params.cos_min_ratio"}};
     guess g = {.near_distance = 4, .elsewhere_distance = UINT32_MAX};
     char candidate[KEY_BYTES];
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
@@ -131,6 +164,10 @@ unknown_key(const reader *r, const char *key)
             consider(&g, key, row_spelling(&spw__config_rows[i], true, candidate));
     }
     consider_model_keys(&g, key);
+    for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++) {
+        if (strcmp(spw__config_last_part(key), meant[i].name) == 0)
+            snprintf(g.near, sizeof g.near, "%s", meant[i].key);
+    }
     if (g.elsewhere[0] != '\0') {
         int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",
@@ -277,7 +314,7 @@ read_text(const reader *r, const key_row *row, const json_t *v, char *out)
     }
     if (row->choices != NULL && at == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s \"%s\" (one of %s)", r->name, row->key, text,
-                         row->choices);
+                         row->choices + strspn(row->choices, "|"));
     if (row->class == C_INERT)
         return SPW_OK;
     if (out == NULL) { /* scheduler.params.warmup_type */
@@ -442,9 +479,14 @@ read_unbuilt(const reader *r, const key_row *row, const json_t *v)
                (!json_is_object(inert) && json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) ||
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
+    off = off ||
+          (json_is_object(v) && json_object_get(inert, "enabled") != NULL && json_object_get(v, "enabled") == NULL);
     json_decref(inert);
-    return off ? SPW_OK
-               : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
+    if (!off && strstr(r->remarks->unbuilt, r->name) != NULL)
+        remark(r->remarks->unbuilt, "%s (%s)", row->key, row->help);
+    else if (!off)
+        remark(r->remarks->unbuilt, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
+    return SPW_OK; /* refused when all of them are known */
 }
 
 static spw_status
@@ -463,6 +505,14 @@ read_deprecated(const reader *r, const key_row *row, const json_t *v)
     return SPW_OK;
 }
 
+/* Where "auto" is transformers' own argument, and the result hangs on it. bf16 and fp16 are looked at together, later. */
+static bool
+trainer_fills(const char *key)
+{
+    return strcmp(key, "gradient_clipping") == 0 || strncmp(key, "optimizer.params.", 17) == 0 ||
+           (strncmp(key, "scheduler.params.", 17) == 0 && strcmp(key + 17, "total_num_steps") != 0);
+}
+
 static spw_status
 read_value(const reader *r, const key_row *row, json_t *v)
 {
@@ -477,8 +527,11 @@ read_value(const reader *r, const key_row *row, json_t *v)
     if (row->type == K_ANY)
         return SPW_OK;
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
-        row->type != K_BACKEND && row->type != K_PLACE)
+        row->type != K_BACKEND && row->type != K_PLACE) {
+        if (row->fallback != NULL && trainer_fills(row->key))
+            remark(r->remarks->autos, "%s %s", row->key, row->fallback);
         return SPW_OK; /* the default stands */
+    }
     switch (row->type) {
     case K_BOOL:
         if (!json_is_boolean(v))
@@ -568,6 +621,33 @@ check_said_once(const reader *r, const key_row *row, const json_t *object)
 }
 
 static spw_status
+check_optimizer(const reader *r, const char *type)
+{
+    return spw_optimizer_find(type) != NULL
+               ? SPW_OK
+               : SPW_RAISE(r->err, SPW_ECONFIG,
+                           "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
+                           r->name, type);
+}
+
+/* An optimizer or schedule that is not built is refused by its name, not by the first parameter that only it has. */
+static spw_status
+read_type(const reader *r, const key_row *section, json_t *object)
+{
+    char key[KEY_BYTES];
+    json_t *v = json_object_get(object, "type");
+    const key_row *row;
+    reader at;
+    snprintf(key, sizeof key, "%s.type", section->key);
+    row = spw__config_find_row(key);
+    if (row == NULL || v == NULL)
+        return SPW_OK;
+    at = reader_of(r, key, v);
+    SPW_TRY(read_value(&at, row, v));
+    return strcmp(section->key, "optimizer") == 0 ? check_optimizer(&at, r->out->optimizer.type) : SPW_OK;
+}
+
+static spw_status
 read_object(const reader *r, const char *prefix, json_t *object)
 {
     const char *name;
@@ -578,6 +658,8 @@ read_object(const reader *r, const char *prefix, json_t *object)
         const key_row *row;
         reader at;
         snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
+        if (name[0] == '_') /* nobody's key begins like that: people write their comments so */
+            continue;
         row = spw__config_find_row(key);
         at = reader_of(r, key, v);
         if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
@@ -589,9 +671,14 @@ read_object(const reader *r, const char *prefix, json_t *object)
             SPW_TRY(read_value(&at, row, v));
         } else if (strcmp(key, "model") == 0) {
             SPW_TRY(read_model_section(r, v));
+        } else if (strcmp(key, "zero_optimization") == 0 && json_is_boolean(v)) {
+            spw_log(SPW_LOG_WARN, "%s: zero_optimization %s is deprecated; use zero_optimization.stage", at.name,
+                    json_is_true(v) ? "true" : "false");
+            r->out->zero.stage = json_is_true(v);
         } else if (!json_is_object(v)) {
             return bad_value(&at, key, "an object", v);
         } else {
+            SPW_TRY(read_type(r, row, v));
             SPW_TRY(read_object(r, row->key, v));
         }
     }
@@ -626,18 +713,27 @@ settle_batch(const reader *r)
     if (all > 0 && micro == 0)
         micro = (steps > 0 ? all / steps : all) / ranks;
     if (micro == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size or train_micro_batch_size_per_gpu is needed",
-                         r->name);
+        return SPW_RAISE(
+            r->err, SPW_ECONFIG,
+            "%s: train_batch_size or train_micro_batch_size_per_gpu is needed, as a number: \"auto\" is for "
+            "transformers' Trainer to fill in (--set train_micro_batch_size_per_gpu=1)",
+            r->name);
     if (steps == 0)
         steps = all > 0 ? all / micro / ranks : 1;
     if (all == 0)
         all = micro * steps * ranks;
-    if (all != micro * steps * ranks || all == 0)
+    if (all != micro * steps * ranks || all == 0) {
+        char meant[100] = "";
+        if (steps > 0 && all >= micro * steps && all % (micro * steps) == 0)
+            snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu)",
+                     (unsigned long long)(all / (micro * steps)), all > micro * steps ? "s" : "",
+                     (unsigned long long)(all / (micro * steps)));
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
-                         "gradient_accumulation_steps %llu times %llu rank%s",
+                         "gradient_accumulation_steps %llu times %llu rank%s%s",
                          r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps,
-                         (unsigned long long)ranks, ranks > 1 ? "s" : "");
+                         (unsigned long long)ranks, ranks > 1 ? "s" : "", meant);
+    }
     c->train_batch_size = all;
     c->micro_batch = micro;
     c->accumulation = steps;
@@ -647,10 +743,14 @@ settle_batch(const reader *r)
 static spw_status
 check_offload(const reader *r)
 {
-    const spw_config *c = r->out;
-    if (c->zero.offload_param != SPW_TIER_DEVICE && c->zero.stage != 3)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param needs stage 3, stage is %u", r->name,
-                         c->zero.stage);
+    spw_config *c = r->out;
+    if (c->zero.offload_param != SPW_TIER_DEVICE && c->zero.stage != 3) {
+        spw_log(SPW_LOG_WARN,
+                "%s: zero_optimization.offload_param has no effect in stage %u, as in DeepSpeed: weights stay on the "
+                "device; stage 3 offloads them",
+                r->name, c->zero.stage);
+        c->zero.offload_param = SPW_TIER_DEVICE;
+    }
     if (c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.stage == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: zero_optimization.offload_optimizer needs stage 1, 2 or 3, stage is 0", r->name);
@@ -787,6 +887,33 @@ given(const json_t *section, const char *key)
     return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
 }
 
+static bool
+is_auto(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL && strcmp(text, "auto") == 0;
+}
+
+/* transformers' Trainer would put its arguments where "auto" is. The number of steps is known here; the rest is said. */
+static void
+settle_autos(const reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
+    const json_t *optimizer = json_object_get(json_object_get(root, "optimizer"), "params");
+    bool typed = c->bf16 || c->fp16;
+    if (is_auto(params, "total_num_steps"))
+        c->scheduler.total_num_steps = c->run.steps;
+    if (!typed &&
+        (is_auto(json_object_get(root, "bf16"), "enabled") || is_auto(json_object_get(root, "fp16"), "enabled")))
+        remark(r->remarks->autos, "bf16.enabled and fp16.enabled false (so fp32)");
+    if (r->remarks->autos[0] != '\0' && json_object_get(optimizer, "lr") == NULL)
+        remark(r->remarks->autos, "optimizer.params.lr %g", c->optimizer.lr);
+    if (r->remarks->autos[0] != '\0')
+        spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, these stand: %s", r->name,
+                r->remarks->autos);
+}
+
 static spw_status
 settle(const reader *r, const json_t *root)
 {
@@ -803,13 +930,11 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
                          r->name, c->data.text_field);
     SPW_TRY(settle_batch(r));
+    settle_autos(r, root);
     SPW_TRY(check_offload(r));
     SPW_TRY(check_zeropp(r));
     SPW_TRY(settle_paths(r));
-    if (spw_optimizer_find(c->optimizer.type) == NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
-                         r->name, c->optimizer.type);
+    SPW_TRY(check_optimizer(r, c->optimizer.type));
     if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
         spw_log(SPW_LOG_WARN,
                 "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
@@ -892,7 +1017,8 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
                  uint32_t override_count, spw_error *err)
 {
     config_layers layers = {.count = 0};
-    reader r = {out, name, err, &layers};
+    remarks said = {.unbuilt = ""};
+    reader r = {out, name, err, &layers, &said};
     json_t *root;
     spw_status st = spw__config_json(&root, json_text, name, err);
     for (int included = 0; included < 2 && st == SPW_OK; included++) { /* which files, then what stands above them */
@@ -908,6 +1034,8 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
         st = set_defaults(&r);
     if (st == SPW_OK)
         st = read_object(&r, "", root);
+    if (st == SPW_OK && said.unbuilt[0] != '\0')
+        st = SPW_RAISE(err, SPW_ECONFIG, "%s", said.unbuilt);
     if (st == SPW_OK)
         st = settle(&r, root);
     json_decref(root);

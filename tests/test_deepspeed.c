@@ -75,9 +75,103 @@ test_comments(void **state)
     refuses("// nothing", "ds.json:1:");
 }
 
+/* Spellings of other years mean what they meant: a bare true is stage 1, bfloat16 is bf16, an underscore begins a comment. */
+static void
+test_older(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO "\"zero_optimization\":true,\"bfloat16\":{\"enabled\":true},\"_comment\":[1]}");
+    assert_int_equal(c.zero.stage, 1);
+    assert_true(c.bf16);
+    assert_non_null(strstr(heard, "zero_optimization true is deprecated; use zero_optimization.stage"));
+    takes("{" NEEDED MICRO "\"zero_optimization\":false}");
+    assert_int_equal(c.zero.stage, 0);
+    refuses("{" NEEDED MICRO "\"zero_optimization\":2}", "zero_optimization: expected an object, got integer 2");
+    refuses("{" NEEDED MICRO "\"bf16\":{},\"bfloat16\":{}}", "is given twice");
+    takes("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":-1}},"
+          "\"optimizer\":{\"type\":\"Adam\",\"params\":{\"torch_adam\":true,\"fused\":true}}}");
+    refuses("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":5}}}",
+            "last_batch_iteration (--resume");
+}
+
+/* What DeepSpeed takes and does nothing with is taken too, and does nothing. */
+static void
+test_without_effect(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO
+          "\"activation_checkpointing\":{\"partition_activations\":true,\"number_checkpoints\":null}}");
+    for (unsigned stage = 0; stage < 3; stage++) {
+        char text[500];
+        snprintf(text, sizeof text,
+                 "{" NEEDED MICRO "\"zero_optimization\":{\"stage\":%u,\"offload_param\":{\"device\":\"cpu\"}}}",
+                 stage);
+        takes(text);
+        assert_int_equal(c.zero.offload_param, SPW_TIER_DEVICE);
+        assert_non_null(strstr(heard, "zero_optimization.offload_param has no effect in stage"));
+    }
+    takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
+          "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
+    assert_string_equal(heard, "");
+}
+
+/* All that is missing is named at once, up to what a message holds; an optimizer by its name, not by its parameters. */
+static void
+test_missing(void **state)
+{
+    (void)state;
+    refuses("{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"pipeline\":{\"stages\":2},\"sparse_gradients\":true}",
+            "ds.json: not supported yet: wandb (monitor: spillway.run_log has every step, spillway plot draws it); "
+            "pipeline (pipeline parallelism); sparse_gradients (");
+    refuses(
+        "{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"comet\":{\"enabled\":true},\"tensorboard\":{\"enabled\":true},"
+        "\"csv_monitor\":{\"enabled\":true},\"flops_profiler\":{\"enabled\":true},\"comms_logger\":{\"enabled\":true},"
+        "\"autotuning\":{\"enabled\":true},\"amp\":{\"enabled\":true},\"nebula\":{\"enabled\":true},"
+        "\"elasticity\":{\"enabled\":true},\"eigenvalue\":{\"enabled\":true}}",
+        "; ...");
+    refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"freeze_step\":4},\"type\":\"OneBitAdam\"}}",
+            "not supported yet: optimizer.type \"OneBitAdam\"; Adam, AdamW");
+    refuses("{" NEEDED MICRO "\"scheduler\":{\"params\":{\"cycle_min_lr\":0},\"type\":\"OneCycle\"}}",
+            "scheduler.type \"OneCycle\" (one of WarmupLR|");
+    refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"max_grad_norm\":1}}}",
+            "did you mean \"gradient_clipping\"?");
+    refuses("{" NEEDED
+            "\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":8,\"gradient_accumulation_steps\":2}",
+            "times 1 rank; it is for 4 ranks (train -n 4)");
+    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}", "times 1 rank");
+}
+
+/* Where a Trainer would fill in an argument, what stands instead is said once; the number of steps is known. */
+static void
+test_trainer(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO
+          "\"gradient_accumulation_steps\":\"auto\",\"gradient_clipping\":\"auto\",\"bf16\":{\"enabled\":\"auto\"},"
+          "\"optimizer\":{\"type\":\"AdamW\",\"params\":{\"lr\":\"auto\",\"betas\":\"auto\"}},\"scheduler\":{\"type\":"
+          "\"WarmupDecayLR\",\"params\":{\"total_num_steps\":\"auto\",\"warmup_num_steps\":\"auto\",\"warmup_max_lr\":"
+          "\"auto\"}},"
+          "\"zero_optimization\":{\"stage3_max_live_parameters\":\"auto\"}}");
+    assert_int_equal(c.scheduler.total_num_steps, 40);
+    assert_true(c.optimizer.lr == 0.001 && isnan(c.scheduler.warmup_max_lr));
+    assert_string_equal(heard,
+                        "ds.json: \"auto\" is not filled in from a Trainer's arguments here, these stand: "
+                        "gradient_clipping 0.0; optimizer.params.lr 0.001; optimizer.params.betas [0.9, 0.999]; "
+                        "scheduler.params.warmup_num_steps 1000; bf16.enabled and fp16.enabled false (so fp32)\n");
+    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\"}"); /* the optimizer is the Trainer's */
+    assert_non_null(strstr(heard, "these stand: gradient_clipping 0.0; optimizer.params.lr 0.001\n"));
+    takes("{" NEEDED MICRO "\"bf16\":{\"enabled\":true},\"fp16\":{\"enabled\":\"auto\"},"
+          "\"zero_optimization\":{\"stage\":3,\"reduce_bucket_size\":\"auto\"}}");
+    assert_string_equal(heard, "");
+    refuses("{" NEEDED "\"train_batch_size\":\"auto\",\"train_micro_batch_size_per_gpu\":\"auto\"}",
+            "is needed, as a number: \"auto\" is for transformers' Trainer");
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments), cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_without_effect), cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_trainer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
