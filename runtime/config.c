@@ -567,7 +567,7 @@ read_model(const reader *r, json_t *m)
     char *text;
     json_object_foreach(m, name, v)
     {
-        if (type != NULL && spw_family_parse(type, &family) && !spw_hf_config_has_key(family, name)) {
+        if (name[0] != '_' && type != NULL && spw_family_parse(type, &family) && !spw_hf_config_has_key(family, name)) {
             char key[KEY_BYTES];
             reader at;
             snprintf(key, sizeof key, "model.%s", name);
@@ -848,6 +848,25 @@ check_device(const reader *r)
     return SPW_OK;
 }
 
+/* A folder whose weights cannot be read is not one without weights: training would begin with others than were meant. */
+static spw_status
+check_start(const reader *r)
+{
+    const spw_config *c = r->out;
+    char file[256];
+    if (strcmp(c->run.start, "auto") != 0 || c->model_path[0] == '\0' || spw_hf_has_weights(c->model_path))
+        return SPW_OK;
+    if (spw_hf_has_other_weights(c->model_path, file))
+        return SPW_RAISE(
+            r->err, SPW_ECONFIG,
+            "%s: model.path %s has %s, which is not read: weights are read from model.safetensors, or shards "
+            "with model.safetensors.index.json (save_pretrained of transformers writes them); "
+            "spillway.start random draws new ones",
+            r->name, c->model_path, file);
+    spw_log(SPW_LOG_NOTE, "%s: model.path %s has no weights: they are drawn by spillway.seed", r->name, c->model_path);
+    return SPW_OK;
+}
+
 /* Which of scheduler.params a type takes. */
 static bool
 scheduler_takes(const char *type, const char *param)
@@ -957,6 +976,7 @@ settle(const reader *r, const json_t *root)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));
     SPW_TRY(check_device(r));
+    SPW_TRY(check_start(r));
     SPW_TRY(check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params")));
     if (c->run.chunk_elems % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,

@@ -4,10 +4,12 @@
  */
 #include "config_internal.h"
 #include "lib_tiny.h"
+#include "spw_files.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <cmocka.h>
 
 #define NEEDED                                                                                                         \
@@ -39,6 +41,15 @@ parse(const char *text)
     st = spw_config_parse(&c, text, "ds.json", NULL, 0, &err);
     spw_log_set(NULL, NULL);
     return st;
+}
+
+static void
+write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
 }
 
 static void
@@ -167,11 +178,49 @@ test_trainer(void **state)
             "is needed, as a number: \"auto\" is for transformers' Trainer");
 }
 
+/* A folder's weights are read or missing; what cannot be read is not taken for missing. */
+static void
+test_weights(void **state)
+{
+    static const struct {
+        const char *file, *says; /* NULL: taken */
+    } cases[] = {{"pytorch_model.bin", "has pytorch_model.bin, which is not read"},
+                 {"pytorch_model-00001-of-00002.bin", "pytorch_model-00001-of-00002.bin"},
+                 {"model-00002-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+                 {"consolidated.00.pth", "consolidated.00.pth"},
+                 {"a.gguf", "a.gguf"},
+                 {"training_args.bin", NULL}};
+    char folder[] = "/tmp/spw-weights-XXXXXX", path[200], text[400];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    write_file(path, "{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1}");
+    snprintf(text, sizeof text, "{" MICRO "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"a\"}}", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
+        write_file(path, "x");
+        if (cases[i].says != NULL)
+            refuses(text, cases[i].says);
+        else
+            takes(text);
+        assert_int_equal(remove(path), 0);
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    write_file(path, "version https://git-lfs.github.com/spec/v1\n");
+    takes(text); /* what is in it is looked at when it is opened */
+    {
+        spw_hf_reader *weights = NULL;
+        assert_int_equal(spw_hf_reader_open(&weights, folder, &err), SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "is a pointer of Git LFS"));
+    }
+    assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments), cmocka_unit_test(test_older),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),       cmocka_unit_test(test_older),
                                        cmocka_unit_test(test_without_effect), cmocka_unit_test(test_missing),
-                                       cmocka_unit_test(test_trainer)};
+                                       cmocka_unit_test(test_trainer),        cmocka_unit_test(test_weights)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
