@@ -4,6 +4,7 @@
  */
 #include "config_internal.h"
 #include "lib_tiny.h"
+#include "spw_data.h"
 #include "spw_files.h"
 #include <math.h>
 #include <setjmp.h>
@@ -216,11 +217,40 @@ test_weights(void **state)
     assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
 }
 
+/* Text is not bytes to a model whose tokenizer cannot be read; tokens in a file need none. */
+static void
+test_unread_tokenizer(void **state)
+{
+    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], text[600];
+    const char *const bytes[] = {"data.tokenizer=bytes"};
+    spw_data *d = NULL;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    write_file(path, "{\"model_type\":\"gpt2\",\"vocab_size\":300,\"n_embd\":8,\"n_layer\":1,\"n_head\":1}");
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    write_file(path, "x");
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    write_file(path, "A text that is long enough for a few sequences of tokens, whatever they are, and then some.\n");
+    snprintf(text, sizeof text,
+             "{" MICRO "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"%s\",\"seq_length\":8,"
+             "\"validation_split\":0,\"cache_dir\":\"%s\"}}",
+             folder, path, folder);
+    takes(text);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "has a tokenizer that is not read: tokenizer.json is"));
+    assert_int_equal(spw_config_parse(&c, text, "ds.json", bytes, 1, &err), SPW_OK);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
+    spw_data_close(d);
+    assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),       cmocka_unit_test(test_older),
-                                       cmocka_unit_test(test_without_effect), cmocka_unit_test(test_missing),
-                                       cmocka_unit_test(test_trainer),        cmocka_unit_test(test_weights)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),        cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_without_effect),  cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_trainer),         cmocka_unit_test(test_weights),
+                                       cmocka_unit_test(test_unread_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
