@@ -56,11 +56,11 @@ settle_batch(const config_reader *r)
     if (all == 0)
         all = micro * steps * ranks;
     if (all != micro * steps * ranks || all == 0) {
-        char meant[100] = "";
+        char meant[160] = "";
         if (steps > 0 && all >= micro * steps && all % (micro * steps) == 0)
-            snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu)",
+            snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu, plan --set spillway.ranks=%llu)",
                      (unsigned long long)(all / (micro * steps)), all > micro * steps ? "s" : "",
-                     (unsigned long long)(all / (micro * steps)));
+                     (unsigned long long)(all / (micro * steps)), (unsigned long long)(all / (micro * steps)));
         return SPW_RAISE(r->err, SPW_ECONFIG,
                          "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
                          "gradient_accumulation_steps %llu times %llu rank%s%s",

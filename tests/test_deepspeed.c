@@ -149,7 +149,7 @@ test_missing(void **state)
             "did you mean \"gradient_clipping\"?");
     refuses("{" NEEDED
             "\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":8,\"gradient_accumulation_steps\":2}",
-            "times 1 rank; it is for 4 ranks (train -n 4)");
+            "times 1 rank; it is for 4 ranks (train -n 4, plan --set spillway.ranks=4)");
     refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}", "times 1 rank");
 }
 
