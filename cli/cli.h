@@ -22,6 +22,7 @@ int cli_export(int argc, char **argv); /* import, too */
 int cli_plan(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 
+void cli_log(bool shown); /* the library's warnings and notes, on stderr or nowhere */
 /* Prints "spillway: message" and returns the exit code for its status. With several ranks it says which one speaks. */
 int cli_fail(const spw_error *err);
 int cli_exit_code(const spw_error *err);

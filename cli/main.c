@@ -350,6 +350,12 @@ log_line(void *ctx, spw_log_level level, const char *line)
         fprintf(stderr, "spillway: %s%s\n", level >= SPW_LOG_WARN ? "warning: " : "", line);
 }
 
+void
+cli_log(bool shown)
+{
+    spw_log_set(shown ? log_line : NULL, NULL);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -358,7 +364,7 @@ main(int argc, char **argv)
         fputs(usage, stderr);
         return EXIT_USAGE;
     }
-    spw_log_set(log_line, NULL);
+    cli_log(true);
     (void)signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f: an error of the write, told with its path */
     if (strcmp(command, "--version") == 0) {
         printf("spillway %s\n", SPW_VERSION);

@@ -870,7 +870,9 @@ cli_train(int argc, char **argv)
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);
+    cli_log(r.rank == 0); /* all ranks read the same file */
     st = spw_config_load(&r.config, path, overrides, override_count, &err);
+    cli_log(true);
     if (st != SPW_OK)
         st = err.status = SPW_ECONFIG; /* whatever was wrong with it */
     if ((rc = all_well(&r, st, &err)) != EXIT_DONE) {

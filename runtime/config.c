@@ -1,6 +1,6 @@
 /*
- * Reading a configuration: JSON by jansson, every leaf looked up in the table of config_keys.c, then the checks that need
- * more than one key. Errors name the file, the key and the value.
+ * Reading a configuration: JSON by jansson, every leaf looked up in the table of config_keys.c; the checks that need more
+ * than one key are config_settle.c's. Errors name the file, the key and the value.
  */
 #include "config_internal.h"
 #include "runtime_internal.h"
@@ -13,13 +13,6 @@
 
 enum { KEY_BYTES = SPW_CONFIG_KEY_BYTES, TEXT_MAX = SPW_CONFIG_TEXT_BYTES };
 
-typedef struct reader {
-    spw_config *out;
-    const char *name; /* of the file */
-    spw_error *err;
-    const config_layers *layers; /* NULL: one file only */
-} reader;
-
 /* ---------------------------------------------------------------- looking keys up */
 
 const char *
@@ -30,10 +23,10 @@ spw__config_last_part(const char *key)
 }
 
 /* r for what stands under key: messages name the file that says it. */
-static reader
-reader_of(const reader *r, const char *key, const json_t *v)
+static config_reader
+reader_of(const config_reader *r, const char *key, const json_t *v)
 {
-    reader at = *r;
+    config_reader at = *r;
     if (r->layers != NULL)
         at.name = spw__config_source(r->layers, r->name, key, v);
     return at;
@@ -121,8 +114,15 @@ consider_model_keys(guess *g, const char *key)
 }
 
 static spw_status
-unknown_key(const reader *r, const char *key)
+unknown_key(const config_reader *r, const char *key)
 {
+    /* What other programs call it. */
+    static const struct {
+        const char *name, *key;
+    } meant[] = {{"max_grad_norm", "gradient_clipping"},
+                 {"learning_rate", "optimizer.params.lr"},
+                 {"opt_level", "fp16.enabled"},
+                 {"cos_min_lr", "scheduler.params.cos_min_ratio"}};
     guess g = {.near_distance = 4, .elsewhere_distance = UINT32_MAX};
     char candidate[KEY_BYTES];
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
@@ -131,6 +131,10 @@ unknown_key(const reader *r, const char *key)
             consider(&g, key, row_spelling(&spw__config_rows[i], true, candidate));
     }
     consider_model_keys(&g, key);
+    for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++) {
+        if (strcmp(spw__config_last_part(key), meant[i].name) == 0)
+            snprintf(g.near, sizeof g.near, "%s", meant[i].key);
+    }
     if (g.elsewhere[0] != '\0') {
         int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: unknown key \"%s\"; \"%s\" belongs in %.*s; did you mean \"%s\"?",
@@ -145,7 +149,7 @@ unknown_key(const reader *r, const char *key)
 /* ---------------------------------------------------------------- values */
 
 static spw_status
-bad_value(const reader *r, const char *key, const char *expected, const json_t *v)
+bad_value(const config_reader *r, const char *key, const char *expected, const json_t *v)
 {
     /* By jansson's json_type; true, false and null name themselves. */
     static const char *const kinds[] = {"object", "list", "string", "integer", "number", "", "", ""};
@@ -158,7 +162,7 @@ bad_value(const reader *r, const char *key, const char *expected, const json_t *
 }
 
 static spw_status
-read_integer(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
+read_integer(const config_reader *r, const key_row *row, const json_t *v, uint64_t *out)
 {
     char expected[100];
     double x = json_is_number(v) ? json_number_value(v) : 0;
@@ -172,7 +176,7 @@ read_integer(const reader *r, const key_row *row, const json_t *v, uint64_t *out
 }
 
 static spw_status
-read_number(const reader *r, const key_row *row, const json_t *v, double *out)
+read_number(const config_reader *r, const key_row *row, const json_t *v, double *out)
 {
     char expected[100];
     double x = json_is_number(v) ? json_number_value(v) : 0;
@@ -186,7 +190,7 @@ read_number(const reader *r, const key_row *row, const json_t *v, double *out)
 }
 
 static spw_status
-read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
+read_bytes(const config_reader *r, const key_row *row, const json_t *v, uint64_t *out)
 {
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) {
         *out = SPW_AUTO;
@@ -203,7 +207,7 @@ read_bytes(const reader *r, const key_row *row, const json_t *v, uint64_t *out)
 
 /* {"path": ..., "weight": ..., "bytes": ...}: the members besides path; sources have weights, swap folders both. */
 static spw_status
-read_path_members(const reader *r, const key_row *row, json_t *object, const char *path, double *weight,
+read_path_members(const config_reader *r, const key_row *row, json_t *object, const char *path, double *weight,
                   uint64_t *bytes)
 {
     bool swap = strcmp(spw__config_last_part(row->key), "nvme_path") == 0;
@@ -236,7 +240,7 @@ read_path_members(const reader *r, const key_row *row, json_t *object, const cha
 }
 
 static spw_status
-add_path(const reader *r, const key_row *row, spw_path_list *list, json_t *v)
+add_path(const config_reader *r, const key_row *row, spw_path_list *list, json_t *v)
 {
     const char *text = json_string_value(json_is_object(v) ? json_object_get(v, "path") : v);
     uint32_t i = list->count;
@@ -253,7 +257,7 @@ add_path(const reader *r, const key_row *row, spw_path_list *list, json_t *v)
 }
 
 static spw_status
-read_paths(const reader *r, const key_row *row, json_t *v, spw_path_list *list)
+read_paths(const config_reader *r, const key_row *row, json_t *v, spw_path_list *list)
 {
     memset(list, 0, sizeof *list);
     if (!json_is_array(v))
@@ -264,7 +268,7 @@ read_paths(const reader *r, const key_row *row, json_t *v, spw_path_list *list)
 }
 
 static spw_status
-read_text(const reader *r, const key_row *row, const json_t *v, char *out)
+read_text(const config_reader *r, const key_row *row, const json_t *v, char *out)
 {
     const char *text = json_string_value(v), *at = row->choices;
     size_t n;
@@ -277,7 +281,7 @@ read_text(const reader *r, const key_row *row, const json_t *v, char *out)
     }
     if (row->choices != NULL && at == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s \"%s\" (one of %s)", r->name, row->key, text,
-                         row->choices);
+                         row->choices + strspn(row->choices, "|"));
     if (row->class == C_INERT)
         return SPW_OK;
     if (out == NULL) { /* scheduler.params.warmup_type */
@@ -292,7 +296,7 @@ read_text(const reader *r, const key_row *row, const json_t *v, char *out)
 }
 
 static spw_status
-read_word(const reader *r, const key_row *row, const json_t *v, void *field)
+read_word(const config_reader *r, const key_row *row, const json_t *v, void *field)
 {
     const char *text = json_string_value(v) != NULL ? json_string_value(v) : "";
     static const char *const tiers[] = {"none", "cpu", "nvme"};
@@ -331,7 +335,7 @@ read_word(const reader *r, const key_row *row, const json_t *v, void *field)
 }
 
 static spw_status
-read_betas(const reader *r, const key_row *row, const json_t *v)
+read_betas(const config_reader *r, const key_row *row, const json_t *v)
 {
     for (size_t i = 0; i < 2; i++) {
         const json_t *b = json_array_get(v, i);
@@ -344,7 +348,7 @@ read_betas(const reader *r, const key_row *row, const json_t *v)
 }
 
 static spw_status
-read_group(const reader *r, const key_row *row, const json_t *v, spw_param_group *g)
+read_group(const config_reader *r, const key_row *row, const json_t *v, spw_param_group *g)
 {
     const char *key, *match = json_string_value(json_object_get(v, "match"));
     json_t *member;
@@ -379,7 +383,7 @@ read_group(const reader *r, const key_row *row, const json_t *v, spw_param_group
 }
 
 static spw_status
-read_groups(const reader *r, const key_row *row, const json_t *v)
+read_groups(const config_reader *r, const key_row *row, const json_t *v)
 {
     spw_config *c = r->out;
     c->optimizer.group_count = 0;
@@ -391,7 +395,7 @@ read_groups(const reader *r, const key_row *row, const json_t *v)
 }
 
 static spw_status
-read_globs(const reader *r, const key_row *row, const json_t *v, spw_glob_list *list)
+read_globs(const config_reader *r, const key_row *row, const json_t *v, spw_glob_list *list)
 {
     bool one = json_is_string(v);
     size_t count = one ? 1 : json_array_size(v);
@@ -435,20 +439,25 @@ dump_groups(const spw_config *c)
 }
 
 static spw_status
-read_unbuilt(const reader *r, const key_row *row, const json_t *v)
+read_unbuilt(const config_reader *r, const key_row *row, const json_t *v)
 {
     json_t *inert = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
     bool off = json_equal(inert, v) || json_is_null(v) || (json_is_false(v) && !json_is_number(inert)) ||
                (!json_is_object(inert) && json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) ||
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
+    off = off ||
+          (json_is_object(v) && json_object_get(inert, "enabled") != NULL && json_object_get(v, "enabled") == NULL);
     json_decref(inert);
-    return off ? SPW_OK
-               : SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
+    if (!off && strstr(r->remarks->unbuilt, r->name) != NULL)
+        spw__config_remark(r->remarks->unbuilt, "%s (%s)", row->key, row->help);
+    else if (!off)
+        spw__config_remark(r->remarks->unbuilt, "%s: not supported yet: %s (%s)", r->name, row->key, row->help);
+    return SPW_OK; /* refused when all of them are known */
 }
 
 static spw_status
-read_deprecated(const reader *r, const key_row *row, const json_t *v)
+read_deprecated(const config_reader *r, const key_row *row, const json_t *v)
 {
     const char *name = spw__config_last_part(row->key);
     if (!json_is_boolean(v))
@@ -463,8 +472,16 @@ read_deprecated(const reader *r, const key_row *row, const json_t *v)
     return SPW_OK;
 }
 
+/* Where "auto" is transformers' own argument, and the result hangs on it. bf16 and fp16 are looked at together, later. */
+static bool
+trainer_fills(const char *key)
+{
+    return strcmp(key, "gradient_clipping") == 0 || strncmp(key, "optimizer.params.", 17) == 0 ||
+           (strncmp(key, "scheduler.params.", 17) == 0 && strcmp(key + 17, "total_num_steps") != 0);
+}
+
 static spw_status
-read_value(const reader *r, const key_row *row, json_t *v)
+read_value(const config_reader *r, const key_row *row, json_t *v)
 {
     uint64_t n = 0, unkept = 0;
     void *field = row->offset == SPW_CONFIG_NOWHERE ? (char *)&unkept : (char *)r->out + row->offset;
@@ -477,8 +494,11 @@ read_value(const reader *r, const key_row *row, json_t *v)
     if (row->type == K_ANY)
         return SPW_OK;
     if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
-        row->type != K_BACKEND && row->type != K_PLACE)
+        row->type != K_BACKEND && row->type != K_PLACE) {
+        if (row->fallback != NULL && trainer_fills(row->key))
+            spw__config_remark(r->remarks->autos, "%s %s", row->key, row->fallback);
         return SPW_OK; /* the default stands */
+    }
     switch (row->type) {
     case K_BOOL:
         if (!json_is_boolean(v))
@@ -505,7 +525,7 @@ read_value(const reader *r, const key_row *row, json_t *v)
 
 /* Its keys are Hugging Face's, by family (runtime/files/hf.c); here they must all be known. */
 static spw_status
-read_model(const reader *r, json_t *m)
+read_model(const config_reader *r, json_t *m)
 {
     const char *type = json_string_value(json_object_get(m, "model_type")), *name;
     spw_family family;
@@ -514,9 +534,9 @@ read_model(const reader *r, json_t *m)
     char *text;
     json_object_foreach(m, name, v)
     {
-        if (type != NULL && spw_family_parse(type, &family) && !spw_hf_config_has_key(family, name)) {
+        if (name[0] != '_' && type != NULL && spw_family_parse(type, &family) && !spw_hf_config_has_key(family, name)) {
             char key[KEY_BYTES];
-            reader at;
+            config_reader at;
             snprintf(key, sizeof key, "model.%s", name);
             at = reader_of(r, key, v);
             return unknown_key(&at, key);
@@ -530,7 +550,7 @@ read_model(const reader *r, json_t *m)
 }
 
 static spw_status
-read_model_section(const reader *r, json_t *m)
+read_model_section(const config_reader *r, json_t *m)
 {
     const char *folder = json_string_value(json_object_get(m, "path"));
     if (!json_is_object(m))
@@ -551,7 +571,7 @@ read_model_section(const reader *r, json_t *m)
 
 /* Two spellings of one key, or a deprecated key beside its successor, would leave one of them ignored. */
 static spw_status
-check_said_once(const reader *r, const key_row *row, const json_t *object)
+check_said_once(const config_reader *r, const key_row *row, const json_t *object)
 {
     char successor[KEY_BYTES] = "";
     size_t prefix = (size_t)(spw__config_last_part(row->key) - row->key);
@@ -567,8 +587,25 @@ check_said_once(const reader *r, const key_row *row, const json_t *object)
     return SPW_OK;
 }
 
+/* An optimizer or schedule that is not built is refused by its name, not by the first parameter that only it has. */
 static spw_status
-read_object(const reader *r, const char *prefix, json_t *object)
+read_type(const config_reader *r, const key_row *section, json_t *object)
+{
+    char key[KEY_BYTES];
+    json_t *v = json_object_get(object, "type");
+    const key_row *row;
+    config_reader at;
+    snprintf(key, sizeof key, "%s.type", section->key);
+    row = spw__config_find_row(key);
+    if (row == NULL || v == NULL)
+        return SPW_OK;
+    at = reader_of(r, key, v);
+    SPW_TRY(read_value(&at, row, v));
+    return strcmp(section->key, "optimizer") == 0 ? spw__config_check_optimizer(&at, r->out->optimizer.type) : SPW_OK;
+}
+
+static spw_status
+read_object(const config_reader *r, const char *prefix, json_t *object)
 {
     const char *name;
     json_t *v;
@@ -576,8 +613,10 @@ read_object(const reader *r, const char *prefix, json_t *object)
     {
         char key[KEY_BYTES];
         const key_row *row;
-        reader at;
+        config_reader at;
         snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
+        if (name[0] == '_') /* nobody's key begins like that: people write their comments so */
+            continue;
         row = spw__config_find_row(key);
         at = reader_of(r, key, v);
         if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
@@ -589,9 +628,14 @@ read_object(const reader *r, const char *prefix, json_t *object)
             SPW_TRY(read_value(&at, row, v));
         } else if (strcmp(key, "model") == 0) {
             SPW_TRY(read_model_section(r, v));
+        } else if (strcmp(key, "zero_optimization") == 0 && json_is_boolean(v)) {
+            spw_log(SPW_LOG_WARN, "%s: zero_optimization %s is deprecated; use zero_optimization.stage", at.name,
+                    json_is_true(v) ? "true" : "false");
+            r->out->zero.stage = json_is_true(v);
         } else if (!json_is_object(v)) {
             return bad_value(&at, key, "an object", v);
         } else {
+            SPW_TRY(read_type(r, row, v));
             SPW_TRY(read_object(r, row->key, v));
         }
     }
@@ -599,7 +643,7 @@ read_object(const reader *r, const char *prefix, json_t *object)
 }
 
 static spw_status
-set_defaults(const reader *r)
+set_defaults(const config_reader *r)
 {
     memset(r->out, 0, sizeof *r->out);
     r->out->scheduler.warmup_max_lr = NAN;
@@ -617,243 +661,9 @@ set_defaults(const reader *r)
     return SPW_OK;
 }
 
-/* The three batch sizes agree; what is missing follows from the others. */
-static spw_status
-settle_batch(const reader *r)
-{
-    spw_config *c = r->out;
-    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation, ranks = c->run.ranks;
-    if (all > 0 && micro == 0)
-        micro = (steps > 0 ? all / steps : all) / ranks;
-    if (micro == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size or train_micro_batch_size_per_gpu is needed",
-                         r->name);
-    if (steps == 0)
-        steps = all > 0 ? all / micro / ranks : 1;
-    if (all == 0)
-        all = micro * steps * ranks;
-    if (all != micro * steps * ranks || all == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
-                         "gradient_accumulation_steps %llu times %llu rank%s",
-                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps,
-                         (unsigned long long)ranks, ranks > 1 ? "s" : "");
-    c->train_batch_size = all;
-    c->micro_batch = micro;
-    c->accumulation = steps;
-    return SPW_OK;
-}
-
-static spw_status
-check_offload(const reader *r)
-{
-    const spw_config *c = r->out;
-    if (c->zero.offload_param != SPW_TIER_DEVICE && c->zero.stage != 3)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param needs stage 3, stage is %u", r->name,
-                         c->zero.stage);
-    if (c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.stage == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: zero_optimization.offload_optimizer needs stage 1, 2 or 3, stage is 0", r->name);
-    if (c->zero.offload_param == SPW_TIER_NVME && c->zero.param_path.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param.nvme_path is needed for device nvme",
-                         r->name);
-    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->zero.optimizer_path.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: zero_optimization.offload_optimizer.nvme_path is needed for device nvme", r->name);
-    if (c->run.activations == SPW_TIER_NVME && c->zero.param_path.count + c->zero.optimizer_path.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: spillway.activations nvme needs an nvme_path (zero_optimization.offload_param or "
-                         "offload_optimizer; their device may be another)",
-                         r->name);
-    if (c->run.activations == SPW_TIER_DEVICE && c->run.cpu_checkpointing)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: activation_checkpointing.cpu_checkpointing true and spillway.activations device "
-                         "contradict each other",
-                         r->name);
-    return SPW_OK;
-}
-
-/* ZeRO++ changes how what stage 3 has cut comes together. */
-static spw_status
-check_zeropp(const reader *r)
-{
-    const spw_config *c = r->out;
-    const struct {
-        const char *key;
-        bool on;
-    } keys[] = {{"zero_quantized_weights", c->zero.quantized_weights},
-                {"zero_quantized_nontrainable_weights", c->zero.quantized_frozen},
-                {"zero_quantized_gradients", c->zero.quantized_gradients},
-                {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1}};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (keys[i].on && c->zero.stage != 3)
-            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.%s needs stage 3, stage is %u", r->name,
-                             keys[i].key, c->zero.stage);
-    }
-    return SPW_OK;
-}
-
-/* A path in both lists, or twice in one, is one swap file: weight and limit are said once, or alike. */
-static spw_status
-settle_paths(const reader *r)
-{
-    spw_path_list *lists[2] = {&r->out->zero.param_path, &r->out->zero.optimizer_path};
-    uint32_t distinct = 0, n = lists[0]->count, all = n + lists[1]->count;
-    for (uint32_t i = 0; i < all; i++) {
-        spw_path_list *a = lists[i >= n];
-        uint32_t ai = i >= n ? i - n : i;
-        bool first = true;
-        for (uint32_t j = 0; j < all; j++) {
-            const spw_path_list *b = lists[j >= n];
-            uint32_t bi = j >= n ? j - n : j;
-            if (i == j || strcmp(a->item[ai], b->item[bi]) != 0)
-                continue;
-            first = first && j > i;
-            a->weight[ai] = a->weight[ai] > 0 ? a->weight[ai] : b->weight[bi];
-            a->bytes[ai] = a->bytes[ai] > 0 ? a->bytes[ai] : b->bytes[bi];
-            if (b->weight[bi] > 0 && a->weight[ai] != b->weight[bi])
-                return SPW_RAISE(r->err, SPW_ECONFIG,
-                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
-                                 "%s two weights, %g and %g; it is one swap file: say it once, or alike",
-                                 r->name, a->item[ai], a->weight[ai], b->weight[bi]);
-            if (b->bytes[bi] > 0 && a->bytes[ai] != b->bytes[bi])
-                return SPW_RAISE(r->err, SPW_ECONFIG,
-                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
-                                 "%s two limits, %llu and %llu bytes; it is one swap file: say it once, or alike",
-                                 r->name, a->item[ai], (unsigned long long)a->bytes[ai],
-                                 (unsigned long long)b->bytes[bi]);
-        }
-        distinct += first;
-    }
-    if (distinct > SPW_PATHS_MAX)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path have %u paths, "
-                         "at most %d are used together",
-                         r->name, distinct, SPW_PATHS_MAX);
-    for (uint32_t i = 0; i < all; i++) {
-        double *weight = &lists[i >= n]->weight[i >= n ? i - n : i];
-        *weight = *weight > 0 ? *weight : 1;
-    }
-    return SPW_OK;
-}
-
-static spw_status
-check_device(const reader *r)
-{
-    const char *name = r->out->run.device, *index = name + 5;
-    bool numbered = strncmp(name, "cuda:", 5) == 0 && index[0] != '\0' && strspn(index, "0123456789") == strlen(index);
-    if (!numbered && strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.device: expected auto, cpu, cuda or cuda:0, got \"%s\"",
-                         r->name, name);
-    return SPW_OK;
-}
-
-/* Which of scheduler.params a type takes. */
-static bool
-scheduler_takes(const char *type, const char *param)
-{
-    bool cosine = strcmp(type, "WarmupCosineLR") == 0;
-    if (strcmp(param, "total_num_steps") == 0)
-        return cosine || strcmp(type, "WarmupDecayLR") == 0;
-    if (strcmp(param, "warmup_min_lr") == 0 || strcmp(param, "warmup_max_lr") == 0)
-        return type[0] != '\0' && !cosine;
-    if (strcmp(param, "warmup_min_ratio") == 0 || strcmp(param, "cos_min_ratio") == 0)
-        return cosine;
-    return type[0] != '\0';
-}
-
-static spw_status
-check_scheduler(const reader *r, json_t *params)
-{
-    const char *type = r->out->scheduler.type, *name;
-    json_t *v;
-    json_object_foreach(params, name, v)
-    {
-        if (!scheduler_takes(type, name))
-            spw_log(SPW_LOG_WARN, "%s: scheduler.params.%s has no meaning for scheduler.type \"%s\"", r->name, name,
-                    type);
-    }
-    if (scheduler_takes(type, "total_num_steps") && r->out->scheduler.total_num_steps == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name, type);
-    return SPW_OK;
-}
-
-/* DeepSpeed's ways to leave a value to it are "auto" and null: then nothing was said. */
-static bool
-given(const json_t *section, const char *key)
-{
-    const json_t *v = json_object_get(section, key);
-    const char *text = json_string_value(v);
-    return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
-}
-
-static spw_status
-settle(const reader *r, const json_t *root)
-{
-    spw_config *c = r->out;
-    const json_t *own = json_object_get(root, "spillway");
-    if (json_object_get(root, "model") == NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
-    if (c->data.path.count + c->data.sources.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing (or data.sources)", r->name);
-    if (c->data.path.count > 0 && c->data.sources.count > 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path and data.sources stand for the same: one of them, please",
-                         r->name);
-    if (c->data.text_field[0] == '\0' || strcmp(c->data.text_field, c->data.prompt_field) == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
-                         r->name, c->data.text_field);
-    SPW_TRY(settle_batch(r));
-    SPW_TRY(check_offload(r));
-    SPW_TRY(check_zeropp(r));
-    SPW_TRY(settle_paths(r));
-    if (spw_optimizer_find(c->optimizer.type) == NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
-                         r->name, c->optimizer.type);
-    if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
-        spw_log(SPW_LOG_WARN,
-                "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
-                r->name, c->optimizer.type);
-        c->optimizer.adam_w_mode = true;
-    }
-    if (!given(own, "state_format"))
-        c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
-    if (!given(own, "grad_dtype"))
-        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_F32;
-    if (c->bf16 && c->fp16)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
-    if (c->fp16 != (c->run.state_format == SPW_STATE_MIXED_F16))
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: fp16.enabled and spillway.state_format mixed-fp16 go together",
-                         r->name);
-    if (c->run.grad_dtype == SPW_F16 && !c->fp16)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.grad_dtype fp16 needs the loss scale of fp16.enabled",
-                         r->name);
-    if (!c->bf16 && !c->fp16 && c->run.state_format != SPW_STATE_FP32)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
-                         spw_state_name(c->run.state_format));
-    SPW_TRY(check_device(r));
-    SPW_TRY(check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params")));
-    if (c->run.chunk_elems % 4096 != 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
-                         (unsigned long long)c->run.chunk_elems);
-    if (c->run.write_budget > 0 && strcmp(c->run.write_budget_action, "pause") == 0 && c->run.checkpoint_dir[0] == '\0')
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: spillway.write_budget_action pause needs a spillway.checkpoint_dir to go on from",
-                         r->name);
-    if (c->aio.block_size % 4096 != 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: aio.block_size %llu is not a multiple of 4096", r->name,
-                         (unsigned long long)c->aio.block_size);
-    if (c->data.seq_length == 0)
-        c->data.seq_length = c->model.positions < 1024 ? c->model.positions : 1024;
-    if (c->model.vocab < 256)
-        spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
-                (unsigned long long)c->model.vocab);
-    return SPW_OK;
-}
-
 /* "a.b=c": c is JSON, or else a text. Objects are made on the way; another spelling of the same key goes. */
 static spw_status
-apply_override(const reader *r, json_t *root, const char *text)
+apply_override(const config_reader *r, json_t *root, const char *text)
 {
     const char *equals = strchr(text, '='), *at = text;
     json_t *value, *object = root;
@@ -892,7 +702,8 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
                  uint32_t override_count, spw_error *err)
 {
     config_layers layers = {.count = 0};
-    reader r = {out, name, err, &layers};
+    config_remarks said = {.unbuilt = ""};
+    config_reader r = {out, name, err, &layers, &said};
     json_t *root;
     spw_status st = spw__config_json(&root, json_text, name, err);
     for (int included = 0; included < 2 && st == SPW_OK; included++) { /* which files, then what stands above them */
@@ -908,8 +719,10 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
         st = set_defaults(&r);
     if (st == SPW_OK)
         st = read_object(&r, "", root);
+    if (st == SPW_OK && said.unbuilt[0] != '\0')
+        st = SPW_RAISE(err, SPW_ECONFIG, "%s", said.unbuilt);
     if (st == SPW_OK)
-        st = settle(&r, root);
+        st = spw__config_settle(&r, root);
     json_decref(root);
     spw__config_layers_deinit(&layers);
     return st;
@@ -1019,7 +832,8 @@ spw_config_dump(const spw_config *c)
         const key_row *row = &spw__config_rows[i];
         bool kept = (row->class == C_BUILT || row->class == C_INERT) && row->offset != SPW_CONFIG_NOWHERE;
         json_t *v = kept && row->type != K_SECTION && row->type != K_ANY ? value_json(c, row) : NULL;
-        if (strncmp(row->key, "scheduler.params.", 17) == 0 && !scheduler_takes(c->scheduler.type, row->key + 17)) {
+        if (strncmp(row->key, "scheduler.params.", 17) == 0 &&
+            !spw__config_scheduler_takes(c->scheduler.type, row->key + 17)) {
             json_decref(v);
             v = NULL;
         }

@@ -42,6 +42,34 @@ open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)
     return SPW_ECONFIG;
 }
 
+/* Stands for a tokenizer that the model's folder has in a form that is not read: its ids are not bytes. */
+static spw_status
+unread_tokenizer(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+                 uint64_t *token_count, spw_error *err)
+{
+    const spw_config *c = ctx;
+    (void)text;
+    (void)bytes;
+    (void)tokens;
+    (void)token_max;
+    *token_count = 0;
+    return SPW_RAISE(
+        err, SPW_ECONFIG,
+        "model.path %s has a tokenizer that is not read: tokenizer.json is (save_pretrained of transformers' "
+        "tokenizers writes it), or data.tokenizer names another folder, or says bytes",
+        c->model_path);
+}
+
+static bool
+has_unread_tokenizer(const spw_config *c)
+{
+    static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model", "vocab.txt"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
+        found = found || holds(c->model_path, forms[i]);
+    return found && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0';
+}
+
 spw_status
 spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
 {
@@ -77,6 +105,9 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
         o.encode_key = spw_tokenizer_key(tokenizer);
         o.end_of_text = spw_tokenizer_end(tokenizer);
         o.end_of_text_set = o.end_of_text >= 0;
+    } else if (has_unread_tokenizer(c)) { /* which says so when there is text */
+        o.encode = unread_tokenizer;
+        o.encode_ctx = (void *)(uintptr_t)c;
     }
     st = spw_data_open(out, &o, err);
     spw_tokenizer_close(tokenizer); /* text is tokens in a file now */

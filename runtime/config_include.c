@@ -62,20 +62,6 @@ add_layer(config_layers *l, const char *name, json_t *root, spw_error *err)
     return l->layer[l->count++].name != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "including %s", name);
 }
 
-spw_status
-spw__config_json(json_t **out, const char *text, const char *name, spw_error *err)
-{
-    json_error_t where;
-    *out = json_loads(text, JSON_REJECT_DUPLICATES, &where);
-    if (*out == NULL)
-        return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
-    if (json_is_object(*out))
-        return SPW_OK;
-    json_decref(*out);
-    *out = NULL;
-    return SPW_RAISE(err, SPW_ECONFIG, "%s:1:1: the configuration is not an object", name);
-}
-
 static spw_status
 read_file(config_layers *l, const char *name, const char *path, spw_error *err)
 {

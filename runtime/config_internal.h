@@ -48,13 +48,14 @@ typedef struct key_row {
 extern const key_row spw__config_rows[];
 extern const uint32_t spw__config_row_count;
 
-enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20 };
+enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20, SPW_REMARK_BYTES = 600 };
 const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none */
 const char *spw__config_last_part(const char *key);
 /* The spelling of the last part of key that is not name: an alias or what it is for; NULL: there is one spelling. */
 const char *spw__config_other_spelling(const char *key, const char *name);
 
-spw_status spw__config_json(json_t **out, const char *text, const char *name, spw_error *err); /* an object */
+/* An object; comments and trailing commas are none of it (config_text.c). */
+spw_status spw__config_json(json_t **out, const char *text, const char *name, spw_error *err);
 
 /* The files that a configuration was merged from, the including one last. Zeroed: one file only. */
 typedef struct config_layers {
@@ -73,5 +74,26 @@ spw_status spw__config_include(json_t **root, const char *name, config_layers *l
 /* Which file says v under this key; name where none does (an override, a default). */
 const char *spw__config_source(const config_layers *layers, const char *name, const char *key, const json_t *v);
 void spw__config_layers_deinit(config_layers *layers);
+
+/* What a person is told about more than one key, once, when all of them are known. */
+typedef struct config_remarks {
+    char unbuilt[SPW_REMARK_BYTES]; /* the refusal of every key whose feature is missing */
+    char autos[SPW_REMARK_BYTES];   /* defaults that stand where "auto" was said */
+} config_remarks;
+
+typedef struct config_reader {
+    spw_config *out;
+    const char *name; /* of the file */
+    spw_error *err;
+    const config_layers *layers; /* NULL: one file only */
+    config_remarks *remarks;     /* shared by all readers of a configuration */
+} config_reader;
+
+/* One more of the same kind; what no longer fits is dots. */
+__attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...);
+spw_status spw__config_check_optimizer(const config_reader *r, const char *type); /* SPW_ECONFIG: there is none of it */
+bool spw__config_scheduler_takes(const char *type, const char *param);            /* of scheduler.params */
+/* Values that follow from others, and the checks that need more than one key; root: what was read. */
+spw_status spw__config_settle(const config_reader *r, const json_t *root);
 
 #endif

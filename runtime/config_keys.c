@@ -43,7 +43,9 @@
     {                                                                                                                  \
         k, NULL, K_ANY, C_UNBUILT, 0, 0, 0, 0, inert, h, NULL                                                          \
     }
-#define ZO "zero_optimization."
+/* A section that is off unless its own enabled is true. */
+#define SWITCHED(k, h) UNBUILT(k, "{\"enabled\": false}", h)
+#define ZO             "zero_optimization."
 #define SWAP_PATHS                                                                                                     \
     "swap folder, or a list of folders or {path, weight, bytes}; weight: its share (1), bytes: limit of its swap file"
 
@@ -72,6 +74,8 @@ const key_row spw__config_rows[] = {
     BOOL("optimizer.params.nesterov", NULL, optimizer.nesterov, "false", "SGD: Nesterov's momentum"),
     REAL("optimizer.params.lr_decay", NULL, optimizer.lr_decay, 0, 1e6, "0.0", "Adagrad: lr / (1 + (t - 1) lr_decay)"),
     INERT_BOOL("optimizer.params.torch_adam", "false", "one implementation serves"),
+    INERT_BOOL("optimizer.params.fused", "false", "one implementation serves"),
+    UNBUILT("optimizer.params.fp32_optimizer_states", "true", "spillway.state_format split-bf16"),
     UNBUILT("optimizer.params.amsgrad", "false", "AMSGrad"),
     UNBUILT("optimizer.legacy_fusion", "false", "legacy fusion"),
 
@@ -87,9 +91,10 @@ const key_row spw__config_rows[] = {
          "share of lr at the start (cosine)"),
     REAL("scheduler.params.cos_min_ratio", NULL, scheduler.cos_min_ratio, 0, 1, "0.0001",
          "share of lr at the end (cosine)"),
+    UNBUILT("scheduler.params.last_batch_iteration", "-1", "--resume goes on where a checkpoint ends"),
     {"scheduler.params.warmup_type", NULL, K_TEXT, C_BUILT, 0, 0, 0, 0, "\"log\"", "log or linear", "log|linear"},
 
-    SECTION("bf16", "bf16 weights"),
+    {"bf16", "bfloat16", K_SECTION, C_BUILT, 0, 0, 0, 0, NULL, "bf16 weights", NULL},
     {"bf16.enabled", NULL, K_BOOL, C_BUILT, AT(bf16), 0, 0, 1, "false", "weights in bf16", NULL},
     BOOL("bf16.check_grad_overflow", NULL, bf16_check_overflow, "false", "skip a step whose gradient is not finite"),
     INERT_BOOL("bf16.immediate_grad_update", "false", "gradients are always accumulated at once"),
@@ -204,7 +209,8 @@ const key_row spw__config_rows[] = {
     UNBUILT("aio.use_gds", "false", "GPUDirect storage"),
 
     SECTION("activation_checkpointing", "activation checkpoints"),
-    UNBUILT("activation_checkpointing.partition_activations", "false", "needs model parallelism"),
+    INERT_BOOL("activation_checkpointing.partition_activations", "false",
+               "there is no model parallelism to partition them over"),
     BOOL("activation_checkpointing.cpu_checkpointing", NULL, run.cpu_checkpointing, "false",
          "checkpoints in host memory; spillway.activations says it in more detail"),
     INERT_BOOL("activation_checkpointing.contiguous_memory_optimization", "false",
@@ -227,22 +233,22 @@ const key_row spw__config_rows[] = {
     INERT_BOOL("disable_allgather", "false", "gathering is how weights come"),
     INERT_BOOL("memory_breakdown", "false", "the plan shows it"),
     UNBUILT("sparse_gradients", "false", "sparse gradients"),
-    UNBUILT("amp", "{}", "apex amp"),
+    SWITCHED("amp", "apex amp: bf16 and fp16 choose the type"),
     SECTION("data_types", "types of accumulation"),
     UNBUILT("data_types.grad_accum_dtype", "\"fp32\"", "spillway.grad_dtype chooses it here"),
-    UNBUILT("flops_profiler", "{}", "profiler"),
-    UNBUILT("tensorboard", "{}", "monitor"),
-    UNBUILT("wandb", "{}", "monitor"),
-    UNBUILT("comet", "{}", "monitor"),
-    UNBUILT("csv_monitor", "{}", "monitor"),
-    UNBUILT("comms_logger", "{}", "communication log"),
-    UNBUILT("autotuning", "{}", "autotuning"),
-    UNBUILT("elasticity", "{}", "elastic batch sizes"),
+    SWITCHED("flops_profiler", "the closing table says where time goes, --trace when"),
+    SWITCHED("tensorboard", "monitor: spillway.run_log has every step, spillway plot draws it"),
+    SWITCHED("wandb", "monitor: spillway.run_log has every step, spillway plot draws it"),
+    SWITCHED("comet", "monitor: spillway.run_log has every step, spillway plot draws it"),
+    SWITCHED("csv_monitor", "monitor: spillway.run_log has every step, spillway plot draws it"),
+    SWITCHED("comms_logger", "communication log: --trace shows collectives"),
+    SWITCHED("autotuning", "autotuning: spillway tune measures disks, spillway plan the rest"),
+    SWITCHED("elasticity", "elastic batch sizes"),
     UNBUILT("compression_training", "{}", "compression"),
-    UNBUILT("curriculum_learning", "{}", "curriculum"),
-    UNBUILT("data_efficiency", "{}", "data efficiency"),
-    UNBUILT("progressive_layer_drop", "{}", "layer drop"),
-    UNBUILT("eigenvalue", "{}", "eigenvalues"),
+    SWITCHED("curriculum_learning", "curriculum"),
+    SWITCHED("data_efficiency", "data efficiency"),
+    SWITCHED("progressive_layer_drop", "layer drop"),
+    SWITCHED("eigenvalue", "eigenvalues"),
     UNBUILT("sparse_attention", "{}", "sparse attention"),
     SECTION("checkpoint", "DeepSpeed's checkpoint options"),
     INERT("checkpoint.tag_validation", NULL, K_TEXT, 0, 0, "\"Warn\"", "a tag is the step, which all ranks agree on"),
@@ -251,10 +257,10 @@ const key_row spw__config_rows[] = {
     UNBUILT("checkpoint.parallel_write", "{}", "every rank writes its own part anyway"),
     UNBUILT("pipeline", "{}", "pipeline parallelism"),
     UNBUILT("tensor_parallel", "{}", "tensor parallelism"),
-    UNBUILT("nebula", "{}", "Nebula"),
-    UNBUILT("torch_autocast", "{}", "autocast: bf16 and fp16 choose the type"),
+    SWITCHED("nebula", "Nebula"),
+    SWITCHED("torch_autocast", "autocast: bf16 and fp16 choose the type"),
     UNBUILT("compile", "{}", "compilation"),
-    UNBUILT("hybrid_engine", "{}", "hybrid engine"),
+    SWITCHED("hybrid_engine", "hybrid engine"),
     UNBUILT("weight_quantization", "{}", "spillway.frozen_codes stores weights as codes"),
     UNBUILT("expert_parallel", "{}", "expert parallelism"),
     UNBUILT("use_data_before_expert_parallelism", "false", "expert parallelism"),

@@ -13,9 +13,10 @@ pkg-config --exists liburing 2>/dev/null && libs="$libs -luring"
 mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/
 for c in llama3 qwen3_bias gpt2; do cp tests/vectors/families/$c/config.json build/fuzz/corpus/$c.json; done
-mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 1 a pattern and text, 2 and 3 text
+mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 1 a pattern and text, 2 and 3 text; from 0xc0 on characters
 { printf 2; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/text
 { printf 3; tail -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/special
+{ printf '\377'; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/characters
 for t in ${*:-safetensors config hf aio tokens tokenizer manifest}; do
     clang $flags $inc tests/fuzz_$t.c $lib $libs -o build/fuzz/$t
     echo "fuzzing $t for ${FUZZ_SECONDS:-30} s"

@@ -1,7 +1,8 @@
 /*
  * libFuzzer target for tokenizers. The first byte picks what the rest is: members that replace those of a small
- * tokenizer.json; a pattern and, after a zero, text for it; or text for tokenizers with and without NFC. What is accepted
- * encodes, and what was encoded comes back; without NFC and with tokens that keep white space it is the same bytes.
+ * tokenizer.json; a pattern and, after a zero, text for it; or text for tokenizers with and without NFC, and by
+ * characters. What is accepted encodes, and what was encoded comes back; without NFC and with tokens that keep white space
+ * it is the same bytes.
  */
 #include "tokenizer_internal.h"
 #include <stdio.h>
@@ -162,6 +163,29 @@ try_known(const char *text, size_t bytes, bool special)
     try_text(changing, text, bytes, special, false);
 }
 
+/* By characters: what was encoded comes back, and words that are merged one by one are the whole text's merges. */
+static void
+try_characters(const char *text, size_t bytes)
+{
+    static spw_tokenizer *words, *whole;
+    spw_tokens by_word = {0}, at_once = {0};
+    bool signs = false;
+    if (words == NULL) {
+        must(spw_tokenizer_open(&words, "tests/vectors/tok_bare.json", NULL) == SPW_OK && words->words);
+        must(spw_tokenizer_open(&whole, "tests/vectors/tok_bare.json", NULL) == SPW_OK);
+        whole->words = false;
+    }
+    for (size_t i = 0; i + 3 <= bytes; i++)
+        signs = signs || memcmp(text + i, "\xe2\x96\x81", 3) == 0; /* they become spaces */
+    try_text(words, text, bytes, false, !signs);
+    must(spw_tokenizer_encode(words, text, bytes, false, &by_word, NULL) == SPW_OK);
+    must(spw_tokenizer_encode(whole, text, bytes, false, &at_once, NULL) == SPW_OK);
+    must(by_word.count == at_once.count &&
+         (by_word.count == 0 || memcmp(by_word.ids, at_once.ids, by_word.count * sizeof *by_word.ids) == 0));
+    spw_tokens_free(&by_word);
+    spw_tokens_free(&at_once);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
@@ -171,7 +195,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     text = malloc(bytes);
     memcpy(text, data + 1, bytes - 1);
     text[bytes - 1] = '\0';
-    if (data[0] % 4 == 0)
+    if (data[0] >= 0xc0)
+        try_characters(text, bytes - 1);
+    else if (data[0] % 4 == 0)
         try_members(text, bytes - 1);
     else if (data[0] % 4 == 1)
         try_pattern(text, bytes - 1);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2 and one more, trained on the
-text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
+"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2 and one more, and of Llama 2 and
+Mistral, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
 
@@ -113,6 +113,33 @@ def build(name, pre, vocab_size, added, normalizer=None, post=None, ignore_merge
     return Tokenizer.from_file(f"{OUT}tok_{name}.json")
 
 
+SIGN = "\u2581"
+
+
+def by_chars(name, vocab_size, normalizer, pre, decoder, added=(), extra=()):
+    """As SentencePiece makes them: bytes for characters that have no token, words that begin with their space."""
+    tok = Tokenizer(models.BPE())
+    tok.normalizer = normalizers.Replace(" ", SIGN)
+    tok.pre_tokenizer = pre_tokenizers.Metaspace(SIGN, prepend_scheme="always", split=True)
+    tok.train_from_iterator([ENGLISH, ENGLISH.lower(), CODE.replace("\n", " "), OTHERS.replace("\n", " ")], trainers.BpeTrainer(
+        vocab_size=vocab_size, show_progress=False, min_frequency=3, limit_alphabet=150))
+    trained = json.loads(tok.to_str())["model"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
+    merges = trained["merges"] + [[SIGN * n, SIGN * n] for n in (1, 2, 4)] + list(extra)
+    for word in list(trained["vocab"]) + ["".join(m) for m in merges]:
+        vocab.setdefault(word, len(vocab))
+    tok = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m) for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok.normalizer, tok.pre_tokenizer, tok.decoder = normalizer, pre, decoder
+    tok.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", 1)])
+    tok.add_special_tokens([special(t) for t in ("<unk>", "<s>", "</s>")])
+    for token in added:
+        (tok.add_special_tokens if token.special else tok.add_tokens)([token])
+    with open(f"{OUT}tok_{name}.json", "w", encoding="utf-8") as f:
+        json.dump(json.loads(tok.to_str()), f, ensure_ascii=False, separators=(",", ":"))
+        f.write("\n")
+    return Tokenizer.from_file(f"{OUT}tok_{name}.json")
+
+
 def split(pattern):
     return pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
 
@@ -141,6 +168,17 @@ tokenizers = {
         [special("<|endoftext|>"), AddedToken("<mask>", special=True, lstrip=True, normalized=False), AddedToken("<pad>", special=True, rstrip=True, normalized=False),
          AddedToken("caf\u00e9s"), AddedToken("spam", normalized=False), AddedToken("spa", lstrip=True, rstrip=True, normalized=True)],
         normalizer=normalizers.Sequence([normalizers.NFC()])),
+}
+back = [decoders.Replace(SIGN, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+tokenizers |= {
+    "llama2": by_chars("llama2", 500, normalizers.Sequence([normalizers.Prepend(SIGN), normalizers.Replace(" ", SIGN)]), None,
+                       decoders.Sequence(back), [AddedToken("<mask>", normalized=False), AddedToken("spam", normalized=True)]),
+    "mistral": by_chars("mistral", 500, None, pre_tokenizers.Metaspace(SIGN, prepend_scheme="first", split=False),
+                        decoders.Metaspace(SIGN, prepend_scheme="first", split=False), [special("<pad>"), AddedToken("spa", normalized=True)]),
+    # A merge across the start of a word, and a space before every stretch.
+    "across": by_chars("across", 420, None, pre_tokenizers.Metaspace(SIGN, prepend_scheme="always", split=False), None,
+                       [AddedToken("<mask>", normalized=False)], [["e", SIGN + "t"]]),
+    "bare": by_chars("bare", 420, normalizers.Replace(" ", SIGN), None, decoders.Sequence(back[:3])),
 }
 cases = HARD + random_cases(600, 20240607)
 draw = random.Random(1)

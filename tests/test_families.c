@@ -347,6 +347,12 @@ test_refusals(void **state)
         {"gpt2", "\"reorder_and_upcast_attn\":true", "not supported yet: reorder_and_upcast_attn true"},
         {"gpt2", "\"add_cross_attention\":true", "not supported yet: add_cross_attention true"},
         {"llama", "\"quantization_config\":{\"bits\":4}", "not supported yet: quantization_config {\"bits\":4}"},
+        {"llama", "\"quantization_config\":{\"bits\":4}", "take the folder that was quantized"},
+        {"mixtral", "\"output_router_logits\":true", "spillway.router_balance is the loss"},
+        {"qwen3_moe", "\"output_router_logits\":1", "output_router_logits: expected true or false, got 1"},
+        {"llama", "\"rope_scaling\":{\"beta_fast\":32,\"type\":\"yarn\",\"factor\":4.0}", /* by its name, first */
+         "not supported yet: rope_scaling.type \"yarn\""},
+        {"llama", "\"architectures\":[\"LLaMAModel\"]", "not supported yet: architectures[0] \"LLaMAModel\""},
         {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}",
          "not supported yet: rope_scaling.rope_type \"yarn\""},
         {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
@@ -437,6 +443,13 @@ test_defaults(void **state)
     assert_true(m.qkv_bias && m.out_bias && m.head_dim == 6 && m.kv_heads == 1);
     DONE(parse("llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0}", &m, &err));
     assert_true(m.rope_theta == 500000);
+    DONE(parse("llama", "\"architectures\":[\"LLaMAForCausalLM\"]", &m, &err)); /* as the first files had it */
+    for (int q = 2; q < 4; q++) {
+        DONE(parse(q == 2 ? "qwen2" : "qwen3", "", &m, &err));
+        assert_int_equal(m.kv_heads, 32);
+        DONE(parse(q == 2 ? "qwen2" : "qwen3", "\"num_key_value_heads\":null", &m, &err));
+        assert_int_equal(m.kv_heads, 2);
+    }
     DONE(parse("mistral", "", &m, &err));
     assert_true(m.kv_heads == 8 && m.window == 4096 && m.window_from == 0);
     DONE(parse("mistral", "\"sliding_window\":null,\"num_key_value_heads\":null", &m, &err));

@@ -141,6 +141,9 @@ check "the killed run is resumed on 2 ranks" train -n 2 --set spillway.steps=$en
 got=$(loss_of $end)
 check "and gets to the same loss ($want, $got)" awk -v a="$want" -v b="$got" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && b > 0 && d <= 1e-5 * a) }'
 
+train -n 3 --set spillway.steps=1 --set zero_optimization='{"stage":2,"cpu_offload":true}'
+check "what the configuration is warned of is said once" test "$(grep -c 'cpu_offload is deprecated' "$dir/err")" = 1
+
 rm -f "$dir/log"
 train -n 3 --set spillway.steps=100000 &
 main=$!

@@ -1,11 +1,14 @@
 /*
- * spw_tokenizer.h - byte-level BPE tokenizers as GPT-2, Llama 3 and Qwen2/2.5/3 have them: text in, ids out, and back.
+ * spw_tokenizer.h - BPE tokenizers, byte-level as GPT-2, Llama 3 and Qwen2/2.5/3 have them, or by characters with bytes for
+ * those that have no token, as SentencePiece makes them (Llama 2, Mistral, Mixtral): text in, ids out, and back.
  *
  * Read are Hugging Face's tokenizer.json, and vocab.json with merges.txt (FORMATS, section 5). Whatever else such a
  * file asks for is refused with the name of file and field, never left out in silence. Any bytes can be encoded, not
  * UTF-8 alone: a stretch of bytes that is not UTF-8 is a piece of its own, which no pattern looks at, and what stands
  * before and after it is pre-tokenized as if the text ended and began there. decode(encode(x)) is x for every x,
- * unless the tokenizer itself changes text: by NFC, or by added tokens that swallow the white space around them.
+ * unless the tokenizer itself changes text: by NFC, by added tokens that swallow the white space around them,
+ * by U+2581, which is a space to tokenizers by characters, or by a space before the text: those that add one where there is
+ * none (Metaspace, but for its scheme never) take one away in decode, whoever put it there.
  *
  * What counts as a letter or a number, and NFC, is Unicode's of the PCRE2 and utf8proc that are installed.
  */
@@ -96,7 +99,7 @@ int32_t spw_tokenizer_find(const spw_tokenizer *t, const char *text, uint64_t by
 
 /*
  * The token that ends a document: <|endoftext|> or <|end_of_text|>, else the eos_token of tokenizer_config.json, else
- * <|im_end|>; -1 when there is none of them.
+ * <|im_end|>, else </s>; -1 when there is none of them.
  */
 int32_t spw_tokenizer_end(const spw_tokenizer *t);
 /* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not. */

@@ -161,14 +161,25 @@ spw_tokenizer_close(spw_tokenizer *t)
 
 /* ---------------------------------------------------------------- encode */
 
-/* Between added tokens that are looked for in the text as it came: NFC, then those that are looked for after it. */
+spw_status
+spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, const char *text, uint64_t bytes, const char **out,
+                uint64_t *bytes_out, spw_error *err)
+{
+    *out = text;
+    *bytes_out = bytes;
+    if (t->nfc)
+        return spw__tok_nfc(s, text, bytes, out, bytes_out, err);
+    return t->chars_early ? spw__tok_chars_form(s, t->prefix == TOK_PREFIX_ALWAYS, text, bytes, out, bytes_out, err)
+                          : SPW_OK;
+}
+
+/* Between added tokens that are looked for in the text as it came: its normal form, then those that are looked for after it. */
 static spw_status
 encode_plain(const tok_run *r, const char *text, uint64_t bytes)
 {
     uint64_t search = 0, done = 0;
     tok_match m;
-    if (r->t->nfc)
-        SPW_TRY(spw__tok_nfc(r->s, text, bytes, &text, &bytes, r->err));
+    SPW_TRY(spw__tok_normal(r->t, r->s, text, bytes, &text, &bytes, r->err));
     while (spw__tok_added_next(&r->t->normal, text, bytes, r->special, &search, done, &m)) {
         if (m.begin > done)
             SPW_TRY(spw__tok_split(r, text + done, m.begin - done));
@@ -197,7 +208,7 @@ spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, b
                      spw_error *err)
 {
     uint64_t before = tokens->count;
-    tok_run r = {.t = t, .out = tokens, .err = err, .special = special};
+    tok_run r = {.t = t, .out = tokens, .err = err, .special = special, .begin = text};
     spw_status st;
     uint64_t steps = bytes < UINT32_MAX / 16 ? MATCH_STEPS + 8 * bytes : UINT32_MAX;
     SPW_TRY(scratch_acquire(&r.s, t, err));
@@ -254,8 +265,10 @@ spw_tokenizer_decode(const spw_tokenizer *t, const int32_t *ids, uint64_t count,
                      uint64_t bytes_max, uint64_t *bytes_out, spw_error *err)
 {
     uint64_t used = 0;
+    bool first = true;
     *bytes_out = 0;
     for (uint64_t i = 0; i < count; i++) {
+        uint32_t skip; /* the space that encoding put before the text */
         const tok_token *k = &t->tokens[ids[i] < 0 || (uint64_t)ids[i] >= t->vocab ? 0 : ids[i]];
         if (ids[i] < 0 || (uint64_t)ids[i] >= t->vocab || k->flags == 0)
             return SPW_RAISE(err, SPW_EINVAL, "token %d, at place %llu of %llu, is not in the vocabulary of %llu of %s",
@@ -263,13 +276,15 @@ spw_tokenizer_decode(const spw_tokenizer *t, const int32_t *ids, uint64_t count,
                              t->path);
         if ((k->flags & TOK_SPECIAL) && !special)
             continue;
+        skip = first && t->prefix != TOK_PREFIX_NEVER && k->bytes > 0 && t->pool[k->offset] == ' ';
+        first = first && k->bytes == 0;
         if (text != NULL) {
-            if (k->bytes > bytes_max - used)
+            if (k->bytes - skip > bytes_max - used)
                 return SPW_RAISE(err, SPW_EINVAL, "%llu bytes are too few for the text of %llu tokens",
                                  (unsigned long long)bytes_max, (unsigned long long)count);
-            memcpy(text + used, t->pool + k->offset, k->bytes);
+            memcpy(text + used, t->pool + k->offset + skip, k->bytes - skip);
         }
-        used += k->bytes;
+        used += k->bytes - skip;
     }
     *bytes_out = used;
     return SPW_OK;

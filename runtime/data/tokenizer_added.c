@@ -49,7 +49,7 @@ spw__tok_added_build(spw_tokenizer *t, spw_error *err)
     st = build_set(&t->raw, t->added, t->added_count, false, err);
     if (st == SPW_OK)
         st = build_set(&t->normal, t->added, t->added_count, true, err);
-    if (st != SPW_OK || !t->nfc || t->normal.count == 0)
+    if (st != SPW_OK || !(t->nfc || t->chars_early) || t->normal.count == 0)
         return st;
     for (uint32_t i = 0; i < t->normal.count; i++)
         room += 3 * t->normal.list[i].bytes; /* the most that NFC makes of UTF-8 */
@@ -58,7 +58,7 @@ spw__tok_added_build(spw_tokenizer *t, spw_error *err)
     memset(t->normal.starts, 0, sizeof t->normal.starts);
     for (uint32_t i = 0; i < t->normal.count; i++) {
         tok_added *a = &t->normal.list[i];
-        st = spw__tok_nfc(&s, a->text, a->bytes, &a->text, &a->bytes, err);
+        st = spw__tok_normal(t, &s, a->text, a->bytes, &a->text, &a->bytes, err);
         if (st == SPW_OK && a->bytes > room - used)
             st = SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: added_tokens: the normal form of token %d is too long", t->path,
                            a->id);

@@ -62,7 +62,18 @@ rank_of(const spw_tokenizer *t, uint32_t left, uint32_t right)
     return p == NULL ? UINT32_MAX : p->rank;
 }
 
-/* ids (bytes) in: a byte's token each; out: the result. Returns how many. */
+/* What merging starts from: the tokens of a text's bytes, or of its characters. ids (bytes) out; returns how many. */
+static uint32_t
+first_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids)
+{
+    if (t->chars)
+        return (uint32_t)spw__tok_chars_ids(t, text, bytes, ids);
+    for (uint64_t i = 0; i < bytes; i++)
+        ids[i] = (uint32_t)t->byte_id[(unsigned char)text[i]];
+    return (uint32_t)bytes;
+}
+
+/* ids (count) in: the first tokens; out: the result. Returns how many. */
 static uint32_t
 merge_short(const spw_tokenizer *t, uint32_t *ids, uint32_t count)
 {
@@ -124,7 +135,7 @@ static spw_status
 merge_long(const tok_run *r, const char *text, uint64_t bytes)
 {
     const spw_tokenizer *t = r->t;
-    uint32_t *ids, *rank, *next, *before, n = (uint32_t)bytes;
+    uint32_t *ids, *rank, *next, *before, n;
     uint64_t *heap, held = 0;
     if (bytes >= UINT32_MAX / 2)
         return SPW_RAISE(r->err, SPW_EUNSUPPORTED, "a piece of %llu bytes without a boundary",
@@ -137,8 +148,8 @@ merge_long(const tok_run *r, const char *text, uint64_t bytes)
     rank = ids + bytes;
     next = rank + bytes;
     before = next + bytes;
+    n = first_ids(t, text, bytes, ids);
     for (uint32_t i = 0; i < n; i++) {
-        ids[i] = (uint32_t)t->byte_id[(unsigned char)text[i]];
         next[i] = i + 1; /* n: the end */
         before[i] = i - 1;
     }
@@ -182,9 +193,7 @@ merge(const tok_run *r, const char *text, uint64_t bytes)
     uint32_t ids[SHORT_BYTES], count;
     if (bytes > SHORT_BYTES)
         return merge_long(r, text, bytes);
-    for (uint32_t i = 0; i < bytes; i++)
-        ids[i] = (uint32_t)r->t->byte_id[(unsigned char)text[i]];
-    count = merge_short(r->t, ids, (uint32_t)bytes);
+    count = merge_short(r->t, ids, first_ids(r->t, text, bytes, ids));
     for (uint32_t i = 0; i < count; i++)
         SPW_TRY(emit(r, (int32_t)ids[i]));
     return SPW_OK;
@@ -196,7 +205,7 @@ spw__tok_word(const tok_run *r, const char *text, uint64_t bytes)
     uint64_t first = r->out->count, made;
     tok_cached *c = NULL;
     int32_t whole;
-    if (bytes == 1)
+    if (bytes == 1 && !r->t->chars)
         return emit(r, r->t->byte_id[(unsigned char)text[0]]);
     if (bytes <= TOK_CACHED_BYTES) {
         c = &r->s->cache[spw_checksum(text, bytes) % TOK_CACHE_ENTRIES];

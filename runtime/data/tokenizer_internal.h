@@ -48,6 +48,9 @@ typedef struct tok_match {
     int32_t id;
 } tok_match;
 
+/* What stands before a text of a vocabulary by characters: a space never, always, or at its very start unless one is there. */
+typedef enum tok_prefix { TOK_PREFIX_NEVER, TOK_PREFIX_ALWAYS, TOK_PREFIX_MISSING, TOK_PREFIX_FIRST } tok_prefix;
+
 typedef struct tok_pattern {
     pcre2_code *code;
     bool jit;
@@ -87,6 +90,10 @@ struct spw_tokenizer {
     uint64_t pair_mask;
     int32_t byte_id[256];
     bool ignore_merges, nfc, cuts;
+    bool chars; /* as SentencePiece has it: merges begin with characters, words with a space (tokenizer_chars.c) */
+    bool chars_early; /* spaces are made before added tokens are looked for the second time, not after */
+    bool words;       /* no token has a space behind another character: nothing merges across a word's start */
+    tok_prefix prefix;
     tok_added *added; /* (added_count) as in the file; owned here, the sets hold copies */
     uint32_t added_count;
     tok_added_set raw, normal;
@@ -108,6 +115,7 @@ typedef struct tok_run {
     spw_tokens *out;
     spw_error *err;
     bool special;
+    const char *begin; /* of the whole text */
 } tok_run;
 
 /* tokenizer_json.c: everything that is read from files. t is zeroed but for its lock. */
@@ -120,6 +128,10 @@ spw__tok_merges_build(spw_tokenizer *t, json_t *vocab, json_t *merges, const cha
 uint64_t
 spw__tok_bytes_of(const char *spelled, char *bytes); /* byte alphabet to bytes; UINT64_MAX: not spelled in it */
 int32_t spw__tok_by_text(const spw_tokenizer *t, const char *text, uint64_t bytes);
+
+/* tokenizer.c: the normal form of a text, in which added tokens are looked for the second time. *out is text, or lies in s. */
+spw_status spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, const char *text, uint64_t bytes, const char **out,
+                           uint64_t *bytes_out, spw_error *err);
 
 /* tokenizer_bpe.c: one piece of text. */
 spw_status spw__tok_word(const tok_run *r, const char *text, uint64_t bytes);
@@ -136,6 +148,18 @@ extern const char *const spw__tok_gpt2_pattern, *const spw__tok_llama3_pattern, 
 spw_status spw__tok_added_build(spw_tokenizer *t, spw_error *err);
 bool spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t bytes, bool special, uint64_t *search,
                          uint64_t floor, tok_match *out);
+
+/* tokenizer_chars.c: vocabularies by characters. */
+/* The text as such a vocabulary sees it: *out lies in s until its next use. */
+spw_status spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, uint64_t bytes, const char **out,
+                               uint64_t *bytes_out, spw_error *err);
+spw_status spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes);
+/* A text's first tokens: each character's, or its bytes' where it has none. ids (bytes) out; returns how many. */
+uint64_t spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids);
+/* What a spelled token stands for: bytes (as many as spelled has) and returns how many; *byte: it is the token of that byte. */
+uint64_t spw__tok_chars_of(const char *spelled, char *bytes, int *byte);
+/* Normalizer, pre-tokenizer and decoder of tokenizer.json; SPW_EUNSUPPORTED names what is not known. */
+spw_status spw__tok_chars_load(spw_tokenizer *t, const json_t *root, const char *path, spw_error *err);
 
 /* tokenizer_unicode.c: UTF-8 and NFC. */
 uint32_t spw__utf8_next(const char *text, uint64_t bytes, uint32_t *point); /* length, 0: not UTF-8; bytes > 0 */

@@ -252,7 +252,7 @@ read_model(spw_tokenizer *t, const json_t *v, const char *path, spw_error *err)
     const json_t *type = json_object_get(v, "type"), *dropout = json_object_get(v, "dropout");
     static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     char field[64];
-    bool fallback, fuse;
+    bool fuse;
     if (!json_is_object(v))
         return refused(path, "model", v, err);
     if (type != NULL && !is_type(v, "BPE")) /* the first files of GPT-2 do not name it */
@@ -263,11 +263,9 @@ read_model(spw_tokenizer *t, const json_t *v, const char *path, spw_error *err)
         return refused(path, "model.vocab", json_object_get(v, "vocab"), err);
     if (!json_is_array(json_object_get(v, "merges")))
         return refused(path, "model.merges", json_object_get(v, "merges"), err);
-    SPW_TRY(boolean(v, "byte_fallback", false, &fallback, path, "model", err));
+    SPW_TRY(boolean(v, "byte_fallback", false, &t->chars, path, "model", err));
     SPW_TRY(boolean(v, "fuse_unk", false, &fuse, path, "model", err)); /* no byte is unknown */
     SPW_TRY(boolean(v, "ignore_merges", false, &t->ignore_merges, path, "model", err));
-    if (fallback)
-        return refused(path, "model.byte_fallback", json_object_get(v, "byte_fallback"), err);
     if (dropout != NULL && !json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0))
         return refused(path, "model.dropout", dropout, err);
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
@@ -291,22 +289,28 @@ is_known_pattern(const json_t *pre)
 }
 
 static spw_status
-load_tokenizer_json(spw_tokenizer *t, const json_t *root, const char *path, spw_error *err)
+load_byte_level(spw_tokenizer *t, const json_t *root, const char *path, spw_error *err)
 {
-    json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const json_t *pre = json_object_get(root, "pre_tokenizer");
     bool done = false;
-    SPW_TRY(ONLY(root, path, "", err, "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-                 "post_processor", "decoder", "model"));
-    if (added != NULL && !json_is_array(added))
-        return refused(path, "added_tokens", added, err);
-    SPW_TRY(read_model(t, model, path, err));
     SPW_TRY(read_normalizer(t, json_object_get(root, "normalizer"), path, "normalizer", 0, err));
     SPW_TRY(read_pre_tokenizer(t, pre, path, "pre_tokenizer", 0, &done, err));
     if (!done)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: pre_tokenizer has no ByteLevel", path);
     t->cuts = t->pattern_count == 1 && is_known_pattern(pre);
-    SPW_TRY(read_decoder(json_object_get(root, "decoder"), path, err));
+    return read_decoder(json_object_get(root, "decoder"), path, err);
+}
+
+static spw_status
+load_tokenizer_json(spw_tokenizer *t, const json_t *root, const char *path, spw_error *err)
+{
+    json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
+    SPW_TRY(ONLY(root, path, "", err, "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                 "post_processor", "decoder", "model"));
+    if (added != NULL && !json_is_array(added))
+        return refused(path, "added_tokens", added, err);
+    SPW_TRY(read_model(t, model, path, err));
+    SPW_TRY(t->chars ? spw__tok_chars_load(t, root, path, err) : load_byte_level(t, root, path, err));
     SPW_TRY(spw__tok_vocab_build(t, json_object_get(model, "vocab"), added, path, err));
     SPW_TRY(
         spw__tok_merges_build(t, json_object_get(model, "vocab"), json_object_get(model, "merges"), path, false, err));
@@ -418,8 +422,8 @@ choose_end(spw_tokenizer *t, const json_t *config)
 {
     const json_t *eos = json_object_get(config, "eos_token");
     const char *names[] = {"<|endoftext|>", "<|end_of_text|>",
-                           json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos),
-                           "<|im_end|>"};
+                           json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos), "<|im_end|>",
+                           "</s>"};
     for (size_t i = 0; i < sizeof names / sizeof names[0] && t->end < 0; i++)
         t->end = added_id(t, names[i]);
 }

@@ -292,6 +292,8 @@ split_by(const tok_run *r, uint32_t level, const char *text, uint64_t bytes)
 spw_status
 spw__tok_split(const tok_run *r, const char *text, uint64_t bytes)
 {
+    if (r->t->chars)
+        return spw__tok_chars_split(r, text, bytes);
     while (bytes > 0) {
         uint64_t valid = spw__utf8_valid(text, bytes), other;
         uint32_t cp;

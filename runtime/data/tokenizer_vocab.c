@@ -100,21 +100,38 @@ measure(spw_tokenizer *t, json_t *vocab, json_t *added, const char *added_path, 
     return SPW_OK;
 }
 
+/* Whether words can be merged one by one: no token has a space behind another character. */
+static bool
+has_words(const spw_tokenizer *t)
+{
+    for (uint64_t id = 0; id < t->vocab; id++) {
+        const char *text = t->pool + t->tokens[id].offset;
+        for (uint32_t i = 1; i < t->tokens[id].bytes; i++) {
+            if (text[i] == ' ' && text[i - 1] != ' ')
+                return false;
+        }
+    }
+    return true;
+}
+
 static spw_status
 take_vocab(spw_tokenizer *t, json_t *vocab, spw_error *err)
 {
     const char *spelled;
     json_t *v;
+    memset(t->byte_id, 0xff, sizeof t->byte_id); /* -1 */
     json_object_foreach(vocab, spelled, v)
     {
         int32_t id = (int32_t)json_integer_value(v);
         tok_token *k = &t->tokens[id];
-        uint64_t length = spw__tok_bytes_of(spelled, t->pool + t->pool_used);
-        bool in_alphabet = length != UINT64_MAX;
+        int byte = -1;
+        uint64_t length = t->chars ? spw__tok_chars_of(spelled, t->pool + t->pool_used, &byte)
+                                   : spw__tok_bytes_of(spelled, t->pool + t->pool_used);
+        bool in_alphabet = length != UINT64_MAX && byte < 0;
         if (k->flags != 0)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: model.vocab: id %d is \"%.100s\" and another token too", t->path,
                              id, spelled);
-        if (!in_alphabet) { /* a token that no text leads to, unless it is an added one */
+        if (length == UINT64_MAX) { /* a token that no text leads to, unless it is an added one */
             length = strlen(spelled);
             memcpy(t->pool + t->pool_used, spelled, length);
         }
@@ -122,6 +139,11 @@ take_vocab(spw_tokenizer *t, json_t *vocab, spw_error *err)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: model.vocab: token %d is too long", t->path, id);
         *k = (tok_token){.offset = t->pool_used, .bytes = (uint32_t)length, .flags = TOK_PRESENT};
         t->pool_used += length;
+        if (byte >= 0)
+            t->byte_id[byte] = id;
+        if (in_alphabet && t->chars && spw__tok_by_text(t, t->pool + k->offset, length) >= 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: model.vocab: \"%.100s\" reads like another token", t->path,
+                             spelled);
         if (in_alphabet) {
             uint64_t at = spw_checksum(t->pool + k->offset, length) & t->by_text_mask;
             while (t->by_text[at] >= 0)
@@ -129,7 +151,13 @@ take_vocab(spw_tokenizer *t, json_t *vocab, spw_error *err)
             t->by_text[at] = id;
         }
     }
-    for (int b = 0; b < 256; b++) {
+    for (int b = 0; t->chars && b < 256; b++) {
+        if (t->byte_id[b] < 0)
+            return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                             "%s: model.vocab has no token <0x%02X>, which model.byte_fallback needs", t->path,
+                             (unsigned)b);
+    }
+    for (int b = 0; !t->chars && b < 256; b++) {
         char byte = (char)b;
         if ((t->byte_id[b] = spw__tok_by_text(t, &byte, 1)) < 0)
             return SPW_RAISE(err, SPW_EUNSUPPORTED,
@@ -207,6 +235,7 @@ spw__tok_vocab_build(spw_tokenizer *t, json_t *vocab, json_t *added, const char 
     memset(t->by_text, 0xff, slots * sizeof *t->by_text); /* -1 */
     t->by_text_mask = slots - 1;
     SPW_TRY(take_vocab(t, vocab, err));
+    t->words = t->chars && has_words(t); /* added tokens are no part of it: they are cut out before */
     json_array_foreach(added, i, v) SPW_TRY(take_added(t, vocab, v, i, added_path, err));
     t->added_count = (uint32_t)json_array_size(added);
     return SPW_OK;

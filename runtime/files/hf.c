@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 enum { CONFIG_BYTES_MAX = 4 << 20, KEY_BYTES = 160 };
 
@@ -126,11 +127,11 @@ get(const source *s, const char *key)
 }
 
 static spw_status
-say(const source *s, const char *before, const char *key, const char *after, const json_t *v)
+say(const source *s, const char *before, const char *key, const char *after, const json_t *v, const char *advice)
 {
     char *text = v == NULL ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-    spw_status st = SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s%s%s%s%.100s", s->name, before, s->prefix, key, after,
-                              text != NULL ? text : "nothing");
+    spw_status st = SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s%s%s%s%.100s%s", s->name, before, s->prefix, key, after,
+                              text != NULL ? text : "nothing", advice);
     free(text);
     return st;
 }
@@ -138,7 +139,7 @@ say(const source *s, const char *before, const char *key, const char *after, con
 static spw_status
 refuse(const source *s, const char *key, const json_t *v)
 {
-    return say(s, "not supported yet: ", key, " ", v);
+    return say(s, "not supported yet: ", key, " ", v, "");
 }
 
 static spw_status
@@ -146,7 +147,7 @@ wrong(const source *s, const char *key, const char *expected, const json_t *v)
 {
     char after[160];
     snprintf(after, sizeof after, ": expected %s, got ", expected);
-    return say(s, "", key, after, v);
+    return say(s, "", key, after, v, "");
 }
 
 /* *out stays as it is where the key is missing or null. */
@@ -206,12 +207,17 @@ read_rope_kind(const source *s, spw_model_config *c)
         return wrong(s, "rope_type", "default, linear or llama3", NULL);
     if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
         return SPW_OK;
-    if (kind != NULL && strcmp(kind, "linear") == 0)
-        c->rope = SPW_ROPE_LINEAR;
-    else if (kind != NULL && strcmp(kind, "llama3") == 0)
-        c->rope = SPW_ROPE_LLAMA3;
-    else
-        return refuse(s, key, v);
+    c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
+              : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
+                                                            : SPW_ROPE_PLAIN;
+    return c->rope != SPW_ROPE_PLAIN ? SPW_OK : refuse(s, key, v);
+}
+
+static spw_status
+read_rope_scale(const source *s, spw_model_config *c)
+{
+    if (c->rope == SPW_ROPE_PLAIN)
+        return SPW_OK;
     SPW_TRY(read_real(s, "factor", &c->rope_factor));
     if (!(c->rope_factor >= 1))
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
@@ -253,6 +259,7 @@ read_rope(const source *s, spw_model_config *c)
     if (rope.object != NULL && !json_is_object(rope.object))
         return wrong(s, key, "an object", rope.object);
     snprintf(rope.prefix, sizeof rope.prefix, "%.20s%s.", s->prefix, key);
+    SPW_TRY(read_rope_kind(&rope, c)); /* first: what it is called says more than the members that only it has */
     json_object_foreach((json_t *)(uintptr_t)rope.object, name, v)
     {
         bool found = strcmp(name, "partial_rotary_factor") == 0 && json_number_value(v) == 1;
@@ -267,7 +274,7 @@ read_rope(const source *s, spw_model_config *c)
     if (!(c->rope_theta > 0))
         return wrong(top != NULL ? s : &rope, "rope_theta", "number above 0",
                      top != NULL ? top : get(&rope, "rope_theta"));
-    return read_rope_kind(&rope, c);
+    return read_rope_scale(&rope, c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
@@ -343,6 +350,9 @@ read_experts(const source *s, spw_model_config *c)
     c->sum_to_one = !qwen;
     SPW_TRY(read_size(s, key, 1, &c->experts));
     SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
+    if (json_is_true(get(s, "output_router_logits")))
+        return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
+                   ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
     SPW_TRY(must_be(s, "output_router_logits", false));
     if (!qwen) {
         SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
@@ -364,6 +374,7 @@ read_llama(const source *s, spw_model_config *c)
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3   ? 32
                                                                                              : 0;
     c->norm_eps = c->family == SPW_FAMILY_MIXTRAL ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
@@ -455,7 +466,7 @@ read_family(const source *s, spw_family *out)
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
     if (built_as != NULL &&
-        (!json_is_string(built_as) || strcmp(json_string_value(built_as), architectures[*out]) != 0))
+        (!json_is_string(built_as) || strcasecmp(json_string_value(built_as), architectures[*out]) != 0))
         return refuse(s, "architectures[0]", built_as);
     return SPW_OK;
 }
@@ -481,7 +492,8 @@ read_config(const source *s, bool section, spw_model_config *c)
     SPW_TRY(read_family(s, &c->family));
     SPW_TRY(check_activation(s, c->family));
     if (get(s, "quantization_config") != NULL)
-        return refuse(s, "quantization_config", get(s, "quantization_config"));
+        return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
+                   ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     c->vocab = 256;
     c->positions = 1024;
     c->init_std = 0.02;

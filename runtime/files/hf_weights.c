@@ -4,7 +4,9 @@
  * Source: FORMATS S1, S8 (tensor names; what old files hold besides parameters).
  */
 #include "spw_files.h"
+#include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +174,25 @@ spw_hf_has_weights(const char *folder)
             return true;
     }
     return false;
+}
+
+bool
+spw_hf_has_other_weights(const char *folder, char name[256])
+{
+    static const char *const forms[] = {"pytorch_model*.bin", "model*.safetensors", "consolidated*", "*.gguf",
+                                        "tf_model.h5",        "flax_model*"};
+    DIR *dir = opendir(folder);
+    struct dirent *at;
+    name[0] = '\0';
+    while (dir != NULL && (at = readdir(dir)) != NULL) {
+        for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+            if (fnmatch(forms[i], at->d_name, 0) == 0 && (name[0] == '\0' || strcmp(at->d_name, name) < 0))
+                snprintf(name, 256, "%s", at->d_name);
+        }
+    }
+    if (dir != NULL)
+        closedir(dir);
+    return name[0] != '\0';
 }
 
 spw_status

@@ -423,6 +423,9 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
                        (long long)info.st_size);
     if (st == SPW_OK)
         st = spw_file_read_at(r->fd, path, &n, 8, 0, err);
+    if (st == SPW_OK && memcmp(&n, "version ", sizeof n) == 0) /* how such a file begins */
+        st = SPW_RAISE(err, SPW_ECORRUPT, "%s is a pointer of Git LFS, not the file itself; git lfs pull fetches it",
+                       path);
     if (st == SPW_OK && (n > HEADER_MAX || n > (uint64_t)info.st_size - 8))
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: header length is %llu, the file has %lld bytes and the limit is %d",
                        path, (unsigned long long)n, (long long)info.st_size, HEADER_MAX);

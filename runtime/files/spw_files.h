@@ -109,6 +109,8 @@ const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, 
 spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /* Whether the folder has model.safetensors or its index; it may still be damaged. */
 bool spw_hf_has_weights(const char *folder);
+/* Whether a folder without them has weights in a form or by a name that is not read; name: the first such file, by name. */
+bool spw_hf_has_other_weights(const char *folder, char name[256]);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.

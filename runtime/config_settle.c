@@ -1,0 +1,329 @@
+/*
+ * What needs more than one key, when all of them are read: values that follow from others, contradictions, and what a person
+ * is told once. Errors name the file and the keys.
+ */
+#include "config_internal.h"
+#include "runtime_internal.h"
+#include "spw_files.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <strings.h>
+
+void
+spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...)
+{
+    char one[SPW_REMARK_BYTES];
+    size_t n = strlen(list), m;
+    const char *between = n > 0 ? "; " : "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(one, sizeof one, format, args);
+    va_end(args);
+    m = strlen(between) + strlen(one);
+    if (n + m + sizeof "; ..." <= SPW_REMARK_BYTES)
+        snprintf(list + n, SPW_REMARK_BYTES - n, "%s%s", between, one);
+    else if (n < 4 || strcmp(list + n - 3, "...") != 0)
+        snprintf(list + n, SPW_REMARK_BYTES - n, "; ...");
+}
+
+spw_status
+spw__config_check_optimizer(const config_reader *r, const char *type)
+{
+    return spw_optimizer_find(type) != NULL
+               ? SPW_OK
+               : SPW_RAISE(r->err, SPW_ECONFIG,
+                           "%s: not supported yet: optimizer.type \"%s\"; Adam, AdamW, Adagrad, Lion and SGD are",
+                           r->name, type);
+}
+
+/* The three batch sizes agree; what is missing follows from the others. */
+static spw_status
+settle_batch(const config_reader *r)
+{
+    spw_config *c = r->out;
+    uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation, ranks = c->run.ranks;
+    if (all > 0 && micro == 0)
+        micro = (steps > 0 ? all / steps : all) / ranks;
+    if (micro == 0)
+        return SPW_RAISE(
+            r->err, SPW_ECONFIG,
+            "%s: train_batch_size or train_micro_batch_size_per_gpu is needed, as a number: \"auto\" is for "
+            "transformers' Trainer to fill in (--set train_micro_batch_size_per_gpu=1)",
+            r->name);
+    if (steps == 0)
+        steps = all > 0 ? all / micro / ranks : 1;
+    if (all == 0)
+        all = micro * steps * ranks;
+    if (all != micro * steps * ranks || all == 0) {
+        char meant[160] = "";
+        if (steps > 0 && all >= micro * steps && all % (micro * steps) == 0)
+            snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu, plan --set spillway.ranks=%llu)",
+                     (unsigned long long)(all / (micro * steps)), all > micro * steps ? "s" : "",
+                     (unsigned long long)(all / (micro * steps)), (unsigned long long)(all / (micro * steps)));
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
+                         "gradient_accumulation_steps %llu times %llu rank%s%s",
+                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps,
+                         (unsigned long long)ranks, ranks > 1 ? "s" : "", meant);
+    }
+    c->train_batch_size = all;
+    c->micro_batch = micro;
+    c->accumulation = steps;
+    return SPW_OK;
+}
+
+static spw_status
+check_offload(const config_reader *r)
+{
+    spw_config *c = r->out;
+    if (c->zero.offload_param != SPW_TIER_DEVICE && c->zero.stage != 3) {
+        spw_log(SPW_LOG_WARN,
+                "%s: zero_optimization.offload_param has no effect in stage %u, as in DeepSpeed: weights stay on the "
+                "device; stage 3 offloads them",
+                r->name, c->zero.stage);
+        c->zero.offload_param = SPW_TIER_DEVICE;
+    }
+    if (c->zero.offload_optimizer != SPW_TIER_DEVICE && c->zero.stage == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_optimizer needs stage 1, 2 or 3, stage is 0", r->name);
+    if (c->zero.offload_param == SPW_TIER_NVME && c->zero.param_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.offload_param.nvme_path is needed for device nvme",
+                         r->name);
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->zero.optimizer_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_optimizer.nvme_path is needed for device nvme", r->name);
+    if (c->run.activations == SPW_TIER_NVME && c->zero.param_path.count + c->zero.optimizer_path.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: spillway.activations nvme needs an nvme_path (zero_optimization.offload_param or "
+                         "offload_optimizer; their device may be another)",
+                         r->name);
+    if (c->run.activations == SPW_TIER_DEVICE && c->run.cpu_checkpointing)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: activation_checkpointing.cpu_checkpointing true and spillway.activations device "
+                         "contradict each other",
+                         r->name);
+    return SPW_OK;
+}
+
+/* ZeRO++ changes how what stage 3 has cut comes together. */
+static spw_status
+check_zeropp(const config_reader *r)
+{
+    const spw_config *c = r->out;
+    const struct {
+        const char *key;
+        bool on;
+    } keys[] = {{"zero_quantized_weights", c->zero.quantized_weights},
+                {"zero_quantized_nontrainable_weights", c->zero.quantized_frozen},
+                {"zero_quantized_gradients", c->zero.quantized_gradients},
+                {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (keys[i].on && c->zero.stage != 3)
+            return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.%s needs stage 3, stage is %u", r->name,
+                             keys[i].key, c->zero.stage);
+    }
+    return SPW_OK;
+}
+
+/* A path in both lists, or twice in one, is one swap file: weight and limit are said once, or alike. */
+static spw_status
+settle_paths(const config_reader *r)
+{
+    spw_path_list *lists[2] = {&r->out->zero.param_path, &r->out->zero.optimizer_path};
+    uint32_t distinct = 0, n = lists[0]->count, all = n + lists[1]->count;
+    for (uint32_t i = 0; i < all; i++) {
+        spw_path_list *a = lists[i >= n];
+        uint32_t ai = i >= n ? i - n : i;
+        bool first = true;
+        for (uint32_t j = 0; j < all; j++) {
+            const spw_path_list *b = lists[j >= n];
+            uint32_t bi = j >= n ? j - n : j;
+            if (i == j || strcmp(a->item[ai], b->item[bi]) != 0)
+                continue;
+            first = first && j > i;
+            a->weight[ai] = a->weight[ai] > 0 ? a->weight[ai] : b->weight[bi];
+            a->bytes[ai] = a->bytes[ai] > 0 ? a->bytes[ai] : b->bytes[bi];
+            if (b->weight[bi] > 0 && a->weight[ai] != b->weight[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two weights, %g and %g; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], a->weight[ai], b->weight[bi]);
+            if (b->bytes[bi] > 0 && a->bytes[ai] != b->bytes[bi])
+                return SPW_RAISE(r->err, SPW_ECONFIG,
+                                 "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path give "
+                                 "%s two limits, %llu and %llu bytes; it is one swap file: say it once, or alike",
+                                 r->name, a->item[ai], (unsigned long long)a->bytes[ai],
+                                 (unsigned long long)b->bytes[bi]);
+        }
+        distinct += first;
+    }
+    if (distinct > SPW_PATHS_MAX)
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: zero_optimization.offload_param.nvme_path and offload_optimizer.nvme_path have %u paths, "
+                         "at most %d are used together",
+                         r->name, distinct, SPW_PATHS_MAX);
+    for (uint32_t i = 0; i < all; i++) {
+        double *weight = &lists[i >= n]->weight[i >= n ? i - n : i];
+        *weight = *weight > 0 ? *weight : 1;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+check_device(const config_reader *r)
+{
+    const char *name = r->out->run.device, *index = name + 5;
+    bool numbered = strncmp(name, "cuda:", 5) == 0 && index[0] != '\0' && strspn(index, "0123456789") == strlen(index);
+    if (!numbered && strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.device: expected auto, cpu, cuda or cuda:0, got \"%s\"",
+                         r->name, name);
+    return SPW_OK;
+}
+
+/* A folder whose weights cannot be read is not one without weights: training would begin with others than were meant. */
+static spw_status
+check_start(const config_reader *r)
+{
+    const spw_config *c = r->out;
+    char file[256];
+    if (strcmp(c->run.start, "auto") != 0 || c->model_path[0] == '\0' || spw_hf_has_weights(c->model_path))
+        return SPW_OK;
+    if (spw_hf_has_other_weights(c->model_path, file))
+        return SPW_RAISE(
+            r->err, SPW_ECONFIG,
+            "%s: model.path %s has %s, which is not read: weights are read from model.safetensors, or shards "
+            "with model.safetensors.index.json (save_pretrained of transformers writes them); "
+            "spillway.start random draws new ones",
+            r->name, c->model_path, file);
+    spw_log(SPW_LOG_NOTE, "%s: model.path %s has no weights: they are drawn by spillway.seed", r->name, c->model_path);
+    return SPW_OK;
+}
+
+bool
+spw__config_scheduler_takes(const char *type, const char *param)
+{
+    bool cosine = strcmp(type, "WarmupCosineLR") == 0;
+    if (strcmp(param, "total_num_steps") == 0)
+        return cosine || strcmp(type, "WarmupDecayLR") == 0;
+    if (strcmp(param, "warmup_min_lr") == 0 || strcmp(param, "warmup_max_lr") == 0)
+        return type[0] != '\0' && !cosine;
+    if (strcmp(param, "warmup_min_ratio") == 0 || strcmp(param, "cos_min_ratio") == 0)
+        return cosine;
+    return type[0] != '\0';
+}
+
+static spw_status
+check_scheduler(const config_reader *r, json_t *params)
+{
+    const char *type = r->out->scheduler.type, *name;
+    json_t *v;
+    json_object_foreach(params, name, v)
+    {
+        if (!spw__config_scheduler_takes(type, name))
+            spw_log(SPW_LOG_WARN, "%s: scheduler.params.%s has no meaning for scheduler.type \"%s\"", r->name, name,
+                    type);
+    }
+    if (spw__config_scheduler_takes(type, "total_num_steps") && r->out->scheduler.total_num_steps == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name, type);
+    return SPW_OK;
+}
+
+/* DeepSpeed's ways to leave a value to it are "auto" and null: then nothing was said. */
+static bool
+given(const json_t *section, const char *key)
+{
+    const json_t *v = json_object_get(section, key);
+    const char *text = json_string_value(v);
+    return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
+}
+
+static bool
+is_auto(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text != NULL && strcmp(text, "auto") == 0;
+}
+
+/* transformers' Trainer would put its arguments where "auto" is. The number of steps is known here; the rest is said. */
+static void
+settle_autos(const config_reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    const json_t *params = json_object_get(json_object_get(root, "scheduler"), "params");
+    const json_t *optimizer = json_object_get(json_object_get(root, "optimizer"), "params");
+    bool typed = c->bf16 || c->fp16;
+    if (is_auto(params, "total_num_steps"))
+        c->scheduler.total_num_steps = c->run.steps;
+    if (!typed &&
+        (is_auto(json_object_get(root, "bf16"), "enabled") || is_auto(json_object_get(root, "fp16"), "enabled")))
+        spw__config_remark(r->remarks->autos, "bf16.enabled and fp16.enabled false (so fp32)");
+    if (r->remarks->autos[0] != '\0' && json_object_get(optimizer, "lr") == NULL)
+        spw__config_remark(r->remarks->autos, "optimizer.params.lr %g", c->optimizer.lr);
+    if (r->remarks->autos[0] != '\0')
+        spw_log(SPW_LOG_WARN, "%s: \"auto\" is not filled in from a Trainer's arguments here, these stand: %s", r->name,
+                r->remarks->autos);
+}
+
+spw_status
+spw__config_settle(const config_reader *r, const json_t *root)
+{
+    spw_config *c = r->out;
+    const json_t *own = json_object_get(root, "spillway");
+    if (json_object_get(root, "model") == NULL)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
+    if (c->data.path.count + c->data.sources.count == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing (or data.sources)", r->name);
+    if (c->data.path.count > 0 && c->data.sources.count > 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path and data.sources stand for the same: one of them, please",
+                         r->name);
+    if (c->data.text_field[0] == '\0' || strcmp(c->data.text_field, c->data.prompt_field) == 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
+                         r->name, c->data.text_field);
+    SPW_TRY(settle_batch(r));
+    settle_autos(r, root);
+    SPW_TRY(check_offload(r));
+    SPW_TRY(check_zeropp(r));
+    SPW_TRY(settle_paths(r));
+    SPW_TRY(spw__config_check_optimizer(r, c->optimizer.type));
+    if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
+        spw_log(SPW_LOG_WARN,
+                "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
+                r->name, c->optimizer.type);
+        c->optimizer.adam_w_mode = true;
+    }
+    if (!given(own, "state_format"))
+        c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
+    if (!given(own, "grad_dtype"))
+        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_F32;
+    if (c->bf16 && c->fp16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
+    if (c->fp16 != (c->run.state_format == SPW_STATE_MIXED_F16))
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: fp16.enabled and spillway.state_format mixed-fp16 go together",
+                         r->name);
+    if (c->run.grad_dtype == SPW_F16 && !c->fp16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.grad_dtype fp16 needs the loss scale of fp16.enabled",
+                         r->name);
+    if (!c->bf16 && !c->fp16 && c->run.state_format != SPW_STATE_FP32)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
+                         spw_state_name(c->run.state_format));
+    SPW_TRY(check_device(r));
+    SPW_TRY(check_start(r));
+    SPW_TRY(check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params")));
+    if (c->run.chunk_elems % 4096 != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
+                         (unsigned long long)c->run.chunk_elems);
+    if (c->run.write_budget > 0 && strcmp(c->run.write_budget_action, "pause") == 0 && c->run.checkpoint_dir[0] == '\0')
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: spillway.write_budget_action pause needs a spillway.checkpoint_dir to go on from",
+                         r->name);
+    if (c->aio.block_size % 4096 != 0)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: aio.block_size %llu is not a multiple of 4096", r->name,
+                         (unsigned long long)c->aio.block_size);
+    if (c->data.seq_length == 0)
+        c->data.seq_length = c->model.positions < 1024 ? c->model.positions : 1024;
+    if (c->model.vocab < 256)
+        spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
+                (unsigned long long)c->model.vocab);
+    return SPW_OK;
+}

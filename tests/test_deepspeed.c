@@ -1,0 +1,256 @@
+/*
+ * Configurations as they come from DeepSpeed: written for its parser, for transformers' Trainer or years ago. What it takes
+ * is taken with the same meaning, and what is refused or differs is said in words that help.
+ */
+#include "config_internal.h"
+#include "lib_tiny.h"
+#include "spw_data.h"
+#include "spw_files.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#define NEEDED                                                                                                         \
+    "\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},\"data\":{\"path\":\"a\"},"           \
+    "\"spillway\":{\"steps\":40},"
+#define MICRO "\"train_micro_batch_size_per_gpu\":2,"
+
+static spw_config c;
+static spw_error err;
+static char heard[4000];
+
+static void
+hear(void *ctx, spw_log_level level, const char *line)
+{
+    size_t n = strlen(heard);
+    (void)ctx;
+    if (level == SPW_LOG_WARN)
+        snprintf(heard + n, sizeof heard - n, "%s\n", line);
+}
+
+/* Parses, with the warnings in heard. */
+static spw_status
+parse(const char *text)
+{
+    spw_status st;
+    err = (spw_error){0};
+    heard[0] = '\0';
+    spw_log_set(hear, NULL);
+    st = spw_config_parse(&c, text, "ds.json", NULL, 0, &err);
+    spw_log_set(NULL, NULL);
+    return st;
+}
+
+static void
+write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void
+takes(const char *text)
+{
+    if (parse(text) != SPW_OK)
+        fail_msg("%s: %s", text, err.message);
+}
+
+static void
+refuses(const char *text, const char *says)
+{
+    if (parse(text) != SPW_ECONFIG || strstr(err.message, says) == NULL)
+        fail_msg("%s: \"%s\" should hold \"%s\"", text, err.message, says);
+}
+
+/* Comments of three kinds and commas before a bracket, as Hjson has them; strings keep theirs, and messages their columns. */
+static void
+test_comments(void **state)
+{
+    (void)state;
+    takes("// above \"all\n{ " NEEDED "# hash {\n \"bf16\": {\"enabled\": true, }, /* \"bf16\"\n and more, */\n"
+          "\"optimizer\": {\"params\": {\"betas\": [0.8, 0.9 /* , */ , ] , // last\n } }, " MICRO
+          "\n# end\n}\n// over");
+    assert_true(c.bf16 && c.optimizer.beta2 == 0.9);
+    takes("{" NEEDED MICRO "\"zero_optimization\":{\"stage\":3,\"offload_param\":{\"device\":\"nvme\","
+          "\"nvme_path\":\"/a//b#\\\"/*c,]\"}}}");
+    assert_string_equal(c.zero.param_path.item[0], "/a//b#\"/*c,]");
+    refuses("{ // one\n  /* two */ \"bf16\": nothing }", "ds.json:2:");
+    refuses("{\n \"bf16\": {}, /* never closed\n }", "ds.json:2:");
+    refuses("{\"bf16\": {,}}", "ds.json:1:");
+    refuses("{\"betas\": [1,,]}", "ds.json:1:");
+    refuses("{\"bf16\": \"cut", "ds.json:1:");
+    refuses("// nothing", "ds.json:1:");
+}
+
+/* Spellings of other years mean what they meant: a bare true is stage 1, bfloat16 is bf16, an underscore begins a comment. */
+static void
+test_older(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO "\"zero_optimization\":true,\"bfloat16\":{\"enabled\":true},\"_comment\":[1]}");
+    assert_int_equal(c.zero.stage, 1);
+    assert_true(c.bf16);
+    assert_non_null(strstr(heard, "zero_optimization true is deprecated; use zero_optimization.stage"));
+    takes("{" NEEDED MICRO "\"zero_optimization\":false}");
+    assert_int_equal(c.zero.stage, 0);
+    refuses("{" NEEDED MICRO "\"zero_optimization\":2}", "zero_optimization: expected an object, got integer 2");
+    refuses("{" NEEDED MICRO "\"bf16\":{},\"bfloat16\":{}}", "is given twice");
+    takes("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":-1}},"
+          "\"optimizer\":{\"type\":\"Adam\",\"params\":{\"torch_adam\":true,\"fused\":true}}}");
+    refuses("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":5}}}",
+            "last_batch_iteration (--resume");
+}
+
+/* What DeepSpeed takes and does nothing with is taken too, and does nothing. */
+static void
+test_without_effect(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO
+          "\"activation_checkpointing\":{\"partition_activations\":true,\"number_checkpoints\":null}}");
+    for (unsigned stage = 0; stage < 3; stage++) {
+        char text[500];
+        snprintf(text, sizeof text,
+                 "{" NEEDED MICRO "\"zero_optimization\":{\"stage\":%u,\"offload_param\":{\"device\":\"cpu\"}}}",
+                 stage);
+        takes(text);
+        assert_int_equal(c.zero.offload_param, SPW_TIER_DEVICE);
+        assert_non_null(strstr(heard, "zero_optimization.offload_param has no effect in stage"));
+    }
+    takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
+          "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
+    assert_string_equal(heard, "");
+}
+
+/* All that is missing is named at once, up to what a message holds; an optimizer by its name, not by its parameters. */
+static void
+test_missing(void **state)
+{
+    (void)state;
+    refuses("{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"pipeline\":{\"stages\":2},\"sparse_gradients\":true}",
+            "ds.json: not supported yet: wandb (monitor: spillway.run_log has every step, spillway plot draws it); "
+            "pipeline (pipeline parallelism); sparse_gradients (");
+    refuses(
+        "{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"comet\":{\"enabled\":true},\"tensorboard\":{\"enabled\":true},"
+        "\"csv_monitor\":{\"enabled\":true},\"flops_profiler\":{\"enabled\":true},\"comms_logger\":{\"enabled\":true},"
+        "\"autotuning\":{\"enabled\":true},\"amp\":{\"enabled\":true},\"nebula\":{\"enabled\":true},"
+        "\"elasticity\":{\"enabled\":true},\"eigenvalue\":{\"enabled\":true}}",
+        "; ...");
+    refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"freeze_step\":4},\"type\":\"OneBitAdam\"}}",
+            "not supported yet: optimizer.type \"OneBitAdam\"; Adam, AdamW");
+    refuses("{" NEEDED MICRO "\"scheduler\":{\"params\":{\"cycle_min_lr\":0},\"type\":\"OneCycle\"}}",
+            "scheduler.type \"OneCycle\" (one of WarmupLR|");
+    refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"max_grad_norm\":1}}}",
+            "did you mean \"gradient_clipping\"?");
+    refuses("{" NEEDED
+            "\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":8,\"gradient_accumulation_steps\":2}",
+            "times 1 rank; it is for 4 ranks (train -n 4, plan --set spillway.ranks=4)");
+    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}", "times 1 rank");
+}
+
+/* Where a Trainer would fill in an argument, what stands instead is said once; the number of steps is known. */
+static void
+test_trainer(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO
+          "\"gradient_accumulation_steps\":\"auto\",\"gradient_clipping\":\"auto\",\"bf16\":{\"enabled\":\"auto\"},"
+          "\"optimizer\":{\"type\":\"AdamW\",\"params\":{\"lr\":\"auto\",\"betas\":\"auto\"}},\"scheduler\":{\"type\":"
+          "\"WarmupDecayLR\",\"params\":{\"total_num_steps\":\"auto\",\"warmup_num_steps\":\"auto\",\"warmup_max_lr\":"
+          "\"auto\"}},"
+          "\"zero_optimization\":{\"stage3_max_live_parameters\":\"auto\"}}");
+    assert_int_equal(c.scheduler.total_num_steps, 40);
+    assert_true(c.optimizer.lr == 0.001 && isnan(c.scheduler.warmup_max_lr));
+    assert_string_equal(heard,
+                        "ds.json: \"auto\" is not filled in from a Trainer's arguments here, these stand: "
+                        "gradient_clipping 0.0; optimizer.params.lr 0.001; optimizer.params.betas [0.9, 0.999]; "
+                        "scheduler.params.warmup_num_steps 1000; bf16.enabled and fp16.enabled false (so fp32)\n");
+    takes("{" NEEDED MICRO "\"gradient_clipping\":\"auto\"}"); /* the optimizer is the Trainer's */
+    assert_non_null(strstr(heard, "these stand: gradient_clipping 0.0; optimizer.params.lr 0.001\n"));
+    takes("{" NEEDED MICRO "\"bf16\":{\"enabled\":true},\"fp16\":{\"enabled\":\"auto\"},"
+          "\"zero_optimization\":{\"stage\":3,\"reduce_bucket_size\":\"auto\"}}");
+    assert_string_equal(heard, "");
+    refuses("{" NEEDED "\"train_batch_size\":\"auto\",\"train_micro_batch_size_per_gpu\":\"auto\"}",
+            "is needed, as a number: \"auto\" is for transformers' Trainer");
+}
+
+/* A folder's weights are read or missing; what cannot be read is not taken for missing. */
+static void
+test_weights(void **state)
+{
+    static const struct {
+        const char *file, *says; /* NULL: taken */
+    } cases[] = {{"pytorch_model.bin", "has pytorch_model.bin, which is not read"},
+                 {"pytorch_model-00001-of-00002.bin", "pytorch_model-00001-of-00002.bin"},
+                 {"model-00002-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+                 {"consolidated.00.pth", "consolidated.00.pth"},
+                 {"a.gguf", "a.gguf"},
+                 {"training_args.bin", NULL}};
+    char folder[] = "/tmp/spw-weights-XXXXXX", path[200], text[400];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    write_file(path, "{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1}");
+    snprintf(text, sizeof text, "{" MICRO "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"a\"}}", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
+        write_file(path, "x");
+        if (cases[i].says != NULL)
+            refuses(text, cases[i].says);
+        else
+            takes(text);
+        assert_int_equal(remove(path), 0);
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    write_file(path, "version https://git-lfs.github.com/spec/v1\n");
+    takes(text); /* what is in it is looked at when it is opened */
+    {
+        spw_hf_reader *weights = NULL;
+        assert_int_equal(spw_hf_reader_open(&weights, folder, &err), SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "is a pointer of Git LFS"));
+    }
+    assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
+}
+
+/* Text is not bytes to a model whose tokenizer cannot be read; tokens in a file need none. */
+static void
+test_unread_tokenizer(void **state)
+{
+    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], text[600];
+    const char *const bytes[] = {"data.tokenizer=bytes"};
+    spw_data *d = NULL;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    write_file(path, "{\"model_type\":\"gpt2\",\"vocab_size\":300,\"n_embd\":8,\"n_layer\":1,\"n_head\":1}");
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    write_file(path, "x");
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    write_file(path, "A text that is long enough for a few sequences of tokens, whatever they are, and then some.\n");
+    snprintf(text, sizeof text,
+             "{" MICRO "\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"%s\",\"seq_length\":8,"
+             "\"validation_split\":0,\"cache_dir\":\"%s\"}}",
+             folder, path, folder);
+    takes(text);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "has a tokenizer that is not read: tokenizer.json is"));
+    assert_int_equal(spw_config_parse(&c, text, "ds.json", bytes, 1, &err), SPW_OK);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
+    spw_data_close(d);
+    assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),        cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_without_effect),  cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_trainer),         cmocka_unit_test(test_weights),
+                                       cmocka_unit_test(test_unread_tokenizer)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
