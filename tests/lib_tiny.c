@@ -3,11 +3,13 @@
 #include "runtime_internal.h"
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -355,4 +357,32 @@ tiny_swap_file(const char *dir, char path[1024])
     }
     closedir(d);
     assert_true(path[0] != '\0');
+}
+
+void
+tiny_spoil_file(const char *path, uint64_t first)
+{
+    struct stat info;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && fstat(fd, &info) == 0);
+    for (off_t at = (off_t)first; at < info.st_size; at += 4096) {
+        char byte;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    assert_int_equal(fsync(fd), 0);
+    close(fd);
+}
+
+spw_status
+tiny_one_nan(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    const spw_store_chunk *c = &spw_engine_layout(ctx)->chunks[chunk_idx];
+    (void)grad;
+    (void)err;
+    memset(record, 0, c->elems * 8);
+    for (uint64_t i = 0; i < c->elems; i++)
+        ((float *)weights)[i] = i == 17 && chunk_idx == 0 ? NAN : 0.01f * (float)(i % 7);
+    return SPW_OK;
 }

@@ -38,6 +38,10 @@ uint64_t tiny_train(const spw_config *c, spw_family family, uint32_t steps, doub
 uint64_t tiny_digest(spw_engine *e);
 /* The path of the only swap file below dir; of rank 0. */
 void tiny_swap_file(const char *dir, char path[1024]);
+/* Changes a byte of each of its pages, from the one at first on. */
+void tiny_spoil_file(const char *path, uint64_t first);
+/* For SPW_SWEEP_INIT of an engine in fp32, which is ctx: weights of which one is not a number. */
+spw_status tiny_one_nan(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err);
 /* Waits until what an update or an edit writes behind its back lies on nvme. */
 void tiny_settle(spw_store *store);
 /* Makes the emulated plugin of this build the device cuda; false where there was no C++ compiler. */

@@ -20,9 +20,7 @@ test_damaged_swap(void **state)
     rig r;
     spw_step_result result;
     char path[1024];
-    struct stat info;
     spw_status st = SPW_OK;
-    int fd;
     (void)state;
     rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_NVME);
     r.c.run.weight_slots = r.c.run.record_slots = 1;
@@ -31,16 +29,7 @@ test_damaged_swap(void **state)
     assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
     tiny_settle(spw_engine_store(r.e));
     tiny_swap_file(r.dir, path);
-    fd = open(path, O_RDWR);
-    assert_true(fd >= 0 && fstat(fd, &info) == 0);
-    for (off_t at = 100; at < info.st_size; at += 4096) {
-        char byte;
-        assert_int_equal(pread(fd, &byte, 1, at), 1);
-        byte ^= 0x10;
-        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    }
-    assert_int_equal(fsync(fd), 0);
-    close(fd);
+    tiny_spoil_file(path, 100);
     for (uint64_t s = 1; s < 4 && st == SPW_OK; s++)
         st = rig_step(&r, s, &result);
     assert_int_equal(st, SPW_ECORRUPT);
