@@ -282,7 +282,7 @@ read_text(const config_reader *r, const key_row *row, const json_t *v, char *out
     if (row->choices != NULL && at == NULL)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: not supported yet: %s \"%s\" (one of %s)", r->name, row->key, text,
                          row->choices + strspn(row->choices, "|"));
-    if (row->class == C_INERT)
+    if (row->class == C_INERT || row->offset == SPW_CONFIG_NOWHERE)
         return SPW_OK;
     if (out == NULL) { /* scheduler.params.warmup_type */
         r->out->scheduler.warmup_linear = strcmp(text, "linear") == 0;

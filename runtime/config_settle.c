@@ -238,6 +238,16 @@ given(const json_t *section, const char *key)
     return v != NULL && !json_is_null(v) && (text == NULL || strcmp(text, "auto") != 0);
 }
 
+static spw_dtype
+default_grad_dtype(const spw_config *c, const json_t *data_types)
+{
+    const char *name = json_string_value(json_object_get(data_types, "grad_accum_dtype"));
+    int found = c->fp16 ? SPW_F16 : SPW_F32;
+    for (int i = 0; name != NULL && i < SPW_DTYPE_COUNT; i++)
+        found = strcmp(name, spw_dtype_name((spw_dtype)i)) == 0 ? i : found;
+    return (spw_dtype)found;
+}
+
 static bool
 is_auto(const json_t *object, const char *key)
 {
@@ -295,7 +305,7 @@ spw__config_settle(const config_reader *r, const json_t *root)
     if (!given(own, "state_format"))
         c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
     if (!given(own, "grad_dtype"))
-        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_F32;
+        c->run.grad_dtype = default_grad_dtype(c, json_object_get(root, "data_types"));
     if (c->bf16 && c->fp16)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
     if (c->fp16 != (c->run.state_format == SPW_STATE_MIXED_F16))

@@ -106,6 +106,21 @@ test_older(void **state)
             "last_batch_iteration (--resume");
 }
 
+/* The type in which gradients wait for their updates; ours goes first, so that --set may say another. */
+static void
+test_grad_accum(void **state)
+{
+    (void)state;
+    takes("{" NEEDED MICRO "\"bf16\":{\"enabled\":true},\"data_types\":{\"grad_accum_dtype\":\"bf16\"}}");
+    assert_int_equal(c.run.grad_dtype, SPW_BF16);
+    takes("{" NEEDED MICRO "\"fp16\":{\"enabled\":true},\"data_types\":{\"grad_accum_dtype\":\"fp32\"}}");
+    assert_int_equal(c.run.grad_dtype, SPW_F32);
+    takes(
+        "{\"model\":{\"model_type\":\"gpt2\",\"n_embd\":8,\"n_layer\":1,\"n_head\":1},\"data\":{\"path\":\"a\"}," MICRO
+        "\"spillway\":{\"steps\":1,\"grad_dtype\":\"fp32\"},\"data_types\":{\"grad_accum_dtype\":\"bf16\"}}");
+    assert_int_equal(c.run.grad_dtype, SPW_F32);
+}
+
 /* What DeepSpeed takes and does nothing with is taken too, and does nothing. */
 static void
 test_without_effect(void **state)
@@ -248,9 +263,9 @@ test_unread_tokenizer(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),        cmocka_unit_test(test_older),
-                                       cmocka_unit_test(test_without_effect),  cmocka_unit_test(test_missing),
-                                       cmocka_unit_test(test_trainer),         cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_unread_tokenizer)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),   cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_grad_accum), cmocka_unit_test(test_without_effect),
+                                       cmocka_unit_test(test_missing),    cmocka_unit_test(test_trainer),
+                                       cmocka_unit_test(test_weights),    cmocka_unit_test(test_unread_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
