@@ -675,6 +675,20 @@ warn_of_no_evaluation(const run *r)
                 (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
 }
 
+/* Said before the first step: --resume would take the newest of both, and a step of the same number is replaced. */
+static void
+warn_of_other_run(const run *r)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char found[SPW_PATH_BYTES];
+    spw_error ignored = {0};
+    if (r->rank == 0 && !r->resumed && folder[0] != '\0' && spw_checkpoint_find(folder, found, &ignored) == SPW_OK)
+        fprintf(stderr,
+                "spillway: warning: spillway.checkpoint_dir holds %s of an earlier run, which this one does not go on "
+                "from (--resume %s does)\n",
+                found, folder);
+}
+
 /* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
 static void
 warn_of_full_disk(const run *r)
@@ -704,6 +718,7 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(open_log(r, err));
     warn_of_full_disk(r);
     warn_of_no_evaluation(r);
+    warn_of_other_run(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;

@@ -45,8 +45,12 @@ JSON
 c=$dir/tiny.json
 none="--set spillway.checkpoint_dir="
 check "train" run train "$c"
+check "says nothing more in a new folder" test ! -s "$dir/err"
 last=$(sed -n 's/^step 2\/2  loss \([0-9.]*\) .*/\1/p' "$dir/out")
 check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -> $last\$" "$dir/out"
+
+expect 0 "holds $dir/a/step-2 of an earlier run" "a folder with another run's checkpoints is said" train "$c" --set spillway.steps=1
+rm -rf "$dir/a/step-1"
 
 # Standard output that cannot take it: exit code 1, whatever the command.
 if [ -c /dev/full ]; then
