@@ -4,7 +4,7 @@ cd "$(dirname "$0")/.." || exit 1
 bin=${SPW_BUILD:-build/checked}/spillway
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-bio-XXXXXX")
 cleanup() {
-    mountpoint -q "$dir/tiny" 2>/dev/null && umount "$dir/tiny"
+    mountpoint -q "$dir/tiny" 2>/dev/null && umount -l "$dir/tiny"
     rm -rf "$dir"
 }
 trap cleanup EXIT
@@ -88,7 +88,7 @@ if [ "$(id -u)" = 0 ] && mkdir "$dir/tiny" && mount -t tmpfs -o size=20m tmpfs "
     ok $? "bench io on tmpfs"
     grep -q 'cannot be checked' "$dir/err"
     ok $? "it says that nobody can check where the bytes went"
-    umount "$dir/tiny"
+    umount -l "$dir/tiny" # the kernel may still be letting go of the ring's files
 else
     n=$((n + 1)); echo "ok $n - tmpfs of 20 MiB # skip needs root"
 fi

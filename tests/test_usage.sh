@@ -9,7 +9,7 @@ spw=$PWD/$build/spillway
 export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-usage-XXXXXX")
 mounted=""
-cleanup() { [ -n "$mounted" ] && umount "$mounted"; rm -rf "$dir"; }
+cleanup() { [ -n "$mounted" ] && umount -l "$mounted"; rm -rf "$dir"; }
 trap cleanup EXIT
 export XDG_CACHE_HOME=$dir/cache
 n=0
