@@ -148,12 +148,27 @@ sweep(spw_aio_bench *bench, spw_aio *aio, spw_aio_file *file, uint32_t file_idx,
 
 /* ---------------------------------------------------------------- files */
 
+/* Takes the name away: whatever ends this process, nothing is left on the disk. The file is opened again by its descriptor. */
+static spw_status
+file_unlink(spw_aio_bench *b, uint32_t i, const char *path, spw_error *err)
+{
+    char by_fd[32];
+    snprintf(by_fd, sizeof by_fd, "/proc/self/fd/%d", b->fds[i]);
+    b->paths[i] = spw_mem_strdup(access(by_fd, F_OK) == 0 ? by_fd : path); /* no /proc: close removes it */
+    if (b->paths[i] == NULL)
+        close(b->fds[i]);
+    if (b->paths[i] == NULL || strcmp(b->paths[i], path) != 0)
+        (void)unlink(path);
+    return b->paths[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "bench of %s: its name", b->dirs[i]);
+}
+
 static spw_status
 file_make(spw_aio_bench *b, uint32_t i, const char *dir, spw_error *err)
 {
     char path[4096], need[32], have[32];
     struct statvfs fs;
     struct stat sb;
+    uint64_t free_bytes;
     int fd, rc;
     if ((size_t)snprintf(path, sizeof path, "%s/spw-bench-%ld-%u.bin", dir, (long)getpid(), i) >= sizeof path)
         return SPW_RAISE(err, SPW_EINVAL, "bench folder %.64s...: the path is too long", dir);
@@ -163,30 +178,22 @@ file_make(spw_aio_bench *b, uint32_t i, const char *dir, spw_error *err)
     fd = SPW_CALL(EACCES, open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (fd < 0)
         return SPW_RAISE_SYS(err, errno, "create %s", path);
-    b->paths[i] = spw_mem_strdup(path); /* from here it is removed by close */
-    if (b->paths[i] == NULL) {
-        close(fd);
-        (void)unlink(path);
-        return SPW_RAISE(err, SPW_ENOMEM, "bench of %s: its name", dir);
-    }
+    b->fds[i] = fd;
+    SPW_TRY(file_unlink(b, i, path, err));
+    free_bytes = fstatvfs(fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0; /* a try may leave less */
     do
         rc = SPW_CALL(ENOSPC, fallocate(fd, 0, 0, (off_t)b->file_bytes));
     while (rc != 0 && errno == EINTR);
     if (rc != 0 && errno == EOPNOTSUPP)
         rc = ftruncate(fd, (off_t)b->file_bytes);
-    if (rc != 0) {
-        int errnum = errno;
-        uint64_t free_bytes = fstatvfs(fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
-        close(fd);
-        if (errnum == ENOSPC || errnum == EDQUOT)
-            return SPW_RAISE(err, SPW_ENOSPC, "bench file in %s: needs %s, %s free", dir,
-                             spw_format_bytes(need, sizeof need, b->file_bytes),
-                             spw_format_bytes(have, sizeof have, free_bytes));
-        return SPW_RAISE_SYS(err, errnum, "preallocating %s in %s", spw_format_bytes(need, sizeof need, b->file_bytes),
+    if (rc != 0 && (errno == ENOSPC || errno == EDQUOT))
+        return SPW_RAISE(err, SPW_ENOSPC, "bench file in %s: needs %s, %s free", dir,
+                         spw_format_bytes(need, sizeof need, b->file_bytes),
+                         spw_format_bytes(have, sizeof have, free_bytes));
+    if (rc != 0)
+        return SPW_RAISE_SYS(err, errno, "preallocating %s in %s", spw_format_bytes(need, sizeof need, b->file_bytes),
                              dir);
-    }
     b->devs[i] = fstat(fd, &sb) == 0 ? sb.st_dev : 0;
-    close(fd);
     b->generations[i] = spw_mem_calloc(b->file_bytes / PAGE, 1); /* once the disk has agreed to the size */
     return b->generations[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "bench of %s: page table", dir);
 }
@@ -222,7 +229,7 @@ sweep_files(spw_aio_bench *b, uint32_t first, uint32_t count, spw_aio_op op, con
         st = sweep(b, aio, files[i], first + i, op, &region, wrong, err);
     for (uint32_t i = 0; i < count && st == SPW_OK && op == SPW_AIO_WRITE; i++)
         if (fdatasync(spw_aio_file_fd(files[i])) != 0)
-            st = SPW_RAISE_SYS(err, errno, "fdatasync %s", b->paths[first + i]);
+            st = SPW_RAISE_SYS(err, errno, "fdatasync of the bench file in %s", b->dirs[first + i]);
     spw_aio_destroy(aio);
     spw_region_unmap(&region);
     return st;
@@ -265,8 +272,10 @@ spw_aio_bench_close(spw_aio_bench *b)
     if (b == NULL)
         return;
     for (uint32_t i = 0; i < b->dir_count; i++) {
-        if (b->paths[i] != NULL)
-            (void)unlink(b->paths[i]);
+        if (b->paths[i] != NULL) {
+            close(b->fds[i]);
+            (void)unlink(b->paths[i]); /* where it still has a name */
+        }
         spw_mem_free(b->paths[i]);
         spw_mem_free(b->dirs[i]);
         spw_mem_free(b->generations[i]);
@@ -478,5 +487,7 @@ out:
     spw_region_unmap(&region);
     if (st == SPW_OK && run->verify)
         st = sweep_files(b, run->dir_first, run->dir_count, SPW_AIO_READ, NULL, &out->wrong, err);
+    if (st == SPW_EIO || st == SPW_ECORRUPT) /* its file has no name to be told */
+        spw_error_wrap(err, "bench file in %s", b->dirs[run->dir_first]);
     return st;
 }

@@ -18,6 +18,7 @@ struct spw_aio_bench {
     uint32_t dir_count;
     uint64_t file_bytes;
     char *dirs[SPW_AIO_BENCH_DIRS_MAX], *paths[SPW_AIO_BENCH_DIRS_MAX];
+    int fds[SPW_AIO_BENCH_DIRS_MAX]; /* where there is a path: it holds the file, which has no name any more */
     dev_t devs[SPW_AIO_BENCH_DIRS_MAX];
     uint8_t *generations[SPW_AIO_BENCH_DIRS_MAX]; /* (file_bytes / 4096): of the last write of a page */
     uint8_t generation;                           /* of the writes of this run */

@@ -426,6 +426,8 @@ take_grad(job *j, const char *text)
 static int
 parse(job *j, int argc, char **argv)
 {
+    static const char *const with_value[] = {"--params", "--format", "--optimizer",    "--threads",
+                                             "--isa",    "--grad",   "--check-factor", NULL};
     uint64_t threads = 0;
     j->isa = spw_cpu_isa();
     j->grad_dtype = SPW_F32;
@@ -441,8 +443,7 @@ parse(job *j, int argc, char **argv)
             j->check = 1;
             continue;
         }
-        v = cli_value("bench", argc, argv, &i);
-        if (v == NULL)
+        if ((v = cli_known_value("bench adam", with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if (strcmp(name, "--params") == 0) {
             double n = strtod(v, &end);
@@ -458,13 +459,12 @@ parse(job *j, int argc, char **argv)
             ok = take_isa(j, v);
         else if (strcmp(name, "--grad") == 0)
             ok = take_grad(j, v);
-        else if (strcmp(name, "--check-factor") == 0) {
+        else {
             j->check = strtod(v, &end);
             ok = end != v && *end == '\0' && j->check > 0 && j->check <= 1e6;
-        } else
-            return cli_usage("bench", "adam has no option %s", name);
+        }
         if (!ok)
-            return cli_usage("bench", "%s cannot be %s", name, v);
+            return cli_usage("bench adam", "%s cannot be %s", name, v);
     }
     j->threads = threads > 0                             ? (uint32_t)threads
                  : spw_cpu_allowed_count() < THREADS_MAX ? spw_cpu_allowed_count()

@@ -418,6 +418,7 @@ parse_sizes(options *opt, const char *list)
 static int
 parse_options(options *opt, int argc, char **argv)
 {
+    static const char *const with_value[] = {"--device", "--size", "--seconds", NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         if (strcmp(name, "--json") == 0) {
@@ -428,9 +429,7 @@ parse_options(options *opt, int argc, char **argv)
             opt->smoke = true;
             continue;
         }
-        if (strcmp(name, "--device") != 0 && strcmp(name, "--size") != 0 && strcmp(name, "--seconds") != 0)
-            return cli_usage("bench copy", "unknown option %s", name);
-        if ((value = cli_value("bench copy", argc, argv, &i)) == NULL)
+        if ((value = cli_known_value("bench copy", with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if (strcmp(name, "--device") == 0) {
             opt->device = value;
@@ -472,8 +471,6 @@ cli_bench_copy(int argc, char **argv)
         }
     }
     bench_close(&b);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && st == SPW_OK)
-        st = SPW_RAISE(&err, SPW_EIO, "bench copy: writing the results");
     if (st == SPW_OK && wrong > 0)
         st = SPW_RAISE(&err, SPW_ECORRUPT, "bench copy: %llu elements arrived wrong", (unsigned long long)wrong);
     return st == SPW_OK ? EXIT_DONE : cli_fail(&err);

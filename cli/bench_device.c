@@ -540,6 +540,7 @@ bench_close(bench *b)
 static int
 parse_options(bench *b, const char *command, int argc, char **argv)
 {
+    static const char *const with_value[] = {"--device", "--compute", "--seconds", NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         if (strcmp(name, "--json") == 0) {
@@ -550,9 +551,7 @@ parse_options(bench *b, const char *command, int argc, char **argv)
             b->smoke = true;
             continue;
         }
-        if (strcmp(name, "--device") != 0 && strcmp(name, "--compute") != 0 && strcmp(name, "--seconds") != 0)
-            return cli_usage(command, "unknown option %s", name);
-        if ((value = cli_value(command, argc, argv, &i)) == NULL)
+        if ((value = cli_known_value(command, with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if (strcmp(name, "--device") == 0) {
             b->device = value;
@@ -588,8 +587,6 @@ cli_bench_device(int argc, char **argv)
     if (b.err.status == SPW_OK)
         wrong = products ? run_gemm(&b) : run_attention(&b);
     bench_close(&b);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && b.err.status == SPW_OK)
-        (void)SPW_RAISE(&b.err, SPW_EIO, "bench %s: writing the results", b.name);
     if (b.err.status == SPW_OK && wrong > 0)
         (void)SPW_RAISE(&b.err, SPW_ECORRUPT, "bench %s: %llu samples of results are wrong", b.name,
                         (unsigned long long)wrong);

@@ -7,29 +7,11 @@
  * of the files is read and compared.
  */
 #include "bench_io.h"
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { LIST_MAX = 16, ROUNDS = 3 };
-
-volatile int cli_bench_stop;
-
-static void
-on_signal(int sig)
-{
-    (void)sig;
-    cli_bench_stop = 1;
-}
-
-void
-cli_bench_catch_signals(void)
-{
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 typedef struct job {
     const char *dirs[SPW_AIO_BENCH_DIRS_MAX];
@@ -300,6 +282,8 @@ take_seconds(job *j, const char *text)
 static int
 parse(job *j, int argc, char **argv)
 {
+    static const char *const with_value[] = {"--size",    "--block",   "--depth",   "--backend",
+                                             "--pattern", "--threads", "--seconds", NULL};
     bool pattern_given = false, seconds_given = false;
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *v;
@@ -313,12 +297,11 @@ parse(job *j, int argc, char **argv)
             j->iopoll = true;
         else if (name[0] != '-') {
             if (j->dir_count == SPW_AIO_BENCH_DIRS_MAX)
-                return cli_usage("bench", "io takes at most %d paths", SPW_AIO_BENCH_DIRS_MAX);
+                return cli_usage("bench io", "it takes at most %d paths", SPW_AIO_BENCH_DIRS_MAX);
             j->dirs[j->dir_count++] = name;
         } else {
             bool ok;
-            v = cli_value("bench", argc, argv, &i);
-            if (v == NULL)
+            if ((v = cli_known_value("bench io", with_value, argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
             if (strcmp(name, "--size") == 0)
                 ok = spw_parse_bytes(v, &j->file_bytes) && j->file_bytes >= 64u << 20;
@@ -332,16 +315,14 @@ parse(job *j, int argc, char **argv)
                 ok = pattern_given = each_part(v, take_pattern, j);
             else if (strcmp(name, "--threads") == 0)
                 ok = cli_number(v, &j->threads) && j->threads >= 1 && j->threads <= 256;
-            else if (strcmp(name, "--seconds") == 0)
-                ok = seconds_given = take_seconds(j, v);
             else
-                return cli_usage("bench", "io has no option %s", name);
+                ok = seconds_given = take_seconds(j, v);
             if (!ok)
-                return cli_usage("bench", "%s cannot be %s", name, v);
+                return cli_usage("bench io", "%s cannot be %s", name, v);
         }
     }
     if (j->dir_count == 0)
-        return cli_usage("bench", "io needs a folder on the disk to measure");
+        return cli_usage("bench io", "it needs a folder on the disk to measure");
     if (j->file_bytes == 0)
         j->file_bytes = j->smoke ? 64u << 20 : 2ull << 30;
     j->file_bytes -= j->file_bytes % (64u << 20);
@@ -370,14 +351,14 @@ cli_bench_io(int argc, char **argv)
     int rc = parse(&j, argc, argv);
     if (rc >= 0)
         return rc;
-    cli_bench_catch_signals();
+    cli_catch_signals();
     if (!j.json)
         print_header(&j);
-    st = spw_aio_bench_open(
-        &bench,
-        &(spw_aio_bench_options){
-            .dirs = j.dirs, .dir_count = j.dir_count, .file_bytes = j.file_bytes, .stop = &cli_bench_stop},
-        &err);
+    st =
+        spw_aio_bench_open(&bench,
+                           &(spw_aio_bench_options){
+                               .dirs = j.dirs, .dir_count = j.dir_count, .file_bytes = j.file_bytes, .stop = &cli_stop},
+                           &err);
     if (st == SPW_OK)
         st = run_all(&j, bench, &wrong, &err);
     spw_aio_bench_close(bench);

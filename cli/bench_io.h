@@ -1,4 +1,4 @@
-/* What `bench io` and `tune` share: a row of medians over interleaved rounds, JSON, and the end by a signal. */
+/* What `bench io` and `tune` share: a row of medians over interleaved rounds, and JSON. */
 #ifndef SPW_CLI_BENCH_IO_H
 #define SPW_CLI_BENCH_IO_H
 
@@ -24,8 +24,5 @@ spw_status cli_bench_row(spw_aio_bench *bench, const spw_aio_bench_run *run, boo
 void cli_bench_write_text(FILE *f, const char *text);
 /* One JSON object on a line of its own. */
 void cli_bench_print_json(const bench_row *row, const char *path);
-/* SIGINT and SIGTERM set cli_bench_stop, so that the files are removed. */
-void cli_bench_catch_signals(void);
-extern volatile int cli_bench_stop;
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "spillway.h"
 
+enum { CLI_RANKS_MAX = 1024 };
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_FIT = 3, EXIT_PAUSED = 4 };
 
 int cli_train(int argc, char **argv);
@@ -28,13 +29,24 @@ int cli_fail(const spw_error *err);
 int cli_exit_code(const spw_error *err);
 void cli_set_rank(uint32_t rank);
 /* Starts this program count times as the ranks of one world, with these arguments; its exit code. */
-int cli_launch(uint32_t count, char **argv);
-bool cli_is_launched(void); /* this process is such a rank */
+int cli_launch(uint32_t count, char **argv); /* at most CLI_RANKS_MAX */
+bool cli_is_launched(void);                  /* this process is such a rank */
 /* Prints a usage error and where help is. */
 int cli_usage(const char *command, const char *fmt, ...) SPW_PRINTF(2, 3);
 /* The value of option argv[*i] (the next argument), or NULL after a message. */
 const char *cli_value(const char *command, int argc, char **argv, int *i);
+/* The same where argv[*i] is one of names, which ends with NULL; what is not is an unknown option. */
+const char *cli_known_value(const char *command, const char *const *names, int argc, char **argv, int *i);
 bool cli_number(const char *text, uint64_t *out);
+/* Set when the command shall end: by Ctrl-C, SIGTERM, a terminal that closed, or because nobody reads its output any more. */
+extern volatile int cli_stop;
+/* From here on signals set it. One more, a second later or more, ends the process. */
+void cli_catch_signals(void);
+/* Whether a file can be written at the command's end, or a folder be made or written to; what names it in the message. */
+spw_status cli_check_file(const char *what, const char *path, spw_error *err);
+spw_status cli_check_folder(const char *what, const char *path, spw_error *err);
+/* path, or what of the folders above it is there. */
+void cli_nearest(char out[SPW_PATH_BYTES], const char *path);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */
 void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan);
 

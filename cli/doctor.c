@@ -40,6 +40,17 @@ check_aio(const char *dir)
     }
 }
 
+/* The first of them that files can be made in: transfers are no worse for a folder that is missing, which has a line. */
+static const char *
+place_to_probe(char **dirs, int count, const char *otherwise)
+{
+    for (int i = 0; i < count; i++) {
+        if (access(dirs[i], W_OK | X_OK) == 0)
+            return dirs[i];
+    }
+    return otherwise;
+}
+
 static bool
 check_path(const char *dir)
 {
@@ -209,7 +220,7 @@ cli_doctor(int argc, char **argv)
     else
         row("device cpu", false, "%s", err.message);
     spw_gpu_close(gpu);
-    check_aio(argc > 1 ? argv[1] : tmp);
+    check_aio(place_to_probe(argv + 1, argc - 1, tmp));
     for (int i = 1; i < argc; i++)
         ok = check_path(argv[i]) && ok;
     if (argc == 1)

@@ -105,11 +105,14 @@ static spw_status
 run(job *j, spw_error *err)
 {
     uint64_t all = spw_data_sequences(j->text, SPW_SPLIT_TRAIN), T = j->seq_length, begin = spw_now_ns();
+    cli_catch_signals();
     if (j->batches > 0 && j->batches < (all + j->batch_size - 1) / j->batch_size)
         all = j->batches * j->batch_size;
     for (uint64_t first = 0; first < all; first += j->batch_size) {
         uint64_t n = all - first < j->batch_size ? all - first : j->batch_size, counted = 0;
         double loss;
+        if (cli_stop)
+            return SPW_RAISE(err, SPW_ECANCELED, "stopped");
         SPW_TRY(spw_data_fill(j->text, SPW_SPLIT_TRAIN, first, n, j->tokens, j->targets, err));
         for (uint64_t i = n * T; i < j->batch_size * T; i++) {
             j->tokens[i] = 0;
@@ -179,11 +182,10 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {"--data",   "--seq-length", "--batches",   "--batch-size",
-                                             "--format", "--tokenizer",  "--text-field"};
+    static const char *const with_value[] = {"--data",   "--seq-length", "--batches",    "--batch-size",
+                                             "--format", "--tokenizer",  "--text-field", NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
-        bool known = false;
         int rc = cli_place_option("eval", &j->place, argc, argv, &i);
         if (rc >= 0) {
             if (rc != EXIT_DONE)
@@ -200,11 +202,7 @@ read_options(job *j, int argc, char **argv)
             j->path = name;
             continue;
         }
-        for (size_t k = 0; k < sizeof with_value / sizeof with_value[0]; k++)
-            known = known || strcmp(name, with_value[k]) == 0;
-        if (!known)
-            return cli_usage("eval", "unknown option %s", name);
-        if ((value = cli_value("eval", argc, argv, &i)) == NULL)
+        if ((value = cli_known_value("eval", with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if ((rc = read_option(j, name, value)) != EXIT_DONE)
             return rc;

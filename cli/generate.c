@@ -56,41 +56,48 @@ show_tokens(const job *j, const int32_t *ids, uint64_t count, bool first)
 
 /* Text as JSON: bytes that are not UTF-8 become U+FFFD. */
 static json_t *
+json_bytes(const char *bytes, uint64_t count)
+{
+    json_t *s = json_stringn(bytes, count);
+    char *replaced;
+    uint64_t end = 0;
+    if (s != NULL)
+        return s;
+    replaced = spw_mem_calloc(3 * count + 1, 1); /* what is above ASCII is replaced, byte by byte */
+    if (replaced == NULL)
+        return json_null();
+    for (uint64_t i = 0; i < count; i++) {
+        bool plain = (unsigned char)bytes[i] < 128;
+        memcpy(replaced + end, plain ? &bytes[i] : "\xef\xbf\xbd", plain ? 1 : 3);
+        end += plain ? 1 : 3;
+    }
+    s = json_stringn(replaced, end);
+    spw_mem_free(replaced);
+    return s != NULL ? s : json_null();
+}
+
+static json_t *
 json_text(const job *j, const int32_t *ids, uint64_t count)
 {
     json_t *s;
-    char *bytes;
+    char *bytes, room[16];
     uint64_t n = 0, all = 0;
     for (uint64_t i = 0; i < count; i++) {
-        char room[16];
         (void)cli_text_decode(&j->words, ids[i], room, &n);
         all += n;
     }
-    bytes = spw_mem_calloc(3 * all + 1, 1);
+    bytes = spw_mem_calloc(all + 1, 1);
     if (bytes == NULL)
         return json_null();
     all = 0;
     for (uint64_t i = 0; i < count; i++) {
-        char room[16];
         const char *part = cli_text_decode(&j->words, ids[i], room, &n);
         memcpy(bytes + all, part, n);
         all += n;
     }
-    s = json_stringn(bytes, all);
-    if (s == NULL) { /* not UTF-8: what is above ASCII is replaced, byte by byte */
-        uint64_t end = 3 * all;
-        for (uint64_t i = all; i-- > 0;) {
-            bool plain = (unsigned char)bytes[i] < 128;
-            end -= plain ? 1 : 3;
-            if (plain)
-                bytes[end] = bytes[i];
-            else
-                memcpy(bytes + end, "\xef\xbf\xbd", 3);
-        }
-        s = json_stringn(bytes + end, 3 * all - end);
-    }
+    s = json_bytes(bytes, all);
     spw_mem_free(bytes);
-    return s != NULL ? s : json_null();
+    return s;
 }
 
 static void
@@ -101,7 +108,7 @@ show_json(const job *j, const text *t)
     char *line;
     for (uint64_t i = t->prompt_count; i < t->tokens.count; i++)
         json_array_append_new(ids, json_integer(t->tokens.ids[i]));
-    json_object_set_new(o, "prompt", json_string(t->prompt));
+    json_object_set_new(o, "prompt", json_bytes(t->prompt, strlen(t->prompt)));
     json_object_set_new(o, "prompt_tokens", json_integer((json_int_t)t->prompt_count));
     if (!j->numbers)
         json_object_set_new(o, "text",
@@ -190,6 +197,7 @@ run(job *j, uint32_t slots, spw_error *err)
 {
     text *in_slot[SLOTS_MAX] = {NULL};
     uint64_t next = 0, shown = 0;
+    cli_catch_signals();
     if (j->text_count == 1 && !j->json)
         fputs(j->texts[0].prompt, stdout);
     while (shown < j->text_count) {
@@ -204,6 +212,8 @@ run(job *j, uint32_t slots, spw_error *err)
             else
                 SPW_TRY(feed(j, in_slot[i], in_slot[i]->prompt_count, err));
         }
+        if (cli_stop)
+            return SPW_RAISE(err, SPW_ECANCELED, "stopped");
         SPW_TRY(spw_generator_forward(j->g, err));
         for (uint32_t i = 0; i < slots; i++) {
             if (in_slot[i] != NULL && spw_generator_logits(j->g, i) != NULL)
@@ -297,13 +307,17 @@ read_prompts(job *j, const char *path)
 {
     spw_error err = {0};
     char *all;
+    size_t bytes;
     int rc = EXIT_DONE;
     if (spw_file_read_text(path, LINE_BYTES_MAX * 64ull, &all, &err) != SPW_OK)
         return cli_fail(&err);
     for (char *line = all, *end; rc == EXIT_DONE && *line != '\0'; line = *end != '\0' ? end + 1 : end) {
         end = line + strcspn(line, "\n");
-        if (end > line)
-            rc = add_prompt(j, line, (size_t)(end - line));
+        bytes = (size_t)(end - line);
+        if (bytes > 0 && line[bytes - 1] == '\r') /* a file from Windows */
+            bytes--;
+        if (bytes > 0)
+            rc = add_prompt(j, line, bytes);
     }
     spw_mem_free(all);
     return rc;
@@ -345,11 +359,10 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {"--prompt", "--prompts", "--tokens", "--temperature",
-                                             "--top-k",  "--top-p",   "--seed",   "--tokenizer"};
+    static const char *const with_value[] = {
+        "--prompt", "--prompts", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--tokenizer", NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
-        bool known = false;
         int rc = cli_place_option("generate", &j->place, argc, argv, &i);
         if (rc >= 0) {
             if (rc != EXIT_DONE)
@@ -366,11 +379,7 @@ read_options(job *j, int argc, char **argv)
             j->path = name;
             continue;
         }
-        for (size_t k = 0; k < sizeof with_value / sizeof with_value[0]; k++)
-            known = known || strcmp(name, with_value[k]) == 0;
-        if (!known)
-            return cli_usage("generate", "unknown option %s", name);
-        if ((value = cli_value("generate", argc, argv, &i)) == NULL)
+        if ((value = cli_known_value("generate", with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if ((rc = read_option(j, name, value)) != EXIT_DONE)
             return rc;

@@ -14,11 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 1024, GRACE_S = 90 }; /* ranks find out by themselves what happened; only then are they killed */
+enum { GRACE_S = 90 }; /* ranks find out by themselves what happened; only then are they killed */
 
 #define STARTED_BY "SPW_STARTED_BY" /* in a rank of cli_launch(): the process that called it */
 
-static pid_t children[RANKS_MAX];
+static pid_t children[CLI_RANKS_MAX];
 static uint32_t child_count;
 
 static void
@@ -146,17 +146,17 @@ wait_for_all(void)
 int
 cli_launch(uint32_t count, char **argv)
 {
-    struct sigaction action = {.sa_handler = pass_on};
+    struct sigaction action = {.sa_handler = pass_on}, old;
     uint32_t port = free_port();
     pid_t self = getpid();
-    if (count == 0 || count > RANKS_MAX)
-        return cli_usage("train", "-n takes 1 to %d ranks", RANKS_MAX);
     if (port == 0) {
         fprintf(stderr, "spillway: no free port on 127.0.0.1: %s\n", strerror(errno));
         return EXIT_FAILED;
     }
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup */
+        sigaction(SIGHUP, &action, NULL);
     for (uint32_t i = 0; i < count; i++) {
         pid_t pid = fork();
         if (pid == 0)

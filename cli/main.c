@@ -1,6 +1,7 @@
 /* The program: picks the command. One file per command, on the public API only. */
 #include "cli.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,9 +43,11 @@ static const char train_usage[] =
     "  --trace FILE   writes a timeline for Perfetto (ui.perfetto.dev)\n"
     "  --quiet        no step lines, only the closing table and warnings\n"
     "\n"
-    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files. A second one, a second "
-    "later or\n"
-    "more, ends at once, as the first one does before the first step; the next run then reclaims the swap files.\n";
+    "Ctrl-C finishes the step, saves if a checkpoint_dir is set, and removes the swap files; so do SIGTERM, a "
+    "terminal\n"
+    "that closes (not under nohup) and output that nobody reads any more. A second Ctrl-C, a second later or more, "
+    "ends\n"
+    "at once, as the first one does before the first step; the next run then reclaims the swap files.\n";
 
 static const char plan_usage[] =
     "spillway plan CONFIG.json [--set a.b=c ...] [--json] [--calibrate | --no-measure]\n"
@@ -144,13 +147,13 @@ static const char doctor_usage[] =
     "Lists libraries, instruction set, io_uring, O_DIRECT and alignment of each PATH, memory\n"
     "limits, NUMA and GPU: each OK, or missing with the fix.\n";
 
-static const char bench_usage[] =
+static const char bench_io_usage[] =
     "spillway bench io PATH... [--size S] [--block LIST] [--depth LIST] [--threads N] [--backend LIST]\n"
     "                          [--pattern LIST] [--seconds S] [--sqpoll] [--iopoll] [--json] [--smoke]\n"
     "\n"
     "io: reads and writes a file in each PATH as training does, then checks every byte of it. Rounds with\n"
     "this library and with a bare io_uring loop take turns; shown are medians. Several paths are measured\n"
-    "one by one and all at once. The file is removed at the end, also after Ctrl-C.\n"
+    "one by one and all at once. The file has no name, so nothing is left, whatever ends it.\n"
     "\n"
     "  --size S        bytes of the file (default 2GiB; a multiple of 64MiB)\n"
     "  --block LIST    bytes of a transfer, such as 256KiB,1MiB (default 256KiB; powers of two to 32MiB)\n"
@@ -162,8 +165,9 @@ static const char bench_usage[] =
     "  --seconds S     of each round, three rounds to a row (default 1)\n"
     "  --sqpoll, --iopoll  as the aio keys of the configuration\n"
     "  --json          one JSON object per row; spillway plot draws it\n"
-    "  --smoke         a small file and short rounds: shows that it runs, measures nothing\n"
-    "\n"
+    "  --smoke         a small file and short rounds: shows that it runs, measures nothing\n";
+
+static const char bench_adam_usage[] =
     "spillway bench adam [--params N] [--format F|all ...] [--optimizer O|all ...] [--threads T] [--isa I]\n"
     "                    [--grad fp32|bf16|fp16] [--check] [--check-factor X] [--json] [--smoke]\n"
     "\n"
@@ -175,7 +179,9 @@ static const char bench_usage[] =
     "                    on one thread), in the time of the best quarter of the repetitions. A row below is\n"
     "                    measured again, up to two times, and then makes the exit code 1\n"
     "  --check-factor X  the same, with every limit multiplied by X\n"
-    "\n"
+    "  --json, --smoke   one JSON object per row; few parameters: shows that it runs, measures nothing\n";
+
+static const char bench_copy_usage[] =
     "spillway bench copy [--device cpu] [--size LIST] [--seconds S] [--json] [--smoke]\n"
     "\n"
     "copy: host to device, device to host, both at once and device to device, bf16 as it is and\n"
@@ -186,8 +192,9 @@ static const char bench_usage[] =
     "  --size LIST    bytes of the source, such as 256KiB,4MiB (default 256KiB,4MiB,64MiB)\n"
     "  --seconds S    time for each row (default 1)\n"
     "  --json         a header and one JSON object per row, with every sample; spillway plot draws it\n"
-    "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n"
-    "\n"
+    "  --smoke        tiny sizes and 2 repetitions: shows that it runs, measures nothing\n";
+
+static const char bench_device_usage[] =
     "spillway bench gemm|attention [--device auto] [--compute fp32|bf16|fp16] [--seconds S] [--json] [--smoke]\n"
     "\n"
     "gemm, attention: products and causal attention at the shapes of real models, forward and backward, in\n"
@@ -198,7 +205,8 @@ static const char bench_usage[] =
     "  --device NAME   auto, cpu, cuda or cuda:1 (default auto)\n"
     "  --compute TYPE  what a GPU computes in (default bf16); the cpu device computes in fp32\n"
     "  --seconds S     time for each row (default 0.5)\n"
-    "  --json, --smoke as above\n";
+    "  --json          a header and one JSON object per row, with every sample\n"
+    "  --smoke         tiny shapes, few repetitions: shows that it runs, measures nothing\n";
 
 static const char tune_usage[] =
     "spillway tune PATH... [--seconds N] [--size S] [--params P] [--json] [-o FILE]\n"
@@ -207,7 +215,7 @@ static const char tune_usage[] =
     "what it found, and predicts the NVMe part of a step.\n"
     "\n"
     "  --seconds N  for each path (default 60)\n"
-    "  --size S     bytes of the file in each path (default 1GiB); removed at the end\n"
+    "  --size S     bytes of the file in each path (default 1GiB)\n"
     "  --params P   predict for a model of P parameters, such as 7e9 (default: a few sizes)\n"
     "  --json       one JSON object per measurement instead of tables; spillway plot draws it\n"
     "  -o FILE      writes the aio section and the paths with their weights; a configuration takes it\n"
@@ -290,6 +298,17 @@ cli_value(const char *command, int argc, char **argv, int *i)
     return argv[++*i];
 }
 
+const char *
+cli_known_value(const char *command, const char *const *names, int argc, char **argv, int *i)
+{
+    for (; *names != NULL; names++) {
+        if (strcmp(argv[*i], *names) == 0)
+            return cli_value(command, argc, argv, i);
+    }
+    cli_usage(command, "unknown option %s", argv[*i]);
+    return NULL;
+}
+
 bool
 cli_number(const char *text, uint64_t *out)
 {
@@ -308,38 +327,53 @@ print_line(void *ctx, const char *text)
     puts(text);
 }
 
+/* which: of bench, or NULL for all. */
 static int
-help(const char *command)
+help_bench(const char *which)
 {
-    if (command == NULL)
+    static const struct {
+        const char *name, *usage;
+    } all[] = {{"io", bench_io_usage},
+               {"adam", bench_adam_usage},
+               {"copy", bench_copy_usage},
+               {"gemm", bench_device_usage},
+               {"attention", bench_device_usage}};
+    bool shown = false;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (which != NULL ? strcmp(which, all[i].name) != 0 : i > 0 && all[i].usage == all[i - 1].usage)
+            continue;
+        printf("%s%s", shown ? "\n" : "", all[i].usage);
+        shown = true;
+    }
+    return shown ? EXIT_DONE : cli_usage("help", "there is no benchmark %s", which);
+}
+
+static int
+help(const char *command, const char *which)
+{
+    static const struct {
+        const char *name, *usage;
+    } all[] = {{"train", train_usage},       {"plan", plan_usage},     {"generate", generate_usage},
+               {"eval", eval_usage},         {"export", export_usage}, {"import", export_usage},
+               {"inspect", inspect_usage},   {"doctor", doctor_usage}, {"tune", tune_usage},
+               {"tokenize", tokenize_usage}, {"plot", plot_usage}};
+    if (command == NULL) {
         fputs(usage, stdout);
-    else if (strcmp(command, "train") == 0)
-        fputs(train_usage, stdout);
-    else if (strcmp(command, "plan") == 0)
-        fputs(plan_usage, stdout);
-    else if (strcmp(command, "generate") == 0)
-        fputs(generate_usage, stdout);
-    else if (strcmp(command, "eval") == 0)
-        fputs(eval_usage, stdout);
-    else if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
-        fputs(export_usage, stdout);
-    else if (strcmp(command, "inspect") == 0)
-        fputs(inspect_usage, stdout);
-    else if (strcmp(command, "tokenize") == 0)
-        fputs(tokenize_usage, stdout);
-    else if (strcmp(command, "doctor") == 0)
-        fputs(doctor_usage, stdout);
-    else if (strcmp(command, "bench") == 0)
-        fputs(bench_usage, stdout);
-    else if (strcmp(command, "tune") == 0)
-        fputs(tune_usage, stdout);
-    else if (strcmp(command, "plot") == 0)
-        fputs(plot_usage, stdout);
-    else if (strcmp(command, "config") == 0)
+        return EXIT_DONE;
+    }
+    if (strcmp(command, "bench") == 0)
+        return help_bench(which);
+    if (strcmp(command, "config") == 0) {
         spw_config_help(print_line, NULL);
-    else
-        return cli_usage("help", "there is no command %s", command);
-    return EXIT_DONE;
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (strcmp(command, all[i].name) == 0) {
+            fputs(all[i].usage, stdout);
+            return EXIT_DONE;
+        }
+    }
+    return cli_usage("help", "there is no command %s", command);
 }
 
 static void
@@ -356,48 +390,64 @@ cli_log(bool shown)
     spw_log_set(shown ? log_line : NULL, NULL);
 }
 
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {{"train", cli_train},   {"plan", cli_plan},     {"generate", cli_generate}, {"eval", cli_eval},
+                {"export", cli_export}, {"import", cli_export}, {"inspect", cli_inspect},   {"tokenize", cli_tokenize},
+                {"doctor", cli_doctor}, {"bench", cli_bench},   {"tune", cli_tune},         {"plot", cli_plot}};
+
+/* argv[0] is the command. */
+static int
+run_command(int argc, char **argv)
+{
+    const char *which = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    if (strcmp(argv[0], "--version") == 0) {
+        printf("spillway %s\n", SPW_VERSION);
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[0], "help") == 0 || strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)
+        return help(argc > 1 ? argv[1] : NULL, argc > 2 ? argv[2] : NULL);
+    for (size_t k = 0; k < sizeof commands / sizeof commands[0]; k++) {
+        if (strcmp(argv[0], commands[k].name) != 0)
+            continue;
+        for (int i = 1; i < argc; i++) {
+            if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+                return help(argv[0], which);
+        }
+        return commands[k].run(argc, argv);
+    }
+    fprintf(stderr, "spillway: there is no command %s\n\n%s", argv[0], usage);
+    return EXIT_USAGE;
+}
+
+/* Where 0, 1 or 2 are closed the next file opened would be one of them, and what is said would be written into it. */
+static void
+open_standard_files(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int
 main(int argc, char **argv)
 {
-    const char *command = argc > 1 ? argv[1] : NULL;
-    if (command == NULL) {
+    int rc;
+    open_standard_files();
+    if (argc < 2) {
         fputs(usage, stderr);
         return EXIT_USAGE;
     }
     cli_log(true);
     (void)signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f: an error of the write, told with its path */
-    if (strcmp(command, "--version") == 0) {
-        printf("spillway %s\n", SPW_VERSION);
-        return EXIT_DONE;
+    rc = run_command(argc - 1, argv + 1);
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc == EXIT_DONE) {
+        fprintf(stderr, "%swriting the output failed: %s\n", speaker, strerror(errno));
+        rc = EXIT_FAILED;
     }
-    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0)
-        return help(argc > 2 ? argv[2] : NULL);
-    for (int i = 2; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return help(command);
-    }
-    if (strcmp(command, "train") == 0)
-        return cli_train(argc - 1, argv + 1);
-    if (strcmp(command, "plan") == 0)
-        return cli_plan(argc - 1, argv + 1);
-    if (strcmp(command, "generate") == 0)
-        return cli_generate(argc - 1, argv + 1);
-    if (strcmp(command, "eval") == 0)
-        return cli_eval(argc - 1, argv + 1);
-    if (strcmp(command, "export") == 0 || strcmp(command, "import") == 0)
-        return cli_export(argc - 1, argv + 1);
-    if (strcmp(command, "inspect") == 0)
-        return cli_inspect(argc - 1, argv + 1);
-    if (strcmp(command, "tokenize") == 0)
-        return cli_tokenize(argc - 1, argv + 1);
-    if (strcmp(command, "doctor") == 0)
-        return cli_doctor(argc - 1, argv + 1);
-    if (strcmp(command, "bench") == 0)
-        return cli_bench(argc - 1, argv + 1);
-    if (strcmp(command, "tune") == 0)
-        return cli_tune(argc - 1, argv + 1);
-    if (strcmp(command, "plot") == 0)
-        return cli_plot(argc - 1, argv + 1);
-    fprintf(stderr, "spillway: there is no command %s\n\n%s", command, usage);
-    return EXIT_USAGE;
+    return rc;
 }

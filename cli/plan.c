@@ -213,8 +213,9 @@ plan_json(const spw_plan *p)
                                                integer(p->path_bytes[i]), "weight", p->path_weight[i]));
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes, "total",
-        tiers_json(p->device_bytes, p->host_bytes, p->weight_nvme + p->record_nvme + p->activations_nvme), "budget",
-        tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
+        tiers_json(p->device_bytes, p->host_bytes,
+                   p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme),
+        "budget", tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
         "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens", integer(p->tokens));
 }
 

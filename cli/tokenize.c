@@ -10,7 +10,6 @@
 #include "cli.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -52,15 +51,6 @@ typedef struct job {
     char tmp[SPW_PATH_BYTES + 32];
     int fd;
 } job;
-
-static volatile sig_atomic_t stopped;
-
-static void
-stop(int signal_number)
-{
-    (void)signal_number;
-    stopped = 1;
-}
 
 /* ---------------------------------------------------------------- encoding, on any thread */
 
@@ -121,7 +111,7 @@ encode_piece(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const job *j = ctx;
     piece *p = &j->pieces[part_idx];
     (void)worker_idx;
-    if (stopped)
+    if (cli_stop)
         return;
     if (!p->lines)
         p->st = add_document(j, p, p->file + p->begin, p->end - p->begin, p->begin == 0);
@@ -291,8 +281,8 @@ convert(job *j, spw_pool *pool, spw_error *err)
         if (st == SPW_OK)
             spw_pool_run(pool, (uint32_t)j->piece_count, encode_piece, j);
         if (st == SPW_OK)
-            st = stopped ? SPW_RAISE(err, SPW_ECANCELED, "stopped; nothing was written to %s", j->out_path)
-                         : write_batch(j, err);
+            st = cli_stop ? SPW_RAISE(err, SPW_ECANCELED, "stopped; nothing was written to %s", j->out_path)
+                          : write_batch(j, err);
         unmap_batch(j);
         show(j, false);
     }
@@ -417,10 +407,7 @@ cli_tokenize(int argc, char **argv)
     if (rc == EXIT_DONE && strlen(j.out_path) >= SPW_PATH_BYTES)
         rc = cli_usage("tokenize", "the path of -o is too long");
     if (rc == EXIT_DONE) {
-        struct sigaction action = {.sa_handler = stop};
-        (void)sigaction(SIGINT, &action, NULL);
-        (void)sigaction(SIGTERM, &action, NULL);
-        (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error with a name */
+        cli_catch_signals();
         j.start_ns = j.shown_ns = spw_now_ns();
         if (run(&j, &err) != SPW_OK)
             rc = cli_fail(&err);

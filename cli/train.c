@@ -6,41 +6,12 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { OVERRIDES_MAX = 256, TIMELINE_EVENTS = 1 << 18 };
-
-static volatile sig_atomic_t stop_asked;
-static _Atomic uint64_t stop_asked_ns; /* of the first signal */
-
-/*
- * The first signal asks; one that comes a second later or more ends the process as it would end any other. Within a second it
- * is the same Ctrl-C: a terminal gives it to every process of the job, and what started this one passes it on.
- */
-static void
-on_signal(int number)
-{
-    if (stop_asked && spw_now_ns() - stop_asked_ns >= 1000000000) {
-        (void)signal(number, SIG_DFL);
-        (void)raise(number);
-    } else if (!stop_asked) {
-        stop_asked_ns = spw_now_ns();
-        stop_asked = 1;
-    }
-}
-
-/* Before training there is nothing to finish or to save: signals end the process, and the next one reclaims its swap files. */
-static void
-take_signals(void)
-{
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 /* Everything one run owns; released in one place. */
 typedef struct run {
@@ -61,7 +32,7 @@ typedef struct run {
     uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
-    double first_loss, last_loss, tail_loss;
+    double first_loss, last_loss;
     uint64_t steps_done, stall_steps;
     char last_checkpoint[SPW_PATH_BYTES];
     /* Bytes to swap, of all ranks: by the runs before this one, since the first run, what a step writes, in these steps. */
@@ -425,7 +396,7 @@ closing_table(run *r)
     spw_store_get_stats(spw_engine_store(r->engine), &stats);
     printf("\n%llu steps in %.1f s, %llu tokens, %.0f tokens/s; loss %.4f -> %.4f\n", (unsigned long long)r->steps_done,
            (double)(spw_now_ns() - r->begin_ns) * 1e-9, (unsigned long long)s->tokens, (double)s->tokens / wall,
-           r->first_loss, r->tail_loss);
+           r->first_loss, r->last_loss);
     printf("  %-14s %14s %14s %12s\n", "link", "bytes", "per step", "per param");
     {
         const struct {
@@ -507,8 +478,7 @@ add_step(run *r, const spw_step_result *s)
     for (int k = 0; k < SPW_STALL_COUNT; k++)
         r->sum.stall_s[k] += s->stall_s[k];
     if (r->steps_done == 0)
-        r->first_loss = r->tail_loss = s->loss;
-    r->tail_loss = 0.8 * r->tail_loss + 0.2 * s->loss;
+        r->first_loss = s->loss;
     r->last_loss = s->loss;
     r->steps_done++;
     r->skipped += s->skipped;
@@ -518,7 +488,7 @@ add_step(run *r, const spw_step_result *s)
 static spw_status
 go_on(run *r, bool *more, spw_error *err)
 {
-    double stop = stop_asked || r->spent || budget_spent(r);
+    double stop = cli_stop || r->spent || budget_spent(r);
     SPW_TRY(spw_engine_sum(r->engine, &stop, 1, err));
     *more = r->at.step < r->config.run.steps && stop == 0;
     return SPW_OK;
@@ -567,7 +537,7 @@ train_loop(run *r, spw_error *err)
         return SPW_OK; /* nothing was loaded */
     SPW_TRY(spw_engine_drain(r->engine, err));
     SPW_TRY(count_written(r, err));
-    if (stop_asked && r->rank == 0)
+    if (cli_stop && r->rank == 0)
         printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
     return c->run.save_at_end || r->spent ? save(r, true, err) : finish_save(r, err);
 }
@@ -614,6 +584,18 @@ compare(const run *r, const char *checkpoint, spw_error *err)
     return SPW_OK;
 }
 
+/* The first rank writes them: what cannot be is said before anything is taken. */
+static spw_status
+check_outputs(const run *r, spw_error *err)
+{
+    const char *checkpoints = r->config.run.checkpoint_dir;
+    if (r->rank > 0)
+        return SPW_OK;
+    if (checkpoints[0] != '\0')
+        SPW_TRY(cli_check_folder("spillway.checkpoint_dir", checkpoints, err));
+    return r->trace_path != NULL ? cli_check_file("--trace", r->trace_path, err) : SPW_OK;
+}
+
 /*
  * What a rank does by itself up to the data; found is the checkpoint, "" without one. One rank of each host makes tokens of text
  * and JSON lines, and the others, who open the data after that, find them made: together they would all do the same work on
@@ -622,6 +604,7 @@ compare(const run *r, const char *checkpoint, spw_error *err)
 static spw_status
 open_first(run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
+    SPW_TRY(check_outputs(r, err));
     if (resume != NULL) {
         static spw_config saved;
         SPW_TRY(spw_checkpoint_find(resume, found, err));
@@ -692,31 +675,39 @@ warn_of_no_evaluation(const run *r)
                 (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
 }
 
+/* Said before the first step: --resume would take the newest of both, and a step of the same number is replaced. */
+static void
+warn_of_other_run(const run *r)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char found[SPW_PATH_BYTES];
+    spw_error ignored = {0};
+    if (r->rank == 0 && !r->resumed && folder[0] != '\0' && spw_checkpoint_find(folder, found, &ignored) == SPW_OK)
+        fprintf(stderr,
+                "spillway: warning: spillway.checkpoint_dir holds %s of an earlier run, which this one does not go on "
+                "from (--resume %s does)\n",
+                found, folder);
+}
+
 /* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
-static spw_status
-check_checkpoint_dir(const run *r, spw_error *err)
+static void
+warn_of_full_disk(const run *r)
 {
     const spw_config *c = &r->config;
     uint64_t need = spw_checkpoint_disk_bytes(r->engine), room;
-    char a[32], b[32];
+    char path[SPW_PATH_BYTES], a[32], b[32];
     struct statvfs fs;
     if (c->run.checkpoint_dir[0] == '\0' || r->rank > 0)
-        return SPW_OK;
-    if (spw_dir_make(c->run.checkpoint_dir, err) != SPW_OK) {
-        spw_error_wrap(err, "spillway.checkpoint_dir");
-        return err->status;
-    }
-    if (access(c->run.checkpoint_dir, W_OK | X_OK) != 0)
-        return SPW_RAISE_SYS(err, errno, "spillway.checkpoint_dir %s may not be written", c->run.checkpoint_dir);
-    if (statvfs(c->run.checkpoint_dir, &fs) != 0)
-        return SPW_OK;
+        return;
+    cli_nearest(path, c->run.checkpoint_dir);
+    if (statvfs(path, &fs) != 0)
+        return;
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (fs.f_blocks > 0 && room < need)
         fprintf(stderr,
                 "spillway: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail unless "
                 "room is made\n",
                 spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
-    return SPW_OK;
 }
 
 /* Takes everything and fills it, with the other ranks. */
@@ -725,8 +716,9 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
 {
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
-    SPW_TRY(check_checkpoint_dir(r, err));
+    warn_of_full_disk(r);
     warn_of_no_evaluation(r);
+    warn_of_other_run(r);
     if (r->trace_path != NULL)
         SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
     r->carried_bytes = r->at.bytes_written;
@@ -836,8 +828,8 @@ cli_train(int argc, char **argv)
         } else if (strcmp(name, "-n") == 0) {
             if ((value = cli_value("train", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
-            if (!cli_number(value, &ranks))
-                return cli_usage("train", "-n takes a number of ranks, not %s", value);
+            if (!cli_number(value, &ranks) || ranks == 0 || ranks > CLI_RANKS_MAX)
+                return cli_usage("train", "-n takes 1 to %d ranks, not %s", CLI_RANKS_MAX, value);
         } else if (strcmp(name, "--set") == 0 || strcmp(name, "--resume") == 0 || strcmp(name, "--trace") == 0) {
             if ((value = cli_value("train", argc, argv, &i)) == NULL)
                 return EXIT_USAGE;
@@ -866,7 +858,6 @@ cli_train(int argc, char **argv)
                 (unsigned long long)ranks, getenv("RANK"), getenv("WORLD_SIZE"));
         return cli_launch((uint32_t)ranks, argv - 1);
     }
-    (void)signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error like a full disk */
     r.tty = isatty(STDOUT_FILENO) == 1;
     if (join(&r, overrides, &override_count, &err) != SPW_OK)
         return cli_fail(&err);
@@ -902,7 +893,7 @@ cli_train(int argc, char **argv)
         if (!r.quiet)
             describe(&r);
         log_start(&r);
-        take_signals();
+        cli_catch_signals(); /* before, there is nothing to finish or to save */
         if (train_loop(&r, &err) != SPW_OK)
             rc = fail(&r, &err);
         else if (r.spent && strcmp(r.config.run.write_budget_action, "pause") == 0)

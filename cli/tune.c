@@ -280,6 +280,7 @@ final_rows(tuning *t, spw_aio_bench *bench, double *weights, double *gb_s, uint6
 static int
 parse(tuning *t, int argc, char **argv)
 {
+    static const char *const with_value[] = {"-o", "--seconds", "--params", "--size", NULL};
     t->seconds = 60;
     t->file_bytes = 1ull << 30;
     for (int i = 1; i < argc; i++) {
@@ -296,8 +297,7 @@ parse(tuning *t, int argc, char **argv)
             t->dirs[t->dir_count++] = name;
             continue;
         }
-        v = cli_value("tune", argc, argv, &i);
-        if (v == NULL)
+        if ((v = cli_known_value("tune", with_value, argc, argv, &i)) == NULL)
             return EXIT_USAGE;
         if (strcmp(name, "-o") == 0)
             t->out_path = v;
@@ -307,10 +307,8 @@ parse(tuning *t, int argc, char **argv)
         } else if (strcmp(name, "--params") == 0) {
             t->params = strtod(v, &end);
             ok = end != v && *end == '\0' && t->params >= 1 && t->params <= 1e15;
-        } else if (strcmp(name, "--size") == 0)
+        } else
             ok = spw_parse_bytes(v, &t->file_bytes) && t->file_bytes >= 256u << 20;
-        else
-            return cli_usage("tune", "there is no option %s", name);
         if (!ok)
             return cli_usage("tune", "%s cannot be %s", name, v);
     }
@@ -332,17 +330,19 @@ cli_tune(int argc, char **argv)
     int rc = parse(&t, argc, argv);
     if (rc >= 0)
         return rc;
-    cli_bench_catch_signals();
+    if (t.out_path != NULL && cli_check_file("-o", t.out_path, &err) != SPW_OK)
+        return cli_fail(&err);
+    cli_catch_signals();
     candidates_make(&t);
     if (!t.json)
         printf("# tune  schema 1  spillway %s  build %s; %u candidates, about %.0f s per path\n", SPW_VERSION,
                cli_build_name(), t.candidate_count, t.seconds);
     fflush(stdout);
-    st = spw_aio_bench_open(
-        &bench,
-        &(spw_aio_bench_options){
-            .dirs = t.dirs, .dir_count = t.dir_count, .file_bytes = t.file_bytes, .stop = &cli_bench_stop},
-        &err);
+    st =
+        spw_aio_bench_open(&bench,
+                           &(spw_aio_bench_options){
+                               .dirs = t.dirs, .dir_count = t.dir_count, .file_bytes = t.file_bytes, .stop = &cli_stop},
+                           &err);
     if (st == SPW_OK)
         st = search(&t, bench, &err);
     if (st == SPW_OK && !t.json) {

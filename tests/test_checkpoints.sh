@@ -166,9 +166,9 @@ expect 1 "$dir/text.txt" "a folder below a file" --set spillway.checkpoint_dir="
 check "before a step, too" test "$(grep -c '^step' "$dir/out")" -eq 0
 if [ "$(id -u)" != 0 ]; then
     mkdir -m 555 "$dir/locked"
-    expect 1 "spillway.checkpoint_dir $dir/locked may not be written" "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
+    expect 1 "spillway.checkpoint_dir $dir/locked: " "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
 elif mkdir "$dir/locked" && mount -t tmpfs -o ro,size=100k tmpfs "$dir/locked" 2>/dev/null; then
-    expect 1 "spillway.checkpoint_dir $dir/locked may not be written" "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
+    expect 1 "spillway.checkpoint_dir $dir/locked: " "a folder that may not be written" --set spillway.checkpoint_dir="$dir/locked"
     umount "$dir/locked"
 else
     skip "a folder that may not be written" "mounting is not permitted here"

@@ -312,7 +312,10 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     chmod 755 "$dir"
     cp "$spw" "$dir/spw-copy" && chmod 755 "$dir/spw-copy" && chmod 644 "$c"
     nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$dir/spw-copy" "$@" >"$dir/out" 2>"$dir/err"; }
-    nobody train "$c" --set "data.path=$dir/secret.txt"
+    nobody train "$c"
+    code=$?
+    check "a checkpoint_dir of somebody else is named" test $code -eq 1 -a -n "$(grep "checkpoint_dir.*Permission" "$dir/err")"
+    nobody train "$c" --set "data.path=$dir/secret.txt" --set spillway.checkpoint_dir=
     code=$?
     check "unreadable data is named" test $code -eq 1 -a -n "$(grep "$dir/secret.txt.*Permission" "$dir/err")"
     chmod 777 "$dir/swap" && chmod 555 "$dir/swap2"

@@ -20,19 +20,21 @@ mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
 #ifdef SPW_EMULATED
     unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const unsigned char *slots = emulate::gather(mine, sizeof mine);
-    int lane = emulate::lane();
-    for (int i = 0; i < 4; i++) {
-        int row = lane / 4 + (i / 2) * 8, col = lane % 4 * 2 + i % 2;
-        float sum = 0.0f;
-        for (int k = 0; k < 16; k++) {
+    int g = emulate::lane() / 4, t = emulate::lane() % 4;
+    float x[2][16], y[2][16]; /* rows g and g+8 of A, columns 2t and 2t+1 of B */
+    for (int k = 0; k < 16; k += 2) {
+        for (int h = 0; h < 2; h++) {
             unsigned ra, rb;
-            memcpy(&ra, slots + (row % 8 * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (row / 8 + k / 8 * 2) * 4, 4);
-            memcpy(&rb, slots + (col * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
-            float x[2], y[2];
-            unpack<E>(x, ra);
-            unpack<E>(y, rb);
-            sum += x[k % 2] * y[k % 2];
+            memcpy(&ra, slots + (g * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (h + k / 8 * 2) * 4, 4);
+            memcpy(&rb, slots + ((2 * t + h) * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
+            unpack<E>(&x[h][k], ra);
+            unpack<E>(&y[h][k], rb);
         }
+    }
+    for (int i = 0; i < 4; i++) {
+        float sum = 0.0f;
+        for (int k = 0; k < 16; k++)
+            sum += x[i / 2][k] * y[i % 2][k];
         c[i] += sum;
     }
 #else

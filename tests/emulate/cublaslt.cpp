@@ -6,7 +6,9 @@
  */
 #include "cublasLt.h"
 #include "common.cuh"
+#include <algorithm>
 #include <stdio.h>
+#include <vector>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -101,21 +103,33 @@ factor(const char *X, const emulated_layout &x, cublasOperation_t op, uint64_t i
     return get(X, x.type, op == CUBLAS_OP_N ? i + j * (uint64_t)x.ld : j + i * (uint64_t)x.ld);
 }
 
+void
+add_scaled(float *__restrict sums, const float *__restrict a, float b, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        sums[i] += a[i] * b;
+}
+
 bool
 run(void *arg)
 {
     product *p = (product *)arg;
     const emulated_desc &e = p->desc;
-    uint64_t K = e.op_a == CUBLAS_OP_N ? p->a.cols : p->a.rows;
+    uint64_t K = e.op_a == CUBLAS_OP_N ? p->a.cols : p->a.rows, rows = p->d.rows;
     if (p->workspace != NULL)
         memset(p->workspace, 0xff, WORKSPACE);
-    for (uint64_t j = 0; j < p->d.cols; j++)
-        for (uint64_t i = 0; i < p->d.rows; i++) {
+    /* The factors in fp32, then a column of sums at a time, each in the order of k. */
+    std::vector<float> a(rows * K), sums(rows);
+    for (uint64_t k = 0; k < K; k++)
+        for (uint64_t i = 0; i < rows; i++)
+            a[k * rows + i] = factor(p->A, p->a, e.op_a, i, k);
+    for (uint64_t j = 0; j < p->d.cols; j++) {
+        std::fill(sums.begin(), sums.end(), 0.0f);
+        for (uint64_t k = 0; k < K; k++)
+            add_scaled(sums.data(), &a[k * rows], factor(p->B, p->b, e.op_b, k, j), rows);
+        for (uint64_t i = 0; i < rows; i++) {
             uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
-            float sum = 0.0f;
-            for (uint64_t k = 0; k < K; k++)
-                sum += factor(p->A, p->a, e.op_a, i, k) * factor(p->B, p->b, e.op_b, k, j);
-            sum *= p->alpha;
+            float sum = sums[i] * p->alpha;
             if (p->beta != 0.0f)
                 sum += p->beta * get(p->C, p->d.type, at);
             if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
@@ -128,6 +142,7 @@ run(void *arg)
             }
             put(p->D, p->d.type, at, sum);
         }
+    }
     delete p;
     return true;
 }

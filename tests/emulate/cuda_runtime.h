@@ -21,7 +21,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __shared__      static thread_local
+#define __shared__      static
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __restrict__ __restrict
@@ -59,7 +59,7 @@ struct here {
     dim3 block_dim, grid_dim;
     unsigned char *dynamic_shared;
 };
-extern thread_local here now; /* of the fiber that runs */
+extern here now; /* of the fiber that runs: one at a time, under the device's lock */
 /* Puts a grid into a stream. Once kernels have been loaded ahead, one that was not stops the test. */
 void launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
             std::function<void()> body);

@@ -1,0 +1,172 @@
+#!/bin/bash
+# The program at its edges: output that is full, closed or no longer read, names that cannot be written, options that are
+# mistyped, signals of a terminal that goes away. Says so in time, with the right exit code, and leaves nothing behind. TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$PWD/$build/spillway
+[ -x "$spw" ] || spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-usage-XXXXXX")
+mounted=""
+cleanup() { [ -n "$mounted" ] && umount -l "$mounted"; rm -rf "$dir"; }
+trap cleanup EXIT
+export XDG_CACHE_HOME=$dir/cache
+n=0
+ok() { n=$((n + 1)); echo "ok $n - $1"; }
+bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
+check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+# expect CODE TEXT NAME ARGS...: exit code and a message that holds TEXT.
+expect() {
+    local code=$1 text=$2 name=$3
+    shift 3
+    run "$@"
+    local got=$?
+    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
+        echo "# exit $got, wanted $code; message should hold: $text"
+        bad "$name"
+    fi
+}
+nothing_left() { [ -z "$(ls -A "$dir/swap")" ]; }
+# comes COMMAND...: within 20 s it is true.
+comes() { for _ in $(seq 400); do "$@" && return 0; sleep 0.05; done; return 1; }
+
+mkdir "$dir/swap"
+awk 'BEGIN { for (i = 0; i < 500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
+cat >"$dir/tiny.json" <<JSON
+{ "model": {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2},
+  "data": {"path": ["$dir/text.txt"], "seq_length": 32, "seed": 1}, "train_micro_batch_size_per_gpu": 2,
+  "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
+  "spillway": {"steps": 2, "seed": 3, "device": "cpu", "chunk_elems": 4096, "checkpoint_dir": "$dir/a", "eval_interval": 0} }
+JSON
+c=$dir/tiny.json
+none="--set spillway.checkpoint_dir="
+check "train" run train "$c"
+check "says nothing more in a new folder" test ! -s "$dir/err"
+last=$(sed -n 's/^step 2\/2  loss \([0-9.]*\) .*/\1/p' "$dir/out")
+check "the closing table ends with the last step's loss" grep -q "loss [0-9.]* -> $last\$" "$dir/out"
+
+expect 0 "holds $dir/a/step-2 of an earlier run" "a folder with another run's checkpoints is said" train "$c" --set spillway.steps=1
+rm -rf "$dir/a/step-1"
+
+# Standard output that cannot take it: exit code 1, whatever the command.
+if [ -c /dev/full ]; then
+    full() { "$spw" "$@" >/dev/full 2>"$dir/err"; test $? -eq 1 -a -n "$(grep 'No space left' "$dir/err")"; }
+    check "a full output of help" full help config
+    check "of plan" full plan "$c" --no-measure
+    check "of train" full train "$c" $none
+    check "of inspect" full inspect "$dir/a" --json
+    check "of generate" full generate "$dir/a" --prompt hi --tokens 3
+    check "of eval" full eval "$dir/a" --data "$dir/text.txt" --batches 1
+    check "of a benchmark" full bench adam --smoke --format fp32
+fi
+# One that is closed: no file takes its number, and with it what is said.
+"$spw" train "$c" $none --set spillway.steps=1000000 >&- 2>&- <&- &
+pid=$!
+swapping() { [ -n "$(ls -A "$dir/swap")" ]; }
+comes swapping
+check "what is closed stays empty" test "$(readlink /proc/$pid/fd/1 /proc/$pid/fd/2 | sort -u)" = /dev/null
+kill -KILL $pid
+{ wait $pid; } 2>/dev/null
+check "the next run reclaims what was killed" run train "$c" $none
+check "all of it" nothing_left
+
+# Nobody reads on, or the terminal goes away: the run ends as it does by Ctrl-C.
+rm -rf "$dir/k"
+"$spw" train "$c" --set spillway.steps=1000000 --set spillway.checkpoint_dir="$dir/k" 2>"$dir/err" | head -n 1 >/dev/null
+check "train | head saves" test -n "$(ls "$dir/k" 2>/dev/null)"
+check "and leaves no swap file" nothing_left
+"$spw" generate "$dir/a" --prompt hi --tokens 1000000 --nvme "$dir/swap" 2>"$dir/err" | head -c 10 >/dev/null
+check "generate | head leaves no swap file" nothing_left
+hang_up() { # WRAPPER...: a run of its own that gets SIGHUP after some steps
+    rm -rf "$dir/k" "$dir/hup.jsonl"
+    "$@" "$spw" train "$c" --set spillway.steps=1000000 --set spillway.checkpoint_dir="$dir/k" --set spillway.run_log="$dir/hup.jsonl" >"$dir/out" 2>"$dir/err" &
+    pid=$!
+    stepping() { [ "$(cat "$dir/hup.jsonl" 2>/dev/null | wc -l)" -gt 3 ]; }
+    comes stepping
+    kill -HUP $pid
+}
+hang_up env
+wait $pid
+check "SIGHUP ends with 0" test $? -eq 0
+check "saves" test -n "$(ls "$dir/k" 2>/dev/null)"
+check "and leaves no swap file" nothing_left
+hang_up nohup
+before=$(wc -l <"$dir/hup.jsonl")
+goes_on() { [ "$(wc -l <"$dir/hup.jsonl")" -gt $((before + 3)) ]; }
+check "under nohup it goes on" comes goes_on
+kill -TERM $pid
+wait $pid
+"$spw" generate "$dir/a" --prompt hi --tokens 1000000 --nvme "$dir/swap" >"$dir/out" 2>"$dir/err" &
+pid=$!
+drawing() { [ "$(wc -c <"$dir/out")" -gt 20 ]; }
+comes drawing
+kill -TERM $pid
+wait $pid
+check "a signal ends generate" test $? -eq 1 -a -n "$(grep stopped "$dir/err")"
+check "which leaves no swap file" nothing_left
+"$spw" bench io "$dir/swap" --size 64MiB --seconds 20 >"$dir/out" 2>"$dir/err" &
+pid=$!
+holds_file() { ls -l /proc/$pid/fd 2>/dev/null | grep -q spw-bench-; }
+check "bench io holds a file" comes holds_file
+kill -KILL $pid
+{ wait $pid; } 2>/dev/null
+check "of which a kill leaves nothing" nothing_left
+
+# What could not be written at the end is said at the beginning.
+expect 1 "spillway.checkpoint_dir $c/x" "a checkpoint_dir below a file" train "$c" --set spillway.checkpoint_dir="$c/x"
+check "is said before the first step" test ! -s "$dir/out"
+expect 1 "--trace $dir/gone/t.json" "a trace in a folder that is not there" train "$c" $none --trace "$dir/gone/t.json"
+check "is said before the first step" test ! -s "$dir/out"
+expect 1 "--trace $dir" "a trace that is a folder" train "$c" $none --trace "$dir"
+expect 1 "-o $dir/gone/aio.json" "a tuner's file in a folder that is not there" tune "$dir/swap" --seconds 5 --size 256MiB -o "$dir/gone/aio.json"
+check "is said before the first measurement" test ! -s "$dir/out"
+check "a checkpoint_dir whose parents are not there is made" run train "$c" --set spillway.checkpoint_dir="$dir/x/y z/ü"
+check "with its checkpoint" test -d "$dir/x/y z/ü/step-2"
+
+# Options: a name that is unknown, not a value that is missing; numbers in full.
+expect 2 "unknown option --nope" "tune --nope" tune --nope
+expect 2 "unknown option --size" "bench adam --size" bench adam --size
+expect 2 "unknown option x" "bench adam x" bench adam x
+expect 2 "unknown option --nope" "bench io --nope" bench io --nope
+expect 2 "bench io: --block cannot be 3" "which benchmark it is" bench io "$dir" --block 3
+expect 2 "not 0" "no rank" train "$c" $none -n 0
+expect 2 "not 4294967297" "more ranks than a word of 32 bits" train "$c" $none -n 4294967297
+check "help bench adam" run help bench adam
+check "is that of adam alone" test "$(grep -c '^spillway bench' "$dir/out")" -eq 1 -a -n "$(grep 'bench adam' "$dir/out")"
+check "help bench" run help bench
+check "is that of all" test "$(grep -c '^spillway bench' "$dir/out")" -eq 4
+expect 2 "no benchmark foo" "help bench foo" help bench foo
+
+# doctor: a folder that is missing is one mistake.
+run doctor "$dir/gone" "$dir/swap"
+check "doctor of a missing folder ends with 1" test $? -eq 1
+check "and does not blame the transfers" test "$(grep -c 'missing  \(io_uring\|threads\|path\)' "$dir/out")" -eq 1
+
+# JSON: prompts that are not UTF-8, sums over all purposes.
+check "a prompt that is not UTF-8" run generate "$dir/a" --prompt $'h\xff' --tokens 2 --json
+check "is there, with U+FFFD" grep -q $'"prompt":"h\xef\xbf\xbd"' "$dir/out"
+printf 'one\r\n\r\ntwo' >"$dir/prompts.txt"
+check "prompts with lines from Windows" run generate "$dir/a" --prompts "$dir/prompts.txt" --tokens 2 --json
+check "are these" test "$(grep -o '"prompt":"[^"]*"' "$dir/out" | tr -d '\n')" = '"prompt":"one""prompt":"two"'
+check "plan with gradients on nvme" run plan "$c" --no-measure --json --set spillway.gradients='"nvme"' --set gradient_clipping=1
+check "the sum of the purposes is the total" python3 - "$dir/out" <<'PY'
+import json, sys
+p = json.load(open(sys.argv[1]))
+grads = p["bytes"]["gradients"]["nvme"]
+sys.exit(0 if grads > 0 and all(sum(x[t] for x in p["bytes"].values()) == p["total"][t] for t in ("host", "nvme")) else 1)
+PY
+
+# A disk that is too small: what it had free, not what the attempt left.
+truncate -s 96M "$dir/disk.img" && mkdir "$dir/small"
+if mkfs.ext4 -q "$dir/disk.img" 2>/dev/null && mount -o loop "$dir/disk.img" "$dir/small" 2>/dev/null; then
+    mounted=$dir/small
+    expect 1 "needs 2.00 GiB" "a small disk" bench io "$dir/small"
+    check "shows what is free" sh -c "! grep -q ' 0 B free' '$dir/err'"
+else
+    echo "ok $((n += 1)) - a small disk # SKIP mounting is not permitted here"
+fi
+echo "1..$n"
