@@ -474,6 +474,12 @@ test_defaults(void **state)
         assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "9 of 8 experts for each token"));
         err = (spw_error){0};
+        DONE(parse("mistral", "", &m, &err)); /* 19 for each of so many layers, and 8: 21 more than 32 bits count */
+        m.layers = 226050911;
+        m.kv_heads = m.heads;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "number of layers is 226050911, it must be between 1 and 65536"));
+        err = (spw_error){0};
     }
 }
 

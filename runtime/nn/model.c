@@ -107,6 +107,8 @@ spw__nn_own(spw_model *m, spw_block *b, const char *prefix, const char *name, ui
     spw_block_use(m, b, spw_model_add_param(m, full, rows, cols, ndim, init, std));
 }
 
+enum { LAYERS_MAX = 65536 }; /* their parameters, of all experts, are counted in 32 bits */
+
 static spw_status
 check(const spw_model_config *c, spw_error *err)
 {
@@ -126,6 +128,9 @@ check(const spw_model_config *c, spw_error *err)
             return SPW_RAISE(err, SPW_ECONFIG, "model: %s is %llu, it must be between 1 and 2^31", sizes[i].key,
                              (unsigned long long)sizes[i].value);
     }
+    if (c->layers > LAYERS_MAX)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: the number of layers is %llu, it must be between 1 and %d",
+                         (unsigned long long)c->layers, LAYERS_MAX);
     if (c->heads % c->kv_heads != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: %llu heads do not divide into %llu key/value heads",
                          (unsigned long long)c->heads, (unsigned long long)c->kv_heads);
