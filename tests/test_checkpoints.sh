@@ -9,23 +9,9 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-checkpoints-XXXXXX")
 mounted=""
 cleanup() { [ -n "$mounted" ] && umount "$mounted"; chmod -R u+w "$dir"; rm -rf "$dir"; }
 trap cleanup EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
-skip() { n=$((n + 1)); echo "ok $n - $1 # SKIP $2"; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+. tests/lib_tap.sh
 train() { run train "$dir/tiny.json" --quiet "$@"; }
-expect() { # CODE TEXT NAME ARGS...: exit code and a message that holds TEXT
-    local code=$1 text=$2 name=$3
-    shift 3
-    train "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
-        echo "# exit $got, wanted $code; message should hold: $text"
-        bad "$name"
-    fi
-}
+expects=train
 mkdir "$dir/swap"
 awk 'BEGIN { for (i = 0; i < 1500; i++) printf "line %d says that %d times %d is %d\n", i, i, i % 7, i * (i % 7) }' >"$dir/text.txt"
 cat >"$dir/tiny.json" <<JSON

@@ -9,11 +9,7 @@ export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-data-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 export XDG_CACHE_HOME=$dir/cache
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+. tests/lib_tap.sh
 small=(--set model.n_embd=64 --set model.n_layer=2 --set model.n_head=4 --set data.seq_length=32 --set data.format=auto
     --set train_micro_batch_size_per_gpu=2 --set spillway.steps=5 --set spillway.eval_interval=5 --set spillway.chunk_elems=16384
     --set spillway.host_memory=auto --set spillway.device_memory=auto --set spillway.checkpoint_dir=
@@ -23,16 +19,7 @@ train() { # LOG ARGS...
     shift
     run train examples/demo.json "${small[@]}" --set spillway.run_log="$dir/$log" "$@"
 }
-expect() { # CODE TEXT NAME ARGS...
-    local code=$1 text=$2 name=$3
-    shift 3
-    train refused.jsonl "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
-        echo "# exit $got, wanted $code; message should hold: $text"
-        bad "$name"
-    fi
-}
+expects="train refused.jsonl"
 losses() { grep -o '"step":[0-9]*,"loss":[^,]*\|"eval_loss":[^,}]*' "$1"; }
 same() { [ "$(losses "$dir/$1")" = "$(losses "$dir/$2")" ] && [ "$(losses "$dir/$1" | wc -l)" -ge 5 ]; }
 

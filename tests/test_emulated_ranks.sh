@@ -23,10 +23,7 @@ cat >"$dir/gpt2.json" <<JSON
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
   "spillway": {"steps": 4, "seed": 3, "device": "cuda", "chunk_elems": 4096, "eval_interval": 2, "eval_batches": 2} }
 JSON
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; tail -n 6 "$dir/out" 2>/dev/null | sed 's/^/# /'; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+. tests/lib_tap.sh
 # train RANKS STREAMS LOG OVERRIDES...
 train() {
     rm -f "$3"; count=(); [ "$1" -gt 1 ] && count=(-n "$1")

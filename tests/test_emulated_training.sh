@@ -17,10 +17,7 @@ awk 'BEGIN { for (i = 0; i < 2000; i++) printf "line %d says that %d times %d is
 gpt2='"model_type": "gpt2", "vocab_size": 256, "n_positions": 40, "n_embd": 48, "n_layer": 4, "n_head": 3'
 llama='"model_type": "llama", "vocab_size": 256, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6,
   "num_key_value_heads": 2, "max_position_embeddings": 40, "rms_norm_eps": 1e-5, "rope_theta": 10000.0'
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; tail -n 6 "$dir/out" 2>/dev/null | sed 's/^/# /'; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+. tests/lib_tap.sh
 # Every number of a run that training decides: losses, norms, evaluations.
 losses() { sed -n 'h; s/.*"eval_loss":\([^,}]*\).*/\1/p; g; s/.*"step":[0-9]*,"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p' "$1"; }
 # near LOG LOG WITHIN COUNT

@@ -7,21 +7,9 @@ export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 export XDG_CACHE_HOME=$dir/cache
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 30; }
-check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+. tests/lib_tap.sh
 run() { timeout -s KILL 300 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
-expect() { # CODE TEXT NAME ARGS...
-    local code=$1 text=$2 name=$3
-    shift 3
-    run "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err" "$dir/out"; then ok "$name"; else
-        echo "# exit $got, wanted $code; should hold: $text"
-        bad "$name"
-    fi
-}
+said() { grep -qF -- "$1" "$dir/err" "$dir/out"; }
 mkdir "$dir/swap"
 cp docs/DESIGN.md "$dir/text"
 cat >"$dir/c.json" <<JSON

@@ -7,23 +7,9 @@ spw=$build/spillway
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-generate-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 export XDG_CACHE_HOME=$dir/cache
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+. tests/lib_tap.sh
 same() { cmp -s "$dir/$1" "$dir/out"; }
-# refuse CODE TEXT NAME ARGS...: exit code, TEXT in the message, and nothing but the message.
-refuse() {
-    local code=$1 text=$2 name=$3
-    shift 3
-    run "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err" && [ ! -s "$dir/out" ]; then ok "$name"; else
-        echo "# exit $got, wanted $code; message should hold: $text"
-        bad "$name"
-    fi
-}
+said() { grep -qF -- "$1" "$dir/err" && [ ! -s "$dir/out" ]; } # and nothing but the message
 f=tests/vectors/families
 mkdir "$dir/swap" "$dir/data"
 for i in $(seq 400); do echo "line $i of a text that says little, $((i * 7)) times"; done >"$dir/data/text"
@@ -90,9 +76,9 @@ for o in "--nvme $dir/swap" "--nvme $dir/swap --host-memory 64MiB" "--nvme $dir/
     check "the same text with ${o//"$dir"/DIR}" same seed1
 done
 check "no swap file is left" test -z "$(ls -A "$dir/swap")"
-refuse 3 "spillway.device_memory" "a device that is too small" generate "$c" --prompt a --device-memory 64KiB
-refuse 3 "spillway.host_memory" "host memory that is too small" generate "$c" --prompt a --host-memory 64KiB
-refuse 1 "$dir/none" "a swap folder that is not there" generate "$c" --prompt a --nvme "$dir/none"
+expect 3 "spillway.device_memory" "a device that is too small" generate "$c" --prompt a --device-memory 64KiB
+expect 3 "spillway.host_memory" "host memory that is too small" generate "$c" --prompt a --host-memory 64KiB
+expect 1 "$dir/none" "a swap folder that is not there" generate "$c" --prompt a --nvme "$dir/none"
 
 # Many prompts: each as if it were alone, in their order, more of them than slots.
 : >"$dir/each"
@@ -123,14 +109,14 @@ run generate "$f/mistral" --ids --prompt 5,7,1,30,2,8 --tokens 14 --temperature 
 check "the end-of-text token ends a text" grep -q '"tokens":\[17,20\],"stop":"end"' "$dir/out"
 run generate "$f/qwen3" --ids --prompt "5 7" --tokens 3 --temperature 0 --json
 check "else the number of tokens does" grep -q '"stop":"tokens"' "$dir/out"
-refuse 1 "tokenizer.json" "a folder without a tokenizer, with words" generate "$f/llama" --prompt hello
-refuse 1 "not a list of token numbers" "words for numbers" generate "$f/llama" --ids --prompt "5,x"
-refuse 1 "outside the vocabulary of 41" "a number that is no token" generate "$f/llama" --ids --prompt "5,41"
-refuse 1 "prompt 2 has 25 tokens, the model has 24 positions" "a prompt longer than the positions" \
+expect 1 "tokenizer.json" "a folder without a tokenizer, with words" generate "$f/llama" --prompt hello
+expect 1 "not a list of token numbers" "words for numbers" generate "$f/llama" --ids --prompt "5,x"
+expect 1 "outside the vocabulary of 41" "a number that is no token" generate "$f/llama" --ids --prompt "5,41"
+expect 1 "prompt 2 has 25 tokens, the model has 24 positions" "a prompt longer than the positions" \
     generate "$f/gpt2" --ids --prompt 1 --prompt "$(seq -s , 25)"
 cp -r "$f/llama" "$dir/tok"
 cp tests/vectors/tok_gpt2.json "$dir/tok/tokenizer.json"
-refuse 1 "the model a vocabulary of 41" "a tokenizer of a larger vocabulary" generate "$dir/tok" --prompt hello
+expect 1 "the model a vocabulary of 41" "a tokenizer of a larger vocabulary" generate "$dir/tok" --prompt hello
 
 # A tokenizer of its own: the small one that the tokenizer tests have.
 python3 - "$dir" <<'PY'
@@ -145,7 +131,7 @@ json.dump({"model": {"model_type": "gpt2", "vocab_size": size, "n_positions": 64
 PY
 check "text becomes tokens" run tokenize "$dir/data/text" --tokenizer tests/vectors/tok_gpt2.json -o "$dir/data/t.bin"
 check "a model of words is trained" run train "$dir/w.json" --quiet
-refuse 1 "tokenizer.json" "its checkpoint has no tokenizer" generate "$dir/words" --prompt "line 7"
+expect 1 "tokenizer.json" "its checkpoint has no tokenizer" generate "$dir/words" --prompt "line 7"
 check "one is named" run generate "$dir/words" --prompt "line 7" --tokens 8 --temperature 0 --tokenizer tests/vectors/tok_gpt2.json
 check "and the prompt comes back" test "$(head -c 6 "$dir/out")" = "line 7"
 cp -r "$dir/words/step-2" "$dir/words2"
@@ -155,7 +141,7 @@ run generate "$dir/words2" --prompt "line 7" --tokens 8 --temperature 0
 check "or lies beside the weights" same words.out
 check "eval reads token files without one" run eval "$dir/words" --data "$dir/data/t.bin"
 cp "$dir/out" "$dir/words.eval"
-refuse 1 "tokenizer.json" "but no text" eval "$dir/words" --data "$dir/data/text"
+expect 1 "tokenizer.json" "but no text" eval "$dir/words" --data "$dir/data/text"
 check "which it does with one" run eval "$dir/words" --data "$dir/data/text" --tokenizer tests/vectors/tok_gpt2.json --json
 
 # Evaluation.
@@ -181,9 +167,9 @@ run eval "$c" --data "$dir/data/text" --seq-length 16
 check "one line for people" test "$(wc -l <"$dir/out")" -eq 1 -a -n "$(grep -E '^loss [0-9.]+  perplexity [0-9.]+  [0-9]+ tokens in [0-9]+ sequences of 16' "$dir/out")"
 python3 -c 'for i in range(99): print("{\"text\": \"line %d of a text\"}" % i)' >"$dir/data/l.jsonl"
 check "eval of JSON lines" run eval "$c" --data "$dir/data/l.jsonl" "$dir/data/text"
-refuse 1 "$dir/data/none" "data that is not there" eval "$c" --data "$dir/data/none"
-refuse 2 "64 positions" "sequences longer than the positions" eval "$c" --data "$dir/data/text" --seq-length 65
-refuse 2 "--format" "an unknown format" eval "$c" --data "$dir/data/text" --format csv
+expect 1 "$dir/data/none" "data that is not there" eval "$c" --data "$dir/data/none"
+expect 2 "64 positions" "sequences longer than the positions" eval "$c" --data "$dir/data/text" --seq-length 65
+expect 2 "--format" "an unknown format" eval "$c" --data "$dir/data/text" --format csv
 
 # Wrong arguments.
 for a in "generate" "generate $c" "generate --prompt a" "generate $c $c --prompt a" "generate $c --prompt a --tokens x" \
@@ -192,17 +178,17 @@ for a in "generate" "generate $c" "generate --prompt a" "generate $c $c --prompt
     "generate $c --prompt a --host-memory lots" "generate $c --prompt a --device-memory 0" "generate $c --prompt a --cache" \
     "generate $c --prompt" "eval" "eval $c" "eval --data a" "eval $c --data" "eval $c --data a --batches 0" \
     "eval $c --data a --seq-length x" "eval $c $c --data a" "eval $c --data a --what"; do
-    refuse 2 "spillway ${a%% *}: " "refused: ${a//"$dir"/DIR}" $a
+    expect 2 "spillway ${a%% *}: " "refused: ${a//"$dir"/DIR}" $a
 done
-refuse 2 "is empty" "an empty prompt" generate "$c" --prompt ""
-refuse 1 "$dir/none" "no such folder" generate "$dir/none" --prompt a
-refuse 1 "no complete checkpoint" "a folder with nothing" generate "$dir/swap" --prompt a
-refuse 1 "$dir/none" "no such file of prompts" generate "$c" --prompts "$dir/none"
+expect 2 "is empty" "an empty prompt" generate "$c" --prompt ""
+expect 1 "$dir/none" "no such folder" generate "$dir/none" --prompt a
+expect 1 "no complete checkpoint" "a folder with nothing" generate "$dir/swap" --prompt a
+expect 1 "$dir/none" "no such file of prompts" generate "$c" --prompts "$dir/none"
 cp -r "$f/llama" "$dir/hurt"
 truncate -s -100 "$dir/hurt/model.safetensors"
-refuse 1 "model.safetensors" "a damaged folder" generate "$dir/hurt" --ids --prompt 1
+expect 1 "model.safetensors" "a damaged folder" generate "$dir/hurt" --ids --prompt 1
 echo '{"eos_token_id": ' >"$dir/tok/generation_config.json"
-refuse 1 "generation_config.json" "a damaged generation_config.json" generate "$dir/tok" --ids --prompt 1
+expect 1 "generation_config.json" "a damaged generation_config.json" generate "$dir/tok" --ids --prompt 1
 for h in generate eval; do check "help $h" run help $h; done
 check "no swap file is left at the end" test -z "$(ls -A "$dir/swap")"
 echo "1..$n"

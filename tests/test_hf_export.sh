@@ -9,11 +9,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=fals
 python3 -c 'import torch, transformers, safetensors' 2>/dev/null || { echo "no transformers here"; exit 77; }
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-export-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
-check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+. tests/lib_tap.sh
 small='"hidden_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"intermediate_size":29,"vocab_size":256,"max_position_embeddings":64'
 # train NAME BF16 MODEL: one step, then a checkpoint in $dir/NAME/step-1
 train() {

@@ -7,18 +7,9 @@ spw=$build/spillway
 vectors=tests/vectors/families
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-inspect-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+. tests/lib_tap.sh
 says() { grep -qE -- "$1" "$dir/out"; }
-refuse() { # CODE TEXT NAME ARGS...
-    local code=$1 text=$2 name=$3
-    shift 3
-    run inspect "$@"
-    check "$name" test $? -eq "$code" -a -n "$(grep -F -- "$text" "$dir/err")"
-}
+expects="run inspect"
 
 # The same from the headers alone, and digests by the system's xxhash where there is one.
 cat >"$dir/headers.py" <<'PY'
@@ -93,16 +84,16 @@ run inspect "$dir/lora" --json --digest
 check "its adapters too" headers "$dir"/lora/step-2/*.safetensors
 
 head -c 300 $vectors/llama/model.safetensors >"$dir/short.safetensors"
-refuse 1 "short.safetensors" "a truncated file is refused" "$dir/short.safetensors"
+expect 1 "short.safetensors" "a truncated file is refused" "$dir/short.safetensors"
 cp -r $vectors/qwen2 "$dir/lost"
 rm "$dir/lost/model-00002-of-00004.safetensors"
-refuse 1 "in shard model-00002-of-00004.safetensors: open" "a missing shard is named" "$dir/lost"
-refuse 1 "No such file" "a path that is not there" "$dir/nothing"
+expect 1 "in shard model-00002-of-00004.safetensors: open" "a missing shard is named" "$dir/lost"
+expect 1 "No such file" "a path that is not there" "$dir/nothing"
 mkdir "$dir/empty"
-refuse 1 "neither model.safetensors nor model.safetensors.index.json" "a folder without weights" "$dir/empty"
-refuse 2 "unknown option --sum" "an unknown option" "$dir" --sum
-refuse 2 "a file or folder is needed" "no path"
-refuse 2 "one path at a time" "two paths" a b
+expect 1 "neither model.safetensors nor model.safetensors.index.json" "a folder without weights" "$dir/empty"
+expect 2 "unknown option --sum" "an unknown option" "$dir" --sum
+expect 2 "a file or folder is needed" "no path"
+expect 2 "one path at a time" "two paths" a b
 run help inspect
 check "help" says '^spillway inspect PATH'
 echo "1..$n"

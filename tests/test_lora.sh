@@ -8,11 +8,7 @@ spw=${SPW_BUILD:-build/release}/spillway
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-lora-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
-check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
+. tests/lib_tap.sh
 refuses() { local says=$1; shift; ! run "$@" && grep -q "$says" "$dir/err"; }
 same() { for f in model adapter_model optimizer-00001-of-00001; do cmp "$1/$f.safetensors" "$2/$f.safetensors" || return 1; done; }
 

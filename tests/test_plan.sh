@@ -9,21 +9,8 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-plan-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 export XDG_CACHE_HOME=$dir/cache
 rates=$dir/cache/spillway/rates.json
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 40; }
-check() { local what=$1; shift; if "$@"; then ok "$what"; else bad "$what"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
-expect() { # CODE TEXT NAME ARGS...
-    local code=$1 text=$2 name=$3
-    shift 3
-    run "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err" "$dir/out"; then ok "$name"; else
-        echo "# exit $got, wanted $code; should hold: $text"
-        bad "$name"
-    fi
-}
+. tests/lib_tap.sh
+said() { grep -qF -- "$1" "$dir/err" "$dir/out"; }
 shows() { grep -qE -- "$1" "$dir/out"; }
 # json EXPRESSION: of the object p on stdout, true in Python
 json() { python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); sys.exit(0 if eval(sys.argv[2]) else 1)' "$dir/out" "$1"; }

@@ -6,11 +6,7 @@ build=${SPW_BUILD:-build/release}
 spw=$build/spillway
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-plot-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+. tests/lib_tap.sh
 plot() { run plot "$dir/$1" -o "$dir/${2:-out.svg}"; }
 # refuse TEXT NAME: what stands on standard input is refused, with file and TEXT in the message, and the old picture stays.
 refuse() {

@@ -8,10 +8,7 @@ export OPENBLAS_NUM_THREADS=1
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-ranks-XXXXXX")
 cleanup() { chmod -R u+w "$dir"; rm -rf "$dir"; }
 trap cleanup EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+. tests/lib_tap.sh
 train() { timeout -s KILL 120 "$spw" train "$dir/tiny.json" --quiet "$@" >"$dir/out" 2>"$dir/err"; }
 says() { grep -qF -- "$1" "$dir/err" || { echo "# not said: $1"; return 1; }; }
 mkdir "$dir/swap"

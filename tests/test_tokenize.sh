@@ -6,10 +6,7 @@ build=${SPW_BUILD:-build/release}
 spw=$build/spillway
 dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-tokenize-XXXXXX")
 trap 'rm -rf "$dir"' EXIT
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
+. tests/lib_tap.sh
 run() { timeout -s KILL 120 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
 gpt2=tests/vectors/tok_gpt2.json
 tokenize() { run tokenize "$@" --tokenizer "$gpt2" -o "$dir/out.bin"; }

@@ -12,22 +12,7 @@ mounted=""
 cleanup() { [ -n "$mounted" ] && umount -l "$mounted"; rm -rf "$dir"; }
 trap cleanup EXIT
 export XDG_CACHE_HOME=$dir/cache
-n=0
-ok() { n=$((n + 1)); echo "ok $n - $1"; }
-bad() { n=$((n + 1)); echo "not ok $n - $1"; sed 's/^/# /' "$dir/err" "$dir/out" 2>/dev/null | tail -n 15; }
-check() { name=$1; shift; if "$@"; then ok "$name"; else bad "$name"; fi; }
-run() { "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
-# expect CODE TEXT NAME ARGS...: exit code and a message that holds TEXT.
-expect() {
-    local code=$1 text=$2 name=$3
-    shift 3
-    run "$@"
-    local got=$?
-    if [ $got -eq "$code" ] && grep -qF -- "$text" "$dir/err"; then ok "$name"; else
-        echo "# exit $got, wanted $code; message should hold: $text"
-        bad "$name"
-    fi
-}
+. tests/lib_tap.sh
 nothing_left() { [ -z "$(ls -A "$dir/swap")" ]; }
 # comes COMMAND...: within 20 s it is true.
 comes() { for _ in $(seq 400); do "$@" && return 0; sleep 0.05; done; return 1; }
