@@ -65,7 +65,7 @@ spw_checkpoint_find(const char *path, char *found, spw_error *err)
     DIR *dir;
     SPW_TRY(spw__checkpoint_fits(path, err));
     snprintf(manifest, sizeof manifest, "%.1000s/" SPW_MANIFEST_FILE, path);
-    if (access(manifest, R_OK) == 0) {
+    if (spw__manifest_there(manifest)) {
         snprintf(found, SPW_PATH_BYTES, "%.1000s", path);
         return SPW_OK;
     }

@@ -56,6 +56,8 @@ typedef struct spw_manifest {
 spw_status spw__manifest_read(spw_manifest *out, const char *checkpoint, spw_error *err);
 spw_status spw__manifest_parse(spw_manifest *out, const char *text, const char *file, spw_error *err);
 void spw__manifest_free(spw_manifest *m);
+/* Also where it may not be read: who looks for the newest checkpoint must not get an older one for that. */
+bool spw__manifest_there(const char *file);
 /* NULL: no memory. free(). */
 char *spw__manifest_text(const spw_manifest *m);
 /* Its configuration, defaults filled in. */

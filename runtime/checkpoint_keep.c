@@ -23,7 +23,7 @@ spw__checkpoint_step(const char *dir, const char *name, uint64_t *step_out)
     snprintf(again, sizeof again, "step-%llu", n);
     snprintf(manifest, sizeof manifest, "%.1000s/%.200s/" SPW_MANIFEST_FILE, dir, name);
     *step_out = n;
-    return strcmp(again, name) == 0 && access(manifest, R_OK) == 0; /* not step-007: it is looked up by number */
+    return strcmp(again, name) == 0 && spw__manifest_there(manifest); /* not step-007: it is looked up by number */
 }
 
 /* Takes a folder's name away: old, of PATH_BYTES, is what it is called then. */

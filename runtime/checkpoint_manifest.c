@@ -4,9 +4,11 @@
  * 0, say) would train on as if nothing were wrong. Fields that it does not know are passed over.
  */
 #include "checkpoint_internal.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum { MANIFEST_BYTES_MAX = 16 << 20 };
 
@@ -221,6 +223,12 @@ spw__manifest_read(spw_manifest *out, const char *path, spw_error *err)
     st = spw__manifest_parse(out, text, file, err);
     spw_mem_free(text);
     return st;
+}
+
+bool
+spw__manifest_there(const char *file)
+{
+    return access(file, F_OK) == 0 || errno == EACCES;
 }
 
 void

@@ -310,6 +310,13 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
     check "and nothing is left in the first" nothing_left
     nobody train "$c" $(both "[\"$dir/swap\"]") --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1
     check "which alone may be" test $? -eq 0
+    mkdir -m 777 "$dir/theirs"
+    nobody train "$c" --set spillway.checkpoint_dir="$dir/theirs" --set spillway.run_log= --set spillway.steps=2 --set spillway.checkpoint_interval=1
+    chmod 000 "$dir/theirs/step-2/spillway.json"
+    nobody train "$c" --resume "$dir/theirs" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=3
+    code=$?
+    check "an unreadable newest checkpoint is named, and no older one taken" \
+        test $code -eq 1 -a -n "$(grep "step-2/spillway.json.*Permission" "$dir/err")"
 else
     expect 1 "secret.txt" "unreadable data is named" train "$c" --set "data.path=$dir/secret.txt"
 fi
