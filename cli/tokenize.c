@@ -64,7 +64,8 @@ add_document(const job *j, piece *p, const char *text, uint64_t bytes, bool firs
         if (j->end_id >= 0)
             SPW_TRY(spw_tokens_push(&p->ids, j->end_id, &p->err));
     }
-    return spw_tokenizer_encode(j->tokenizer, text, bytes, j->special, &p->ids, &p->err);
+    return first_part ? spw_tokenizer_encode(j->tokenizer, text, bytes, j->special, &p->ids, &p->err)
+                      : spw_tokenizer_encode_rest(j->tokenizer, text, bytes, j->special, &p->ids, &p->err);
 }
 
 static spw_status

@@ -177,27 +177,28 @@ test_round_trip(void **state)
 static void
 test_cut(void **state)
 {
-    uint64_t bytes, cuts = 0;
+    uint64_t bytes;
     char *text = read_file("tests/vectors/tok_text.txt", &bytes);
     spw_tokens whole = {0}, pieces = {0};
     spw_tokenizer *plain = open_named("gpt2");
     (void)state;
     for (int n = 0; n < NAMES; n++) {
         spw_tokenizer *t = open_named(names[n]);
+        uint64_t cuts = 0;
         encode(t, text, bytes, true, &whole);
         pieces.count = 0;
         for (uint64_t at = 0, end; at < bytes; at = end) {
             end = spw_tokenizer_cut(t, text, bytes, at + 1);
             assert_true(end > at && end <= bytes);
-            assert_int_equal(spw_tokenizer_encode(t, text + at, end - at, true, &pieces, NULL), SPW_OK);
+            assert_int_equal(at == 0 ? spw_tokenizer_encode(t, text, end, true, &pieces, NULL)
+                                     : spw_tokenizer_encode_rest(t, text + at, end - at, true, &pieces, NULL),
+                             SPW_OK);
             cuts += end < bytes;
-            if (n >= 3)
-                assert_int_equal(end, bytes);
         }
+        assert_true(strcmp(names[n], "mixed") == 0 || strcmp(names[n], "across") == 0 ? cuts == 0 : cuts > 40);
         assert_same_ids(names[n], 0, &pieces, &whole);
         spw_tokenizer_close(t);
     }
-    assert_true(cuts > 60);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 0), 3);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 4), 6);
     assert_int_equal(spw_tokenizer_cut(plain, "ab1\n c\n\n", 9, 7), 9);

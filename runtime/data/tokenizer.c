@@ -122,9 +122,11 @@ spw_tokenizer_open(spw_tokenizer **out, const char *path, spw_error *err)
         st = spw__tok_added_build(t, err);
     if (st == SPW_OK && (st = scratch_create(&s, t, err)) == SPW_OK)
         scratch_release(t, s);
+    t->cuts = t->chars ? t->words : t->cuts;
     for (uint32_t i = 0; i < t->added_count; i++) {
         const tok_added *a = &t->added[i];
-        if (a->lstrip || a->rstrip || memchr(a->text, '\n', a->bytes) != NULL)
+        bool across = t->chars ? spw__tok_chars_has_space(a->text, a->bytes) : memchr(a->text, '\n', a->bytes) != NULL;
+        if (a->lstrip || a->rstrip || across)
             t->cuts = false;
     }
     if (st != SPW_OK)
@@ -162,15 +164,16 @@ spw_tokenizer_close(spw_tokenizer *t)
 /* ---------------------------------------------------------------- encode */
 
 spw_status
-spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, const char *text, uint64_t bytes, const char **out,
+spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, bool prefix, const char *text, uint64_t bytes, const char **out,
                 uint64_t *bytes_out, spw_error *err)
 {
     *out = text;
     *bytes_out = bytes;
     if (t->nfc)
         return spw__tok_nfc(s, text, bytes, out, bytes_out, err);
-    return t->chars_early ? spw__tok_chars_form(s, t->prefix == TOK_PREFIX_ALWAYS, text, bytes, out, bytes_out, err)
-                          : SPW_OK;
+    return t->chars_early
+               ? spw__tok_chars_form(s, prefix && t->prefix == TOK_PREFIX_ALWAYS, text, bytes, out, bytes_out, err)
+               : SPW_OK;
 }
 
 /* Between added tokens that are looked for in the text as it came: its normal form, then those that are looked for after it. */
@@ -179,7 +182,7 @@ encode_plain(const tok_run *r, const char *text, uint64_t bytes)
 {
     uint64_t search = 0, done = 0;
     tok_match m;
-    SPW_TRY(spw__tok_normal(r->t, r->s, text, bytes, &text, &bytes, r->err));
+    SPW_TRY(spw__tok_normal(r->t, r->s, !r->rest || text != r->begin, text, bytes, &text, &bytes, r->err));
     while (spw__tok_added_next(&r->t->normal, text, bytes, r->special, &search, done, &m)) {
         if (m.begin > done)
             SPW_TRY(spw__tok_split(r, text + done, m.begin - done));
@@ -203,12 +206,12 @@ encode_all(const tok_run *r, const char *text, uint64_t bytes)
     return done < bytes ? encode_plain(r, text + done, bytes - done) : SPW_OK;
 }
 
-spw_status
-spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, spw_tokens *tokens,
-                     spw_error *err)
+static spw_status
+encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, bool rest, spw_tokens *tokens,
+       spw_error *err)
 {
     uint64_t before = tokens->count;
-    tok_run r = {.t = t, .out = tokens, .err = err, .special = special, .begin = text};
+    tok_run r = {.t = t, .out = tokens, .err = err, .special = special, .begin = text, .rest = rest};
     spw_status st;
     uint64_t steps = bytes < UINT32_MAX / 16 ? MATCH_STEPS + 8 * bytes : UINT32_MAX;
     SPW_TRY(scratch_acquire(&r.s, t, err));
@@ -218,6 +221,20 @@ spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, b
     if (st != SPW_OK)
         tokens->count = before;
     return st;
+}
+
+spw_status
+spw_tokenizer_encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, spw_tokens *tokens,
+                     spw_error *err)
+{
+    return encode(t, text, bytes, special, false, tokens, err);
+}
+
+spw_status
+spw_tokenizer_encode_rest(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, spw_tokens *tokens,
+                          spw_error *err)
+{
+    return encode(t, text, bytes, special, true, tokens, err);
 }
 
 spw_status
@@ -245,14 +262,14 @@ spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint
 {
     if (!t->cuts || from >= bytes)
         return bytes;
+    if (t->chars)
+        return spw__tok_chars_cut(text, bytes, from);
     for (uint64_t at = from > 0 ? from : 1; at < bytes; at++) {
         const char *found = memchr(text + at, '\n', bytes - at);
-        char c;
         if (found == NULL)
             break;
         at = (uint64_t)(found - text);
-        c = text[at - 1];
-        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
+        if (spw__tok_is_alnum(text[at - 1]))
             return at;
     }
     return bytes;

@@ -58,7 +58,7 @@ spw__tok_added_build(spw_tokenizer *t, spw_error *err)
     memset(t->normal.starts, 0, sizeof t->normal.starts);
     for (uint32_t i = 0; i < t->normal.count; i++) {
         tok_added *a = &t->normal.list[i];
-        st = spw__tok_normal(t, &s, a->text, a->bytes, &a->text, &a->bytes, err);
+        st = spw__tok_normal(t, &s, true, a->text, a->bytes, &a->text, &a->bytes, err);
         if (st == SPW_OK && a->bytes > room - used)
             st = SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: added_tokens: the normal form of token %d is too long", t->path,
                            a->id);

@@ -47,7 +47,7 @@ spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes)
     uint64_t begin = 0;
     if (!t->chars_early) {
         bool at_start = t->prefix == TOK_PREFIX_MISSING || (t->prefix == TOK_PREFIX_FIRST && text == r->begin);
-        bool prefix = at_start && !begins_with_space(text, bytes);
+        bool prefix = at_start && !(r->rest && text == r->begin) && !begins_with_space(text, bytes);
         SPW_TRY(spw__tok_chars_form(r->s, prefix, text, bytes, &text, &bytes, r->err));
     }
     for (uint64_t at = 1; t->words && at < bytes; at++) {
@@ -57,6 +57,31 @@ spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes)
         begin = at;
     }
     return begin < bytes ? spw__tok_word(r, text + begin, bytes - begin) : SPW_OK;
+}
+
+/* Before a space that begins a word: what follows has its space then, and gets no other. */
+uint64_t
+spw__tok_chars_cut(const char *text, uint64_t bytes, uint64_t from)
+{
+    for (uint64_t at = from > 0 ? from : 1; at < bytes; at++) {
+        const char *found = memchr(text + at, ' ', bytes - at);
+        if (found == NULL)
+            break;
+        at = (uint64_t)(found - text);
+        if (spw__tok_is_alnum(text[at - 1]))
+            return at;
+    }
+    return bytes;
+}
+
+bool
+spw__tok_chars_has_space(const char *text, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes; at++) {
+        if (begins_with_space(text + at, bytes - at))
+            return true;
+    }
+    return false;
 }
 
 uint64_t

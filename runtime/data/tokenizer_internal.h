@@ -116,7 +116,15 @@ typedef struct tok_run {
     spw_error *err;
     bool special;
     const char *begin; /* of the whole text */
+    bool rest;         /* which is what follows a cut */
 } tok_run;
+
+/* Of ASCII. */
+static inline bool
+spw__tok_is_alnum(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
 
 /* tokenizer_json.c: everything that is read from files. t is zeroed but for its lock. */
 spw_status spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err);
@@ -129,9 +137,12 @@ uint64_t
 spw__tok_bytes_of(const char *spelled, char *bytes); /* byte alphabet to bytes; UINT64_MAX: not spelled in it */
 int32_t spw__tok_by_text(const spw_tokenizer *t, const char *text, uint64_t bytes);
 
-/* tokenizer.c: the normal form of a text, in which added tokens are looked for the second time. *out is text, or lies in s. */
-spw_status spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, const char *text, uint64_t bytes, const char **out,
-                           uint64_t *bytes_out, spw_error *err);
+/*
+ * tokenizer.c: the normal form of a text, in which added tokens are looked for the second time; prefix: with what the tokenizer
+ * puts before a text. *out is text, or lies in s.
+ */
+spw_status spw__tok_normal(const spw_tokenizer *t, tok_scratch *s, bool prefix, const char *text, uint64_t bytes,
+                           const char **out, uint64_t *bytes_out, spw_error *err);
 
 /* tokenizer_bpe.c: one piece of text. */
 spw_status spw__tok_word(const tok_run *r, const char *text, uint64_t bytes);
@@ -154,6 +165,9 @@ bool spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t by
 spw_status spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, uint64_t bytes, const char **out,
                                uint64_t *bytes_out, spw_error *err);
 spw_status spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes);
+/* As spw_tokenizer_cut(), where words are merged one by one. */
+uint64_t spw__tok_chars_cut(const char *text, uint64_t bytes, uint64_t from);
+bool spw__tok_chars_has_space(const char *text, uint64_t bytes);
 /* A text's first tokens: each character's, or its bytes' where it has none. ids (bytes) out; returns how many. */
 uint64_t spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids);
 /* What a spelled token stands for: bytes (as many as spelled has) and returns how many; *byte: it is the token of that byte. */
