@@ -44,12 +44,13 @@ open_tokenizer(spw_tokenizer **out, const spw_config *c, spw_error *err)
 
 /* Stands for a tokenizer that the model's folder has in a form that is not read: its ids are not bytes. */
 static spw_status
-unread_tokenizer(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+unread_tokenizer(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t token_max,
                  uint64_t *token_count, spw_error *err)
 {
     const spw_config *c = ctx;
     (void)text;
     (void)bytes;
+    (void)rest;
     (void)tokens;
     (void)token_max;
     *token_count = 0;

@@ -54,9 +54,10 @@ put_file(const char *path, const void *head, size_t head_bytes, const uint8_t *d
 }
 
 static spw_status
-no_words(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t max, uint64_t *count, spw_error *err)
+no_words(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t max, uint64_t *count,
+         spw_error *err)
 {
-    (void)ctx, (void)text, (void)err;
+    (void)ctx, (void)text, (void)rest, (void)err;
     *count = bytes / 3;
     for (uint64_t i = 0; i < *count && *count <= max; i++)
         tokens[i] = (int32_t)i % 500;

@@ -691,7 +691,7 @@ test_lookup(void **state)
 }
 
 static spw_status
-open_data(spw_data **out, const char *dir, const spw_tokenizer *t, spw_error *err)
+open_data(spw_data **out, const char *dir, const spw_tokenizer *t, uint64_t seq_length, spw_error *err)
 {
     char path[300];
     const char *p = path;
@@ -699,7 +699,7 @@ open_data(spw_data **out, const char *dir, const spw_tokenizer *t, spw_error *er
     return spw_data_open(out,
                          &(spw_data_options){.patterns = &p,
                                              .pattern_count = 1,
-                                             .seq_length = 8,
+                                             .seq_length = seq_length,
                                              .vocab = spw_tokenizer_vocab(t),
                                              .encode = spw_tokenizer_encode_data,
                                              .encode_ctx = (void *)(uintptr_t)t,
@@ -730,7 +730,7 @@ test_training_data(void **state)
         for (int i = 0; i < n; i++)
             assert_true(keys[i] != keys[n]);
         encode(t, text, bytes, false, &ids);
-        if (open_data(&d, dir, t, &err) != SPW_OK)
+        if (open_data(&d, dir, t, 8, &err) != SPW_OK)
             fail_msg("%s", err.message);
         windows = spw_data_sequences(d, SPW_SPLIT_TRAIN);
         assert_int_equal(windows, (ids.count - 1) / 8);
@@ -831,15 +831,57 @@ test_threads(void **state)
     free(text);
 }
 
+/* A text of more than one piece has no token more for it, also where a space is put before a text. */
+static void
+test_long_training_data(void **state)
+{
+    enum { TIMES = 120 };
+    uint64_t bytes;
+    char dir[256], path[300], *once = read_file("cli/main.c", &bytes), *text = malloc(bytes * TIMES + 1);
+    (void)state;
+    assert_true(text != NULL && bytes * TIMES > 2 * TEXT_MAX);
+    for (int i = 0; i < TIMES; i++)
+        memcpy(text + bytes * (uint64_t)i, once, bytes + 1);
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/text.txt", dir);
+    assert_int_equal(spw_file_write_text(path, text, NULL), SPW_OK);
+    for (int n = 0; n < NAMES; n++) {
+        spw_tokenizer *t = open_named(names[n]);
+        spw_tokens ids = {0};
+        spw_error err = {0};
+        spw_data *d;
+        encode(t, text, bytes * TIMES, false, &ids);
+        if (open_data(&d, dir, t, 1, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        assert_int_equal(spw_data_sequences(d, SPW_SPLIT_TRAIN), ids.count - 1);
+        spw_data_close(d);
+        spw_tokens_free(&ids);
+        spw_tokenizer_close(t);
+    }
+    tiny_dir_remove(dir);
+    free(once);
+    free(text);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_vectors),          cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_long_pieces),      cmocka_unit_test(test_nfc),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_characters),       cmocka_unit_test(test_files),         cmocka_unit_test(test_pair),
-        cmocka_unit_test(test_lookup),           cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_hopeless_pattern), cmocka_unit_test(test_training_data),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_characters),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_lookup),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_hopeless_pattern),
+        cmocka_unit_test(test_training_data),
+        cmocka_unit_test(test_long_training_data),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

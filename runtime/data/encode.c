@@ -97,12 +97,12 @@ put_token(encoding *e, int64_t id, uint32_t flags, spw_error *err)
 
 /* One document, part by part: bytes of text as tokens, the first of all marked when *begun is false. */
 static spw_status
-put_text(encoding *e, const char *text, uint64_t bytes, uint32_t flags, bool *begun, spw_error *err)
+put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flags, bool *begun, spw_error *err)
 {
     uint64_t count = bytes;
     if (e->o->encode != NULL) {
         for (bool again = true; again;) {
-            spw_status st = e->o->encode(e->o->encode_ctx, text, bytes, e->ids, e->id_room, &count, err);
+            spw_status st = e->o->encode(e->o->encode_ctx, text, bytes, rest, e->ids, e->id_room, &count, err);
             if (st != SPW_OK) {
                 spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
                                (unsigned long long)e->line_offset);
@@ -180,7 +180,7 @@ put_field(encoding *e, spw_data_line *line, const char *name, uint32_t flags, bo
     uint64_t bytes;
     spw_status st = spw_data_line_text(line, name, &text, &bytes, err);
     if (st == SPW_OK)
-        return put_text(e, text, bytes, flags, begun, err);
+        return put_text(e, text, bytes, false, flags, begun, err);
     spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
                    (unsigned long long)e->line_offset);
     return st;
@@ -276,7 +276,7 @@ encode_text(encoding *e, spw_error *err)
         if (more || n > PIECE_BYTES)
             n = cut(e->text + e->at, PIECE_BYTES);
         e->line_offset = e->offset + e->at;
-        SPW_TRY(put_text(e, e->text + e->at, n, 0, &begun, err));
+        SPW_TRY(put_text(e, e->text + e->at, n, begun, 0, &begun, err));
         for (uint64_t i = 0; i < n; i++)
             e->line += e->text[e->at + i] == '\n';
         e->at += n;

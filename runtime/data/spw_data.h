@@ -62,13 +62,14 @@ typedef enum spw_documents {
 
 /*
  * An encoder: bytes of text (UTF-8, not terminated) to token ids.
+ *   rest         of a text file: what follows the piece before, and no beginning of a text
  *   tokens       (token_max) out   filled when *token_count <= token_max; else the call is made again with more room
  *   token_count  out               how many the text has
  * Errors  its own; the message gets file and position in front. Called by the thread in spw_data_open() only.
  * A text file comes in pieces of at most a MiB, cut before a line's end that follows an ASCII letter or digit where there is
  * one: no pre-tokenizer joins those. A field of a JSON line comes whole; prompt and text in two calls.
  */
-typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, int32_t *tokens,
+typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens,
                                          uint64_t token_max, uint64_t *token_count, spw_error *err);
 
 typedef struct spw_data_source {

@@ -81,8 +81,8 @@ spw_status spw_tokenizer_encode_rest(const spw_tokenizer *t, const char *text, u
  * The same for spw_data_open(): a spw_data_encode_fn whose ctx is the tokenizer; special tokens are plain text. Fills
  * tokens (token_max) when all of them fit. spw_tokenizer_key() is its encode_key: a checksum of the tokenizer's files.
  */
-spw_status spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
-                                     uint64_t *token_count, spw_error *err);
+spw_status spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens,
+                                     uint64_t token_max, uint64_t *token_count, spw_error *err);
 uint64_t spw_tokenizer_key(const spw_tokenizer *t);
 
 /*

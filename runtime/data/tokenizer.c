@@ -238,11 +238,11 @@ spw_tokenizer_encode_rest(const spw_tokenizer *t, const char *text, uint64_t byt
 }
 
 spw_status
-spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, int32_t *tokens, uint64_t token_max,
+spw_tokenizer_encode_data(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t token_max,
                           uint64_t *token_count, spw_error *err)
 {
     spw_tokens ids = {0};
-    spw_status st = spw_tokenizer_encode(ctx, text, bytes, false, &ids, err);
+    spw_status st = encode(ctx, text, bytes, false, rest, &ids, err);
     *token_count = ids.count;
     if (ids.count > 0 && ids.count <= token_max)
         memcpy(tokens, ids.ids, ids.count * sizeof *tokens);
