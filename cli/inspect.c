@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { BLOCK_BYTES = 1 << 20 };
 
@@ -138,20 +137,17 @@ static void
 learn(about *a, const char *folder, spw_hf_reader *r)
 {
     static spw_config config; /* large */
-    char path[SPW_PATH_BYTES + 32];
     spw_model *model = NULL;
     spw_error ignored = {0};
-    snprintf(path, sizeof path, "%.1000s/config.json", folder);
-    if (access(path, F_OK) == 0) {
+    if (spw_dir_has(folder, "config.json")) {
         a->has_config = spw_hf_config_load(&a->config, folder, &a->refusal) == SPW_OK &&
                         spw_model_build(&model, &a->config, &a->refusal) == SPW_OK;
         a->params = model != NULL ? spw_model_elems(model) : 0;
         a->fits = model != NULL && spw_hf_reader_bind(r, model, &a->refusal) == SPW_OK;
         spw_model_destroy(model);
     }
-    snprintf(path, sizeof path, "%.1000s/spillway.json", folder);
-    a->has_state =
-        access(path, F_OK) == 0 && spw_checkpoint_read_config(folder, &config, &a->state, &ignored) == SPW_OK;
+    a->has_state = spw_dir_has(folder, "spillway.json") &&
+                   spw_checkpoint_read_config(folder, &config, &a->state, &ignored) == SPW_OK;
 }
 
 static void
@@ -207,9 +203,9 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
         st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);
     for (size_t i = 0; st == SPW_OK && is_folder && i < sizeof beside / sizeof beside[0]; i++) {
-        snprintf(file, sizeof file, "%.1000s/%s", path, beside[i]);
-        if (access(file, F_OK) != 0)
+        if (!spw_dir_has(path, beside[i]))
             continue;
+        snprintf(file, sizeof file, "%.1000s/%s", path, beside[i]);
         st = spw_hf_reader_open(&r, file, err);
         if (st == SPW_OK)
             st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
@@ -223,16 +219,10 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
 static void
 find_checkpoint(const char *path, bool is_folder, char *found)
 {
-    static const char *const files[] = {"model.safetensors", "model.safetensors.index.json"};
     char file[SPW_PATH_BYTES + 64];
     spw_error ignored = {0};
     snprintf(found, SPW_PATH_BYTES, "%s", path);
-    for (int i = 0; is_folder && i < 2; i++) {
-        snprintf(file, sizeof file, "%.1000s/%s", path, files[i]);
-        if (access(file, F_OK) == 0)
-            return;
-    }
-    if (is_folder && spw_checkpoint_find(path, file, &ignored) == SPW_OK)
+    if (is_folder && !spw_hf_has_weights(path) && spw_checkpoint_find(path, file, &ignored) == SPW_OK)
         snprintf(found, SPW_PATH_BYTES, "%.1023s", file);
 }
 

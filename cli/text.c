@@ -3,22 +3,13 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
-
-static bool
-has_file(const char *folder, const char *name)
-{
-    char path[SPW_PATH_BYTES + 64];
-    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
-    return access(path, F_OK) == 0;
-}
 
 bool
 cli_text_find(char *out, const spw_weights *w, const char *asked)
 {
     const char *path = asked;
-    if (path == NULL &&
-        (has_file(w->path, "tokenizer.json") || (has_file(w->path, "vocab.json") && has_file(w->path, "merges.txt"))))
+    if (path == NULL && (spw_dir_has(w->path, "tokenizer.json") ||
+                         (spw_dir_has(w->path, "vocab.json") && spw_dir_has(w->path, "merges.txt"))))
         path = w->path;
     if (path == NULL)
         path = spw_config_tokenizer(&w->config);

@@ -125,22 +125,14 @@ check_digests(const spw_manifest *m, const char *path, bool adapter, bool optimi
     return optimizer ? check_digest(m->digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, err) : SPW_OK;
 }
 
-static bool
-has_file(const char *path, const char *name)
-{
-    char file[SPW_PATH_BYTES + 64];
-    snprintf(file, sizeof file, "%.1000s/%s", path, name);
-    return access(file, F_OK) == 0;
-}
-
 spw_status
 spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err)
 {
     spw_manifest m;
     spw_status st;
     SPW_TRY(spw__manifest_read(&m, path, err));
-    st =
-        check_digests(&m, path, has_file(path, SPW_ADAPTER_FILE), optimizer && has_file(path, SPW_OPTIMIZER_FILE), err);
+    st = check_digests(&m, path, spw_dir_has(path, SPW_ADAPTER_FILE),
+                       optimizer && spw_dir_has(path, SPW_OPTIMIZER_FILE), err);
     spw__manifest_free(&m);
     return st;
 }

@@ -1,25 +1,18 @@
 /* From the section data to an open spw_data: one place for every command that reads training data. */
 #include "spw_config.h"
 #include "spw_data.h"
+#include "spw_files.h"
 #include "spw_tokenizer.h"
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-static bool
-holds(const char *folder, const char *name)
-{
-    char path[SPW_PATH_BYTES + 64];
-    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
-    return access(path, F_OK) == 0;
-}
 
 const char *
 spw_config_tokenizer(const spw_config *c)
 {
     if (strcmp(c->data.tokenizer, "auto") != 0)
         return strcmp(c->data.tokenizer, "bytes") == 0 ? NULL : c->data.tokenizer;
-    return c->model_path[0] != '\0' && (holds(c->model_path, "tokenizer.json") || holds(c->model_path, "vocab.json"))
+    return c->model_path[0] != '\0' &&
+                   (spw_dir_has(c->model_path, "tokenizer.json") || spw_dir_has(c->model_path, "vocab.json"))
                ? c->model_path
                : NULL;
 }
@@ -67,7 +60,7 @@ has_unread_tokenizer(const spw_config *c)
     static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model", "vocab.txt"};
     bool found = false;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
-        found = found || holds(c->model_path, forms[i]);
+        found = found || spw_dir_has(c->model_path, forms[i]);
     return found && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0';
 }
 

@@ -7,19 +7,10 @@
 #include "spw_generate.h"
 #include <jansson.h>
 #include <stdio.h>
-#include <unistd.h>
 
 enum { JSON_BYTES_MAX = 16 << 20 };
 
 /* ---------------------------------------------------------------- finding */
-
-static bool
-has_file(const char *folder, const char *name)
-{
-    char path[SPW_PATH_BYTES + 64];
-    snprintf(path, sizeof path, "%.1000s/%s", folder, name);
-    return access(path, F_OK) == 0;
-}
 
 static spw_status
 read_json(const char *folder, const char *name, json_t **out, spw_error *err)
@@ -44,7 +35,7 @@ read_end_tokens(spw_weights *w, spw_error *err)
     static const char *const names[] = {"generation_config.json", "config.json"};
     for (int k = 0; k < 2 && w->end_token_count == 0; k++) {
         json_t *root, *ids;
-        if (!has_file(w->path, names[k]))
+        if (!spw_dir_has(w->path, names[k]))
             continue;
         SPW_TRY(read_json(w->path, names[k], &root, err));
         ids = json_object_get(root, "eos_token_id");
@@ -112,7 +103,7 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
-    w->is_checkpoint = has_file(path, "spillway.json") || !has_file(path, "config.json");
+    w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");
     if (w->is_checkpoint) {
         SPW_TRY(spw_checkpoint_find(path, w->path, err));
         SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, NULL, err));

@@ -7,7 +7,6 @@
 #include "spw_files.h"
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { BLOCK_ELEMS = 16384 };
 
@@ -48,17 +47,17 @@ static spw_status
 load_own_part(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    char adapters[SPW_PATH_BYTES + 64], manifest[SPW_PATH_BYTES + 64];
     spw_status st;
-    snprintf(adapters, sizeof adapters, "%.1000s/adapter_model.safetensors", path);
-    if (access(adapters, F_OK) == 0) /* they are part of what was trained, and would be left out without a word */
-        return SPW_RAISE(err, SPW_EUNSUPPORTED,
-                         "%s: there are adapters beside the weights; merge them with spillway "
-                         "export, or go on with --resume",
-                         adapters);
+    if (spw_dir_has(
+            path,
+            "adapter_model.safetensors")) /* they are part of what was trained, and would be left out without a word */
+        return SPW_RAISE(
+            err, SPW_EUNSUPPORTED,
+            "%s/adapter_model.safetensors: there are adapters beside the weights; merge them with spillway "
+            "export, or go on with --resume",
+            path);
     SPW_TRY(spw__in_place_check(e, path, err));
-    snprintf(manifest, sizeof manifest, "%.1000s/spillway.json", path);
-    if (spw__engine_rank(e) == 0 && access(manifest, F_OK) == 0) /* a checkpoint: one reads all of it, for all */
+    if (spw__engine_rank(e) == 0 && spw_dir_has(path, "spillway.json")) /* a checkpoint: one reads all of it, for all */
         SPW_TRY(spw_checkpoint_verify(path, false, err));
     st = spw_hf_reader_open(&job.reader, path, err);
     if (st == SPW_OK)

@@ -166,14 +166,7 @@ open_files(spw_hf_reader *r, spw_error *err)
 bool
 spw_hf_has_weights(const char *folder)
 {
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[PATH_BYTES + 64];
-        snprintf(path, sizeof path, "%.1000s/%s", folder, names[i]);
-        if (access(path, F_OK) == 0)
-            return true;
-    }
-    return false;
+    return spw_dir_has(folder, SINGLE_FILE) || spw_dir_has(folder, INDEX_FILE);
 }
 
 bool

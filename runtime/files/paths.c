@@ -143,6 +143,13 @@ make_one(const char *path, spw_error *err)
     return own.status;
 }
 
+bool
+spw_dir_has(const char *folder, const char *name)
+{
+    char path[PATH_BYTES];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_BYTES && access(path, F_OK) == 0;
+}
+
 spw_status
 spw_dir_make(const char *path, spw_error *err)
 {

@@ -171,6 +171,7 @@ spw_status spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes
 /* Whole small files. write: temporary file in the same folder, fsync, rename, fsync of the folder. */
 spw_status spw_file_read_text(const char *path, uint64_t bytes_max, char **text_out, spw_error *err); /* spw_mem_free */
 spw_status spw_file_write_text(const char *path, const char *text, spw_error *err);
+bool spw_dir_has(const char *folder, const char *name);    /* something of that name is there */
 spw_status spw_dir_make(const char *path, spw_error *err); /* with parents; the names of new ones are durable */
 /* Where a folder is written before it has its name: beside it, with ".partial" behind. False: out is too small. */
 bool spw_dir_partial(const char *path, char *out, size_t bytes);
