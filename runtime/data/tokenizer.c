@@ -262,14 +262,14 @@ spw_tokenizer_cut(const spw_tokenizer *t, const char *text, uint64_t bytes, uint
 {
     if (!t->cuts || from >= bytes)
         return bytes;
-    if (t->chars)
-        return spw__tok_chars_cut(text, bytes, from);
     for (uint64_t at = from > 0 ? from : 1; at < bytes; at++) {
-        const char *found = memchr(text + at, '\n', bytes - at);
+        const char *found = memchr(text + at, t->chars ? ' ' : '\n', bytes - at); /* what a word begins with */
+        char c;
         if (found == NULL)
             break;
         at = (uint64_t)(found - text);
-        if (spw__tok_is_alnum(text[at - 1]))
+        c = text[at - 1];
+        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
             return at;
     }
     return bytes;

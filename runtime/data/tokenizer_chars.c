@@ -59,21 +59,6 @@ spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes)
     return begin < bytes ? spw__tok_word(r, text + begin, bytes - begin) : SPW_OK;
 }
 
-/* Before a space that begins a word: what follows has its space then, and gets no other. */
-uint64_t
-spw__tok_chars_cut(const char *text, uint64_t bytes, uint64_t from)
-{
-    for (uint64_t at = from > 0 ? from : 1; at < bytes; at++) {
-        const char *found = memchr(text + at, ' ', bytes - at);
-        if (found == NULL)
-            break;
-        at = (uint64_t)(found - text);
-        if (spw__tok_is_alnum(text[at - 1]))
-            return at;
-    }
-    return bytes;
-}
-
 bool
 spw__tok_chars_has_space(const char *text, uint64_t bytes)
 {

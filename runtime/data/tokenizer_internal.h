@@ -119,13 +119,6 @@ typedef struct tok_run {
     bool rest;         /* which is what follows a cut */
 } tok_run;
 
-/* Of ASCII. */
-static inline bool
-spw__tok_is_alnum(char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-}
-
 /* tokenizer_json.c: everything that is read from files. t is zeroed but for its lock. */
 spw_status spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err);
 
@@ -165,8 +158,6 @@ bool spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t by
 spw_status spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, uint64_t bytes, const char **out,
                                uint64_t *bytes_out, spw_error *err);
 spw_status spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes);
-/* As spw_tokenizer_cut(), where words are merged one by one. */
-uint64_t spw__tok_chars_cut(const char *text, uint64_t bytes, uint64_t from);
 bool spw__tok_chars_has_space(const char *text, uint64_t bytes);
 /* A text's first tokens: each character's, or its bytes' where it has none. ids (bytes) out; returns how many. */
 uint64_t spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids);
