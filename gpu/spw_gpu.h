@@ -251,12 +251,15 @@ void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos
  * h / (Hq / Hk). out rows of Hq D. lse (B, Hq, T) fp32 out: log-sum-exp of the scaled scores.
  * Strides are in elements, so that packed qkv needs no copy. With a window, row t reads keys t - window + 1 to t only, and
  * tiles that no row reads are not computed; windows of T and more, and 0, give the same bits.
+ * With documents, row t reads no key before its own document's first, and tiles that this leaves unread are not computed either:
+ *   begins, ends  (B, T) in  where, in its sequence, each position's document begins, and where the next one does (T: none does)
  */
 typedef struct spw_attention_shape {
     uint64_t B, T, Hq, Hk, D;
     uint64_t q_stride, kv_stride;
     float scale;
-    uint64_t window; /* keys that a row reads, its own included; 0: all before it */
+    uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
+    const int32_t *begins, *ends; /* device memory; both NULL: a sequence is one document. Not with a cache. */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);

@@ -90,8 +90,7 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
             (spw_data_source){c->data.sources.item[i], c->data.sources.weight[i] > 0 ? c->data.sources.weight[i] : 1};
     if (c->data.format[0] != '\0' && !spw_data_format_parse(c->data.format, &o.format))
         return SPW_RAISE(err, SPW_EINVAL, "data.format \"%s\" is not known", c->data.format);
-    if (strcmp(c->data.documents, "mask") == 0)
-        o.documents = SPW_DOCUMENTS_MASK;
+    (void)spw_documents_parse(c->data.documents, &o.documents);
     SPW_TRY(open_tokenizer(&tokenizer, c, err));
     if (tokenizer != NULL) {
         o.encode = spw_tokenizer_encode_data;

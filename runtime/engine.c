@@ -171,6 +171,8 @@ take_memory(spw_engine *e, spw_error *err)
     e->cos_sin = spw_carve_take(&carve, spw__table_positions(e) * e->model->config.head_dim * 4);
     e->slots = spw_carve_take(&carve, e->cache_slots * 4);
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
+    if (spw__documents_bytes(e) > 0)
+        e->documents = spw_carve_take(&carve, 3 * e->micro_max * e->rows * 4);
     e->cache = spw_carve_take(&carve, spw__cache_elems(e) * e->compute_bytes);
     if (e->cos_sin == NULL || e->arena == NULL || e->flow == NULL || e->wire_memory == NULL || e->cache == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device memory was planned too small");
@@ -335,9 +337,11 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     e->activation_places = spw_mem_calloc((uint64_t)e->kept_slots * e->group_max + 1, sizeof *e->activation_places);
     e->flow_lent = spw_mem_calloc(2 * (uint64_t)e->group_max, sizeof *e->flow_lent);
     e->losses_host = e->host_addressable ? NULL : spw_mem_zalloc(spw__losses_bytes(e));
-    if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) || !e->activation_places || !e->notes ||
-        !e->buffers || !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use ||
-        !e->grad_begun || !e->takes_part || !e->generations || !e->future)
+    e->window = spw__documents_bytes(e) > 0 ? spw_mem_zalloc(spw__documents_bytes(e)) : NULL;
+    if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
+        (spw__documents_bytes(e) > 0 && e->window == NULL) || !e->activation_places || !e->notes || !e->buffers ||
+        !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
+        !e->takes_part || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
@@ -431,6 +435,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->flow_lent);
     spw_mem_free(e->partials);
     spw_mem_free(e->losses_host);
+    spw_mem_free(e->window);
     spw_mem_free(e->unit_partial);
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);

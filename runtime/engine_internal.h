@@ -99,7 +99,8 @@ struct spw_engine {
     uint64_t tape_bytes;
     float *cos_sin, *losses;
     int32_t *tokens, *targets, *places, *slots, *starts;
-    char *cache; /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
+    int32_t *documents; /* (3, micro_max, rows) places, begins and ends where documents are separate; else NULL */
+    char *cache;        /* (layers, 2, cache_slots, cache_positions, cache_width) keys, then values */
     /*
      * x[c], the input of the block at c, of every micro-batch: kept for the backward pass from the lowest block that is
      * trained (but not the first, which has none) to the last but one.
@@ -115,8 +116,9 @@ struct spw_engine {
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
-    double *partials;       /* sums of squares, one per 4096 elements of the element space; once d2h has passed them */
-    float *losses_host;     /* (micro_max, rows) where device memory cannot be read in place, else NULL */
+    double *partials;   /* sums of squares, one per 4096 elements of the element space; once d2h has passed them */
+    int32_t *window;    /* (4, rows) a micro-batch's ids, places, begins and ends on their way to the device; or NULL */
+    float *losses_host; /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */
     uint32_t *chain, chain_count;
     uint32_t lowest;               /* position in the chain below which nothing is trained: backward ends there */
@@ -173,7 +175,8 @@ uint64_t spw__cache_width(const spw_engine *e);
 uint64_t spw__cache_part_elems(const spw_engine *e);
 uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
-uint64_t spw__losses_bytes(const spw_engine *e); /* of all micro-batches of a step */
+uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
+uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 
 /* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */
 

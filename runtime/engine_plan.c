@@ -280,6 +280,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     uint64_t batches = e->micro_max * e->rows * 2 * sizeof(int32_t);
     if (!e->host_addressable)
         own += spw__losses_bytes(e);
+    own += spw__documents_bytes(e);
     own += stage_bytes(e);
     if (e->world > 1)
         own += e->future_max * sizeof *e->future + spw__ranks_table_bytes(e) +
@@ -323,6 +324,13 @@ uint64_t
 spw__losses_bytes(const spw_engine *e)
 {
     return e->micro_max * e->rows * sizeof *e->losses;
+}
+
+uint64_t
+spw__documents_bytes(const spw_engine *e)
+{
+    bool separate = strcmp(e->config.data.documents, "separate") == 0 && e->cache_slots == 0;
+    return separate ? 4 * e->rows * sizeof *e->window : 0;
 }
 
 /* How many positions the table of rotary positions has. */
@@ -425,6 +433,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.grads_device_least += spw__wire_device_bytes(e);
     in.batch_device =
         4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
+    if (spw__documents_bytes(e) > 0)
+        in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);

@@ -3,6 +3,7 @@
  * skip. It waits for a unit by generation, never for "the optimizer": updates of this step run on into the next forward pass.
  */
 #include "engine_internal.h"
+#include "spw_data.h"
 #include <math.h>
 
 /* ---------------------------------------------------------------- sums that decide */
@@ -63,15 +64,38 @@ sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm,
 
 /* ---------------------------------------------------------------- steps */
 
+/* Ids without their marks, and what follows from the marks, to the device. */
+static void
+load_documents(spw_engine *e, const int32_t *tokens, uint32_t micro)
+{
+    uint64_t rows = e->rows, all = e->micro_max * rows, at = micro * rows;
+    int32_t *ids = e->window, *places = ids + rows, *begins = places + rows, *ends = begins + rows;
+    for (uint64_t i = 0; i < rows; i++) {
+        bool first = i % e->T == 0 || (tokens[at + i] & SPW_TOKEN_BEGINS) != 0;
+        ids[i] = tokens[at + i] & ~SPW_TOKEN_BEGINS;
+        begins[i] = first ? (int32_t)(i % e->T) : begins[i - 1];
+        places[i] = (int32_t)(i % e->T) - begins[i];
+    }
+    for (uint64_t i = rows; i-- > 0;) {
+        bool last = i % e->T == e->T - 1;
+        ends[i] = last ? (int32_t)e->T : begins[i + 1] == begins[i] ? ends[i + 1] : begins[i + 1];
+    }
+    spw_gpu_write_bytes(e->compute, e->tokens + at, ids, rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, e->documents + at, places, rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, e->documents + all + at, begins, rows * sizeof *ids);
+    spw_gpu_write_bytes(e->compute, e->documents + 2 * all + at, ends, rows * sizeof *ids);
+}
+
 static spw_status
 load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, spw_error *err)
 {
     uint64_t n = micro_batches * e->rows, count = 0;
+    int32_t marks = e->documents != NULL ? SPW_TOKEN_BEGINS : 0;
     if (micro_batches == 0 || micro_batches > e->micro_max)
         return SPW_RAISE(err, SPW_EINVAL, "%u micro-batches, the engine was made for 1 to %u", micro_batches,
                          e->micro_max);
     for (uint64_t i = 0; i < n; i++) {
-        if (tokens[i] < 0 || (uint64_t)tokens[i] >= e->model->config.vocab || targets[i] < -1 ||
+        if (tokens[i] < 0 || (uint64_t)(tokens[i] & ~marks) >= e->model->config.vocab || targets[i] < -1 ||
             (targets[i] >= 0 && (uint64_t)targets[i] >= e->model->config.vocab))
             return SPW_RAISE(err, SPW_EINVAL, "token %d (target %d) is outside the vocabulary of %llu", tokens[i],
                              targets[i], (unsigned long long)e->model->config.vocab);
@@ -83,7 +107,10 @@ load_batch(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_
         count = (uint64_t)all;
     }
     e->target_count = count > 0 ? count : 1;
-    spw_gpu_write_bytes(e->compute, e->tokens, tokens, n * sizeof *tokens);
+    for (uint32_t micro = 0; micro < micro_batches && e->documents != NULL; micro++)
+        load_documents(e, tokens, micro);
+    if (e->documents == NULL)
+        spw_gpu_write_bytes(e->compute, e->tokens, tokens, n * sizeof *tokens);
     spw_gpu_write_bytes(e->compute, e->targets, targets, n * sizeof *targets);
     return SPW_OK;
 }

@@ -245,11 +245,15 @@ world_micro(const spw_engine *e, uint32_t micro)
 static spw_batch
 batch_of(const spw_engine *e, uint32_t micro)
 {
+    const int32_t *documents = e->documents != NULL ? e->documents + micro * e->rows : NULL;
+    uint64_t all = e->micro_max * e->rows;
     return (spw_batch){.sequences = e->B,
                        .positions = e->T,
                        .tokens = e->tokens + micro * e->rows,
                        .targets = e->targets + micro * e->rows,
-                       .places = e->places,
+                       .places = documents != NULL ? documents : e->places,
+                       .begins = documents != NULL ? documents + all : NULL,
+                       .ends = documents != NULL ? documents + 2 * all : NULL,
                        .losses = e->losses + micro * e->rows,
                        .grad_scale = (float)(e->scaler.scale / (double)e->target_count),
                        .balance = (float)(e->config.run.router_balance * e->scaler.scale /

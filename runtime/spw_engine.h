@@ -186,7 +186,8 @@ typedef struct spw_step_result {
  * spw_engine_step - one optimizer step over all micro-batches.
  *   tokens, targets  (micro_batches, B, T) int32, host memory; target -1: no loss there. The step's loss is the mean
  *                    over all others, so a mask changes no other token's weight in it. Between ranks each brings
- *                    micro-batches of its own, as many as the others
+ *                    micro-batches of its own, as many as the others. With data.documents "separate" tokens may be marked
+ *                    by SPW_TOKEN_BEGINS (spw_data.h): none before one is attended to from there on
  * Returns when forward and backward are done; updates run on into the next step.
  */
 spw_status spw_engine_step(spw_engine *engine, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches,

@@ -96,7 +96,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     header[2] = (int32_t)((bytes - 3) / 2);
     put_file(path, data[0] % 4 == 0 ? (const void *)header : index, head_bytes, data + 3, bytes - 3);
     o.seq_length = data[2] % 40 + 1;
-    o.documents = data[2] & 64 ? SPW_DOCUMENTS_MASK : SPW_DOCUMENTS_PACKED;
+    o.documents = (spw_documents)((data[2] >> 6) % 3);
     o.vocab = data[2] & 128 ? 256 : 0;
     o.prompt_field = data[1] & 1 ? "p" : NULL;
     o.encode = data[1] & 2 ? no_words : NULL;

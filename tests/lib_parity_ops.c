@@ -365,7 +365,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
     spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
     spw_gpu_attention(q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
-                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0});
+                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0, NULL, NULL});
 }
 
 static void

@@ -184,7 +184,8 @@ configure(const lane *l)
     else
         fprintf(f, "\"n_positions\": %d, \"n_embd\": %d, \"n_layer\": %d, \"n_head\": 4},\n", (int)T, (int)width,
                 1 + (int)pick(r, 7, 6));
-    fprintf(f, "\"data\": {\"path\": [\"%s/text\"], \"seq_length\": %d},\n", base, (int)T);
+    fprintf(f, "\"data\": {\"path\": [\"%s/text\"], \"seq_length\": %d, \"documents\": \"%s\"},\n", base, (int)T,
+            pick(r, 40, 3) == 0 ? "separate" : "packed");
     fprintf(f,
             "\"train_micro_batch_size_per_gpu\": %d, \"gradient_accumulation_steps\": %d, \"gradient_clipping\": %d,\n",
             1 + (int)pick(r, 9, 4), 1 + (int)pick(r, 10, 4), (int)pick(r, 11, 2));

@@ -258,6 +258,41 @@ test_document_mask(void **state)
     }
 }
 
+/* documents: separate hides the same and marks where documents begin, in every format; ids stay as they are. */
+static void
+test_documents_marked(void **state)
+{
+    enum { HERE = SPW_TOKEN_BEGINS, WINDOW = 7 };
+    static const struct {
+        const char *name;
+        int32_t tokens[WINDOW], targets[WINDOW];
+    } want[] = {
+        {"d.jsonl", {'a' | HERE, 'b', '\n', 'c' | HERE, '\n', 'd' | HERE, 'e'}, {'b', '\n', -1, '\n', -1, 'e', '\n'}},
+        {"d.bin", {5, 6, 7, 8, 9 | HERE, 10, 11}, {6, 7, 8, -1, 10, 11, 12}},
+        {"m", {10, 11, 12 | HERE, 13, 14, 15 | HERE, 16 | HERE}, {11, -1, 13, 14, -1, -1, 17}},
+    };
+    static const uint32_t lengths[] = {2, 0, 3, 1, 0, 2};
+    static const uint64_t documents[] = {0, 0, 1, 2, 3, 5, 6};
+    (void)state;
+    dataset_write_text("d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n{\"text\":\"\"}\n{\"text\":\"de\"}\n");
+    dataset_write_llmc("d.bin", 20240520, 1, 8, 5);
+    dataset_write_megatron("m", 8, 2, 10, lengths, 6, documents, 7);
+    for (int i = 0; i < 3; i++) {
+        spw_data_options o = dataset_options(want[i].name);
+        int32_t got[WINDOW], next[WINDOW];
+        spw_data *d;
+        o.documents = SPW_DOCUMENTS_SEPARATE;
+        o.seq_length = WINDOW;
+        o.end_of_text_set = i == 1;
+        o.end_of_text = 8;
+        d = dataset_open(&o);
+        dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, got, next);
+        assert_memory_equal(got, want[i].tokens, sizeof got);
+        assert_memory_equal(next, want[i].targets, sizeof next);
+        spw_data_close(d);
+    }
+}
+
 /* A prompt is read and gives no loss; its first answer's token does. With an encoder, and the token that ends texts. */
 static void
 test_prompt_mask(void **state)
@@ -361,8 +396,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_llmc),          IN_DIR(test_long_window), IN_DIR(test_megatron),     IN_DIR(test_jsonl),
-        IN_DIR(test_document_mask), IN_DIR(test_prompt_mask), IN_DIR(test_encoded_text), IN_DIR(test_cache),
+        IN_DIR(test_llmc),        IN_DIR(test_long_window),   IN_DIR(test_megatron),
+        IN_DIR(test_jsonl),       IN_DIR(test_document_mask), IN_DIR(test_documents_marked),
+        IN_DIR(test_prompt_mask), IN_DIR(test_encoded_text),  IN_DIR(test_cache),
     };
     return cmocka_run_group_tests_name("data_files", tests, NULL, NULL);
 }

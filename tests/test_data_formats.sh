@@ -91,6 +91,6 @@ expect 1 "line 1 (byte 0): no field \"body\"; it has \"id\", \"text\"" "JSON lin
 expect 2 "data.path and data.sources" "path and sources" --set "$sources"
 expect 2 "number above 0" "a weight of 0" --set 'data={"seq_length": 32}' --set 'data.sources=[{"path": "x", "weight": 0}]'
 expect 2 "unknown member \"bytes\"" "a source with bytes" --set 'data={"seq_length": 32}' --set 'data.sources=[{"path": "x", "bytes": 5000}]'
-expect 2 "data.documents" "another word for documents" --set data.documents=separate
+expect 2 "data.documents" "another word for documents" --set data.documents=apart
 expect 2 "data.text_field" "text and prompt in one field" --set data.prompt_field=text
 echo "1..$n"

@@ -518,16 +518,23 @@ test_norms(void **state)
     }
 }
 
-/* ---------------------------------------------------------------- attention: d = B, T, Hq, Hk, D, window; packed */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0; packed */
 
 typedef struct heads {
+    const int32_t *begins, *ends; /* in ids */
     uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
 } heads;
 
 static heads
 heads_of(const subject *s)
 {
-    heads h = {s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0};
+    heads h = {NULL, NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0};
+    if (s->d[6] > 0) {
+        assert_true(2 * h.B * h.T <= N_MAX);
+        parity_documents(h.B, h.T, s->d[6], ids, ids + h.B * h.T);
+        h.begins = ids;
+        h.ends = ids + h.B * h.T;
+    }
     h.q_stride = (h.Hq + 2 * h.Hk) * h.D; /* one packed input: q, then k, then v in each row */
     h.kv_stride = h.q_stride;
     h.k_at = h.Hq * h.D;
@@ -548,6 +555,8 @@ attention_ref(const subject *s, double *const *in, double *out)
                 uint64_t hk = head / (h.Hq / h.Hk);
                 double sum = 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
                 uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
+                if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
+                    first = (uint64_t)h.begins[b * h.T + t];
                 for (uint64_t u = first; u <= t; u++) {
                     const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.D;
                     double dot = 0;
@@ -567,8 +576,9 @@ attention_ref(const subject *s, double *const *in, double *out)
 static spw_attention_shape
 shape_of(const heads *h)
 {
-    return (spw_attention_shape){h->B,     h->T, h->Hq, h->Hk, h->D, h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
-                                 h->window};
+    return (spw_attention_shape){h->B,      h->T,        h->Hq,        h->Hk,
+                                 h->D,      h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
+                                 h->window, h->begins,   h->ends};
 }
 
 static void
@@ -591,15 +601,16 @@ attention_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float 
 
 /*
  * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
- * windows of one key, inside a tile, across tiles, and one that leaves tiles unread.
+ * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several.
  */
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 0},     {2, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 20, 0},
-                                        {2, 33, 6, 2, 4, 0},    {1, 150, 2, 1, 8, 0},  {1, 200, 1, 1, 4, 0},
-                                        {1, 40, 2, 1, 4, 1},    {2, 33, 4, 2, 6, 5},   {1, 150, 2, 2, 8, 149},
-                                        {1, 200, 2, 1, 4, 100}, {1, 300, 1, 1, 4, 37}, {1, 290, 1, 1, 4, 129}};
+    static const uint64_t sizes[][7] = {
+        {1, 1, 1, 1, 8, 0},     {2, 7, 2, 2, 8, 0},       {1, 65, 2, 1, 20, 0},     {2, 33, 6, 2, 4, 0},
+        {1, 150, 2, 1, 8, 0},   {1, 200, 1, 1, 4, 0},     {1, 40, 2, 1, 4, 1},      {2, 33, 4, 2, 6, 5},
+        {1, 150, 2, 2, 8, 149}, {1, 200, 2, 1, 4, 100},   {1, 300, 1, 1, 4, 37},    {1, 290, 1, 1, 4, 129},
+        {2, 40, 2, 1, 4, 0, 1}, {1, 150, 2, 1, 8, 0, 12}, {1, 290, 2, 2, 4, 0, 90}, {1, 200, 1, 1, 4, 21, 40}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
@@ -607,7 +618,7 @@ test_attention(void **state)
                            1,
                            {rows * (Hq + 2 * Hk) * D},
                            rows * Hq * D,
-                           {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5]},
+                           {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6]},
                            0,
                            attention_ref,
                            attention_fwd,

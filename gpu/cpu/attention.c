@@ -1,7 +1,7 @@
 /*
  * Causal attention in tiles with an online softmax: scores exist one tile at a time, on the stack of a worker. Forward
  * cuts over (sequence, query head, query tile); backward over (sequence, key/value head), where the group's query heads
- * add to dk and dv in a fixed order. A window skips tiles and shortens rows at their left end. With a cache the forward pass is
+ * add to dk and dv in a fixed order. Windows and documents skip tiles and shorten rows at their left end. With a cache the forward pass is
  * the same loop over another place's keys, whose tiles begin where those of a whole sequence do. Source: Dao et al. 2022,
  * FlashAttention, Algorithms 1 and 4.
  */
@@ -24,12 +24,21 @@ min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* The first key that row t of sequence b reads. */
+static uint64_t
+first_key(const spw_attention_shape *s, uint64_t b, uint64_t t)
+{
+    uint64_t begin = s->begins != NULL ? (uint64_t)s->begins[b * s->T + t] : 0;
+    uint64_t from = s->window > 0 && t + 1 > s->window ? t + 1 - s->window : 0;
+    return from > begin ? from : begin;
+}
+
 /* The keys [lo, hi) of the tile at k0 that row t reads, relative to k0; none: lo == hi == 0. */
 static uint64_t
-seen_keys(const spw_attention_shape *s, uint64_t t, uint64_t k0, uint64_t nk, uint64_t *lo)
+seen_keys(const spw_attention_shape *s, uint64_t b, uint64_t t, uint64_t k0, uint64_t nk, uint64_t *lo)
 {
-    uint64_t hi = t < k0 ? 0 : min_u64(nk, t - k0 + 1);
-    *lo = s->window > 0 && t + 1 > k0 + s->window ? min_u64(hi, t + 1 - k0 - s->window) : 0;
+    uint64_t hi = t < k0 ? 0 : min_u64(nk, t - k0 + 1), first = first_key(s, b, t);
+    *lo = first > k0 ? min_u64(hi, first - k0) : 0;
     if (*lo == hi)
         hi = *lo = 0;
     return hi;
@@ -43,13 +52,6 @@ settled(const spw_attention_shape *shape)
     if (s.window >= s.T)
         s.window = 0;
     return s;
-}
-
-/* The first key tile that a row from q0 on reads. */
-static uint64_t
-first_key_tile(const spw_attention_shape *s, uint64_t q0)
-{
-    return s->window > 0 && q0 + 1 > s->window ? (q0 + 1 - s->window) / TILE_K * TILE_K : 0;
 }
 
 static void
@@ -66,7 +68,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     bool started[TILE_Q] = {false};
     uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
     uint64_t kv_row = a->cache != NULL ? (uint64_t)a->cache->slots[b] * a->cache->capacity : b * s->T;
-    uint64_t p0 = before + q0, first = first_key_tile(s, p0);
+    uint64_t p0 = before + q0, first = first_key(s, b, p0) / TILE_K * TILE_K;
     (void)worker_idx;
     for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
@@ -76,7 +78,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
             float *row = scores + i * TILE_K, m, shrink;
-            uint64_t lo, hi = seen_keys(s, p0 + i, k0, nk, &lo);
+            uint64_t lo, hi = seen_keys(s, b, p0 + i, k0, nk, &lo);
             memset(row, 0, lo * sizeof(float));
             memset(row + hi, 0, (nk - hi) * sizeof(float));
             if (hi == 0)
@@ -178,7 +180,7 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
                        0.0f, ds, TILE_K);
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
-        uint64_t lo, hi = seen_keys(s, q0 + i, k0, nk, &lo);
+        uint64_t lo, hi = seen_keys(s, b, q0 + i, k0, nk, &lo);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->D);
         a->k->softmax_grad_row(pr + lo, dr + lo, pr + lo, dr + lo, lse[i], d, s->scale, hi - lo);
         memset(pr, 0, lo * sizeof(float));
@@ -210,6 +212,8 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, s->T - k0);
         uint64_t end = s->window > 0 ? min_u64(s->T, k0 + nk - 1 + s->window) : s->T; /* of the rows that read these */
+        if (s->ends != NULL)
+            end = min_u64(end, (uint64_t)s->ends[b * s->T + k0 + nk - 1]);
         for (uint64_t h = hk * group; h < (hk + 1) * group; h++)
             for (uint64_t q0 = k0 / TILE_Q * TILE_Q; q0 < end; q0 += TILE_Q)
                 backward_tile(a, b, h, q0, k0, nk);

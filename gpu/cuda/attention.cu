@@ -21,6 +21,8 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.q_stride = s->q_stride;
     args.kv_stride = s->kv_stride;
     args.window = s->window;
+    args.begins = s->begins;
+    args.ends = s->ends;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;

@@ -15,6 +15,7 @@ template <class E> struct attention_args {
     int Hq, Hk, D, group;
     float scale;
     const int32_t *slots, *starts; /* NULL: keys beside the queries */
+    const int32_t *begins, *ends;  /* (B, T) of documents; NULL: a sequence is one */
     bool wide;
 };
 

@@ -36,10 +36,25 @@ dot_f32(const float *a, const float *b, int D)
     return sum;
 }
 
-SPW_DEVICE bool
-reads(uint64_t at, uint64_t u, uint64_t window)
+/* Where the document of a row begins; rows behind the last are asked for, too. */
+SPW_DEVICE uint64_t
+begin_of(const attention_args<float> &g, int b, uint64_t at)
 {
-    return u <= at && (window == 0 || u + window > at);
+    return g.begins != NULL ? (uint64_t)g.begins[(uint64_t)b * g.T + least(at, g.T - 1)] : 0;
+}
+
+SPW_DEVICE bool
+reads(const attention_args<float> &g, int b, uint64_t at, uint64_t u)
+{
+    return u <= at && (g.window == 0 || u + g.window > at) && u >= begin_of(g, b, at);
+}
+
+/* The first tile of keys that rows from q0 on read. */
+SPW_DEVICE uint64_t
+first_tile(const attention_args<float> &g, int b, uint64_t q0)
+{
+    uint64_t from = g.window > 0 && q0 + 1 > g.window ? q0 + 1 - g.window : 0;
+    return most(from, begin_of(g, b, q0)) / F32_TILE * F32_TILE;
 }
 
 SPW_KERNEL void
@@ -53,7 +68,7 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
-    uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / F32_TILE * F32_TILE : 0;
+    uint64_t k0 = first_tile(g, b, p0);
     const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
     const float *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
     float o[F32_TILE][2] = {};
@@ -68,7 +83,7 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         __syncthreads();
         for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
             int r = i / F32_TILE, c = i % F32_TILE;
-            s[r * (F32_TILE + 1) + c] = reads(p0 + (uint64_t)r, k0 + (uint64_t)c, g.window)
+            s[r * (F32_TILE + 1) + c] = reads(g, b, p0 + (uint64_t)r, k0 + (uint64_t)c)
                                             ? dot_f32(q + r * ld, k + c * ld, g.D) * g.scale
                                             : -INFINITY;
         }
@@ -118,14 +133,14 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
 /* p and ds of rows q0 and keys k0 from their tiles, into s and ds. */
 SPW_DEVICE void
 backward_scores_f32(float *s, float *ds, const float *q, const float *dout, const float *k, const float *v,
-                    const attention_args<float> &g, uint64_t stats, uint64_t q0, uint64_t k0)
+                    const attention_args<float> &g, int b, uint64_t stats, uint64_t q0, uint64_t k0)
 {
     const int ld = g.D + 1;
     for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
         int r = i / F32_TILE, c = i % F32_TILE;
         uint64_t at = q0 + (uint64_t)r, u = k0 + (uint64_t)c;
         float p = 0.0f, d = 0.0f;
-        if (at < g.T && reads(at, u, g.window)) {
+        if (at < g.T && reads(g, b, at, u)) {
             p = expf(dot_f32(q + r * ld, k + c * ld, g.D) * g.scale - g.lse[stats + at]);
             d = p * (dot_f32(dout + r * ld, v + c * ld, g.D) - g.delta[stats + at]) * g.scale;
         }
@@ -144,7 +159,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
     uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows;
-    uint64_t k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / F32_TILE * F32_TILE : 0;
+    uint64_t k0 = first_tile(g, b, q0);
     uint64_t kv_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
     uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
@@ -155,7 +170,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
         load_f32(k, g.key + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         load_f32(v, g.value + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         __syncthreads();
-        backward_scores_f32(s, ds, q, dout, k, v, g, stats, q0, k0);
+        backward_scores_f32(s, ds, q, dout, k, v, g, b, stats, q0, k0);
         __syncthreads();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -188,6 +203,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     uint64_t k0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - k0);
     uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
+    end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
     uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
     float dk[F32_TILE][2] = {}, dv[F32_TILE][2] = {};
     load_f32(k, g.key + kv_at, g.kv_stride, rows, g.D);
@@ -199,7 +215,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
             load_f32(dout, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, (int64_t)(g.T - q0),
                      g.D);
             __syncthreads();
-            backward_scores_f32(s, ds, q, dout, k, v, g, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0, k0);
+            backward_scores_f32(s, ds, q, dout, k, v, g, b, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0, k0);
             __syncthreads();
 #pragma unroll
             for (int half = 0; half < 2; half++) {

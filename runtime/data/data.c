@@ -304,7 +304,7 @@ say_encoder(spw_data *d, const spw_data_options *o)
         text = text || d->files[i].format == SPW_DATA_TEXT || d->files[i].format == SPW_DATA_JSONL;
     if (text && o->encode != NULL)
         snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)o->encode_key);
-    else if (!text && o->documents == SPW_DOCUMENTS_MASK && o->end_of_text_set)
+    else if (!text && o->documents != SPW_DOCUMENTS_PACKED && o->end_of_text_set)
         snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
     else
         snprintf(d->encoder, sizeof d->encoder, text ? "bytes" : "none");
@@ -417,6 +417,19 @@ spw_data_memory_bytes(const spw_data *d)
     return bytes;
 }
 
+bool
+spw_documents_parse(const char *name, spw_documents *out)
+{
+    static const char *const names[] = {"packed", "mask", "separate"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *out = (spw_documents)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---------------------------------------------------------------- a window */
 
 /* Tokens as they lie in a file: the id, and a cached one's marks. */
@@ -451,13 +464,15 @@ read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32
     unsigned char block[BLOCK_BYTES];
     uint64_t T = d->seq_length, limit = d->vocab > 0 && d->vocab < INT32_MAX ? d->vocab : INT32_MAX;
     uint32_t width = spw__data_element_bytes(f->element), flags;
-    bool mask = d->documents == SPW_DOCUMENTS_MASK, ended = false;
+    bool mask = d->documents != SPW_DOCUMENTS_PACKED, ended = false;
+    int32_t mark = d->documents == SPW_DOCUMENTS_SEPARATE ? SPW_TOKEN_BEGINS : 0;
     for (uint64_t done = 0; done <= T;) {
         uint64_t n = T + 1 - done < BLOCK_BYTES / width ? T + 1 - done : BLOCK_BYTES / width;
         SPW_TRY(spw__data_read(fd, f->store, f->begin + (first + done) * width, block, n * width, err));
         for (uint64_t i = 0; i < n; i++) {
             int64_t id = decode(block + i * width, f->element, &flags);
-            bool hidden = (flags & CACHE_NO_LOSS) != 0 || (mask && (ended || (flags & CACHE_FIRST) != 0));
+            bool begins = mask && (ended || (flags & CACHE_FIRST) != 0);
+            bool hidden = (flags & CACHE_NO_LOSS) != 0 || begins;
             uint64_t t = done + i;
             if (id < 0 || (uint64_t)id >= limit)
                 return SPW_RAISE(
@@ -467,14 +482,15 @@ read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32
                     (unsigned long long)(f->begin + (first + t) * width), strcmp(f->path, f->store) != 0 ? " of " : "",
                     strcmp(f->path, f->store) != 0 ? f->store : "", (unsigned long long)limit);
             if (t < T)
-                tokens[t] = (int32_t)id;
+                tokens[t] = (int32_t)id | (begins ? mark : 0);
             if (t > 0)
                 targets[t - 1] = hidden ? -1 : (int32_t)id;
             ended = id == f->delimiter;
         }
         done += n;
     }
-    return mask && f->format == SPW_DATA_MEGATRON ? spw__data_megatron_mask(f, first, T, targets, err) : SPW_OK;
+    return mask && f->format == SPW_DATA_MEGATRON ? spw__data_megatron_mask(f, first, T, mark, tokens, targets, err)
+                                                  : SPW_OK;
 }
 
 /* Begins to bring a window to the page cache. What fails here fails again, and is told, when it is read. */

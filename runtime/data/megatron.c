@@ -183,7 +183,8 @@ document_first(const data_file *f, int fd, uint64_t i, uint64_t *out, spw_error 
 }
 
 static spw_status
-mask(const data_file *f, int fd, uint64_t first, uint64_t count, int32_t *targets, spw_error *err)
+mask(const data_file *f, int fd, uint64_t first, uint64_t count, int32_t mark, int32_t *tokens, int32_t *targets,
+     spw_error *err)
 {
     uint64_t low = 0, high = f->ends, x;
     while (low < high) { /* the first document that begins behind `first` */
@@ -199,17 +200,20 @@ mask(const data_file *f, int fd, uint64_t first, uint64_t count, int32_t *target
         if (x - first > count || x <= first)
             break;
         targets[x - first - 1] = -1;
+        if (x - first < count)
+            tokens[x - first] |= mark;
     }
     return SPW_OK;
 }
 
 spw_status
-spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int32_t *targets, spw_error *err)
+spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int32_t mark, int32_t *tokens,
+                        int32_t *targets, spw_error *err)
 {
     int fd;
     spw_status st = spw__data_fd(&fd, f->index, true, err);
     if (st == SPW_OK)
-        st = mask(f, fd, first, count, targets, err);
+        st = mask(f, fd, first, count, mark, tokens, targets, err);
     if (fd >= 0)
         close(fd);
     return st;

@@ -56,9 +56,14 @@ void spw_data_line_close(spw_data_line *line); /* NULL is fine */
  * an llm.c stream what ends with the end-of-text token (which there begins the next one; the boundary is behind it).
  */
 typedef enum spw_documents {
-    SPW_DOCUMENTS_PACKED, /* nothing: windows cut through the stream */
-    SPW_DOCUMENTS_MASK,   /* windows are the same; the first token of a document is nobody's target (-1) */
+    SPW_DOCUMENTS_PACKED,   /* nothing: windows cut through the stream */
+    SPW_DOCUMENTS_MASK,     /* windows are the same; the first token of a document is nobody's target (-1) */
+    SPW_DOCUMENTS_SEPARATE, /* and it is marked, for attention that does not look beyond it */
 } spw_documents;
+bool spw_documents_parse(const char *name, spw_documents *out); /* "packed", "mask", "separate" */
+
+/* What a window's token has besides its id where documents are separate and one begins there. Ids are below it. */
+enum { SPW_TOKEN_BEGINS = 1 << 30 };
 
 /*
  * An encoder: bytes of text (UTF-8, not terminated) to token ids.
@@ -137,7 +142,7 @@ const char *spw_data_encoder(const spw_data *data);
 
 /*
  * spw_data_fill - the sequences at positions [first, first + count).
- *   tokens, targets  (count, T) out   targets: the next token, or -1 for no loss
+ *   tokens, targets  (count, T) out   targets: the next token, or -1 for no loss. Tokens may be marked by SPW_TOKEN_BEGINS
  *
  * Computes  One source of n windows: window permute(p mod n; seed, p div n) at position p, a keyed permutation per
  *           epoch; held-out windows in their order. Several sources: draws go to them so that after any number each has

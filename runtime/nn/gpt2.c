@@ -51,7 +51,9 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
                                  .Hq = c->heads,
                                  .Hk = c->heads,
                                  .D = c->head_dim,
-                                 .scale = 1.0f / sqrtf((float)c->head_dim)};
+                                 .scale = 1.0f / sqrtf((float)c->head_dim),
+                                 .begins = call->batch->begins,
+                                 .ends = call->batch->ends};
     spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
     spw_value *qkv = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
     h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);

@@ -73,7 +73,9 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .Hk = c->kv_heads,
                                  .D = c->head_dim,
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
-                                 .window = spw_model_window(c, call->block->layer_idx)};
+                                 .window = spw_model_window(c, call->block->layer_idx),
+                                 .begins = call->batch->begins,
+                                 .ends = call->batch->ends};
     uint32_t at = 0;
     spw_value *h, *q, *k, *v;
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);

@@ -44,6 +44,7 @@ typedef struct spw_value {
 typedef struct spw_batch {
     uint64_t sequences, positions;            /* B, T */
     const int32_t *tokens, *targets, *places; /* places: position of each token; targets: -1 for no loss */
+    const int32_t *begins, *ends;             /* of documents, for attention's shape; NULL: a sequence is one */
     float grad_scale;                         /* of the sum of losses */
     float balance;                            /* of a loss for routers, scaled as the losses are; 0: none */
     float *losses;                            /* (B T) out */
