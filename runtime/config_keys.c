@@ -288,9 +288,10 @@ const key_row spw__config_rows[] = {
     TEXT("data.text_field", data.text_field, "\"text\"", NULL, "field of JSON lines that is trained on"),
     TEXT("data.prompt_field", data.prompt_field, "\"\"", NULL,
          "field of JSON lines that comes before it and gets no loss; empty: none"),
-    TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate",
+    TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate|whole",
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "
-         "separate: and attention and positions begin anew with each"),
+         "separate: and attention and positions begin anew with each; whole: and windows cut none that fits, padded "
+         "without loss"),
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,

@@ -3,6 +3,7 @@
  * the planner as plain numbers.
  */
 #include "engine_internal.h"
+#include "spw_data.h"
 
 /* ---------------------------------------------------------------- measuring, before anything is allocated */
 
@@ -329,8 +330,9 @@ spw__losses_bytes(const spw_engine *e)
 uint64_t
 spw__documents_bytes(const spw_engine *e)
 {
-    bool separate = strcmp(e->config.data.documents, "separate") == 0 && e->cache_slots == 0;
-    return separate ? 4 * e->rows * sizeof *e->window : 0;
+    spw_documents documents = SPW_DOCUMENTS_PACKED;
+    (void)spw_documents_parse(e->config.data.documents, &documents);
+    return documents >= SPW_DOCUMENTS_SEPARATE && e->cache_slots == 0 ? 4 * e->rows * sizeof *e->window : 0;
 }
 
 /* How many positions the table of rotary positions has. */

@@ -53,7 +53,7 @@ typedef struct spw_config {
         char format[16];                /* of spw_data_format_parse() */
         char text_field[64];            /* of JSON lines */
         char prompt_field[64];          /* "": none */
-        char documents[16];             /* packed, mask, separate */
+        char documents[16];             /* packed, mask, separate, whole */
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
         uint64_t seq_length;

@@ -293,6 +293,81 @@ test_documents_marked(void **state)
     }
 }
 
+/* How long document i of a file is, its end included: mostly shorter than a window of 32, some as long, a few longer than several. */
+static uint64_t
+document_length(uint64_t i)
+{
+    return i % 29 == 28 ? 75 : i % 7 == 6 ? 32 : 2 + i * i % 19;
+}
+
+/*
+ * documents: whole, on lines of known lengths: every document is there once, in one window if it fits in one, and there each token
+ * but a document's last predicts the next; padding predicts nothing, and is little.
+ */
+static void
+test_documents_whole(void **state)
+{
+    enum { LINES = 500, WINDOW = 32 };
+    spw_data_options o = dataset_options("w.jsonl");
+    uint64_t seen[LINES] = {0}, padding = 0, cut = 0, total = 0;
+    static char text[LINES * 100];
+    size_t at = 0;
+    spw_data *d;
+    (void)state;
+    for (uint64_t i = 0; i < LINES; i++) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "{\"text\":\"");
+        for (uint64_t k = 0; k + 1 < document_length(i); k++) /* three letters name a document, in turn */
+            text[at++] = (char)('a' + i / (uint64_t[]){1, 26, 676}[k % 3] % 26);
+        at += (size_t)snprintf(text + at, sizeof text - at, "\"}\n");
+        total += document_length(i);
+    }
+    dataset_write_text("w.jsonl", text);
+    o.documents = SPW_DOCUMENTS_WHOLE;
+    o.seq_length = WINDOW;
+    o.validation_split = 0;
+    d = dataset_open(&o);
+    for (uint64_t w = 0; w < spw_data_sequences(d, SPW_SPLIT_TRAIN); w++) {
+        int32_t tokens[WINDOW], targets[WINDOW];
+        dataset_fill(d, SPW_SPLIT_TRAIN, w, 1, tokens, targets);
+        for (int t = 0; t < WINDOW;) {
+            int n = 1;
+            int32_t id = tokens[t] & ~SPW_TOKEN_BEGINS;
+            while (t + n < WINDOW && (tokens[t + n] & SPW_TOKEN_BEGINS) == 0)
+                n++;
+            if (id == 0) { /* padding */
+                for (int k = 0; k < n; k++)
+                    assert_true(tokens[t + k] % SPW_TOKEN_BEGINS == 0 && targets[t + k] == -1);
+                padding += (uint64_t)n;
+            } else {
+                for (int k = 0; k + 1 < n; k++)
+                    assert_int_equal(targets[t + k], tokens[t + k + 1]);
+                if (tokens[t + n - 1] == '\n') /* the end: who comes next is nobody's business */
+                    assert_int_equal(targets[t + n - 1], -1);
+                else
+                    cut++;
+                if (n >= 4 && tokens[t + n - 1] == '\n' && n < WINDOW + 1) {
+                    for (uint64_t i = 0; i < LINES; i++) { /* whose is it? */
+                        bool same = document_length(i) == (uint64_t)n;
+                        for (int k = 0; k < 3 && same; k++)
+                            same = (tokens[t + k] & ~SPW_TOKEN_BEGINS) ==
+                                   'a' + (int32_t)(i / (uint64_t[]){1, 26, 676}[k] % 26);
+                        seen[i] += same;
+                    }
+                }
+            }
+            t += n;
+        }
+    }
+    for (uint64_t i = 0; i < LINES; i++) {
+        if (document_length(i) >= 4 && document_length(i) <= WINDOW)
+            assert_int_equal(seen[i], 1);
+    }
+    assert_int_equal(cut, 2 * (LINES / 29)); /* 75 tokens are two windows and 11 */
+    assert_int_equal(spw_data_tokens(d), total + padding + 1);
+    assert_true(padding * 50 < total); /* 2 % */
+    spw_data_close(d);
+}
+
 /* A prompt is read and gives no loss; its first answer's token does. With an encoder, and the token that ends texts. */
 static void
 test_prompt_mask(void **state)
@@ -396,9 +471,16 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        IN_DIR(test_llmc),        IN_DIR(test_long_window),   IN_DIR(test_megatron),
-        IN_DIR(test_jsonl),       IN_DIR(test_document_mask), IN_DIR(test_documents_marked),
-        IN_DIR(test_prompt_mask), IN_DIR(test_encoded_text),  IN_DIR(test_cache),
+        IN_DIR(test_llmc),
+        IN_DIR(test_long_window),
+        IN_DIR(test_megatron),
+        IN_DIR(test_jsonl),
+        IN_DIR(test_document_mask),
+        IN_DIR(test_documents_marked),
+        IN_DIR(test_documents_whole),
+        IN_DIR(test_prompt_mask),
+        IN_DIR(test_encoded_text),
+        IN_DIR(test_cache),
     };
     return cmocka_run_group_tests_name("data_files", tests, NULL, NULL);
 }

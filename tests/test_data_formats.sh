@@ -68,6 +68,13 @@ check "prompt and completion" train p.log --set "data.path=$dir/p.jsonl" --set d
 check "losses differ" test "$(losses "$dir/p.log")" != "$(losses "$dir/text.log")"
 check "masked documents" train k.log --set "data.path=$dir/m" --set data.documents=mask
 check "losses differ" test "$(losses "$dir/k.log")" != "$(losses "$dir/text.log")"
+check "separate documents" train a.log --set "data.path=$dir/m" --set data.documents=separate
+check "losses differ again" test "$(losses "$dir/a.log")" != "$(losses "$dir/k.log")"
+check "whole documents" train w.log --set "data.path=$dir/l.jsonl" --set data.documents=whole
+check "are said to be padded" grep -Eq 'l.jsonl: [0-9]+ documents in [0-9]+ windows of 32 tokens, [0-9.]+% of them padding' "$dir/err"
+check "and files of tokens not to be" train w2.log --set "data.path=$dir/m" --set data.documents=whole
+check "whole" grep -q 'windows cut documents of megatron tokens' "$dir/err"
+check "and are separate" same a.log w2.log
 
 # Sources by weight; a run that is cut in two sees the same sequences.
 sources="data.sources=[{\"path\": \"$dir/a.bin\", \"weight\": 0.7}, {\"path\": \"$dir/[lp].jsonl\", \"weight\": 0.2}, \"$dir/m\"]"

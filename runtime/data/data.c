@@ -420,8 +420,8 @@ spw_data_memory_bytes(const spw_data *d)
 bool
 spw_documents_parse(const char *name, spw_documents *out)
 {
-    static const char *const names[] = {"packed", "mask", "separate"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"packed", "mask", "separate", "whole"};
+    for (int i = 0; i < 4; i++) {
         if (strcmp(name, names[i]) == 0) {
             *out = (spw_documents)i;
             return true;
@@ -465,7 +465,7 @@ read_window(const spw_data *d, const data_file *f, int fd, uint64_t first, int32
     uint64_t T = d->seq_length, limit = d->vocab > 0 && d->vocab < INT32_MAX ? d->vocab : INT32_MAX;
     uint32_t width = spw__data_element_bytes(f->element), flags;
     bool mask = d->documents != SPW_DOCUMENTS_PACKED, ended = false;
-    int32_t mark = d->documents == SPW_DOCUMENTS_SEPARATE ? SPW_TOKEN_BEGINS : 0;
+    int32_t mark = d->documents >= SPW_DOCUMENTS_SEPARATE ? SPW_TOKEN_BEGINS : 0;
     for (uint64_t done = 0; done <= T;) {
         uint64_t n = T + 1 - done < BLOCK_BYTES / width ? T + 1 - done : BLOCK_BYTES / width;
         SPW_TRY(spw__data_read(fd, f->store, f->begin + (first + done) * width, block, n * width, err));

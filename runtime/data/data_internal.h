@@ -46,6 +46,26 @@ spw_status spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t 
 /* Finds f's tokens in the cache, or makes them: sets store, element, begin, tokens and made. */
 spw_status spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err);
 
+/* ---------------------------------------------------------------- documents into windows (pack.c) */
+
+typedef struct data_packer data_packer;
+typedef struct data_pack_options {
+    uint64_t window;     /* words of one */
+    uint32_t pad, first; /* what fills a window; the mark of a document's first word */
+    spw_status (*emit)(void *ctx, const uint32_t *words, uint64_t count, spw_error *err); /* windows as they are full */
+    void *ctx;
+} data_pack_options;
+spw_status
+spw__data_pack_open(data_packer **out, const data_pack_options *o, spw_error *err); /* close it after errors, too */
+spw_status
+spw__data_pack_put(data_packer *p, uint32_t word, spw_error *err); /* of the document; the first one is marked */
+spw_status spw__data_pack_end(data_packer *p, spw_error *err);     /* of the document */
+/* Emits what is left, and a word behind all windows, which the last one's last token is followed by. padding: words in all. */
+spw_status spw__data_pack_finish(data_packer *p, uint64_t *padding, spw_error *err);
+void spw__data_pack_close(data_packer *p); /* NULL is fine */
+
+/* ---------------------------------------------------------------- reading */
+
 /* All bytes at offset, or SPW_EIO / SPW_ECORRUPT (the file ends before) with the path: spw_file_read_at(), said of data. */
 spw_status spw__data_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /* Opens for reading, close-on-exec, without read-ahead when scattered. *out is -1 after an error. */

@@ -47,6 +47,7 @@ typedef struct encoding {
     uint64_t id_room;
     unsigned char buffer[OUT_TOKENS * 4];
     uint64_t buffered;
+    data_packer *packer; /* of windows that hold whole documents; NULL: tokens follow each other */
 } encoding;
 
 /* ---------------------------------------------------------------- writing */
@@ -81,18 +82,35 @@ bad_token(const encoding *e, int64_t id, spw_error *err)
                      (unsigned long long)e->vocab);
 }
 
+/* As data_pack_options.emit takes it. */
+static spw_status
+put_words(void *ctx, const uint32_t *words, uint64_t count, spw_error *err)
+{
+    encoding *e = ctx;
+    uint32_t width = e->wide ? 4 : 2;
+    for (uint64_t i = 0; i < count; i++) {
+        if (e->buffered + width > sizeof e->buffer)
+            SPW_TRY(flush(e, err));
+        put_le(e->buffer + e->buffered, words[i], width);
+        e->buffered += width;
+    }
+    e->tokens += count;
+    return SPW_OK;
+}
+
+static uint32_t
+word_of(const encoding *e, int64_t id, uint32_t flags)
+{
+    return (uint32_t)id | flags << (e->wide ? 30 : 14);
+}
+
 static spw_status
 put_token(encoding *e, int64_t id, uint32_t flags, spw_error *err)
 {
-    uint32_t width = e->wide ? 4 : 2, word = (uint32_t)id | flags << (e->wide ? 30 : 14);
+    uint32_t word = word_of(e, id, flags);
     if (id < 0 || (uint64_t)id >= e->vocab)
         return bad_token(e, id, err);
-    if (e->buffered + width > sizeof e->buffer)
-        SPW_TRY(flush(e, err));
-    put_le(e->buffer + e->buffered, word, width);
-    e->buffered += width;
-    e->tokens++;
-    return SPW_OK;
+    return e->packer != NULL ? spw__data_pack_put(e->packer, word, err) : put_words(e, &word, 1, err);
 }
 
 /* One document, part by part: bytes of text as tokens, the first of all marked when *begun is false. */
@@ -135,8 +153,10 @@ end_document(encoding *e, bool begun, spw_error *err)
         return SPW_OK; /* nothing was in it */
     e->documents++;
     if (e->o->end_of_text_set)
-        return put_token(e, e->o->end_of_text, 0, err);
-    return e->o->encode == NULL ? put_token(e, '\n', 0, err) : SPW_OK;
+        SPW_TRY(put_token(e, e->o->end_of_text, 0, err));
+    else if (e->o->encode == NULL)
+        SPW_TRY(put_token(e, '\n', 0, err));
+    return e->packer != NULL ? spw__data_pack_end(e->packer, err) : SPW_OK;
 }
 
 /* ---------------------------------------------------------------- reading */
@@ -337,6 +357,10 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
         sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
         sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
     }
+    if (o->documents == SPW_DOCUMENTS_WHOLE) {
+        const uint64_t windows[] = {o->documents, o->seq_length};
+        sum = spw_checksum_more(sum, windows, sizeof windows);
+    }
     return sum;
 }
 
@@ -374,6 +398,30 @@ write_header(encoding *e, uint64_t key, spw_error *err)
 }
 
 static spw_status
+open_packer(encoding *e, spw_error *err)
+{
+    const data_pack_options o = {.window = e->o->seq_length,
+                                 .pad = word_of(e, e->o->end_of_text_set ? e->o->end_of_text : 0, CACHE_NO_LOSS),
+                                 .first = word_of(e, 0, CACHE_FIRST),
+                                 .emit = put_words,
+                                 .ctx = e};
+    return e->o->documents == SPW_DOCUMENTS_WHOLE ? spw__data_pack_open(&e->packer, &o, err) : SPW_OK;
+}
+
+static spw_status
+finish_windows(encoding *e, spw_error *err)
+{
+    uint64_t padding;
+    if (e->packer == NULL || e->documents == 0)
+        return SPW_OK;
+    SPW_TRY(spw__data_pack_finish(e->packer, &padding, err));
+    spw_log(SPW_LOG_NOTE, "data: %s: %llu documents in %llu windows of %llu tokens, %.1f%% of them padding", e->path,
+            (unsigned long long)e->documents, (unsigned long long)(e->tokens / e->o->seq_length),
+            (unsigned long long)e->o->seq_length, 100.0 * (double)padding / (double)e->tokens);
+    return SPW_OK;
+}
+
+static spw_status
 make(data_file *f, encoding *e, uint64_t key, spw_error *err)
 {
     spw_status st = spw__data_fd(&e->fd, f->path, false, err);
@@ -386,7 +434,11 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
     if (e->out < 0)
         return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
     e->buffered = HEADER_BYTES; /* zeros until the rest is known */
-    st = f->format == SPW_DATA_JSONL ? encode_lines(e, err) : encode_text(e, err);
+    st = open_packer(e, err);
+    if (st == SPW_OK)
+        st = f->format == SPW_DATA_JSONL ? encode_lines(e, err) : encode_text(e, err);
+    if (st == SPW_OK)
+        st = finish_windows(e, err);
     if (st == SPW_OK)
         st = flush(e, err);
     if (st == SPW_OK)
@@ -436,6 +488,7 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
         close(e->fd);
     if (e->out >= 0)
         close(e->out);
+    spw__data_pack_close(e->packer);
     spw_mem_free(e->text);
     spw_mem_free(e->ids);
     spw_mem_free(e);

@@ -224,10 +224,17 @@ open_as(data_file *f, const char *path, const struct stat *info, const spw_data_
     } else if ((f->path = spw_mem_strdup(path)) == NULL || (f->store = spw_mem_strdup(path)) == NULL) {
         return SPW_RAISE(err, SPW_ENOMEM, "name of %s", path);
     }
-    if (f->format == SPW_DATA_JSONL || (f->format == SPW_DATA_TEXT && o->encode != NULL)) {
+    if (f->format == SPW_DATA_JSONL ||
+        (f->format == SPW_DATA_TEXT && (o->encode != NULL || o->documents == SPW_DOCUMENTS_WHOLE))) {
         f->bytes = (uint64_t)info->st_size;
         return spw__data_encode(f, o, err);
     }
+    if (o->documents == SPW_DOCUMENTS_WHOLE)
+        spw_log(
+            SPW_LOG_NOTE,
+            "data: %s: windows cut documents of %s tokens, which lie as they are (data.documents whole is for text and "
+            "JSON lines)",
+            f->path, spw_data_format_name(f->format));
     SPW_TRY(spw__data_fd(&f->fd, f->path, true, err));
     if (fstat(f->fd, &bin) != 0)
         return SPW_RAISE_SYS(err, errno, "data: size of %s", f->path);

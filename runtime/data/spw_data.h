@@ -59,8 +59,9 @@ typedef enum spw_documents {
     SPW_DOCUMENTS_PACKED,   /* nothing: windows cut through the stream */
     SPW_DOCUMENTS_MASK,     /* windows are the same; the first token of a document is nobody's target (-1) */
     SPW_DOCUMENTS_SEPARATE, /* and it is marked, for attention that does not look beyond it */
+    SPW_DOCUMENTS_WHOLE,    /* and windows hold whole ones, padded without loss; not in files of tokens */
 } spw_documents;
-bool spw_documents_parse(const char *name, spw_documents *out); /* "packed", "mask", "separate" */
+bool spw_documents_parse(const char *name, spw_documents *out); /* "packed", "mask", "separate", "whole" */
 
 /* What a window's token has besides its id where documents are separate and one begins there. Ids are below it. */
 enum { SPW_TOKEN_BEGINS = 1 << 30 };
