@@ -24,6 +24,7 @@ typedef struct run {
     spw_engine *engine;
     spw_checkpoint_job *saving; /* NULL: none is under way */
     FILE *log;
+    spw_monitor *monitor; /* of the first rank; NULL: none */
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */
@@ -173,6 +174,18 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
     if (s->expert_peak > 0)
         json_object_set_new(o, "expert_peak", json_real(s->expert_peak));
     log_object(r, o);
+}
+
+static void
+monitor_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
+{
+    uint64_t samples = step * r->config.train_batch_size;
+    spw_monitor_write(r->monitor, "Train/Samples/train_loss", s->loss, samples);
+    spw_monitor_write(r->monitor, "Train/Samples/lr", s->lr, samples);
+    if (r->config.fp16)
+        spw_monitor_write(r->monitor, "Train/Samples/loss_scale", s->loss_scale, samples);
+    if (!isnan(eval_loss))
+        spw_monitor_write(r->monitor, "Train/Samples/eval_loss", eval_loss, samples);
 }
 
 static void
@@ -529,6 +542,7 @@ train_loop(run *r, spw_error *err)
         SPW_TRY(count_written(r, err));
         add_step(r, &s);
         log_step(r, step, &s, eval_loss);
+        monitor_step(r, step, &s, eval_loss);
         show_step(r, step, &s, eval_loss);
         if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
             SPW_TRY(save(r, !c->run.save_in_background, err));
@@ -716,6 +730,8 @@ begin(run *r, const char *found, spw_plan *plan, spw_error *err)
 {
     SPW_TRY(create(r, false, plan, err));
     SPW_TRY(open_log(r, err));
+    if (r->rank == 0)
+        SPW_TRY(spw_monitor_open(&r->monitor, &r->config, err));
     warn_of_full_disk(r);
     warn_of_no_evaluation(r);
     warn_of_other_run(r);
@@ -800,6 +816,7 @@ release(run *r)
     spw_mem_free(r->targets);
     if (r->log != NULL)
         fclose(r->log);
+    spw_monitor_close(r->monitor);
     spw_timeline_close();
 }
 

@@ -43,6 +43,10 @@
     {                                                                                                                  \
         k, NULL, K_ANY, C_UNBUILT, 0, 0, 0, 0, inert, h, NULL                                                          \
     }
+#define MONITOR(k, f, h)                                                                                               \
+    SECTION(k, h), BOOL(k ".enabled", NULL, f.enabled, "false", "write them"),                                         \
+        TEXT(k ".output_path", f.output_path, "\"\"", NULL, "folder above the job's; empty: the working directory"),   \
+        TEXT(k ".job_name", f.job_name, "\"DeepSpeedJobName\"", NULL, "folder of the job")
 /* A section that is off unless its own enabled is true. */
 #define SWITCHED(k, h) UNBUILT(k, "{\"enabled\": false}", h)
 #define ZO             "zero_optimization."
@@ -238,10 +242,10 @@ const key_row spw__config_rows[] = {
     {"data_types.grad_accum_dtype", NULL, K_TEXT, C_BUILT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL,
      "spillway.grad_dtype, where that is not given", "fp32|bf16|fp16"},
     SWITCHED("flops_profiler", "the closing table says where time goes, --trace when"),
-    SWITCHED("tensorboard", "monitor: spillway.run_log has every step, spillway plot draws it"),
-    SWITCHED("wandb", "monitor: spillway.run_log has every step, spillway plot draws it"),
-    SWITCHED("comet", "monitor: spillway.run_log has every step, spillway plot draws it"),
-    SWITCHED("csv_monitor", "monitor: spillway.run_log has every step, spillway plot draws it"),
+    MONITOR("tensorboard", tensorboard, "event files of TensorBoard with loss, lr and loss scale over samples"),
+    MONITOR("csv_monitor", csv_monitor, "a CSV file each for loss, lr and loss scale over samples"),
+    SWITCHED("wandb", "monitor: tensorboard writes what wandb sync takes"),
+    SWITCHED("comet", "monitor: tensorboard and csv_monitor write files, spillway.run_log has every step"),
     SWITCHED("comms_logger", "communication log: --trace shows collectives"),
     SWITCHED("autotuning", "autotuning: spillway tune measures disks, spillway plan the rest"),
     SWITCHED("elasticity", "elastic batch sizes"),

@@ -14,4 +14,5 @@
 #include "spw_engine.h"
 #include "spw_access.h"
 #include "spw_generate.h"
+#include "spw_monitor.h"
 #endif

@@ -32,6 +32,12 @@ typedef struct spw_path_list {
 
 /* Hyper-parameters of their own for the parameters whose name matches; NaN: the optimizer's. */
 enum { SPW_PARAM_GROUPS_MAX = 8 };
+/* Files of numbers over samples (spw_monitor.h), in output_path/job_name. */
+typedef struct spw_monitor_config {
+    bool enabled;
+    char output_path[SPW_PATH_BYTES], job_name[128];
+} spw_monitor_config;
+
 typedef struct spw_param_group {
     char match[96];                        /* glob on Hugging Face names; the first group that matches counts */
     double lr, weight_decay, beta1, beta2; /* lr: where the optimizer has its lr; schedules scale both */
@@ -78,6 +84,7 @@ typedef struct spw_config {
         uint32_t group_count;
         spw_param_group groups[SPW_PARAM_GROUPS_MAX];
     } optimizer;
+    spw_monitor_config csv_monitor, tensorboard;
     struct {
         char type[32];                       /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR */
         double warmup_min_lr, warmup_max_lr; /* max NaN: the optimizer's lr */

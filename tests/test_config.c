@@ -568,7 +568,7 @@ test_include_refused(void **state)
         {"{\"model\": {\"n_layers\": 1}}", {"/inc.json: unknown key", "model.n_layers", "model.n_layer"}},
         {"{\"aio\": {\"thread_count\": \"x\"}}", {"/inc.json: aio.thread_count", "expected integer", "\"x\""}},
         {"{\"aio\": {\"thread_count\": 1, \"intra_op_parallelism\": 2}}", {"/inc.json: aio.", "given twice", "thread"}},
-        {"{\"csv_monitor\": {\"enabled\": true}}", {"/inc.json: not supported yet: csv_monitor", "", ""}},
+        {"{\"wandb\": {\"enabled\": true}}", {"/inc.json: not supported yet: wandb", "", ""}},
     };
     static const struct {
         const char *member, *says;

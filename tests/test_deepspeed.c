@@ -140,6 +140,12 @@ test_without_effect(void **state)
     takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
           "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
     assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO
+          "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
+    assert_string_equal(heard, "");
+    assert_true(c.tensorboard.enabled && !c.csv_monitor.enabled);
+    assert_string_equal(c.tensorboard.output_path, "runs");
+    assert_string_equal(c.csv_monitor.job_name, "DeepSpeedJobName");
 }
 
 /* All that is missing is named at once, up to what a message holds; an optimizer by its name, not by its parameters. */
@@ -148,14 +154,14 @@ test_missing(void **state)
 {
     (void)state;
     refuses("{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"pipeline\":{\"stages\":2},\"sparse_gradients\":true}",
-            "ds.json: not supported yet: wandb (monitor: spillway.run_log has every step, spillway plot draws it); "
+            "ds.json: not supported yet: wandb (monitor: tensorboard writes what wandb sync takes); "
             "pipeline (pipeline parallelism); sparse_gradients (");
-    refuses(
-        "{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"comet\":{\"enabled\":true},\"tensorboard\":{\"enabled\":true},"
-        "\"csv_monitor\":{\"enabled\":true},\"flops_profiler\":{\"enabled\":true},\"comms_logger\":{\"enabled\":true},"
-        "\"autotuning\":{\"enabled\":true},\"amp\":{\"enabled\":true},\"nebula\":{\"enabled\":true},"
-        "\"elasticity\":{\"enabled\":true},\"eigenvalue\":{\"enabled\":true}}",
-        "; ...");
+    refuses("{" NEEDED MICRO "\"wandb\":{\"enabled\":true},\"comet\":{\"enabled\":true},"
+            "\"torch_autocast\":{\"enabled\":true},\"curriculum_learning\":{\"enabled\":true},\"flops_profiler\":{"
+            "\"enabled\":true},\"comms_logger\":{\"enabled\":true},"
+            "\"autotuning\":{\"enabled\":true},\"amp\":{\"enabled\":true},\"nebula\":{\"enabled\":true},"
+            "\"elasticity\":{\"enabled\":true},\"eigenvalue\":{\"enabled\":true}}",
+            "; ...");
     refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"freeze_step\":4},\"type\":\"OneBitAdam\"}}",
             "not supported yet: optimizer.type \"OneBitAdam\"; Adam, AdamW");
     refuses("{" NEEDED MICRO "\"scheduler\":{\"params\":{\"cycle_min_lr\":0},\"type\":\"OneCycle\"}}",
