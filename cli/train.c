@@ -527,8 +527,8 @@ train_loop(run *r, spw_error *err)
         SPW_TRY(fill(r, SPW_SPLIT_TRAIN, r->at.data_position, c->accumulation, err));
         ask_ahead(r, r->at.data_position + per_step);
         data_s = (double)(spw_now_ns() - begin) * 1e-9;
-        SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation, spw_schedule_lr(c, step),
-                                &s, err));
+        SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation,
+                                spw_schedule_lr(c, r->at.updates + 1), &s, err));
         s.stall_s[SPW_STALL_DATA] += data_s;
         s.step_s += data_s;
         if (r->saving != NULL && spw_checkpoint_done(r->saving))

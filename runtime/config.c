@@ -646,7 +646,8 @@ static spw_status
 set_defaults(const config_reader *r)
 {
     memset(r->out, 0, sizeof *r->out);
-    r->out->scheduler.warmup_max_lr = NAN;
+    r->out->scheduler.warmup_max_lr = r->out->scheduler.cycle_min_lr = r->out->scheduler.cycle_max_lr = NAN;
+    r->out->scheduler.second_steps = r->out->scheduler.second_stairs = NAN;
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
         const key_row *row = &spw__config_rows[i];
         json_t *v;

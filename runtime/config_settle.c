@@ -203,14 +203,19 @@ check_start(const config_reader *r)
 bool
 spw__config_scheduler_takes(const char *type, const char *param)
 {
-    bool cosine = strcmp(type, "WarmupCosineLR") == 0;
+    bool cosine = strcmp(type, "WarmupCosineLR") == 0, cycle = strcmp(type, "OneCycle") == 0,
+         range = strcmp(type, "LRRangeTest") == 0;
+    if (strncmp(param, "cycle_", 6) == 0 || strncmp(param, "decay_", 6) == 0)
+        return cycle;
+    if (strncmp(param, "lr_range_test_", 14) == 0)
+        return range;
     if (strcmp(param, "total_num_steps") == 0)
         return cosine || strcmp(type, "WarmupDecayLR") == 0;
     if (strcmp(param, "warmup_min_lr") == 0 || strcmp(param, "warmup_max_lr") == 0)
-        return type[0] != '\0' && !cosine;
+        return type[0] != '\0' && !cosine && !cycle && !range;
     if (strcmp(param, "warmup_min_ratio") == 0 || strcmp(param, "cos_min_ratio") == 0)
         return cosine;
-    return type[0] != '\0';
+    return type[0] != '\0' && !cycle && !range;
 }
 
 static spw_status
@@ -226,6 +231,10 @@ check_scheduler(const config_reader *r, json_t *params)
     }
     if (spw__config_scheduler_takes(type, "total_num_steps") && r->out->scheduler.total_num_steps == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: scheduler.params.total_num_steps is needed for %s", r->name, type);
+    if (strcmp(type, "OneCycle") == 0 &&
+        (isnan(r->out->scheduler.cycle_min_lr) || isnan(r->out->scheduler.cycle_max_lr)))
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: scheduler.params.cycle_min_lr and cycle_max_lr are needed for OneCycle", r->name);
     return SPW_OK;
 }
 

@@ -1,7 +1,6 @@
 /*
- * Learning rate of a step: DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR, with its arithmetic. Pure. Its
- * last_batch_iteration is t here, 0 at the first step. One difference: past total_num_steps a cosine stays at its end
- * instead of rising again.
+ * Learning rate of an update: DeepSpeed's schedulers, with their arithmetic. Pure. Their last_batch_iteration is t - 1 here, t being
+ * 0 at the first update. One difference: past total_num_steps a cosine stays at its end instead of rising again.
  */
 #include "spw_config.h"
 #include <math.h>
@@ -23,16 +22,75 @@ cosine(uint64_t t, uint64_t n, uint64_t total)
     return 0.5 * (1 + cos(3.14159265358979323846 * (share < 1 ? share : 1)));
 }
 
+/* Of OneCycle's cycle at t: 0 at its ends, 1 in between where its halves meet; in stairs, or straight. */
+static double
+cycle_share(const spw_config *c, double t)
+{
+    double first = (double)c->scheduler.first_steps, stairs = (double)c->scheduler.first_stairs, share;
+    double second = isnan(c->scheduler.second_steps) ? first : c->scheduler.second_steps;
+    t = fmod(t, first + second);
+    share = t <= first ? t / first : (first + second - t) / second;
+    if (t > first && !isnan(c->scheduler.second_stairs))
+        stairs = c->scheduler.second_stairs;
+    return stairs > 0 ? floor(share * stairs) / stairs : share;
+}
+
+/* Behind the cycle: by how many decay_step_sizes; negative: not yet. */
+static double
+behind_cycle(const spw_config *c, double t)
+{
+    double first = (double)c->scheduler.first_steps;
+    double total = first + (isnan(c->scheduler.second_steps) ? first : c->scheduler.second_steps);
+    if (t <= total)
+        return -1;
+    return c->scheduler.decay_steps > 0 ? (t - total) / (double)c->scheduler.decay_steps : 0;
+}
+
+static double
+cycle_lr(const spw_config *c, double t)
+{
+    double low = c->scheduler.cycle_min_lr, high = c->scheduler.cycle_max_lr, behind = behind_cycle(c, t);
+    return behind >= 0 ? low / (1 + c->scheduler.decay_lr_rate * behind) : low + (high - low) * cycle_share(c, t);
+}
+
+void
+spw_schedule_betas(const spw_config *c, uint64_t update, double *beta1, double *beta2)
+{
+    double low = c->scheduler.cycle_min_mom, high = c->scheduler.cycle_max_mom, t = update > 0 ? (double)update - 1 : 0;
+    double behind = behind_cycle(c, t);
+    if (strcmp(c->scheduler.type, "OneCycle") != 0 || !c->scheduler.cycle_momentum)
+        return;
+    *beta2 = 0.99; /* whatever the optimizer's is, as there */
+    if (t == 0)
+        *beta1 = low; /* there the first update comes before the scheduler's first step */
+    else
+        *beta1 =
+            behind >= 0 ? high * (1 + c->scheduler.decay_mom_rate * behind) : high - (high - low) * cycle_share(c, t);
+}
+
+/* Rises without end, in stairs or straight. */
+static double
+range_lr(const spw_config *c, double t)
+{
+    double interval = t / (double)c->scheduler.range_steps;
+    return c->scheduler.range_min_lr *
+           (1 + c->scheduler.range_rate * (c->scheduler.range_stairs ? floor(interval) : interval));
+}
+
 double
-spw_schedule_lr(const spw_config *c, uint64_t step)
+spw_schedule_lr(const spw_config *c, uint64_t update)
 {
     const char *type = c->scheduler.type;
-    uint64_t t = step > 0 ? step - 1 : 0, total = c->scheduler.total_num_steps;
+    uint64_t t = update > 0 ? update - 1 : 0, total = c->scheduler.total_num_steps;
     uint64_t n = c->scheduler.warmup_num_steps < 2 ? 2 : c->scheduler.warmup_num_steps;
     double low = c->scheduler.warmup_min_lr, gamma = warmup(c, t, n);
     double high = isnan(c->scheduler.warmup_max_lr) ? c->optimizer.lr : c->scheduler.warmup_max_lr;
     if (type[0] == '\0')
         return c->optimizer.lr;
+    if (strcmp(type, "OneCycle") == 0)
+        return cycle_lr(c, (double)t);
+    if (strcmp(type, "LRRangeTest") == 0)
+        return range_lr(c, (double)t);
     if (strcmp(type, "WarmupCosineLR") == 0) {
         double start = c->scheduler.warmup_min_ratio, end = c->scheduler.cos_min_ratio;
         return c->optimizer.lr * (t < n ? start + (1 - start) * gamma : end + (1 - end) * cosine(t, n, total));

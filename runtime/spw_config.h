@@ -86,11 +86,19 @@ typedef struct spw_config {
     } optimizer;
     spw_monitor_config csv_monitor, tensorboard;
     struct {
-        char type[32];                       /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR */
+        char type[32]; /* "" constant; WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest */
         double warmup_min_lr, warmup_max_lr; /* max NaN: the optimizer's lr */
         double warmup_min_ratio, cos_min_ratio;
         uint64_t warmup_num_steps, total_num_steps;
         bool warmup_linear; /* else log */
+        /* OneCycle; NaN where the first half's number, or none, stands for it. */
+        double cycle_min_lr, cycle_max_lr, decay_lr_rate, second_steps, second_stairs;
+        uint64_t first_steps, first_stairs, decay_steps;
+        bool cycle_momentum;
+        double cycle_min_mom, cycle_max_mom, decay_mom_rate;
+        double range_min_lr, range_rate; /* LRRangeTest */
+        uint64_t range_steps;
+        bool range_stairs;
     } scheduler;
     struct {
         uint32_t stage;
@@ -171,8 +179,13 @@ spw_status spw_config_open_data(struct spw_data **out, const spw_config *config,
 /* Help: one line per key: name, type, default, meaning. Calls line(ctx, text) for each. */
 void spw_config_help(void (*line)(void *ctx, const char *text), void *ctx);
 
-/* Learning rate of step t (from 1), and nothing else. Source: DeepSpeed's documented WarmupLR family. */
-double spw_schedule_lr(const spw_config *config, uint64_t step);
+/*
+ * spw_schedule_lr - learning rate of an update, counted from 1: skipped steps do not count, as DeepSpeed's schedulers stand still there.
+ * spw_schedule_betas - OneCycle's moments where it cycles them; else *beta1 and *beta2 stay as they are.
+ * Source  DeepSpeed's documented schedulers; OneCycle, LRRangeTest: Smith 2018 (1803.09820).
+ */
+double spw_schedule_lr(const spw_config *config, uint64_t update);
+void spw_schedule_betas(const spw_config *config, uint64_t update, double *beta1, double *beta2);
 
 #ifdef __cplusplus
 }

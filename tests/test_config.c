@@ -111,7 +111,7 @@ test_refused(void **state)
         {"optimizer.params.betas=[0.9]", "optimizer.params.betas"},
         {"optimizer.params.betas=[0.9,1.0]", "optimizer.params.betas"},
         {"optimizer.params.eps=0", "optimizer.params.eps"},
-        {"scheduler.type=\"OneCycle\"", "not supported yet: scheduler.type"},
+        {"scheduler.type=\"Noam\"", "not supported yet: scheduler.type"},
         {"fp16.fp16_master_weights_and_grads=true", "not supported yet: fp16.fp16_master_weights_and_grads"},
         {"flops_profiler={\"enabled\": true}", "not supported yet: flops_profiler"},
         {"zero_optimization.zeropp_loco_param={\"err_beta\": 0.8}",
@@ -183,6 +183,8 @@ test_refused(void **state)
         {"model.path=\"folder\"", "model.path stands alone"},
         {"model={\"path\": 3}", "model.path: expected a folder with config.json, got integer 3"},
         {"model={}", "model.model_type is missing"},
+        {"scheduler={\"type\":\"OneCycle\",\"params\":{\"cycle_max_lr\":1}}",
+         "cycle_min_lr and cycle_max_lr are needed"},
         {"scheduler={\"type\":\"WarmupDecayLR\"}", "scheduler.params.total_num_steps is needed for WarmupDecayLR"},
         {"spillway.grad_dtype=\"fp16\"", "spillway.grad_dtype fp16 needs the loss scale of fp16.enabled"},
         {"fp16.enabled=true", "exclude each other"},
@@ -627,24 +629,28 @@ test_dump(void **state)
 static void
 test_dump_settings(void **state)
 {
-    static const char *const sets[] = {"model.embd_pdrop=0.25",
-                                       "spillway.device_memory=\"auto\"",
-                                       "spillway.device_memory=1000000007",
-                                       "spillway.grad_dtype=\"bf16\"",
-                                       "spillway.state_format=\"mixed\"",
-                                       "spillway.state_format=\"fp32\"",
-                                       "spillway.eval_batches=3",
-                                       "spillway.integrity=false",
-                                       "optimizer.type=\"Adam\"",
-                                       "optimizer.params.lr=0.1",
-                                       "scheduler={}",
-                                       "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_type\":\"linear\"}}",
-                                       "zero_optimization.max_reuse_distance=9",
-                                       "zero_optimization.offload_param.max_in_cpu=12345",
-                                       "aio.backend=\"threads\"",
-                                       "zero_optimization.offload_optimizer.nvme_path=[{\"path\":\"/a\",\"weight\":0.1,"
-                                       "\"bytes\":\"3GiB\"},\"/b\"]",
-                                       "data.path=[\"a b\",\"c\"]"};
+    static const char *const sets[] = {
+        "model.embd_pdrop=0.25",
+        "spillway.device_memory=\"auto\"",
+        "spillway.device_memory=1000000007",
+        "spillway.grad_dtype=\"bf16\"",
+        "spillway.state_format=\"mixed\"",
+        "spillway.state_format=\"fp32\"",
+        "spillway.eval_batches=3",
+        "spillway.integrity=false",
+        "optimizer.type=\"Adam\"",
+        "optimizer.params.lr=0.1",
+        "scheduler={}",
+        "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_type\":\"linear\"}}",
+        "scheduler={\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":1e-4,\"cycle_max_lr\":1e-3,\"cycle_momentum\":"
+        "false}}",
+        "scheduler={\"type\":\"LRRangeTest\",\"params\":{\"lr_range_test_step_size\":7}}",
+        "zero_optimization.max_reuse_distance=9",
+        "zero_optimization.offload_param.max_in_cpu=12345",
+        "aio.backend=\"threads\"",
+        "zero_optimization.offload_optimizer.nvme_path=[{\"path\":\"/a\",\"weight\":0.1,"
+        "\"bytes\":\"3GiB\"},\"/b\"]",
+        "data.path=[\"a b\",\"c\"]"};
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
         spw_error err = {0};
@@ -702,6 +708,83 @@ test_schedules(void **state)
     assert_true(spw_schedule_lr(&c, 77) == 6e-4);
 }
 
+/* Updates, learning rates and beta1 of DeepSpeed 0.19.8's own classes, which were stepped as its engine does it. */
+static void
+test_cycles(void **state)
+{
+    static const struct {
+        const char *scheduler;
+        struct {
+            uint64_t update;
+            double lr, beta1;
+        } at[8];
+    } cases[] = {
+        {"LRRangeTest\",\"params\":{\"lr_range_test_min_lr\":1e-4,\"lr_range_test_step_size\":10,"
+         "\"lr_range_test_step_rate\":5",
+         {{1, 0.0001, 0.9}, {2, 0.00015, 0.9}, {7, 0.0004, 0.9}, {11, 0.0006, 0.9}, {25, 0.0013, 0.9}}},
+        {"LRRangeTest\",\"params\":{\"lr_range_test_min_lr\":1e-4,\"lr_range_test_step_size\":10,"
+         "\"lr_range_test_step_rate\":5,\"lr_range_test_staircase\":true",
+         {{1, 0.0001, 0.9}, {10, 0.0001, 0.9}, {11, 0.0006, 0.9}, {25, 0.0011, 0.9}}},
+        {"OneCycle\",\"params\":{\"cycle_min_lr\":1e-4,\"cycle_max_lr\":1e-3,\"cycle_first_step_size\":10,"
+         "\"cycle_second_step_size\":20,\"decay_step_size\":5,\"decay_lr_rate\":0.5,\"decay_mom_rate\":0.001,"
+         "\"cycle_min_mom\":0.85,\"cycle_max_mom\":0.95",
+         {{1, 0.0001, 0.85},
+          {2, 0.00019, 0.94},
+          {6, 0.00055, 0.9},
+          {11, 0.001, 0.85},
+          {12, 0.000955, 0.855},
+          {31, 0.0001, 0.95},
+          {32, 9.09090909090909e-05, 0.95019},
+          {50, 3.4482758620689657e-05, 0.95361}}},
+        {"OneCycle\",\"params\":{\"cycle_min_lr\":1e-4,\"cycle_max_lr\":1e-3,\"cycle_first_step_size\":8,"
+         "\"cycle_first_stair_count\":4,\"decay_lr_rate\":0.5",
+         {{1, 0.0001, 0.8},
+          {2, 0.0001, 0.9},
+          {5, 0.00055, 0.85},
+          {9, 0.001, 0.8},
+          {12, 0.00055, 0.85},
+          {15, 0.000325, 0.875},
+          {17, 0.0001, 0.9},
+          {40, 0.0001, 0.9}}},
+        {"OneCycle\",\"params\":{\"cycle_min_lr\":0,\"cycle_max_lr\":1e-3,\"cycle_first_step_size\":3,"
+         "\"cycle_second_step_size\":7,\"cycle_first_stair_count\":2,\"cycle_second_stair_count\":5",
+         {{2, 0, 0.9},
+          {3, 0.0005, 0.85},
+          {7, 0.0004, 0.86},
+          {9, 0.0002, 0.88},
+          {10, 0, 0.9},
+          {11, 0, 0.9},
+          {14, 0, 0.9}}},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[500];
+        spw_error err = {0};
+        snprintf(text, sizeof text, "scheduler={\"type\":\"%s}}", cases[i].scheduler);
+        if (parse(text, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        for (int k = 0; k < 8 && cases[i].at[k].update > 0; k++) {
+            uint64_t u = cases[i].at[k].update;
+            double beta1 = 0.9, beta2 = 0.999;
+            spw_schedule_betas(&c, u, &beta1, &beta2);
+            if (!(fabs(spw_schedule_lr(&c, u) - cases[i].at[k].lr) < 1e-12 &&
+                  fabs(beta1 - cases[i].at[k].beta1) < 1e-12))
+                fail_msg("case %zu, update %llu: lr %.17g, beta1 %.17g", i, (unsigned long long)u,
+                         spw_schedule_lr(&c, u), beta1);
+            assert_true(beta2 == (i < 2 ? 0.999 : 0.99));
+        }
+    }
+    assert_int_equal(parse("scheduler={\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":0,\"cycle_max_lr\":1,"
+                           "\"cycle_momentum\":false}}",
+                           NULL),
+                     SPW_OK);
+    {
+        double beta1 = 0.7, beta2 = 0.8;
+        spw_schedule_betas(&c, 5, &beta1, &beta2);
+        assert_true(beta1 == 0.7 && beta2 == 0.8);
+    }
+}
+
 static void
 match_line(void *ctx, const char *text)
 {
@@ -742,14 +825,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),          cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_accepted),       cmocka_unit_test(test_said),
-        cmocka_unit_test(test_decay),          cmocka_unit_test(test_auto),
-        cmocka_unit_test(test_deepspeed_keys), cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_files),          cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_dump_settings),  cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_help),           cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_include),        cmocka_unit_test(test_include_refused),
+        cmocka_unit_test(test_whole),           cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_accepted),        cmocka_unit_test(test_said),
+        cmocka_unit_test(test_decay),           cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_deepspeed_keys),  cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_files),           cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_dump_settings),   cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_cycles),          cmocka_unit_test(test_help),
+        cmocka_unit_test(test_paths),           cmocka_unit_test(test_include),
+        cmocka_unit_test(test_include_refused),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

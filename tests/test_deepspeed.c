@@ -164,8 +164,8 @@ test_missing(void **state)
             "; ...");
     refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"freeze_step\":4},\"type\":\"OneBitAdam\"}}",
             "not supported yet: optimizer.type \"OneBitAdam\"; Adam, AdamW");
-    refuses("{" NEEDED MICRO "\"scheduler\":{\"params\":{\"cycle_min_lr\":0},\"type\":\"OneCycle\"}}",
-            "scheduler.type \"OneCycle\" (one of WarmupLR|");
+    refuses("{" NEEDED MICRO "\"scheduler\":{\"params\":{\"cycle_min_lr\":0},\"type\":\"Cyclic\"}}",
+            "scheduler.type \"Cyclic\" (one of WarmupLR|");
     refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"max_grad_norm\":1}}}",
             "did you mean \"gradient_clipping\"?");
     refuses("{" NEEDED
