@@ -873,6 +873,10 @@ cli_train(int argc, char **argv)
                 "-n %llu starts ranks, but RANK is set: this is rank %s of the %s that a launcher started; "
                 "leave out -n, or unset RANK and WORLD_SIZE",
                 (unsigned long long)ranks, getenv("RANK"), getenv("WORLD_SIZE"));
+        if (getenv("OMPI_COMM_WORLD_SIZE") != NULL && strcmp(getenv("OMPI_COMM_WORLD_SIZE"), "1") != 0)
+            return cli_usage(
+                "train", "-n %llu starts ranks, but mpirun started this process, one of %s: leave out -n, or mpirun",
+                (unsigned long long)ranks, getenv("OMPI_COMM_WORLD_SIZE"));
         return cli_launch((uint32_t)ranks, argv - 1);
     }
     r.tty = isatty(STDOUT_FILENO) == 1;

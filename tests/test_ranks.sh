@@ -100,6 +100,9 @@ check "with the way to start them" says "spillway train -n 4"
 RANK=0 WORLD_SIZE=2 train -n 2
 check "-n inside another launcher's rank ends with 2" test $? -eq 2
 check "and says what to do" says "leave out -n, or unset RANK"
+OMPI_COMM_WORLD_SIZE=3 train -n 2
+check "-n under mpirun ends with 2" test $? -eq 2
+check "and says that, too" says "one of 3: leave out -n, or mpirun"
 check "-n in a shell of srun's" env PMIX_RANK=0 PMI_RANK=0 SPW_MPI_PLUGIN=/nowhere "$spw" train "$dir/tiny.json" --quiet -n 2 --set spillway.steps=1
 check "one rank there" env PMI_RANK=0 PMI_SIZE=1 SPW_MPI_PLUGIN=/nowhere "$spw" train "$dir/tiny.json" --quiet --set spillway.steps=1
 
