@@ -50,7 +50,6 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
-    const int32_t *begins = g.begins != NULL ? g.begins + (uint64_t)b * g.T + q0 : NULL;
     const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     const E *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
@@ -72,8 +71,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
             load_tile<BN, DP, ATTENTION_THREADS>(tile, from + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D,
                                                  g.wide);
     };
-    if (begins != NULL)
-        k0 = most(k0, (uint64_t)begins[0] / BN * BN);
+    if (g.begins != NULL)
+        k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
     load(v_tile, value, k0);
     copy_commit();
     load(k_tile, key, k0);
@@ -91,8 +90,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
         add_scores<DP, STEP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
         if (k0 + BN > q0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
-        if (begins != NULL)
-            hide_others<false, MT, BN>(s, my_row, begins, rows, k0);
+        if (g.begins != NULL)
+            hide_others<false, MT, BN>(s, my_row, g.begins + (uint64_t)b * g.T + q0, rows, k0);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -139,13 +138,12 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
              out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
-    const int32_t *ends = g.ends != NULL ? g.ends + (uint64_t)b * g.T + k0 : NULL;
     uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
     float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? DP / 8 : 1][4] = {};
     float scale2 = g.scale * SPW_LOG2E;
     static_assert(BN == 32, "a lane per query");
-    if (ends != NULL)
-        end = least(end, (uint64_t)ends[rows - 1]);
+    if (g.ends != NULL)
+        end = least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]);
     load_tile<BM, DP, ATTENTION_THREADS>(k_tile, g.key + kv_at, g.kv_stride, rows, g.D, g.wide);
     if (DK)
         load_tile<BM, DP, ATTENTION_THREADS>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
@@ -179,8 +177,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
                 add_scores<DP, STEP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
             if (q0 < k0 + BM || (g.window > 0 && q0 + BN > k0 + g.window)) /* this tile has unread scores */
                 hide_unread<true, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
-            if (ends != NULL)
-                hide_others<true, MT, BN>(s, my_row, ends, rows, q0);
+            if (g.ends != NULL)
+                hide_others<true, MT, BN>(s, my_row, g.ends + (uint64_t)b * g.T + k0, rows, q0);
             my_lse = mine < g.T ? my_lse * SPW_LOG2E : INFINITY;
             my_delta = mine < g.T ? my_delta : 0.0f;
             /* s becomes p, dp becomes ds without its scale. */

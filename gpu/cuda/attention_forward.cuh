@@ -143,7 +143,6 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
-    const int32_t *begins = g.begins != NULL ? g.begins + (uint64_t)b * g.T + q0 : NULL;
     const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     const E *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
@@ -151,8 +150,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
 #pragma unroll
     for (int m = 0; m < MT; m++)
         max[m][0] = max[m][1] = -INFINITY;
-    if (begins != NULL)
-        k0 = most(k0, (uint64_t)begins[0] / BN * BN);
+    if (g.begins != NULL)
+        k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
 
     load_tile<BM, DP, ATTENTION_THREADS>(q_tile, q, g.q_stride, rows, g.D, g.wide);
     load_tile<BN, DP, ATTENTION_THREADS>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D,
@@ -175,8 +174,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
 
         if (k0 + BN > p0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(p0 - k0), g.window);
-        if (begins != NULL)
-            hide_others<false, MT, BN>(s, my_row, begins, rows, k0);
+        if (g.begins != NULL)
+            hide_others<false, MT, BN>(s, my_row, g.begins + (uint64_t)b * g.T + q0, rows, k0);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
