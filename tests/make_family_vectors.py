@@ -79,7 +79,7 @@ def older_rope(folder):
     c = json.load(open(path))
     rope = c.pop("rope_parameters")
     c["rope_theta"] = rope["rope_theta"]
-    c["rope_scaling"] = {"type": rope["rope_type"], "factor": rope["factor"]}
+    c["rope_scaling"] = {"type": rope["rope_type"]} | {k: v for k, v in rope.items() if k not in ("rope_theta", "rope_type")}
     c["torch_dtype"] = c.pop("dtype")
     json.dump(c, open(path, "w"), indent=2)
 
@@ -111,12 +111,16 @@ def rope(theta, kind="default", **more):
 
 def rope_any(rng, positions):
     theta = rng.choice([100.0, 1000.0, 10000.0, 1e6])
-    kind = rng.choice(["default", "linear", "llama3"])
+    kind = rng.choice(["default", "linear", "llama3", "yarn"])
     if kind == "linear":
         return rope(theta, kind, factor=rng.choice([1.0, 2.5, 4.0]))
     if kind == "llama3":
         return rope(theta, kind, factor=rng.choice([2.0, 8.0, 32.0]), low_freq_factor=1.0, high_freq_factor=rng.choice([2.0, 4.0]),
                     original_max_position_embeddings=rng.choice([8, 16, positions]))
+    if kind == "yarn":
+        return rope(theta, kind, factor=rng.choice([1.0, 4.0, 40.0]), original_max_position_embeddings=rng.choice([8, 16, positions]),
+                    **rng.choice([{}, dict(truncate=False), dict(beta_fast=8.0, beta_slow=0.5), dict(attention_factor=0.9),
+                                  dict(mscale=1.0, mscale_all_dim=0.5)]))
     return rope(theta)
 
 
@@ -177,11 +181,16 @@ elif __name__ == "__main__":
                                rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                     original_max_position_embeddings=48)), bf16, shard="4KB")
     make("llama_linear", LlamaConfig(**common, head_dim=8, rope_parameters=rope(1000.0, "linear", factor=2.5)), f16, rewrite=older_rope)
+    make("llama_yarn", LlamaConfig(**common, head_dim=12, rope_parameters=rope(
+        50.0, "yarn", factor=4.0, beta_fast=5.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=0.3, truncate=False,
+        original_max_position_embeddings=48)), bf16)
     make("mistral", MistralConfig(**common, head_dim=6, sliding_window=5), bf16)
     make("mistral_full", MistralConfig(**common | dict(num_key_value_heads=4), head_dim=12, sliding_window=None,
                                        tie_word_embeddings=True), f16)
     qwen2 = common | dict(hidden_size=24)
     make("qwen2", Qwen2Config(**qwen2, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16, shard="6KB")
+    make("qwen2_yarn", Qwen2Config(**qwen2, rope_parameters=rope(20.0, "yarn", factor=2.5, original_max_position_embeddings=24)), f16,
+         rewrite=older_rope)
     make("qwen2_window", Qwen2Config(**qwen2 | dict(num_hidden_layers=3), use_sliding_window=True, sliding_window=6, max_window_layers=1),
          f32)
     make("qwen3", Qwen3Config(**common, head_dim=12, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16)

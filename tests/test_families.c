@@ -15,9 +15,10 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",        "llama_linear",
-                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window",  "qwen3",
-                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance"};
+static const char *const cases[] = {
+    "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",     "llama_yarn",
+    "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",     "qwen3",
+    "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -350,11 +351,15 @@ test_refusals(void **state)
         {"llama", "\"quantization_config\":{\"bits\":4}", "take the folder that was quantized"},
         {"mixtral", "\"output_router_logits\":true", "spillway.router_balance is the loss"},
         {"qwen3_moe", "\"output_router_logits\":1", "output_router_logits: expected true or false, got 1"},
-        {"llama", "\"rope_scaling\":{\"beta_fast\":32,\"type\":\"yarn\",\"factor\":4.0}", /* by its name, first */
-         "not supported yet: rope_scaling.type \"yarn\""},
+        {"llama", "\"rope_scaling\":{\"long_factor\":[1],\"type\":\"longrope\"}", /* by its name, first */
+         "not supported yet: rope_scaling.type \"longrope\""},
         {"llama", "\"architectures\":[\"LLaMAModel\"]", "not supported yet: architectures[0] \"LLaMAModel\""},
-        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}",
-         "not supported yet: rope_scaling.rope_type \"yarn\""},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_scaling.factor: expected number of at least 1"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attn_factor\":2}",
+         "not supported yet: rope_scaling.attn_factor 2"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"truncate\":1}",
+         "rope_scaling.truncate: expected true or false, got 1"},
+        {"llama", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
         {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
          "not supported yet: rope_scaling.type \"dynamic\""},
         {"qwen2", "\"rope_parameters\":{\"rope_type\":\"longrope\",\"rope_theta\":1e4}",
@@ -443,6 +448,23 @@ test_defaults(void **state)
     assert_true(m.qkv_bias && m.out_bias && m.head_dim == 6 && m.kv_heads == 1);
     DONE(parse("llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0}", &m, &err));
     assert_true(m.rope_theta == 500000);
+    DONE(parse("llama",
+               "\"max_position_embeddings\":99,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":0}", &m,
+               &err));
+    assert_true(m.rope == SPW_ROPE_YARN && m.rope_low == 1 && m.rope_high == 32 && m.rope_truncate);
+    assert_true(m.rope_positions == 99 && fabs(m.rope_attention - (1 + 0.1 * log(4))) < 1e-15);
+    DONE(parse("qwen3",
+               "\"original_max_position_embeddings\":7,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,"
+               "\"original_max_position_embeddings\":9,\"attention_factor\":0.5,\"truncate\":null}",
+               &m, &err));
+    assert_true(m.rope_positions == 7 && m.rope_attention == 0.5 && !m.rope_truncate);
+    DONE(parse("llama", "\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "rope_theta (1) above 1"));
+        err = (spw_error){0};
+    }
     DONE(parse("llama", "\"architectures\":[\"LLaMAForCausalLM\"]", &m, &err)); /* as the first files had it */
     for (int q = 2; q < 4; q++) {
         DONE(parse(q == 2 ? "qwen2" : "qwen3", "", &m, &err));
@@ -502,9 +524,9 @@ test_section(void **state)
     assert_non_null(strstr(err.message, "unknown key \"model.hiden_act\"; did you mean \"model.hidden_act\"?"));
     err = (spw_error){0};
     assert_int_equal(
-        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"yarn\""}, 1, &err),
+        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"dynamic\""}, 1, &err),
         SPW_ECONFIG);
-    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"yarn\""));
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"dynamic\""));
     err = (spw_error){0};
     DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model={\"path\":\"tests/vectors/families/qwen3\"}"},
                           1, &err));

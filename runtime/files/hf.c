@@ -45,6 +45,7 @@ static const struct {
     {"head_dim", LLAMAS},
     {"intermediate_size", LLAMAS},
     {"max_position_embeddings", LLAMAS},
+    {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
     {"hidden_act", LLAMAS},
     {"layer_norm_epsilon", GPT2},
@@ -54,6 +55,7 @@ static const struct {
     {"rope_theta", LLAMAS},
     {"rope_scaling", LLAMAS},
     {"rope_parameters", LLAMAS},
+    {"partial_rotary_factor", LLAMAS},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
@@ -204,17 +206,53 @@ read_rope_kind(const source *s, spw_model_config *c)
     const json_t *v = get(s, key);
     const char *kind = json_string_value(v);
     if (v == NULL && get(s, "factor") != NULL)
-        return wrong(s, "rope_type", "default, linear or llama3", NULL);
+        return wrong(s, "rope_type", "default, linear, llama3 or yarn", NULL);
     if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
+              : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
     return c->rope != SPW_ROPE_PLAIN ? SPW_OK : refuse(s, key, v);
 }
 
+/* What the class makes of the factor where nothing else is said; both at 1 for one that is 1 or less. */
+static double
+yarn_attention(double factor, double weight)
+{
+    return factor <= 1 ? 1 : 0.1 * weight * log(factor) + 1;
+}
+
 static spw_status
-read_rope_scale(const source *s, spw_model_config *c)
+read_yarn(const source *s, spw_model_config *c)
+{
+    double mscale = 0, all_dim = 0;
+    SPW_TRY(read_real(s, "beta_slow", &c->rope_low));
+    SPW_TRY(read_real(s, "beta_fast", &c->rope_high));
+    SPW_TRY(read_real(s, "mscale", &mscale));
+    SPW_TRY(read_real(s, "mscale_all_dim", &all_dim));
+    c->rope_low = c->rope_low > 0 ? c->rope_low : 1; /* 0 is the default too */
+    c->rope_high = c->rope_high > 0 ? c->rope_high : 32;
+    c->rope_attention = yarn_attention(c->rope_factor, 1);
+    if (mscale > 0 && all_dim > 0)
+        c->rope_attention = yarn_attention(c->rope_factor, mscale) / yarn_attention(c->rope_factor, all_dim);
+    SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
+    c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
+    return read_bool(s, "truncate", &c->rope_truncate);
+}
+
+/* A value beside the rope object counts more than one in it. */
+static spw_status
+read_rope_positions(const source *s, const source *top, spw_model_config *c)
+{
+    if (c->rope == SPW_ROPE_YARN)
+        c->rope_positions = c->positions;
+    SPW_TRY(read_size(s, "original_max_position_embeddings", 1, &c->rope_positions));
+    return read_size(top, "original_max_position_embeddings", 1, &c->rope_positions);
+}
+
+static spw_status
+read_rope_scale(const source *s, const source *top, spw_model_config *c)
 {
     if (c->rope == SPW_ROPE_PLAIN)
         return SPW_OK;
@@ -223,9 +261,11 @@ read_rope_scale(const source *s, spw_model_config *c)
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
     if (c->rope == SPW_ROPE_LINEAR)
         return SPW_OK;
+    SPW_TRY(read_rope_positions(s, top, c));
+    if (c->rope == SPW_ROPE_YARN)
+        return read_yarn(s, c);
     SPW_TRY(read_real(s, "low_freq_factor", &c->rope_low));
     SPW_TRY(read_real(s, "high_freq_factor", &c->rope_high));
-    SPW_TRY(read_size(s, "original_max_position_embeddings", 1, &c->rope_positions));
     if (!(c->rope_low > 0))
         return wrong(s, "low_freq_factor", "number above 0", get(s, "low_freq_factor"));
     if (!(c->rope_high > c->rope_low))
@@ -245,13 +285,23 @@ read_rope(const source *s, spw_model_config *c)
                                         "factor",
                                         "low_freq_factor",
                                         "high_freq_factor",
-                                        "original_max_position_embeddings"};
+                                        "original_max_position_embeddings",
+                                        "beta_fast",
+                                        "beta_slow",
+                                        "mscale",
+                                        "mscale_all_dim",
+                                        "attention_factor",
+                                        "truncate"};
     bool newer = get(s, "rope_parameters") != NULL;
     const char *key = newer ? "rope_parameters" : "rope_scaling", *name;
     source rope = {get(s, key), s->name, "", s->err};
     const json_t *top = get(s, "rope_theta");
     json_t *v;
+    double part = 1;
     c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : 10000;
+    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    if (part != 1)
+        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     SPW_TRY(read_real(s, "rope_theta", &c->rope_theta));
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
@@ -274,7 +324,7 @@ read_rope(const source *s, spw_model_config *c)
     if (!(c->rope_theta > 0))
         return wrong(top != NULL ? s : &rope, "rope_theta", "number above 0",
                      top != NULL ? top : get(&rope, "rope_theta"));
-    return read_rope_scale(&rope, c);
+    return read_rope_scale(&rope, s, c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
@@ -565,6 +615,17 @@ write_gpt2(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "attn_pdrop", json_real(0));
 }
 
+static json_t *
+yarn_object(const spw_model_config *c)
+{
+    json_t *o = json_pack("{s:s, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", c->rope_factor, "beta_slow",
+                          c->rope_low, "beta_fast", c->rope_high, "truncate", c->rope_truncate,
+                          "original_max_position_embeddings", (json_int_t)c->rope_positions);
+    if (c->rope_attention != yarn_attention(c->rope_factor, 1))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
@@ -573,6 +634,8 @@ write_rope(json_t *o, const spw_model_config *c)
     if (c->rope == SPW_ROPE_LINEAR)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope == SPW_ROPE_YARN)
+        json_object_set_new(o, "rope_scaling", yarn_object(c));
     if (c->rope == SPW_ROPE_LLAMA3)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,

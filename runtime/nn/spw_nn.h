@@ -187,7 +187,7 @@ const char *spw_family_name(spw_family family);
 bool spw_family_parse(const char *name, spw_family *out);
 
 /* What is done to the frequencies of rotary positions. */
-typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3 } spw_rope;
+typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN } spw_rope;
 
 typedef struct spw_model_config {
     spw_family family;
@@ -202,8 +202,10 @@ typedef struct spw_model_config {
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
     spw_rope rope;
     double rope_theta;                       /* 0: no rotary positions */
-    double rope_factor, rope_low, rope_high; /* factor, low_freq_factor, high_freq_factor */
+    double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
+    double rope_attention;                   /* yarn: cos and sin are so many times as large */
+    bool rope_truncate;                      /* yarn */
 } spw_model_config;
 
 /* Adapters of low rank beside linear weights. */
@@ -276,8 +278,11 @@ uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
  * spw_rope_table - cos and sin for T positions into out (T, D) in host memory.
  * Computes  frequency f[j] = theta^(-2j/D). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
- *           weight (M / w - low) / (high - low). Frequencies and angles are rounded to fp32 as in the usual implementation.
- * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json.
+ *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
+ *           from the one that turns low times on, and between them the mean of both by j; with truncate the places are rounded
+ *           outwards; cos and sin times rope_attention. Frequencies and angles are rounded to fp32 as in the usual implementation.
+ * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json; yarn: Peng et
+ *           al. 2023 (2309.00071).
  */
 void spw_rope_table(const spw_model_config *config, uint64_t T, float *out);
 
