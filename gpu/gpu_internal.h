@@ -34,7 +34,7 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (2ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (3ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 enum { SPW_GPU_ANY = 0xffffffff }; /* for open: the device that options->turn says */
 

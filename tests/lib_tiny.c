@@ -57,7 +57,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .width = 32,
                             .layers = 3,
                             .heads = 4,
-                            .kv_heads = family == SPW_FAMILY_LLAMA || moe ? 2 : 4,
+                            .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || moe ? 2 : 4,
                             .head_dim = 8,
                             .mlp_width = family == SPW_FAMILY_LLAMA ? 88
                                          : moe                      ? 24
@@ -66,6 +66,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .choices = moe ? 2 : 0,
                             .sum_to_one = family == SPW_FAMILY_MIXTRAL,
                             .qk_norm = family == SPW_FAMILY_QWEN3_MOE,
+                            .packed = family == SPW_FAMILY_PHI3,
                             .positions = 40,
                             .norm_eps = 1e-5f,
                             .rope_theta = 10000.0f,

@@ -11,8 +11,8 @@ import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
-                          Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
+                          Qwen3Config, Qwen3MoeConfig)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -84,6 +84,15 @@ def older_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As the folders of Phi-3 and Phi-4 have it.
+def phi3_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "partial_rotary_factor": 1.0,
+          "original_max_position_embeddings": 48, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 def older_experts(folder):
     path = os.path.join(folder, "config.json")
     c = json.load(open(path))
@@ -147,6 +156,9 @@ def random_case(rng, family):
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
         return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
+    if family == "phi3":  # whose class has plain rope and a longrope
+        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"])
+        return Phi3Config(**more, sliding_window=rng.choice([None, window]), pad_token_id=None)
     experts = rng.choice([1, 2, 3, 6, 9])
     some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
     if family == "mixtral":
@@ -162,7 +174,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][i % 7]
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3"][i % 8]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -203,3 +215,6 @@ elif __name__ == "__main__":
                                          sliding_window=4), bf16, rewrite=older_experts)
     make("qwen3_moe_balance", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=6, num_experts_per_tok=3,
                                              moe_intermediate_size=10), f32, balance=0.5)
+    phi3 = dict(hidden_size=24, pad_token_id=None)
+    make("phi3", Phi3Config(**common | phi3, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=phi3_rope)
+    make("phi3_full", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=8, tie_word_embeddings=True), f16, shard="12KB")

@@ -16,9 +16,10 @@
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
 static const char *const cases[] = {
-    "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",     "llama_yarn",
-    "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",     "qwen3",
-    "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance"};
+    "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",      "llama_yarn",
+    "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",      "qwen3",
+    "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
+    "phi3_full"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -248,6 +249,7 @@ test_streamed(void **state)
     run("llama3", dir);
     run("qwen3_bias", dir);
     run("mixtral", dir);
+    run("phi3", dir);
     tiny_dir_remove(dir);
 }
 
@@ -255,7 +257,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum"};
+    static const char *const some[] = {"llama3",  "mistral",       "qwen2_window", "qwen3_bias",
+                                       "mixtral", "qwen3_moe_sum", "phi3"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -335,6 +338,12 @@ test_refusals(void **state)
         {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
         {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
         {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[1]}",
+         "not supported yet: rope_scaling.type \"su\""},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}", "not supported yet: rope_scaling.type \"longrope\""},
+        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "not supported yet: rope_scaling.type \"yarn\""},
+        {"phi3", "\"partial_rotary_factor\":0.75", "not supported yet: partial_rotary_factor 0.75"},
+        {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -490,6 +499,11 @@ test_defaults(void **state)
     DONE(parse("qwen3_moe", "\"sliding_window\":4096", &m, &err));
     assert_true(m.experts == 128 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 4 && m.window == 0);
     assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && m.mlp_width == 768 && m.qk_norm && m.head_dim == 6);
+    DONE(parse("phi3", "\"resid_pdrop\":0.1", &m, &err));
+    assert_true(m.packed && m.kv_heads == 2 && m.head_dim == 6 && m.window == 0 && m.norm_eps == 1e-5);
+    assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
+    DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.window == 9 && m.window_from == 0);
     { /* more experts than the tables hold, more choices than experts: known when a model is built */
         spw_model *model = NULL;
         DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));
@@ -528,6 +542,14 @@ test_section(void **state)
         SPW_ECONFIG);
     assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"dynamic\""));
     err = (spw_error){0};
+    assert_int_equal(spw_config_parse(&c, text, "run.json",
+                                      (const char *[]){"model.model_type=\"phi3\"", "model.embd_pdrop=0.1"}, 2, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.embd_pdrop 0.1"));
+    err = (spw_error){0};
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.model_type=\"phi3\"", "model.resid_pdrop=0.1"},
+                          2, &err));
+    assert_true(c.model.dropout == 0.1);
     DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model={\"path\":\"tests/vectors/families/qwen3\"}"},
                           1, &err));
     assert_int_equal(c.model.family, SPW_FAMILY_QWEN3);

@@ -21,7 +21,8 @@ enum {
     MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
     QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
     EXPERTS = MIXTRAL | QWEN_MOE,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS,
+    PHI3 = 1 << SPW_FAMILY_PHI3,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3,
     ALL = GPT2 | LLAMAS
 };
 
@@ -72,8 +73,8 @@ static const struct {
     {"router_aux_loss_coef", EXPERTS},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
-    {"resid_pdrop", GPT2},
-    {"embd_pdrop", GPT2},
+    {"resid_pdrop", GPT2 | PHI3},
+    {"embd_pdrop", GPT2 | PHI3},
     {"attn_pdrop", ALL},
     {"attention_dropout", ALL},
     {"scale_attn_weights", GPT2},
@@ -91,8 +92,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM", "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"};
+    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -213,7 +214,8 @@ read_rope_kind(const source *s, spw_model_config *c)
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    return c->rope != SPW_ROPE_PLAIN ? SPW_OK : refuse(s, key, v);
+    /* phi3's class has longrope alone, and takes yarn for that */
+    return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
 
 /* What the class makes of the factor where nothing else is said; both at 1 for one that is 1 or less. */
@@ -362,8 +364,9 @@ read_window(const source *s, spw_model_config *c)
 {
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
-    bool used = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL;
-    bool said = json_object_get(s->object, "sliding_window") != NULL || c->family == SPW_FAMILY_MIXTRAL;
+    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3; /* where nothing is said */
+    bool used = c->family == SPW_FAMILY_MISTRAL || none;
+    bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
     else
@@ -426,7 +429,7 @@ read_llama(const source *s, spw_model_config *c)
                           : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3   ? 32
                                                                                              : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL ? 1e-5 : 1e-6;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -454,6 +457,7 @@ read_llama(const source *s, spw_model_config *c)
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
     c->qk_norm = qwen3;
+    c->packed = c->family == SPW_FAMILY_PHI3;
     return SPW_OK;
 }
 
@@ -496,7 +500,9 @@ read_dropout(const source *s, spw_model_config *c)
     if (resid >= 1 || embd >= 1)
         return wrong(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop", "number in [0, 1)",
                      get(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop"));
-    if (resid >= 0 && embd >= 0 && resid != embd)
+    if (c->family == SPW_FAMILY_PHI3 && embd > 0) /* which its class has, and never looks at */
+        return refuse(s, "embd_pdrop", get(s, "embd_pdrop"));
+    if (c->family != SPW_FAMILY_PHI3 && resid >= 0 && embd >= 0 && resid != embd)
         return wrong(s, "embd_pdrop", "the same as resid_pdrop", get(s, "embd_pdrop"));
     c->dropout = resid > 0 ? resid : embd > 0 ? embd : 0;
     return SPW_OK;
@@ -511,7 +517,7 @@ read_family(const source *s, spw_family *out)
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
-                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe)",
+                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or phi3)",
                          s->name, s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
@@ -656,6 +662,8 @@ write_llama(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "hidden_act", json_string("silu"));
     json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
     write_rope(o, c);
+    if (c->family == SPW_FAMILY_PHI3)
+        json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
     if (c->family == SPW_FAMILY_LLAMA)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_LLAMA || c->qk_norm)
@@ -690,6 +698,7 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
         json_object_set_new(o, "torch_dtype", json_string(dtypes[dtype]));
         json_object_set_new(o, "bos_token_id", json_null());
         json_object_set_new(o, "eos_token_id", json_null());
+        json_object_set_new(o, "pad_token_id", json_null()); /* classes' own may lie beyond a small vocabulary */
     }
     set_size(o, "vocab_size", c->vocab);
     json_object_set_new(o, "tie_word_embeddings", json_boolean(c->tied));

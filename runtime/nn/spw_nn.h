@@ -107,6 +107,8 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
                             uint64_t v_col, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+/* The same of one value's halves: gate has the first columns, up the last. */
+spw_value *spw_nn_silu_mul_packed(spw_tape *t, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
@@ -179,6 +181,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN3,
     SPW_FAMILY_MIXTRAL,
     SPW_FAMILY_QWEN3_MOE,
+    SPW_FAMILY_PHI3,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -197,6 +200,7 @@ typedef struct spw_model_config {
     /* All but GPT-2. */
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
+    bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */

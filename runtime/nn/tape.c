@@ -441,21 +441,34 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
     return y;
 }
 
-spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+/* up begins at the column; in a value of its own at 0. */
+static spw_value *
+silu_mul(spw_tape *t, spw_value *gate, spw_value *up, uint64_t up_col)
 {
-    spw_value *y;
+    spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
     op *o;
-    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
-        return fail(t);
-    y = new_value(t, gate->rows, gate->cols, NULL);
     if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_silu_mul(t->queue, y->data, gate->data, up->data, y->rows * y->cols);
+        spw_gpu_silu_mul(t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
     o->in[0] = gate;
     o->in[1] = up;
+    o->col[1] = up_col;
     return y;
+}
+
+spw_value *
+spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
+        return fail(t);
+    return silu_mul(t, gate, up, 0);
+}
+
+spw_value *
+spw_nn_silu_mul_packed(spw_tape *t, spw_value *x)
+{
+    return x == NULL || x->cols % 2 != 0 ? fail(t) : silu_mul(t, x, x, x->cols / 2);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -905,9 +918,15 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_SILU_MUL:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
-        d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
+        if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
+            d2 = dx == NULL ? NULL : at_col(t, dx, o->col[1]);
+            flags |= (flags & SPW_OP_ACC_DX) != 0 ? SPW_OP_ACC_DX2 : 0u;
+        } else {
+            d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
+        }
         if (!t->dry)
-            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
+            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows,
+                                      y->cols, x->cols, flags);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
