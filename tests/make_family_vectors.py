@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig)
+                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -159,6 +159,9 @@ def random_case(rng, family):
     if family == "phi3":  # whose class has plain rope and a longrope
         more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"])
         return Phi3Config(**more, sliding_window=rng.choice([None, window]), pad_token_id=None)
+    if family == "smollm3":
+        return SmolLM3Config(**more, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, no_rope_layer_interval=rng.randrange(1, 5),
+                             pad_token_id=None)
     experts = rng.choice([1, 2, 3, 6, 9])
     some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
     if family == "mixtral":
@@ -174,7 +177,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3"][i % 8]
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3"][i % 9]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -218,3 +221,7 @@ elif __name__ == "__main__":
     phi3 = dict(hidden_size=24, pad_token_id=None)
     make("phi3", Phi3Config(**common | phi3, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=phi3_rope)
     make("phi3_full", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=8, tie_word_embeddings=True), f16, shard="12KB")
+    # Without rope a bias of the keys changes nothing, and its gradient is nothing but rounding.
+    make("smollm3", SmolLM3Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=6, no_rope_layer_interval=2), bf16)
+    make("smollm3_list", SmolLM3Config(**common | dict(num_key_value_heads=4, pad_token_id=None), head_dim=8, tie_word_embeddings=False,
+                                       no_rope_layers=[0, 0], mlp_bias=True), f16)

@@ -19,7 +19,7 @@ static const char *const cases[] = {
     "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",      "llama_yarn",
     "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",      "qwen3",
     "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
-    "phi3_full"};
+    "phi3_full",  "smollm3",     "smollm3_list"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -258,7 +258,7 @@ static void
 test_same_bits(void **state)
 {
     static const char *const some[] = {"llama3",  "mistral",       "qwen2_window", "qwen3_bias",
-                                       "mixtral", "qwen3_moe_sum", "phi3"};
+                                       "mixtral", "qwen3_moe_sum", "phi3",         "smollm3"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -344,6 +344,11 @@ test_refusals(void **state)
         {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "not supported yet: rope_scaling.type \"yarn\""},
         {"phi3", "\"partial_rotary_factor\":0.75", "not supported yet: partial_rotary_factor 0.75"},
         {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
+        {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
+        {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
+        {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
+        {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -504,6 +509,11 @@ test_defaults(void **state)
     assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
     DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
     assert_true(m.window == 9 && m.window_from == 0);
+    DONE(parse("smollm3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.rope_theta == 2e6 && m.norm_eps == 1e-6 && m.window == 0);
+    assert_true(m.rope_skip_every == 0); /* of three layers, four apart */
+    DONE(parse("smollm3", "\"no_rope_layers\":[1,0,1,0],\"no_rope_layer_interval\":3", &m, &err));
+    assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_has_rope(&m, 2));
     { /* more experts than the tables hold, more choices than experts: known when a model is built */
         spw_model *model = NULL;
         DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));

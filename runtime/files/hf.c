@@ -22,7 +22,8 @@ enum {
     QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
     EXPERTS = MIXTRAL | QWEN_MOE,
     PHI3 = 1 << SPW_FAMILY_PHI3,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3,
+    SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3,
     ALL = GPT2 | LLAMAS
 };
 
@@ -57,6 +58,8 @@ static const struct {
     {"rope_scaling", LLAMAS},
     {"rope_parameters", LLAMAS},
     {"partial_rotary_factor", LLAMAS},
+    {"no_rope_layers", SMOLLM3},
+    {"no_rope_layer_interval", SMOLLM3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
@@ -92,8 +95,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",  "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -300,7 +303,7 @@ read_rope(const source *s, spw_model_config *c)
     const json_t *top = get(s, "rope_theta");
     json_t *v;
     double part = 1;
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
     if (part != 1)
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
@@ -330,6 +333,34 @@ read_rope(const source *s, spw_model_config *c)
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
+
+/* The list, which counts more than the interval, must be what some interval gives. */
+static spw_status
+read_no_rope(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "no_rope_layers");
+    uint64_t with = 0;
+    if (c->family != SPW_FAMILY_SMOLLM3)
+        return SPW_OK;
+    c->rope_skip_every = 4;
+    SPW_TRY(read_size(s, "no_rope_layer_interval", 1, &c->rope_skip_every));
+    if (list != NULL && (!json_is_array(list) || json_array_size(list) < c->layers))
+        return wrong(s, "no_rope_layers", "a list with an entry for each layer", list);
+    while (list != NULL && with < c->layers && json_integer_value(json_array_get(list, with)) != 0)
+        with++;
+    if (list != NULL)
+        c->rope_skip_every = with + 1;
+    if (c->rope_skip_every > c->layers)
+        c->rope_skip_every = 0;
+    for (uint64_t l = 0; list != NULL && l < c->layers; l++) {
+        const json_t *v = json_array_get(list, l);
+        char key[40];
+        snprintf(key, sizeof key, "no_rope_layers[%llu]", (unsigned long long)l);
+        if (!json_is_integer(v) || (json_integer_value(v) != 0) != spw_model_has_rope(c, l))
+            return refuse(s, key, v);
+    }
+    return SPW_OK;
+}
 
 /* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
 static spw_status
@@ -377,7 +408,7 @@ read_window(const source *s, spw_model_config *c)
         c->window_from = qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
-    } else if (!qwen && !moe && get(s, "sliding_window") != NULL) {
+    } else if (!qwen && !moe && c->family != SPW_FAMILY_SMOLLM3 && get(s, "sliding_window") != NULL) {
         return refuse(s, "sliding_window", get(s, "sliding_window"));
     }
     SPW_TRY(read_layer_types(s, c, qwen));
@@ -425,10 +456,11 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL ? 8
-                          : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3   ? 32
-                                                                                             : 0;
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL     ? 8
+                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 ? 4
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3       ? 32
+                                                                                                 : 0;
     c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
@@ -444,15 +476,16 @@ read_llama(const source *s, spw_model_config *c)
                      json_object_get(s->object, "num_attention_heads"));
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
     SPW_TRY(read_rope(s, c));
+    SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (c->family == SPW_FAMILY_LLAMA || qwen3)
+    if (biases || qwen3)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
     c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2;
     c->out_bias = bias;
-    if (c->family == SPW_FAMILY_LLAMA)
+    if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
@@ -516,9 +549,10 @@ read_family(const source *s, spw_family *out)
     const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
-        return SPW_RAISE(s->err, SPW_ECONFIG,
-                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or phi3)",
-                         s->name, s->prefix);
+        return SPW_RAISE(
+            s->err, SPW_ECONFIG,
+            "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3 or smollm3)",
+            s->name, s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
     if (built_as != NULL &&
@@ -553,7 +587,7 @@ read_config(const source *s, bool section, spw_model_config *c)
     c->vocab = 256;
     c->positions = 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2;
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3;
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
@@ -649,9 +683,19 @@ write_rope(json_t *o, const spw_model_config *c)
                                       "original_max_position_embeddings", (json_int_t)c->rope_positions));
 }
 
+static json_t *
+no_rope_list(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_integer(spw_model_has_rope(c, l)));
+    return list;
+}
+
 static void
 write_llama(json_t *o, const spw_model_config *c)
 {
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
@@ -664,9 +708,11 @@ write_llama(json_t *o, const spw_model_config *c)
     write_rope(o, c);
     if (c->family == SPW_FAMILY_PHI3)
         json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
-    if (c->family == SPW_FAMILY_LLAMA)
+    if (c->family == SPW_FAMILY_SMOLLM3)
+        json_object_set_new(o, "no_rope_layers", no_rope_list(c));
+    if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (c->family == SPW_FAMILY_LLAMA || c->qk_norm)
+    if (biases || c->qk_norm)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
         set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);

@@ -5,8 +5,8 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",     "mistral", "qwen2", "qwen3",
-                                                           "mixtral", "qwen3_moe", "phi3",    "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",     "mistral", "qwen2",   "qwen3",
+                                                           "mixtral", "qwen3_moe", "phi3",    "smollm3", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -30,6 +30,12 @@ uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     return layer_idx >= c->window_from ? c->window : 0;
+}
+
+bool
+spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0;
 }
 
 /* The place among the frequencies, a real number, of one that turns so often over the original positions. */

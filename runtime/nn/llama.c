@@ -1,7 +1,7 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
- * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts), and Phi-3 (packed
- * weights) apart are flags of the configuration, not functions.
+ * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts), Phi-3 (packed
+ * weights) and SmolLM3 (layers without rope) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219).
  */
@@ -38,6 +38,8 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
     x = linear(call, at, NULL, x, c->qkv_bias);
     if (c->qk_norm)
         x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+    if (!spw_model_has_rope(c, call->block->layer_idx))
+        return x;
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
 }
 

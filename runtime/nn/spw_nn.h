@@ -182,6 +182,7 @@ typedef enum spw_family {
     SPW_FAMILY_MIXTRAL,
     SPW_FAMILY_QWEN3_MOE,
     SPW_FAMILY_PHI3,
+    SPW_FAMILY_SMOLLM3,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -208,6 +209,7 @@ typedef struct spw_model_config {
     double rope_theta;                       /* 0: no rotary positions */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
+    uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
     double rope_attention;                   /* yarn: cos and sin are so many times as large */
     bool rope_truncate;                      /* yarn */
 } spw_model_config;
@@ -276,6 +278,8 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* Whether this layer turns its queries and keys, where any does. */
+bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /*
