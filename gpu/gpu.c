@@ -434,6 +434,19 @@ spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *
 }
 
 void
+spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)
+{
+    q->calls->add_gated(q, y, onto, x, gate, M, C);
+}
+
+void
+spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                           uint64_t M, uint64_t C)
+{
+    q->calls->add_gated_backward(q, dx, dgate, dy, x, gate, M, C);
+}
+
+void
 spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
 {
     q->calls->dropout(q, y, x, n, p, key, counter_hi);

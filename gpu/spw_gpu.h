@@ -329,6 +329,12 @@ void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, co
 /* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]]. */
 void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                               const spw_routing *r, uint64_t C);
+/* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */
+void
+spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C);
+/* dx (M,C) = s dy, dgate (M) = s (1 - s) times the dot product of dy[m] and x[m], with s = sigmoid(gate[m]); both written. */
+void spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                                uint64_t M, uint64_t C);
 /* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
 void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
 

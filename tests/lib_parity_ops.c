@@ -276,6 +276,16 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], rstd, M, C);
 }
 
+/* d = M, C; onto another, and onto itself. */
+static void
+run_gated(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    spw_gpu_add_gated(q, p[3], p[0], p[1], p[2], M, C);
+    spw_gpu_add_gated_backward(q, p[4], p[5], p[0], p[1], p[2], M, C);
+    spw_gpu_add_gated(q, p[6], p[6], p[1], p[2], M, C);
+}
+
 void
 parity_norms(const parity *p)
 {
@@ -285,6 +295,18 @@ parity_norms(const parity *p)
         for (unsigned f = 0; f < 6; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
             uint64_t M = sizes[i][0], C = sizes[i][1];
+            if (f == 0)
+                subject_examine(p, &(subject){.name = "add_gated",
+                                              .a = {{ACT, M * C, 0, 0},
+                                                    {ACT, M * C, 0, 0},
+                                                    {ACT, M, 0, 0},
+                                                    {ACT_OUT, M * C, 0, 0},
+                                                    {ACT_OUT, M * C, 0, 0},
+                                                    {ACT_OUT, M, 0, 0},
+                                                    {ACT, M * C, 0, 0}},
+                                              .d = {M, C},
+                                              .slack = 4,
+                                              .run = run_gated});
             subject_examine(p, &(subject){.name = f & 1 ? "rmsnorm" : "layernorm",
                                           .a = {{ACT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},

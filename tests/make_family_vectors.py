@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -166,6 +166,10 @@ def random_case(rng, family):
     some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
     if family == "mixtral":
         return MixtralConfig(**more, **some, sliding_window=rng.choice([None, window]))
+    if family == "qwen2_moe":
+        some["num_experts"] = some.pop("num_local_experts")
+        return Qwen2MoeConfig(**more, **some, qkv_bias=rng.random() < 0.7, norm_topk_prob=rng.random() < 0.5,
+                              moe_intermediate_size=rng.randrange(3, 30), shared_expert_intermediate_size=rng.randrange(3, 40))
     more["head_dim"] += 6  # which it norms
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
@@ -177,7 +181,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3"][i % 9]
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe"][i % 10]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -225,3 +229,5 @@ elif __name__ == "__main__":
     make("smollm3", SmolLM3Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=6, no_rope_layer_interval=2), bf16)
     make("smollm3_list", SmolLM3Config(**common | dict(num_key_value_heads=4, pad_token_id=None), head_dim=8, tie_word_embeddings=False,
                                        no_rope_layers=[0, 0], mlp_bias=True), f16)
+    make("qwen2_moe", Qwen2MoeConfig(**common, head_dim=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=11,
+                                     shared_expert_intermediate_size=17), bf16)

@@ -141,9 +141,10 @@ JSON
 done
 # A mixture of experts, and packed weights: the same in every placement; and what a few rows choose is fetched.
 experts='"model_type": "qwen3_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 8' experts_more=', "router_balance": 0.02'
+shared='"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 60' shared_more=
 phi3='"model_type": "phi3", "intermediate_size": 60, "sliding_window": 30, "resid_pdrop": 0.1' phi3_more=
 first=host
-for family in experts phi3; do
+for family in experts shared phi3; do
     more=${family}_more
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,

@@ -19,7 +19,7 @@ static const char *const cases[] = {
     "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",      "llama_yarn",
     "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",      "qwen3",
     "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
-    "phi3_full",  "smollm3",     "smollm3_list"};
+    "phi3_full",  "smollm3",     "smollm3_list", "qwen2_moe"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -250,6 +250,7 @@ test_streamed(void **state)
     run("qwen3_bias", dir);
     run("mixtral", dir);
     run("phi3", dir);
+    run("qwen2_moe", dir);
     tiny_dir_remove(dir);
 }
 
@@ -257,8 +258,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3",  "mistral",       "qwen2_window", "qwen3_bias",
-                                       "mixtral", "qwen3_moe_sum", "phi3",         "smollm3"};
+    static const char *const some[] = {"llama3",        "mistral", "qwen2_window", "qwen3_bias", "mixtral",
+                                       "qwen3_moe_sum", "phi3",    "smollm3",      "qwen2_moe"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -349,6 +350,11 @@ test_refusals(void **state)
         {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
         {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
         {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
+        {"qwen2_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
+         "shared_expert_intermediate_size: expected integer in [1, "},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -514,6 +520,11 @@ test_defaults(void **state)
     assert_true(m.rope_skip_every == 0); /* of three layers, four apart */
     DONE(parse("smollm3", "\"no_rope_layers\":[1,0,1,0],\"no_rope_layer_interval\":3", &m, &err));
     assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_has_rope(&m, 2));
+    DONE(parse("qwen2_moe", "\"sliding_window\":4096,\"num_local_experts\":3", &m, &err));
+    assert_true(m.experts == 60 && m.choices == 4 && !m.sum_to_one && m.kv_heads == 16 && m.window == 0);
+    assert_true(m.mlp_width == 1408 && m.shared_width == 5632 && m.qkv_bias && !m.out_bias && !m.qk_norm && !m.tied);
+    DONE(parse("qwen2_moe", "\"num_experts\":7,\"qkv_bias\":false", &m, &err));
+    assert_true(m.experts == 7 && !m.qkv_bias);
     { /* more experts than the tables hold, more choices than experts: known when a model is built */
         spw_model *model = NULL;
         DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));

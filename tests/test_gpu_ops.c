@@ -404,8 +404,6 @@ packed_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *ou
 {
     uint64_t M = s->d[0], C = s->d[1], stride = 2 * C + 2;
     (void)out;
-    for (uint64_t m = 0; m < M && s->flags == 0; m++) /* between the rows nothing is written */
-        memset(g[0] + m * stride + 2 * C, 0, 2 * sizeof(float));
     spw_gpu_silu_mul_backward(q, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
 }
 
@@ -540,7 +538,29 @@ rmsnorm_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *o
                              s->d[0], s->d[1]);
 }
 
-/* LayerNorm and RMSNorm over rows shorter than the lanes, odd, and cut into several parts. */
+/* d = M, C */
+static void
+gated_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0] * s->d[1]; i++)
+        out[i] = in[0][i] + in[1][i] / (1 + exp(-in[2][i / s->d[1]]));
+}
+
+static void
+gated_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_add_gated(q, out, in[0], in[1], in[2], s->d[0], s->d[1]);
+}
+
+static void
+gated_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
+{
+    (void)out;
+    memcpy(g[0], dout, s->d[0] * s->d[1] * sizeof *dout);
+    spw_gpu_add_gated_backward(q, g[1], g[2], dout, in[1], in[2], s->d[0], s->d[1]);
+}
+
+/* LayerNorm, RMSNorm and a sum by gates over rows shorter than the lanes, odd, and cut into several parts. */
 static void
 test_norms(void **state)
 {
@@ -548,6 +568,7 @@ test_norms(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t M = sizes[i][0], C = sizes[i][1];
+        examine(&(subject){"add_gated", 3, {M * C, M * C, M}, M * C, {M, C}, 0, gated_ref, gated_fwd, gated_bwd});
         for (unsigned f = 0; f <= SPW_OP_ACC_DX; f += SPW_OP_ACC_DX) {
             examine(&(subject){
                 "layernorm", 3, {M * C, C, C}, M * C, {M, C}, f, layernorm_ref, layernorm_fwd, layernorm_bwd});

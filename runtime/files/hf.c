@@ -19,7 +19,8 @@ enum {
     MISTRAL = 1 << SPW_FAMILY_MISTRAL,
     QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
     MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
-    QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
+    QWEN2_MOE = 1 << SPW_FAMILY_QWEN2_MOE,
+    QWEN_MOE = QWEN2_MOE | 1 << SPW_FAMILY_QWEN3_MOE,
     EXPERTS = MIXTRAL | QWEN_MOE,
     PHI3 = 1 << SPW_FAMILY_PHI3,
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
@@ -66,7 +67,9 @@ static const struct {
     {"use_sliding_window", LLAMAS},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"num_experts", EXPERTS},
-    {"num_local_experts", EXPERTS},
+    {"num_local_experts", EXPERTS & ~QWEN2_MOE},
+    {"shared_expert_intermediate_size", QWEN2_MOE},
+    {"qkv_bias", QWEN2_MOE},
     {"num_experts_per_tok", EXPERTS},
     {"moe_intermediate_size", QWEN_MOE},
     {"norm_topk_prob", QWEN_MOE},
@@ -95,8 +98,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",  "Qwen3ForCausalLM",
-    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -395,7 +398,8 @@ read_window(const source *s, spw_model_config *c)
 {
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
-    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3; /* where nothing is said */
+    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3;      /* where nothing is said */
+    bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (!qwen && !moe)
@@ -408,7 +412,7 @@ read_window(const source *s, spw_model_config *c)
         c->window_from = qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
-    } else if (!qwen && !moe && c->family != SPW_FAMILY_SMOLLM3 && get(s, "sliding_window") != NULL) {
+    } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {
         return refuse(s, "sliding_window", get(s, "sliding_window"));
     }
     SPW_TRY(read_layer_types(s, c, qwen));
@@ -421,16 +425,17 @@ read_window(const source *s, spw_model_config *c)
 static spw_status
 read_experts(const source *s, spw_model_config *c)
 {
-    bool qwen = c->family == SPW_FAMILY_QWEN3_MOE;
-    const char *key = get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts";
+    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE, qwen = with_shared || c->family == SPW_FAMILY_QWEN3_MOE;
+    const char *key = get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts";
     const json_t *dense = get(s, "mlp_only_layers");
     double jitter = 0;
     uint64_t step = 1;
     if (c->family != SPW_FAMILY_MIXTRAL && !qwen)
         return SPW_OK;
-    c->experts = qwen ? 128 : 8; /* the classes' defaults */
-    c->choices = qwen ? 8 : 2;
-    c->mlp_width = qwen ? 768 : c->mlp_width;
+    c->experts = with_shared ? 60 : qwen ? 128 : 8; /* the classes' defaults */
+    c->choices = with_shared ? 4 : qwen ? 8 : 2;
+    c->mlp_width = with_shared ? 1408 : qwen ? 768 : c->mlp_width;
+    c->shared_width = with_shared ? 5632 : 0;
     c->sum_to_one = !qwen;
     SPW_TRY(read_size(s, key, 1, &c->experts));
     SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
@@ -443,6 +448,8 @@ read_experts(const source *s, spw_model_config *c)
         return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
     }
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    if (with_shared)
+        SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
     SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
     SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
     if (step != 1)
@@ -459,6 +466,7 @@ read_llama(const source *s, spw_model_config *c)
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL     ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 ? 4
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                    ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3       ? 32
                                                                                                  : 0;
     c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ? 1e-5 : 1e-6;
@@ -483,7 +491,9 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
-    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2;
+    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
+    if (c->family == SPW_FAMILY_QWEN2_MOE)
+        SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
     c->out_bias = bias;
     if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
@@ -549,10 +559,10 @@ read_family(const source *s, spw_family *out)
     const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
-        return SPW_RAISE(
-            s->err, SPW_ECONFIG,
-            "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3 or smollm3)",
-            s->name, s->prefix);
+        return SPW_RAISE(s->err, SPW_ECONFIG,
+                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
+                         "smollm3 or qwen2_moe)",
+                         s->name, s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
     if (built_as != NULL &&
@@ -718,7 +728,11 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
-    if (c->family == SPW_FAMILY_QWEN3_MOE) {
+    if (c->family == SPW_FAMILY_QWEN2_MOE) {
+        set_size(o, "shared_expert_intermediate_size", c->shared_width);
+        json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
+    }
+    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE) {
         set_size(o, "moe_intermediate_size", c->mlp_width);
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));

@@ -1,6 +1,6 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
- * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts), Phi-3 (packed
+ * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights) and SmolLM3 (layers without rope) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219).
@@ -43,28 +43,43 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
 }
 
+static spw_value *
+gated(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    spw_value *gate = linear(call, at, NULL, h, call->model->config.mlp_bias);
+    spw_value *up = linear(call, at, NULL, h, call->model->config.mlp_bias);
+    return spw_nn_silu_mul(call->tape, gate, up);
+}
+
+/* onto + the expert of all rows, as far as each row's gate lets it. */
+static spw_value *
+shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+{
+    spw_value *x = linear(call, at, NULL, gated(call, at, h), false);
+    return spw_nn_add_gated(call->tape, onto, x, linear(call, at, NULL, h, false));
+}
+
 /* onto + the MLP of h: one for all rows, or of the experts that each row chooses. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
     spw_tape *t = call->tape;
-    spw_value *gate, *up, *routing;
+    spw_value *gate, *up, *routing, *x;
     spw_value *const *w;
     if (c->packed)
         return linear(call, at, onto, spw_nn_silu_mul_packed(t, linear(call, at, NULL, h, c->mlp_bias)), c->mlp_bias);
-    if (c->experts == 0) {
-        gate = linear(call, at, NULL, h, c->mlp_bias);
-        up = linear(call, at, NULL, h, c->mlp_bias);
-        return linear(call, at, onto, spw_nn_silu_mul(t, gate, up), c->mlp_bias);
-    }
+    if (c->experts == 0)
+        return linear(call, at, onto, gated(call, at, h), c->mlp_bias);
     routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
-    h = spw_nn_dispatch(t, h, routing);
+    x = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
-    gate = spw_nn_linear_each(t, h, routing, w);
-    up = spw_nn_linear_each(t, h, routing, w + c->experts);
-    h = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
-    return spw_nn_combine(t, onto, h, routing);
+    *at += (uint32_t)(3 * c->experts);
+    gate = spw_nn_linear_each(t, x, routing, w);
+    up = spw_nn_linear_each(t, x, routing, w + c->experts);
+    x = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
+    x = spw_nn_combine(t, onto, x, routing);
+    return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }
 
 spw_value *
@@ -139,6 +154,12 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
             own_linear(m, b, prefix, name, rows, cols, false);
             m->params[m->param_count - 1].expert = (uint32_t)e + 1;
         }
+    }
+    if (c->shared_width > 0) {
+        own_linear(m, b, prefix, "mlp.shared_expert.gate_proj", c->shared_width, c->width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert.up_proj", c->shared_width, c->width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert.down_proj", c->width, c->shared_width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
     }
 }
 

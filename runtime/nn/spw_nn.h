@@ -119,6 +119,8 @@ spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool s
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
+/* onto + sigmoid(gate) x, gate (rows, 1): of an expert of all rows. x and gate, which want gradients, have no other user. */
+spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate);
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
@@ -183,6 +185,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN3_MOE,
     SPW_FAMILY_PHI3,
     SPW_FAMILY_SMOLLM3,
+    SPW_FAMILY_QWEN2_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -204,6 +207,7 @@ typedef struct spw_model_config {
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
+    uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
     spw_rope rope;
     double rope_theta;                       /* 0: no rotary positions */

@@ -18,6 +18,7 @@ typedef enum {
     T_DISPATCH,
     T_LINEAR_EACH,
     T_COMBINE,
+    T_ADD_GATED,
     T_ADD,
     T_ADD_SCALED,
     T_DROPOUT,
@@ -604,6 +605,25 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
 }
 
 spw_value *
+spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate)
+{
+    spw_value *y;
+    op *o;
+    if (onto == NULL || x == NULL || gate == NULL || onto->rows != x->rows || onto->cols != x->cols ||
+        gate->rows != x->rows || gate->cols != 1)
+        return fail(t);
+    y = new_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_ADD_GATED, y)) == NULL)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_add_gated(t->queue, y->data, onto->data, x->data, gate->data, x->rows, x->cols);
+    o->in[0] = onto;
+    o->in[1] = x;
+    o->in[2] = gate;
+    return y;
+}
+
+spw_value *
 spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
 {
     spw_value *y;
@@ -864,6 +884,18 @@ combine_backward(spw_tape *t, op *o)
 }
 
 static void
+add_gated_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[1], *gate = o->in[2];
+    unsigned added = 0;
+    act *dx = grad_of(t, x, 1, &added), *dgate = grad_of(t, gate, 1, &added);
+    SPW_ASSERT(!added && x->needs_grad && gate->needs_grad);
+    if (!t->dry && dx != NULL && dgate != NULL)
+        spw_gpu_add_gated_backward(t->queue, dx, dgate, y->grad, x->data, gate->data, y->rows, y->cols);
+    hand_over(t, o->in[0], y);
+}
+
+static void
 backward_op(spw_tape *t, op *o)
 {
     spw_gpu_queue *q = t->queue;
@@ -941,6 +973,7 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_LINEAR_EACH: linear_each_backward(t, o); return;
     case T_COMBINE: combine_backward(t, o); return;
+    case T_ADD_GATED: add_gated_backward(t, o); return;
     case T_ADD:
         pass_through(t, o->in[1], y);
         hand_over(t, x, y);
