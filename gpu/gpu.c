@@ -386,16 +386,18 @@ spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, ui
 }
 
 void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
 {
-    q->calls->silu_mul(q, y, gate, up, n);
+    bool dense = stride == C; /* one row, then, that can be cut anywhere */
+    q->calls->silu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
 }
 
 void
 spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t n, unsigned flags)
+                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
-    q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, n, flags);
+    bool dense = stride == C;
+    q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
 }
 
 void
@@ -429,6 +431,19 @@ spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *
                          uint64_t C)
 {
     q->calls->combine_backward(q, dx, dweights, dy, x, r, C);
+}
+
+void
+spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)
+{
+    q->calls->add_gated(q, y, onto, x, gate, M, C);
+}
+
+void
+spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                           uint64_t M, uint64_t C)
+{
+    q->calls->add_gated_backward(q, dx, dgate, dy, x, gate, M, C);
 }
 
 void

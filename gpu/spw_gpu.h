@@ -288,10 +288,11 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
 /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
 void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
 void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
-/* y = silu(gate) * up. */
-void spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n);
+/* y (M,C) = silu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of one array. */
+void
+spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
 void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                               uint64_t n, unsigned flags);
+                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
 /*
  * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and
  * those of one expert by row, so that an expert's rows lie together and products with its weights are products of a slice.
@@ -331,6 +332,12 @@ void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, co
 /* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]]. */
 void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                               const spw_routing *r, uint64_t C);
+/* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */
+void
+spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C);
+/* dx (M,C) = s dy, dgate (M) = s (1 - s) times the dot product of dy[m] and x[m], with s = sigmoid(gate[m]); both written. */
+void spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                                uint64_t M, uint64_t C);
 /* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
 void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
 

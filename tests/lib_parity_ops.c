@@ -157,9 +157,39 @@ run_gelu(const subject *s, spw_gpu_queue *q, void **p)
 static void
 run_silu(const subject *s, spw_gpu_queue *q, void **p)
 {
-    spw_gpu_silu_mul(q, p[2], p[0], p[1], s->d[0]);
-    spw_gpu_silu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], s->d[0],
+    uint64_t n = s->d[0];
+    spw_gpu_silu_mul(q, p[2], p[0], p[1], 1, n, n);
+    spw_gpu_silu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], 1, n, n,
                               s->flags);
+}
+
+/* d = M, C, stride: halves of one array, and of its gradient. */
+static void
+run_silu_packed(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1], stride = s->d[2];
+    spw_gpu_silu_mul(q, p[1], p[0], subject_elem(p[0], C), M, C, stride);
+    spw_gpu_silu_mul_backward(q, p[3], subject_elem(p[3], C), p[2], p[0], subject_elem(p[0], C), M, C, stride,
+                              s->flags);
+}
+
+static void
+examine_silu_packed(const parity *p)
+{
+    static const uint64_t sizes[][3] = {{1, 1, 2},   {3, 8, 16},     {5, 29, 58},  {4, 24, 56},
+                                        {7, 40, 83}, {33, 264, 528}, {700, 7, 14}, {4096, 8192, 16384}};
+    for (size_t i = 0; i < (p->large ? 8 : 7); i++)
+        for (unsigned f = 0; f < 2; f++) {
+            uint64_t M = sizes[i][0], C = sizes[i][1], stride = sizes[i][2];
+            subject_examine(p, &(subject){.name = "silu_mul, packed",
+                                          .a = {{ACT, M * stride, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0},
+                                                {ACT, M * C, 0, 0},
+                                                {f || stride > 2 * C ? ACT : ACT_OUT, M * stride, 0, 0}},
+                                          .d = {M, C, stride},
+                                          .flags = f ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
+                                          .run = run_silu_packed});
+        }
 }
 
 /* Onto nothing, onto another, in place, and at an odd address. */
@@ -186,6 +216,7 @@ run_dropout(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_elements(const parity *p)
 {
+    examine_silu_packed(p);
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
@@ -245,6 +276,16 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], rstd, M, C);
 }
 
+/* d = M, C; onto another, and onto itself. */
+static void
+run_gated(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1];
+    spw_gpu_add_gated(q, p[3], p[0], p[1], p[2], M, C);
+    spw_gpu_add_gated_backward(q, p[4], p[5], p[0], p[1], p[2], M, C);
+    spw_gpu_add_gated(q, p[6], p[6], p[1], p[2], M, C);
+}
+
 void
 parity_norms(const parity *p)
 {
@@ -254,6 +295,18 @@ parity_norms(const parity *p)
         for (unsigned f = 0; f < 6; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
             uint64_t M = sizes[i][0], C = sizes[i][1];
+            if (f == 0)
+                subject_examine(p, &(subject){.name = "add_gated",
+                                              .a = {{ACT, M * C, 0, 0},
+                                                    {ACT, M * C, 0, 0},
+                                                    {ACT, M, 0, 0},
+                                                    {ACT_OUT, M * C, 0, 0},
+                                                    {ACT_OUT, M * C, 0, 0},
+                                                    {ACT_OUT, M, 0, 0},
+                                                    {ACT, M * C, 0, 0}},
+                                              .d = {M, C},
+                                              .slack = 4,
+                                              .run = run_gated});
             subject_examine(p, &(subject){.name = f & 1 ? "rmsnorm" : "layernorm",
                                           .a = {{ACT, M * C, 0, 0},
                                                 {ACT, C, 0, 0},
@@ -358,7 +411,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t C = s->d[1];
     spw_gpu_gelu(q, p[2], p[0], C);
-    spw_gpu_silu_mul(q, subject_elem(p[2], C), p[0], p[1], C);
+    spw_gpu_silu_mul(q, subject_elem(p[2], C), p[0], p[1], 1, C, C);
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);

@@ -51,13 +51,13 @@ tiny_config(spw_config *c, spw_state_format format)
 void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
-    bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE;
+    bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE;
     *m = (spw_model_config){.family = family,
                             .vocab = 61,
                             .width = 32,
                             .layers = 3,
                             .heads = 4,
-                            .kv_heads = family == SPW_FAMILY_LLAMA || moe ? 2 : 4,
+                            .kv_heads = family == SPW_FAMILY_LLAMA || family == SPW_FAMILY_PHI3 || moe ? 2 : 4,
                             .head_dim = 8,
                             .mlp_width = family == SPW_FAMILY_LLAMA ? 88
                                          : moe                      ? 24
@@ -66,6 +66,8 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .choices = moe ? 2 : 0,
                             .sum_to_one = family == SPW_FAMILY_MIXTRAL,
                             .qk_norm = family == SPW_FAMILY_QWEN3_MOE,
+                            .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40 : 0,
+                            .packed = family == SPW_FAMILY_PHI3,
                             .positions = 40,
                             .norm_eps = 1e-5f,
                             .rope_theta = 10000.0f,

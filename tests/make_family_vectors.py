@@ -11,8 +11,8 @@ import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
-                          Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
+                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -79,8 +79,17 @@ def older_rope(folder):
     c = json.load(open(path))
     rope = c.pop("rope_parameters")
     c["rope_theta"] = rope["rope_theta"]
-    c["rope_scaling"] = {"type": rope["rope_type"], "factor": rope["factor"]}
+    c["rope_scaling"] = {"type": rope["rope_type"]} | {k: v for k, v in rope.items() if k not in ("rope_theta", "rope_type")}
     c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As the folders of Phi-3 and Phi-4 have it.
+def phi3_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "partial_rotary_factor": 1.0,
+          "original_max_position_embeddings": 48, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -111,12 +120,16 @@ def rope(theta, kind="default", **more):
 
 def rope_any(rng, positions):
     theta = rng.choice([100.0, 1000.0, 10000.0, 1e6])
-    kind = rng.choice(["default", "linear", "llama3"])
+    kind = rng.choice(["default", "linear", "llama3", "yarn"])
     if kind == "linear":
         return rope(theta, kind, factor=rng.choice([1.0, 2.5, 4.0]))
     if kind == "llama3":
         return rope(theta, kind, factor=rng.choice([2.0, 8.0, 32.0]), low_freq_factor=1.0, high_freq_factor=rng.choice([2.0, 4.0]),
                     original_max_position_embeddings=rng.choice([8, 16, positions]))
+    if kind == "yarn":
+        return rope(theta, kind, factor=rng.choice([1.0, 4.0, 40.0]), original_max_position_embeddings=rng.choice([8, 16, positions]),
+                    **rng.choice([{}, dict(truncate=False), dict(beta_fast=8.0, beta_slow=0.5), dict(attention_factor=0.9),
+                                  dict(mscale=1.0, mscale_all_dim=0.5)]))
     return rope(theta)
 
 
@@ -143,10 +156,20 @@ def random_case(rng, family):
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
         return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
+    if family == "phi3":  # whose class has plain rope and a longrope
+        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"])
+        return Phi3Config(**more, sliding_window=rng.choice([None, window]), pad_token_id=None)
+    if family == "smollm3":
+        return SmolLM3Config(**more, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, no_rope_layer_interval=rng.randrange(1, 5),
+                             pad_token_id=None)
     experts = rng.choice([1, 2, 3, 6, 9])
     some = dict(num_local_experts=experts, num_experts_per_tok=rng.randrange(1, 1 + min(experts, 4)))
     if family == "mixtral":
         return MixtralConfig(**more, **some, sliding_window=rng.choice([None, window]))
+    if family == "qwen2_moe":
+        some["num_experts"] = some.pop("num_local_experts")
+        return Qwen2MoeConfig(**more, **some, qkv_bias=rng.random() < 0.7, norm_topk_prob=rng.random() < 0.5,
+                              moe_intermediate_size=rng.randrange(3, 30), shared_expert_intermediate_size=rng.randrange(3, 40))
     more["head_dim"] += 6  # which it norms
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
@@ -158,7 +181,7 @@ def random_case(rng, family):
 def make_random(seed, count, out):
     rng = random.Random(seed)
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][i % 7]
+        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe"][i % 10]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -177,11 +200,16 @@ elif __name__ == "__main__":
                                rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                                     original_max_position_embeddings=48)), bf16, shard="4KB")
     make("llama_linear", LlamaConfig(**common, head_dim=8, rope_parameters=rope(1000.0, "linear", factor=2.5)), f16, rewrite=older_rope)
+    make("llama_yarn", LlamaConfig(**common, head_dim=12, rope_parameters=rope(
+        50.0, "yarn", factor=4.0, beta_fast=5.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=0.3, truncate=False,
+        original_max_position_embeddings=48)), bf16)
     make("mistral", MistralConfig(**common, head_dim=6, sliding_window=5), bf16)
     make("mistral_full", MistralConfig(**common | dict(num_key_value_heads=4), head_dim=12, sliding_window=None,
                                        tie_word_embeddings=True), f16)
     qwen2 = common | dict(hidden_size=24)
     make("qwen2", Qwen2Config(**qwen2, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16, shard="6KB")
+    make("qwen2_yarn", Qwen2Config(**qwen2, rope_parameters=rope(20.0, "yarn", factor=2.5, original_max_position_embeddings=24)), f16,
+         rewrite=older_rope)
     make("qwen2_window", Qwen2Config(**qwen2 | dict(num_hidden_layers=3), use_sliding_window=True, sliding_window=6, max_window_layers=1),
          f32)
     make("qwen3", Qwen3Config(**common, head_dim=12, tie_word_embeddings=True, rope_parameters=rope(1e6)), bf16)
@@ -194,3 +222,12 @@ elif __name__ == "__main__":
                                          sliding_window=4), bf16, rewrite=older_experts)
     make("qwen3_moe_balance", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=6, num_experts_per_tok=3,
                                              moe_intermediate_size=10), f32, balance=0.5)
+    phi3 = dict(hidden_size=24, pad_token_id=None)
+    make("phi3", Phi3Config(**common | phi3, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=phi3_rope)
+    make("phi3_full", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=8, tie_word_embeddings=True), f16, shard="12KB")
+    # Without rope a bias of the keys changes nothing, and its gradient is nothing but rounding.
+    make("smollm3", SmolLM3Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=6, no_rope_layer_interval=2), bf16)
+    make("smollm3_list", SmolLM3Config(**common | dict(num_key_value_heads=4, pad_token_id=None), head_dim=8, tie_word_embeddings=False,
+                                       no_rope_layers=[0, 0], mlp_bias=True), f16)
+    make("qwen2_moe", Qwen2MoeConfig(**common, head_dim=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=11,
+                                     shared_expert_intermediate_size=17), bf16)

@@ -2,9 +2,9 @@
 """Makes tests/vectors/generate.txt: what transformers draws greedily, with its own cache, from each model in vectors/families.
 
 A line is: case, prompt ids, a bar, drawn ids. Prompts are drawn until every choice is more than 1e-3 ahead of the second
-best, so that rounding in another order turns none.
+best, so that rounding in another order turns none. With names of cases: those lines are added to what is there.
 """
-import os
+import os, sys
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -12,7 +12,7 @@ HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors")
 torch.set_num_threads(1)
 torch.manual_seed(5)
 lines, least = [], float("inf")
-for case in sorted(os.listdir(os.path.join(HERE, "families"))):
+for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
     model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
     positions = getattr(model.config, "n_positions", None) or model.config.max_position_embeddings
@@ -28,5 +28,5 @@ for case in sorted(os.listdir(os.path.join(HERE, "families"))):
             margin = (top[:, 0] - top[:, 1]).min().item()
         least = min(least, margin)
         lines.append(f"{case} {' '.join(map(str, prompt[0].tolist()))} | {' '.join(map(str, out[0, length:].tolist()))}\n")
-open(os.path.join(HERE, "generate.txt"), "w").writelines(lines)
+open(os.path.join(HERE, "generate.txt"), "a" if sys.argv[1:] else "w").writelines(lines)
 print(f"{len(lines)} lines, least margin {least:.2g}")

@@ -105,6 +105,7 @@ test_codes_are_numbers(void **state)
     against_plain(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, lora_int4);
     against_plain(SPW_FAMILY_LLAMA, SPW_STATE_FP32, lora_int8);
     against_plain(SPW_FAMILY_QWEN3_MOE, SPW_STATE_FP32, lora_int8);
+    against_plain(SPW_FAMILY_PHI3, SPW_STATE_FP32, lora_int4);
     against_plain(SPW_FAMILY_GPT2, SPW_STATE_MIXED, lower_int4);
 }
 

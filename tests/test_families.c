@@ -15,9 +15,11 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",        "llama_linear",
-                                    "mistral",    "mistral_full", "qwen2",     "qwen2_window",  "qwen3",
-                                    "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance"};
+static const char *const cases[] = {
+    "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",      "llama_yarn",
+    "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",      "qwen3",
+    "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
+    "phi3_full",  "smollm3",     "smollm3_list", "qwen2_moe"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -247,6 +249,8 @@ test_streamed(void **state)
     run("llama3", dir);
     run("qwen3_bias", dir);
     run("mixtral", dir);
+    run("phi3", dir);
+    run("qwen2_moe", dir);
     tiny_dir_remove(dir);
 }
 
@@ -254,7 +258,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum"};
+    static const char *const some[] = {"llama3",        "mistral", "qwen2_window", "qwen3_bias", "mixtral",
+                                       "qwen3_moe_sum", "phi3",    "smollm3",      "qwen2_moe"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -334,6 +339,22 @@ test_refusals(void **state)
         {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
         {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
         {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[1]}",
+         "not supported yet: rope_scaling.type \"su\""},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}", "not supported yet: rope_scaling.type \"longrope\""},
+        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "not supported yet: rope_scaling.type \"yarn\""},
+        {"phi3", "\"partial_rotary_factor\":0.75", "not supported yet: partial_rotary_factor 0.75"},
+        {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
+        {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
+        {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
+        {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
+        {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
+        {"qwen2_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
+         "shared_expert_intermediate_size: expected integer in [1, "},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -350,11 +371,15 @@ test_refusals(void **state)
         {"llama", "\"quantization_config\":{\"bits\":4}", "take the folder that was quantized"},
         {"mixtral", "\"output_router_logits\":true", "spillway.router_balance is the loss"},
         {"qwen3_moe", "\"output_router_logits\":1", "output_router_logits: expected true or false, got 1"},
-        {"llama", "\"rope_scaling\":{\"beta_fast\":32,\"type\":\"yarn\",\"factor\":4.0}", /* by its name, first */
-         "not supported yet: rope_scaling.type \"yarn\""},
+        {"llama", "\"rope_scaling\":{\"long_factor\":[1],\"type\":\"longrope\"}", /* by its name, first */
+         "not supported yet: rope_scaling.type \"longrope\""},
         {"llama", "\"architectures\":[\"LLaMAModel\"]", "not supported yet: architectures[0] \"LLaMAModel\""},
-        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}",
-         "not supported yet: rope_scaling.rope_type \"yarn\""},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_scaling.factor: expected number of at least 1"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attn_factor\":2}",
+         "not supported yet: rope_scaling.attn_factor 2"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"truncate\":1}",
+         "rope_scaling.truncate: expected true or false, got 1"},
+        {"llama", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
         {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
          "not supported yet: rope_scaling.type \"dynamic\""},
         {"qwen2", "\"rope_parameters\":{\"rope_type\":\"longrope\",\"rope_theta\":1e4}",
@@ -443,6 +468,23 @@ test_defaults(void **state)
     assert_true(m.qkv_bias && m.out_bias && m.head_dim == 6 && m.kv_heads == 1);
     DONE(parse("llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0}", &m, &err));
     assert_true(m.rope_theta == 500000);
+    DONE(parse("llama",
+               "\"max_position_embeddings\":99,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":0}", &m,
+               &err));
+    assert_true(m.rope == SPW_ROPE_YARN && m.rope_low == 1 && m.rope_high == 32 && m.rope_truncate);
+    assert_true(m.rope_positions == 99 && fabs(m.rope_attention - (1 + 0.1 * log(4))) < 1e-15);
+    DONE(parse("qwen3",
+               "\"original_max_position_embeddings\":7,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,"
+               "\"original_max_position_embeddings\":9,\"attention_factor\":0.5,\"truncate\":null}",
+               &m, &err));
+    assert_true(m.rope_positions == 7 && m.rope_attention == 0.5 && !m.rope_truncate);
+    DONE(parse("llama", "\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "rope_theta (1) above 1"));
+        err = (spw_error){0};
+    }
     DONE(parse("llama", "\"architectures\":[\"LLaMAForCausalLM\"]", &m, &err)); /* as the first files had it */
     for (int q = 2; q < 4; q++) {
         DONE(parse(q == 2 ? "qwen2" : "qwen3", "", &m, &err));
@@ -468,6 +510,21 @@ test_defaults(void **state)
     DONE(parse("qwen3_moe", "\"sliding_window\":4096", &m, &err));
     assert_true(m.experts == 128 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 4 && m.window == 0);
     assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && m.mlp_width == 768 && m.qk_norm && m.head_dim == 6);
+    DONE(parse("phi3", "\"resid_pdrop\":0.1", &m, &err));
+    assert_true(m.packed && m.kv_heads == 2 && m.head_dim == 6 && m.window == 0 && m.norm_eps == 1e-5);
+    assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
+    DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.window == 9 && m.window_from == 0);
+    DONE(parse("smollm3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.rope_theta == 2e6 && m.norm_eps == 1e-6 && m.window == 0);
+    assert_true(m.rope_skip_every == 0); /* of three layers, four apart */
+    DONE(parse("smollm3", "\"no_rope_layers\":[1,0,1,0],\"no_rope_layer_interval\":3", &m, &err));
+    assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_has_rope(&m, 2));
+    DONE(parse("qwen2_moe", "\"sliding_window\":4096,\"num_local_experts\":3", &m, &err));
+    assert_true(m.experts == 60 && m.choices == 4 && !m.sum_to_one && m.kv_heads == 16 && m.window == 0);
+    assert_true(m.mlp_width == 1408 && m.shared_width == 5632 && m.qkv_bias && !m.out_bias && !m.qk_norm && !m.tied);
+    DONE(parse("qwen2_moe", "\"num_experts\":7,\"qkv_bias\":false", &m, &err));
+    assert_true(m.experts == 7 && !m.qkv_bias);
     { /* more experts than the tables hold, more choices than experts: known when a model is built */
         spw_model *model = NULL;
         DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));
@@ -502,10 +559,18 @@ test_section(void **state)
     assert_non_null(strstr(err.message, "unknown key \"model.hiden_act\"; did you mean \"model.hidden_act\"?"));
     err = (spw_error){0};
     assert_int_equal(
-        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"yarn\""}, 1, &err),
+        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"dynamic\""}, 1, &err),
         SPW_ECONFIG);
-    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"yarn\""));
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"dynamic\""));
     err = (spw_error){0};
+    assert_int_equal(spw_config_parse(&c, text, "run.json",
+                                      (const char *[]){"model.model_type=\"phi3\"", "model.embd_pdrop=0.1"}, 2, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.embd_pdrop 0.1"));
+    err = (spw_error){0};
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.model_type=\"phi3\"", "model.resid_pdrop=0.1"},
+                          2, &err));
+    assert_true(c.model.dropout == 0.1);
     DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model={\"path\":\"tests/vectors/families/qwen3\"}"},
                           1, &err));
     assert_int_equal(c.model.family, SPW_FAMILY_QWEN3);

@@ -373,14 +373,38 @@ silu_ref(const subject *s, double *const *in, double *out)
 static void
 silu_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_silu_mul(q, out, in[0], in[1], s->d[0]);
+    spw_gpu_silu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
 silu_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_silu_mul_backward(q, g[0], g[1], dout, in[0], in[1], s->d[0], s->flags);
+    spw_gpu_silu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+}
+
+/* d = M, C: halves of one array, whose rows have two columns more. */
+static void
+packed_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0, M = s->d[0], C = s->d[1]; i < M * C; i++) {
+        const double *at = in[0] + i / C * (2 * C + 2) + i % C;
+        out[i] = at[0] / (1 + exp(-at[0])) * at[C];
+    }
+}
+
+static void
+packed_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_silu_mul(q, out, in[0], in[0] + s->d[1], s->d[0], s->d[1], 2 * s->d[1] + 2);
+}
+
+static void
+packed_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
+{
+    uint64_t M = s->d[0], C = s->d[1], stride = 2 * C + 2;
+    (void)out;
+    spw_gpu_silu_mul_backward(q, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
 }
 
 static void
@@ -437,6 +461,18 @@ test_elementwise(void **state)
         examine(&(subject){"silu_mul", 2, {n, n}, n, {n}, 0, silu_ref, silu_fwd, silu_bwd});
         examine(&(subject){
             "silu_mul, added", 2, {n, n}, n, {n}, SPW_OP_ACC_DX | SPW_OP_ACC_DX2, silu_ref, silu_fwd, silu_bwd});
+        for (unsigned f = 0; f < 2; f++) {
+            uint64_t M = n > 1000 ? 7 : 3, C = n > 1000 ? n / 7 : n;
+            examine(&(subject){f ? "silu_mul, packed, added" : "silu_mul, packed",
+                               1,
+                               {M * (2 * C + 2)},
+                               M * C,
+                               {M, C},
+                               f ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
+                               packed_ref,
+                               packed_fwd,
+                               packed_bwd});
+        }
         examine(&(subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
         examine(&(subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});
         examine(&(subject){"add_scaled, in place", 1, {n}, n, {n}, 0, scaled_ref, scaled_fwd, NULL});
@@ -502,7 +538,29 @@ rmsnorm_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *o
                              s->d[0], s->d[1]);
 }
 
-/* LayerNorm and RMSNorm over rows shorter than the lanes, odd, and cut into several parts. */
+/* d = M, C */
+static void
+gated_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0] * s->d[1]; i++)
+        out[i] = in[0][i] + in[1][i] / (1 + exp(-in[2][i / s->d[1]]));
+}
+
+static void
+gated_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_add_gated(q, out, in[0], in[1], in[2], s->d[0], s->d[1]);
+}
+
+static void
+gated_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
+{
+    (void)out;
+    memcpy(g[0], dout, s->d[0] * s->d[1] * sizeof *dout);
+    spw_gpu_add_gated_backward(q, g[1], g[2], dout, in[1], in[2], s->d[0], s->d[1]);
+}
+
+/* LayerNorm, RMSNorm and a sum by gates over rows shorter than the lanes, odd, and cut into several parts. */
 static void
 test_norms(void **state)
 {
@@ -510,6 +568,7 @@ test_norms(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t M = sizes[i][0], C = sizes[i][1];
+        examine(&(subject){"add_gated", 3, {M * C, M * C, M}, M * C, {M, C}, 0, gated_ref, gated_fwd, gated_bwd});
         for (unsigned f = 0; f <= SPW_OP_ACC_DX; f += SPW_OP_ACC_DX) {
             examine(&(subject){
                 "layernorm", 3, {M * C, C, C}, M * C, {M, C}, f, layernorm_ref, layernorm_fwd, layernorm_bwd});
@@ -947,7 +1006,7 @@ test_nan_spreads(void **state)
     x[21] = NAN;
     spw_gpu_gelu(q, y, x, C);
     assert_true(isnan(y[21]));
-    spw_gpu_silu_mul(q, y, x, w, C);
+    spw_gpu_silu_mul(q, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));

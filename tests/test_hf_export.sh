@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -29,6 +29,8 @@ train llama true "\"model_type\":\"llama\",$small,\"rope_theta\":5e5"
 train llama3 true "\"model_type\":\"llama\",$small,\"head_dim\":10,\"attention_bias\":true,\"mlp_bias\":true,\"tie_word_embeddings\":true,
     \"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":48}"
 train linear false "\"model_type\":\"llama\",$small,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000}"
+train yarn true "\"model_type\":\"llama\",$small,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":8,\"truncate\":false,
+    \"mscale\":0,\"attention_factor\":0.9,\"original_max_position_embeddings\":16}"
 train mistral true "\"model_type\":\"mistral\",$small,\"sliding_window\":7,\"head_dim\":8"
 train mistral_full false "\"model_type\":\"mistral\",$small,\"sliding_window\":null"
 train qwen2 true "\"model_type\":\"qwen2\",$small,\"tie_word_embeddings\":true,\"rope_theta\":1e6"
@@ -37,6 +39,9 @@ train qwen3 true "\"model_type\":\"qwen3\",$small,\"head_dim\":12,\"tie_word_emb
 train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attention_bias\":true"
 train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
 train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
+train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
+train smollm3 true "\"model_type\":\"smollm3\",$small,\"no_rope_layer_interval\":2,\"mlp_bias\":true"
+train qwen2_moe true "\"model_type\":\"qwen2_moe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"shared_expert_intermediate_size\":17"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -52,12 +57,18 @@ want = {
     "llama3": dict(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
                                     "original_max_position_embeddings": 48}, head_dim=10, attention_bias=True, mlp_bias=True),
     "linear": dict(rope_parameters={"rope_type": "linear", "rope_theta": 1000, "factor": 2.5}),
+    "yarn": dict(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "beta_slow": 1, "beta_fast": 8, "truncate": False,
+                                  "attention_factor": 0.9, "original_max_position_embeddings": 16}),
     "mistral": dict(sliding_window=7, head_dim=8, num_key_value_heads=2), "mistral_full": dict(sliding_window=None, head_dim=6),
     "qwen2": dict(use_sliding_window=False, layer_types=["full_attention"] * 2, tie_word_embeddings=True),
     "qwen2_window": dict(sliding_window=5, layer_types=["full_attention", "sliding_attention"]),
     "qwen3": dict(head_dim=12, attention_bias=False), "qwen3_bias": dict(head_dim=8, attention_bias=True),
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
     "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
+    "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
+    "qwen2_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=17, qkv_bias=True),
+    "smollm3": dict(no_rope_layers=[1, 0], mlp_bias=True, attention_bias=False, tie_word_embeddings=True, layer_types=["full_attention"] * 2,
+                    rope_parameters={"rope_type": "default", "rope_theta": 2e6}),
 }
 
 

@@ -48,7 +48,7 @@ open_layer(layer *l, spw_family family, uint32_t block_idx, double dropout)
     spw_error err = {0};
     memset(l, 0, sizeof *l);
     tiny_model_config(&c, family);
-    c.dropout = family == SPW_FAMILY_GPT2 ? dropout : 0;
+    c.dropout = family == SPW_FAMILY_GPT2 || family == SPW_FAMILY_PHI3 ? dropout : 0;
     c.qk_norm |= family == SPW_FAMILY_QWEN3;
     assert_int_equal(spw_model_build(&l->model, &c, &err), SPW_OK);
     l->block = &l->model->blocks[block_idx];
@@ -156,14 +156,15 @@ backward(layer *l, spw_value *y)
 static void
 test_kept(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,    SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
         float *want, *got, *other;
         uint64_t used, bytes;
-        open_layer(&l, families[f], 1, f == 0 ? 0.1 : 0);
+        open_layer(&l, families[f], 1, f == 0 || families[f] == SPW_FAMILY_PHI3 ? 0.1 : 0);
         bytes = (ROWS * l.model->config.width + l.grad_elems) * sizeof(float);
         spw_tape_reset(l.tape, l.arena, ARENA, true);
         want = backward(&l, forward(&l, true));
@@ -191,8 +192,9 @@ test_kept(void **state)
 static void
 test_begun(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,    SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;
@@ -200,7 +202,7 @@ test_begun(void **state)
             layer l;
             float *want, *got, *twice;
             uint64_t n;
-            open_layer(&l, families[f], block, f == 0 ? 0.1 : 0);
+            open_layer(&l, families[f], block, f == 0 || families[f] == SPW_FAMILY_PHI3 ? 0.1 : 0);
             n = ROWS * l.model->config.width;
             spw_tape_reset(l.tape, l.arena, ARENA, true);
             want = backward(&l, forward(&l, true));

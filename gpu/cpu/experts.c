@@ -1,5 +1,6 @@
 /*
- * A mixture of experts on the cpu device: routing, and rows to their experts and back. What lies between are products of slices.
+ * A mixture of experts on the cpu device: routing, rows to their experts and back, and what an expert of all rows adds. What lies
+ * between are products of slices.
  */
 #include "cpu_internal.h"
 #include <math.h>
@@ -217,4 +218,57 @@ spw__cpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act 
 {
     run(q, &(moe_args){.r = r, .y = dx, .dweights = dweights, .dy = dy, .x = x, .C = C}, C * r->k,
         combine_backward_part);
+}
+
+/* ---------------------------------------------------------------- an expert of all rows; r has M alone, logits are the gate */
+
+static float
+sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+static void
+add_gated_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        float *y = g->y + m * g->C;
+        if (g->onto != g->y)
+            memcpy(y, g->onto + m * g->C, g->C * sizeof *y);
+        g->k->axpy(y, sigmoid(g->logits[m]), g->x + m * g->C, g->C);
+    }
+}
+
+void
+spw__cpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)
+{
+    run(q, &(moe_args){.r = &(spw_routing){.M = M}, .y = y, .onto = onto, .x = x, .logits = gate, .C = C}, C,
+        add_gated_part);
+}
+
+static void
+add_gated_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const moe_args *g = ctx;
+    uint64_t first, n = slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t m = first; m < first + n; m++) {
+        const float *dy = g->dy + m * g->C;
+        float s = sigmoid(g->logits[m]);
+        g->dweights[m] = s * (1.0f - s) * g->k->dot(dy, g->x + m * g->C, g->C);
+        memcpy(g->y + m * g->C, dy, g->C * sizeof *dy);
+        g->k->scale(g->y + m * g->C, s, g->C);
+    }
+}
+
+void
+spw__cpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                            uint64_t M, uint64_t C)
+{
+    run(q,
+        &(moe_args){.r = &(spw_routing){.M = M}, .y = dx, .dweights = dgate, .dy = dy, .x = x, .logits = gate, .C = C},
+        C, add_gated_backward_part);
 }

@@ -67,9 +67,6 @@ at(void *base, uint64_t i)
 ELEMENT_PART(add_part, g->k->add(at(g->out, i), g->a + i, g->b + i, n))
 ELEMENT_PART(gelu_part, g->k->gelu(at(g->out, i), g->a + i, n))
 ELEMENT_PART(gelu_backward_part, g->k->gelu_backward(at(g->out, i), g->a + i, g->b + i, n, g->flags &SPW_OP_ACC_DX))
-ELEMENT_PART(silu_part, g->k->silu_mul(at(g->out, i), g->a + i, g->b + i, n))
-ELEMENT_PART(silu_backward_part, g->k->silu_mul_backward(at(g->out, i), at(g->out2, i), g->a + i, g->b + i, g->c + i, n,
-                                                         g->flags &SPW_OP_ACC_DX, g->flags &SPW_OP_ACC_DX2))
 
 void
 spw__cpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
@@ -109,18 +106,62 @@ spw__cpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, u
     run(q, &(args){.out = dx, .a = dy, .b = x, .n = n, .flags = flags}, n, ELEMENT_GRAIN, gelu_backward_part);
 }
 
-void
-spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+/* How many of n elements from the first on lie in one row; at: where they do when rows begin stride apart. */
+static uint64_t
+in_row(const args *g, uint64_t first, uint64_t n, uint64_t *at)
 {
-    run(q, &(args){.out = y, .a = gate, .b = up, .n = n}, n, ELEMENT_GRAIN, silu_part);
+    uint64_t row = first / g->cols, col = first % g->cols;
+    *at = row * g->stride + col;
+    return n < g->cols - col ? n : g->cols - col;
+}
+
+static void
+silu_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    (void)worker_idx;
+    for (; n > 0; i += count, n -= count) {
+        count = in_row(g, i, n, &from);
+        g->k->silu_mul(at(g->out, i), g->a + from, g->b + from, count);
+    }
+}
+
+static void
+silu_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    (void)worker_idx;
+    for (; n > 0; i += count, n -= count) {
+        count = in_row(g, i, n, &from);
+        g->k->silu_mul_backward(at(g->out, from), at(g->out2, from), g->a + i, g->b + from, g->c + from, count,
+                                g->flags & SPW_OP_ACC_DX, g->flags & SPW_OP_ACC_DX2);
+    }
+}
+
+void
+spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+{
+    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
+        silu_part);
 }
 
 void
 spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                           uint64_t n, unsigned flags)
+                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
-    run(q, &(args){.out = dgate, .out2 = dup, .a = dy, .b = gate, .c = up, .n = n, .flags = flags}, n, ELEMENT_GRAIN,
-        silu_backward_part);
+    run(q,
+        &(args){.out = dgate,
+                .out2 = dup,
+                .a = dy,
+                .b = gate,
+                .c = up,
+                .n = M * C,
+                .cols = C,
+                .stride = stride,
+                .flags = flags},
+        M * C, ELEMENT_GRAIN, silu_backward_part);
 }
 
 static void

@@ -75,53 +75,67 @@ gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool 
     store8(dx + i, d, n - i, wide);
 }
 
+/* A thread's eight elements of M rows of C: false, there are none; row and the first's column. */
+SPW_DEVICE bool
+my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
+{
+    uint64_t eights = (C + 7) / 8, i = my_eight() / 8;
+    *row = M == 1 ? 0 : i / eights;
+    *col = (i - *row * eights) * 8;
+    return *row < M && *col < C;
+}
+
 template <class T>
 __global__ void
-silu_mul_kernel(T *y, const T *gate, const T *up, uint64_t n, bool wide)
+silu_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
-    uint64_t i = my_eight();
+    uint64_t row, col, n, i;
     float g[8], u[8];
-    if (i >= n)
+    if (!my_eight_of_row(M, C, &row, &col))
         return;
-    load8(g, gate + i, n - i, wide);
-    load8(u, up + i, n - i, wide);
+    n = C - col;
+    i = row * stride + col;
+    load8(g, gate + i, n, wide);
+    load8(u, up + i, n, wide);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         u[j] *= g[j] / (1.0f + expf(-g[j]));
-    store8(y + i, u, n - i, wide);
+    store8(y + row * C + col, u, n, wide);
 }
 
 /* dgate and dup may each be NULL. */
 template <class T>
 __global__ void
-silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t n, bool add_gate,
-                         bool add_up, bool wide)
+silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t M, uint64_t C,
+                         uint64_t stride, bool add_gate, bool add_up, bool wide)
 {
-    uint64_t i = my_eight();
+    uint64_t row, col, n, i;
     float g[8], u[8], d[8], old[8] = {0}, out[8];
-    if (i >= n)
+    if (!my_eight_of_row(M, C, &row, &col))
         return;
-    load8(g, gate + i, n - i, wide);
-    load8(u, up + i, n - i, wide);
-    load8(d, dy + i, n - i, wide);
+    n = C - col;
+    i = row * stride + col;
+    load8(g, gate + i, n, wide);
+    load8(u, up + i, n, wide);
+    load8(d, dy + row * C + col, n, wide);
     if (dgate != NULL) {
         if (add_gate)
-            load8(old, dgate + i, n - i, wide);
+            load8(old, dgate + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float s = 1.0f / (1.0f + expf(-g[j]));
             out[j] = old[j] + d[j] * u[j] * (s + g[j] * s * (1.0f - s));
             old[j] = 0.0f;
         }
-        store8(dgate + i, out, n - i, wide);
+        store8(dgate + i, out, n, wide);
     }
     if (dup != NULL) {
         if (add_up)
-            load8(old, dup + i, n - i, wide);
+            load8(old, dup + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             out[j] = old[j] + d[j] * g[j] / (1.0f + expf(-g[j]));
-        store8(dup + i, out, n - i, wide);
+        store8(dup + i, out, n, wide);
     }
 }
 

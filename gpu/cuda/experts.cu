@@ -101,3 +101,43 @@ spw__cuda_combine_backward(spw_gpu_queue *queue, act *dx, float *dweights, const
     BY_TYPE(q, wide ? combine_backward<T, true>(q, dx, dweights, dy, x, r, C)
                     : combine_backward<T, false>(q, dx, dweights, dy, x, r, C));
 }
+
+template <class T, bool WIDE>
+static void
+add_gated(cuda_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)
+{
+    LAUNCH(q, (unsigned)M, row_threads((C + 7) / 8), 0, (add_gated_kernel<T, WIDE>), (T *)y, (const T *)onto,
+           (const T *)x, (const T *)gate, C);
+}
+
+void
+spw__cuda_add_gated(spw_gpu_queue *queue, act *y, const act *onto, const act *x, const act *gate, uint64_t M,
+                    uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(y, onto, x);
+    if (M == 0 || C == 0)
+        return;
+    BY_TYPE(q, wide ? add_gated<T, true>(q, y, onto, x, gate, M, C) : add_gated<T, false>(q, y, onto, x, gate, M, C));
+}
+
+template <class T, bool WIDE>
+static void
+add_gated_backward(cuda_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate, uint64_t M,
+                   uint64_t C)
+{
+    LAUNCH(q, spw__cuda_blocks(M, ROUTE_WARPS), ROUTE_THREADS, 0, (add_gated_backward_kernel<T, WIDE>), (T *)dx,
+           (T *)dgate, (const T *)dy, (const T *)x, (const T *)gate, M, C);
+}
+
+void
+spw__cuda_add_gated_backward(spw_gpu_queue *queue, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
+                             uint64_t M, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x);
+    if (M == 0)
+        return;
+    BY_TYPE(q, wide ? add_gated_backward<T, true>(q, dx, dgate, dy, x, gate, M, C)
+                    : add_gated_backward<T, false>(q, dx, dgate, dy, x, gate, M, C));
+}

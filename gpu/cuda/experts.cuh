@@ -379,4 +379,58 @@ combine_backward_kernel(T *dx, float *dweights, const T *dy, const T *x, spw_rou
         dweights[pair] = dot;
 }
 
+/* ---------------------------------------------------------------- an expert of all rows */
+
+SPW_DEVICE float
+sigmoid_of(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* A block per row. */
+template <class T, bool WIDE>
+__global__ void
+add_gated_kernel(T *y, const T *onto, const T *x, const T *gate, uint64_t C)
+{
+    float s = sigmoid_of(widen(gate[blockIdx.x]));
+    uint64_t row = blockIdx.x * C;
+    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float sum[8], v[8];
+        load8(sum, onto + row + c, left, WIDE);
+        load8(v, x + row + c, left, WIDE);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += s * v[i];
+        store8(y + row + c, sum, left, WIDE);
+    }
+}
+
+/* A warp per row. */
+template <class T, bool WIDE>
+__global__ void
+add_gated_backward_kernel(T *dx, T *dgate, const T *dy, const T *x, const T *gate, uint64_t M, uint64_t C)
+{
+    uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
+    float s, dot = 0.0f;
+    if (row >= M)
+        return; /* the whole warp */
+    s = sigmoid_of(widen(gate[row]));
+    for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float d[8], v[8];
+        load8(d, dy + row * C + c, left, WIDE);
+        load8(v, x + row * C + c, left, WIDE); /* zeros behind the end */
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            dot += d[i] * v[i];
+            d[i] *= s;
+        }
+        store8(dx + row * C + c, d, left, WIDE);
+    }
+    dot = warp_sum(dot);
+    if (threadIdx.x % WARP == 0)
+        narrow(dgate + row, s * (1.0f - s) * dot);
+}
+
 #endif

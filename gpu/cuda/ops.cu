@@ -57,27 +57,36 @@ spw__cuda_gelu_backward(spw_gpu_queue *queue, act *dx, const act *dy, const act 
                       (const T *)x, n, (flags & SPW_OP_ACC_DX) != 0, spw__cuda_aligned(dx, dy, x)));
 }
 
+/* Eight elements of a row are loaded at once when every row begins where they can be. */
+static bool
+rows_aligned(uint64_t M, uint64_t C, uint64_t stride)
+{
+    return M == 1 || (C % 8 == 0 && stride % 8 == 0);
+}
+
 void
-spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t n)
+spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                   uint64_t stride)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    if (n == 0)
+    if (M * C == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (silu_mul_kernel<T>), (T *)y, (const T *)gate,
-                      (const T *)up, n, spw__cuda_aligned(y, gate, up)));
+    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (silu_mul_kernel<T>), (T *)y,
+                      (const T *)gate, (const T *)up, M, C, stride,
+                      rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate, up)));
 }
 
 void
 spw__cuda_silu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                            uint64_t n, unsigned flags)
+                            uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    bool wide = spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
-    if (n == 0)
+    bool wide = rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
+    if (M * C == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (silu_mul_backward_kernel<T>), (T *)dgate, (T *)dup,
-                      (const T *)dy, (const T *)gate, (const T *)up, n, (flags & SPW_OP_ACC_DX) != 0,
-                      (flags & SPW_OP_ACC_DX2) != 0, wide));
+    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (silu_mul_backward_kernel<T>),
+                      (T *)dgate, (T *)dup, (const T *)dy, (const T *)gate, (const T *)up, M, C, stride,
+                      (flags & SPW_OP_ACC_DX) != 0, (flags & SPW_OP_ACC_DX2) != 0, wide));
 }
 
 void

@@ -19,9 +19,12 @@ enum {
     MISTRAL = 1 << SPW_FAMILY_MISTRAL,
     QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
     MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
-    QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
+    QWEN2_MOE = 1 << SPW_FAMILY_QWEN2_MOE,
+    QWEN_MOE = QWEN2_MOE | 1 << SPW_FAMILY_QWEN3_MOE,
     EXPERTS = MIXTRAL | QWEN_MOE,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS,
+    PHI3 = 1 << SPW_FAMILY_PHI3,
+    SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3,
     ALL = GPT2 | LLAMAS
 };
 
@@ -45,6 +48,7 @@ static const struct {
     {"head_dim", LLAMAS},
     {"intermediate_size", LLAMAS},
     {"max_position_embeddings", LLAMAS},
+    {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
     {"hidden_act", LLAMAS},
     {"layer_norm_epsilon", GPT2},
@@ -54,13 +58,18 @@ static const struct {
     {"rope_theta", LLAMAS},
     {"rope_scaling", LLAMAS},
     {"rope_parameters", LLAMAS},
+    {"partial_rotary_factor", LLAMAS},
+    {"no_rope_layers", SMOLLM3},
+    {"no_rope_layer_interval", SMOLLM3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
     {"use_sliding_window", LLAMAS},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"num_experts", EXPERTS},
-    {"num_local_experts", EXPERTS},
+    {"num_local_experts", EXPERTS & ~QWEN2_MOE},
+    {"shared_expert_intermediate_size", QWEN2_MOE},
+    {"qkv_bias", QWEN2_MOE},
     {"num_experts_per_tok", EXPERTS},
     {"moe_intermediate_size", QWEN_MOE},
     {"norm_topk_prob", QWEN_MOE},
@@ -70,8 +79,8 @@ static const struct {
     {"router_aux_loss_coef", EXPERTS},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
-    {"resid_pdrop", GPT2},
-    {"embd_pdrop", GPT2},
+    {"resid_pdrop", GPT2 | PHI3},
+    {"embd_pdrop", GPT2 | PHI3},
     {"attn_pdrop", ALL},
     {"attention_dropout", ALL},
     {"scale_attn_weights", GPT2},
@@ -89,8 +98,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM", "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -204,17 +213,54 @@ read_rope_kind(const source *s, spw_model_config *c)
     const json_t *v = get(s, key);
     const char *kind = json_string_value(v);
     if (v == NULL && get(s, "factor") != NULL)
-        return wrong(s, "rope_type", "default, linear or llama3", NULL);
+        return wrong(s, "rope_type", "default, linear, llama3 or yarn", NULL);
     if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
+              : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    return c->rope != SPW_ROPE_PLAIN ? SPW_OK : refuse(s, key, v);
+    /* phi3's class has longrope alone, and takes yarn for that */
+    return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
+}
+
+/* What the class makes of the factor where nothing else is said; both at 1 for one that is 1 or less. */
+static double
+yarn_attention(double factor, double weight)
+{
+    return factor <= 1 ? 1 : 0.1 * weight * log(factor) + 1;
 }
 
 static spw_status
-read_rope_scale(const source *s, spw_model_config *c)
+read_yarn(const source *s, spw_model_config *c)
+{
+    double mscale = 0, all_dim = 0;
+    SPW_TRY(read_real(s, "beta_slow", &c->rope_low));
+    SPW_TRY(read_real(s, "beta_fast", &c->rope_high));
+    SPW_TRY(read_real(s, "mscale", &mscale));
+    SPW_TRY(read_real(s, "mscale_all_dim", &all_dim));
+    c->rope_low = c->rope_low > 0 ? c->rope_low : 1; /* 0 is the default too */
+    c->rope_high = c->rope_high > 0 ? c->rope_high : 32;
+    c->rope_attention = yarn_attention(c->rope_factor, 1);
+    if (mscale > 0 && all_dim > 0)
+        c->rope_attention = yarn_attention(c->rope_factor, mscale) / yarn_attention(c->rope_factor, all_dim);
+    SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
+    c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
+    return read_bool(s, "truncate", &c->rope_truncate);
+}
+
+/* A value beside the rope object counts more than one in it. */
+static spw_status
+read_rope_positions(const source *s, const source *top, spw_model_config *c)
+{
+    if (c->rope == SPW_ROPE_YARN)
+        c->rope_positions = c->positions;
+    SPW_TRY(read_size(s, "original_max_position_embeddings", 1, &c->rope_positions));
+    return read_size(top, "original_max_position_embeddings", 1, &c->rope_positions);
+}
+
+static spw_status
+read_rope_scale(const source *s, const source *top, spw_model_config *c)
 {
     if (c->rope == SPW_ROPE_PLAIN)
         return SPW_OK;
@@ -223,9 +269,11 @@ read_rope_scale(const source *s, spw_model_config *c)
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
     if (c->rope == SPW_ROPE_LINEAR)
         return SPW_OK;
+    SPW_TRY(read_rope_positions(s, top, c));
+    if (c->rope == SPW_ROPE_YARN)
+        return read_yarn(s, c);
     SPW_TRY(read_real(s, "low_freq_factor", &c->rope_low));
     SPW_TRY(read_real(s, "high_freq_factor", &c->rope_high));
-    SPW_TRY(read_size(s, "original_max_position_embeddings", 1, &c->rope_positions));
     if (!(c->rope_low > 0))
         return wrong(s, "low_freq_factor", "number above 0", get(s, "low_freq_factor"));
     if (!(c->rope_high > c->rope_low))
@@ -245,13 +293,23 @@ read_rope(const source *s, spw_model_config *c)
                                         "factor",
                                         "low_freq_factor",
                                         "high_freq_factor",
-                                        "original_max_position_embeddings"};
+                                        "original_max_position_embeddings",
+                                        "beta_fast",
+                                        "beta_slow",
+                                        "mscale",
+                                        "mscale_all_dim",
+                                        "attention_factor",
+                                        "truncate"};
     bool newer = get(s, "rope_parameters") != NULL;
     const char *key = newer ? "rope_parameters" : "rope_scaling", *name;
     source rope = {get(s, key), s->name, "", s->err};
     const json_t *top = get(s, "rope_theta");
     json_t *v;
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : 10000;
+    double part = 1;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
+    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    if (part != 1)
+        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     SPW_TRY(read_real(s, "rope_theta", &c->rope_theta));
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
@@ -274,10 +332,38 @@ read_rope(const source *s, spw_model_config *c)
     if (!(c->rope_theta > 0))
         return wrong(top != NULL ? s : &rope, "rope_theta", "number above 0",
                      top != NULL ? top : get(&rope, "rope_theta"));
-    return read_rope_scale(&rope, c);
+    return read_rope_scale(&rope, s, c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
+
+/* The list, which counts more than the interval, must be what some interval gives. */
+static spw_status
+read_no_rope(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "no_rope_layers");
+    uint64_t with = 0;
+    if (c->family != SPW_FAMILY_SMOLLM3)
+        return SPW_OK;
+    c->rope_skip_every = 4;
+    SPW_TRY(read_size(s, "no_rope_layer_interval", 1, &c->rope_skip_every));
+    if (list != NULL && (!json_is_array(list) || json_array_size(list) < c->layers))
+        return wrong(s, "no_rope_layers", "a list with an entry for each layer", list);
+    while (list != NULL && with < c->layers && json_integer_value(json_array_get(list, with)) != 0)
+        with++;
+    if (list != NULL)
+        c->rope_skip_every = with + 1;
+    if (c->rope_skip_every > c->layers)
+        c->rope_skip_every = 0;
+    for (uint64_t l = 0; list != NULL && l < c->layers; l++) {
+        const json_t *v = json_array_get(list, l);
+        char key[40];
+        snprintf(key, sizeof key, "no_rope_layers[%llu]", (unsigned long long)l);
+        if (!json_is_integer(v) || (json_integer_value(v) != 0) != spw_model_has_rope(c, l))
+            return refuse(s, key, v);
+    }
+    return SPW_OK;
+}
 
 /* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
 static spw_status
@@ -312,8 +398,10 @@ read_window(const source *s, spw_model_config *c)
 {
     bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
     bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
-    bool used = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL;
-    bool said = json_object_get(s->object, "sliding_window") != NULL || c->family == SPW_FAMILY_MIXTRAL;
+    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3;      /* where nothing is said */
+    bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
+    bool used = c->family == SPW_FAMILY_MISTRAL || none;
+    bool said = json_object_get(s->object, "sliding_window") != NULL || none;
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
     else
@@ -324,7 +412,7 @@ read_window(const source *s, spw_model_config *c)
         c->window_from = qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
-    } else if (!qwen && !moe && get(s, "sliding_window") != NULL) {
+    } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {
         return refuse(s, "sliding_window", get(s, "sliding_window"));
     }
     SPW_TRY(read_layer_types(s, c, qwen));
@@ -337,16 +425,17 @@ read_window(const source *s, spw_model_config *c)
 static spw_status
 read_experts(const source *s, spw_model_config *c)
 {
-    bool qwen = c->family == SPW_FAMILY_QWEN3_MOE;
-    const char *key = get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts";
+    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE, qwen = with_shared || c->family == SPW_FAMILY_QWEN3_MOE;
+    const char *key = get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts";
     const json_t *dense = get(s, "mlp_only_layers");
     double jitter = 0;
     uint64_t step = 1;
     if (c->family != SPW_FAMILY_MIXTRAL && !qwen)
         return SPW_OK;
-    c->experts = qwen ? 128 : 8; /* the classes' defaults */
-    c->choices = qwen ? 8 : 2;
-    c->mlp_width = qwen ? 768 : c->mlp_width;
+    c->experts = with_shared ? 60 : qwen ? 128 : 8; /* the classes' defaults */
+    c->choices = with_shared ? 4 : qwen ? 8 : 2;
+    c->mlp_width = with_shared ? 1408 : qwen ? 768 : c->mlp_width;
+    c->shared_width = with_shared ? 5632 : 0;
     c->sum_to_one = !qwen;
     SPW_TRY(read_size(s, key, 1, &c->experts));
     SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
@@ -359,6 +448,8 @@ read_experts(const source *s, spw_model_config *c)
         return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
     }
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    if (with_shared)
+        SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
     SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
     SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
     if (step != 1)
@@ -372,11 +463,13 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL ? 8
-                          : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3   ? 32
-                                                                                             : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL ? 1e-5 : 1e-6;
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL     ? 8
+                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 ? 4
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                    ? 16
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3       ? 32
+                                                                                                 : 0;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -391,19 +484,23 @@ read_llama(const source *s, spw_model_config *c)
                      json_object_get(s->object, "num_attention_heads"));
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
     SPW_TRY(read_rope(s, c));
+    SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (c->family == SPW_FAMILY_LLAMA || qwen3)
+    if (biases || qwen3)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
-    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2;
+    c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
+    if (c->family == SPW_FAMILY_QWEN2_MOE)
+        SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
     c->out_bias = bias;
-    if (c->family == SPW_FAMILY_LLAMA)
+    if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
     c->qk_norm = qwen3;
+    c->packed = c->family == SPW_FAMILY_PHI3;
     return SPW_OK;
 }
 
@@ -446,7 +543,9 @@ read_dropout(const source *s, spw_model_config *c)
     if (resid >= 1 || embd >= 1)
         return wrong(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop", "number in [0, 1)",
                      get(s, resid >= 1 ? "resid_pdrop" : "embd_pdrop"));
-    if (resid >= 0 && embd >= 0 && resid != embd)
+    if (c->family == SPW_FAMILY_PHI3 && embd > 0) /* which its class has, and never looks at */
+        return refuse(s, "embd_pdrop", get(s, "embd_pdrop"));
+    if (c->family != SPW_FAMILY_PHI3 && resid >= 0 && embd >= 0 && resid != embd)
         return wrong(s, "embd_pdrop", "the same as resid_pdrop", get(s, "embd_pdrop"));
     c->dropout = resid > 0 ? resid : embd > 0 ? embd : 0;
     return SPW_OK;
@@ -461,7 +560,8 @@ read_family(const source *s, spw_family *out)
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
-                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe)",
+                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
+                         "smollm3 or qwen2_moe)",
                          s->name, s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
@@ -497,7 +597,7 @@ read_config(const source *s, bool section, spw_model_config *c)
     c->vocab = 256;
     c->positions = 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2;
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3;
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
@@ -565,6 +665,17 @@ write_gpt2(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "attn_pdrop", json_real(0));
 }
 
+static json_t *
+yarn_object(const spw_model_config *c)
+{
+    json_t *o = json_pack("{s:s, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", c->rope_factor, "beta_slow",
+                          c->rope_low, "beta_fast", c->rope_high, "truncate", c->rope_truncate,
+                          "original_max_position_embeddings", (json_int_t)c->rope_positions);
+    if (c->rope_attention != yarn_attention(c->rope_factor, 1))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
@@ -573,6 +684,8 @@ write_rope(json_t *o, const spw_model_config *c)
     if (c->rope == SPW_ROPE_LINEAR)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope == SPW_ROPE_YARN)
+        json_object_set_new(o, "rope_scaling", yarn_object(c));
     if (c->rope == SPW_ROPE_LLAMA3)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
@@ -580,9 +693,19 @@ write_rope(json_t *o, const spw_model_config *c)
                                       "original_max_position_embeddings", (json_int_t)c->rope_positions));
 }
 
+static json_t *
+no_rope_list(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_integer(spw_model_has_rope(c, l)));
+    return list;
+}
+
 static void
 write_llama(json_t *o, const spw_model_config *c)
 {
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     set_size(o, "hidden_size", c->width);
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
@@ -593,15 +716,23 @@ write_llama(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "hidden_act", json_string("silu"));
     json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
     write_rope(o, c);
-    if (c->family == SPW_FAMILY_LLAMA)
+    if (c->family == SPW_FAMILY_PHI3)
+        json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
+    if (c->family == SPW_FAMILY_SMOLLM3)
+        json_object_set_new(o, "no_rope_layers", no_rope_list(c));
+    if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (c->family == SPW_FAMILY_LLAMA || c->qk_norm)
+    if (biases || c->qk_norm)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
         set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
-    if (c->family == SPW_FAMILY_QWEN3_MOE) {
+    if (c->family == SPW_FAMILY_QWEN2_MOE) {
+        set_size(o, "shared_expert_intermediate_size", c->shared_width);
+        json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
+    }
+    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE) {
         set_size(o, "moe_intermediate_size", c->mlp_width);
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
@@ -627,6 +758,7 @@ spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
         json_object_set_new(o, "torch_dtype", json_string(dtypes[dtype]));
         json_object_set_new(o, "bos_token_id", json_null());
         json_object_set_new(o, "eos_token_id", json_null());
+        json_object_set_new(o, "pad_token_id", json_null()); /* classes' own may lie beyond a small vocabulary */
     }
     set_size(o, "vocab_size", c->vocab);
     json_object_set_new(o, "tie_word_embeddings", json_boolean(c->tied));

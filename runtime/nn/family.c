@@ -5,8 +5,8 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",  "llama",   "mistral",   "qwen2",
-                                                           "qwen3", "mixtral", "qwen3_moe", "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {
+    "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -32,12 +32,39 @@ spw_model_window(const spw_model_config *c, uint64_t layer_idx)
     return layer_idx >= c->window_from ? c->window : 0;
 }
 
+bool
+spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->rope_skip_every == 0 || (layer_idx + 1) % c->rope_skip_every != 0;
+}
+
+/* The place among the frequencies, a real number, of one that turns so often over the original positions. */
 static double
-scaled_frequency(const spw_model_config *c, double f)
+place_of(const spw_model_config *c, double turns)
+{
+    return (double)c->head_dim * log((double)c->rope_positions / (turns * 2 * acos(-1.0))) / (2 * log(c->rope_theta));
+}
+
+static double
+yarn_frequency(const spw_model_config *c, uint64_t j, double f)
+{
+    double first = place_of(c, c->rope_high), last = place_of(c, c->rope_low), mix;
+    first = fmax(c->rope_truncate ? floor(first) : first, 0);
+    last = fmin(c->rope_truncate ? ceil(last) : last, (double)c->head_dim - 1);
+    if (first == last)
+        last += 0.001;
+    mix = fmin(fmax(((double)j - first) / (last - first), 0), 1);
+    return mix * f / c->rope_factor + (1 - mix) * f;
+}
+
+static double
+scaled_frequency(const spw_model_config *c, uint64_t j, double f)
 {
     double wavelength = 2 * acos(-1.0) / f, M = (double)c->rope_positions, mix;
     if (c->rope == SPW_ROPE_LINEAR)
         return f / c->rope_factor;
+    if (c->rope == SPW_ROPE_YARN)
+        return yarn_frequency(c, j, f);
     if (c->rope != SPW_ROPE_LLAMA3 || wavelength < M / c->rope_high)
         return f;
     if (wavelength > M / c->rope_low)
@@ -50,13 +77,14 @@ void
 spw_rope_table(const spw_model_config *c, uint64_t T, float *out)
 {
     uint64_t half = c->head_dim / 2;
+    float scale = c->rope == SPW_ROPE_YARN ? (float)c->rope_attention : 1;
     for (uint64_t j = 0; j < half; j++) {
         float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)c->head_dim));
-        f = (float)scaled_frequency(c, (double)f);
+        f = (float)scaled_frequency(c, j, (double)f);
         for (uint64_t t = 0; t < T; t++) {
             float angle = (float)t * f;
-            out[t * c->head_dim + j] = (float)cos((double)angle);
-            out[t * c->head_dim + half + j] = (float)sin((double)angle);
+            out[t * c->head_dim + j] = (float)cos((double)angle) * scale;
+            out[t * c->head_dim + half + j] = (float)sin((double)angle) * scale;
         }
     }
 }

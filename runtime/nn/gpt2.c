@@ -26,15 +26,15 @@ spw_gpt2_embed_forward(const spw_call *call, spw_value *x)
     return call->training ? spw_nn_dropout(call->tape, x, call->model->config.dropout, b, 0) : x;
 }
 
-/* x + what a half of the block makes of h at last, which drops out at the site. */
-static spw_value *
-add_half(const spw_call *call, spw_value *x, spw_value *h, uint32_t w, spw_value *bias, uint64_t site)
+spw_value *
+spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags,
+                 uint64_t site)
 {
     float p = call->training ? (float)call->model->config.dropout : 0.0f;
     if (p == 0)
-        return spw__nn_adapted(call, x, h, w, bias, SPW_OP_W_IN_OUT);
-    h = spw__nn_adapted(call, NULL, h, w, bias, SPW_OP_W_IN_OUT);
-    return spw_nn_add(call->tape, x, spw_nn_dropout(call->tape, h, p, call->batch, site));
+        return spw__nn_adapted(call, onto, x, w, bias, flags);
+    x = spw__nn_adapted(call, NULL, x, w, bias, flags);
+    return spw_nn_add(call->tape, onto, spw_nn_dropout(call->tape, x, p, call->batch, site));
 }
 
 enum { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
@@ -57,13 +57,13 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
     spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
     spw_value *qkv = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
     h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);
-    x = add_half(call, x, h, PROJ_W, p[PROJ_B], site);
+    x = spw__nn_add_half(call, x, h, PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT, site);
     h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
     if (call->block->adapter_at[FC_W] == 0)
         h = spw_nn_linear_gelu(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
     else
         h = spw_nn_gelu(t, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
-    return add_half(call, x, h, OUT_W, p[OUT_B], site + 1);
+    return spw__nn_add_half(call, x, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT, site + 1);
 }
 
 spw_value *

@@ -1,9 +1,9 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
- * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts) apart are flags of the
- * configuration, not functions.
+ * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
+ * weights) and SmolLM3 (layers without rope) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
- * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388).
+ * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -18,18 +18,19 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
 }
 
 /*
- * y = x w^T, with the bias that may follow w in the block's list, and onto if that is not NULL; at moves past both. The adapter
- * lies at the list's end.
+ * y = x w^T, with the bias that may follow w in the block's list, and onto if that is not NULL, which ends a half of the block; at
+ * moves past both. The adapter lies at the list's end. Dropout's site is the weight's id.
  */
 static spw_value *
 linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool bias)
 {
     uint32_t w = (*at)++;
     spw_value *b = bias ? call->params[(*at)++] : NULL;
-    return spw__nn_adapted(call, onto, x, w, b, 0);
+    return onto == NULL ? spw__nn_adapted(call, NULL, x, w, b, 0)
+                        : spw__nn_add_half(call, onto, x, w, b, 0, call->block->param_ids[w]);
 }
 
-/* Queries or keys: linear, norm of each head, rope. */
+/* Queries or keys, or both and values after them: linear, norm of each head, rope of so many. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 {
@@ -37,7 +38,25 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
     x = linear(call, at, NULL, x, c->qkv_bias);
     if (c->qk_norm)
         x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+    if (!spw_model_has_rope(c, call->block->layer_idx))
+        return x;
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
+}
+
+static spw_value *
+gated(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    spw_value *gate = linear(call, at, NULL, h, call->model->config.mlp_bias);
+    spw_value *up = linear(call, at, NULL, h, call->model->config.mlp_bias);
+    return spw_nn_silu_mul(call->tape, gate, up);
+}
+
+/* onto + the expert of all rows, as far as each row's gate lets it. */
+static spw_value *
+shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+{
+    spw_value *x = linear(call, at, NULL, gated(call, at, h), false);
+    return spw_nn_add_gated(call->tape, onto, x, linear(call, at, NULL, h, false));
 }
 
 /* onto + the MLP of h: one for all rows, or of the experts that each row chooses. */
@@ -46,20 +65,21 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
     spw_tape *t = call->tape;
-    spw_value *gate, *up, *routing;
+    spw_value *gate, *up, *routing, *x;
     spw_value *const *w;
-    if (c->experts == 0) {
-        gate = linear(call, at, NULL, h, c->mlp_bias);
-        up = linear(call, at, NULL, h, c->mlp_bias);
-        return linear(call, at, onto, spw_nn_silu_mul(t, gate, up), c->mlp_bias);
-    }
+    if (c->packed)
+        return linear(call, at, onto, spw_nn_silu_mul_packed(t, linear(call, at, NULL, h, c->mlp_bias)), c->mlp_bias);
+    if (c->experts == 0)
+        return linear(call, at, onto, gated(call, at, h), c->mlp_bias);
     routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
-    h = spw_nn_dispatch(t, h, routing);
+    x = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
-    gate = spw_nn_linear_each(t, h, routing, w);
-    up = spw_nn_linear_each(t, h, routing, w + c->experts);
-    h = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
-    return spw_nn_combine(t, onto, h, routing);
+    *at += (uint32_t)(3 * c->experts);
+    gate = spw_nn_linear_each(t, x, routing, w);
+    up = spw_nn_linear_each(t, x, routing, w + c->experts);
+    x = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
+    x = spw_nn_combine(t, onto, x, routing);
+    return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }
 
 spw_value *
@@ -76,13 +96,14 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .window = spw_model_window(c, call->block->layer_idx),
                                  .begins = call->batch->begins,
                                  .ends = call->batch->ends};
+    uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     uint32_t at = 0;
     spw_value *h, *q, *k, *v;
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
-    q = turned(call, &at, h, c->heads);
-    k = turned(call, &at, h, c->kv_heads);
-    v = linear(call, &at, NULL, h, c->qkv_bias);
-    h = spw_nn_attention(t, q, 0, k, 0, v, 0, &shape);
+    q = turned(call, &at, h, c->heads + (c->packed ? c->kv_heads : 0));
+    k = c->packed ? q : turned(call, &at, h, c->kv_heads);
+    v = c->packed ? q : linear(call, &at, NULL, h, c->qkv_bias);
+    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, &shape);
     x = linear(call, &at, x, h, c->out_bias);
     h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
     return mlp(call, &at, x, h);
@@ -115,6 +136,11 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     bool mixtral = c->family == SPW_FAMILY_MIXTRAL;
     const char *mlp = mixtral ? "block_sparse_moe" : "mlp";
     char name[48];
+    if (c->packed) {
+        own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
+        own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
+        return;
+    }
     if (c->experts > 0) {
         snprintf(name, sizeof name, "%s.gate", mlp);
         own_linear(m, b, prefix, name, c->experts, c->width, false);
@@ -131,13 +157,37 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
             m->params[m->param_count - 1].expert = (uint32_t)e + 1;
         }
     }
+    if (c->shared_width > 0) {
+        own_linear(m, b, prefix, "mlp.shared_expert.gate_proj", c->shared_width, c->width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert.up_proj", c->shared_width, c->width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert.down_proj", c->width, c->shared_width, false);
+        own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
+    }
+}
+
+static void
+own_qkv(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    if (c->packed) {
+        own_linear(m, b, prefix, "self_attn.qkv_proj", Q + 2 * KV, H, c->qkv_bias);
+        return;
+    }
+    own_linear(m, b, prefix, "self_attn.q_proj", Q, H, c->qkv_bias);
+    if (c->qk_norm)
+        spw__nn_own(m, b, prefix, "self_attn.q_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+    own_linear(m, b, prefix, "self_attn.k_proj", KV, H, c->qkv_bias);
+    if (c->qk_norm)
+        spw__nn_own(m, b, prefix, "self_attn.k_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+    own_linear(m, b, prefix, "self_attn.v_proj", KV, H, c->qkv_bias);
 }
 
 void
 spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
-    uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    uint64_t H = c->width;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
@@ -148,14 +198,8 @@ spw__nn_build_llama(spw_model *m)
         b->layer_idx = l;
         snprintf(h, sizeof h, "model.layers.%u.", l);
         spw__nn_own(m, b, h, "input_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
-        own_linear(m, b, h, "self_attn.q_proj", Q, H, c->qkv_bias);
-        if (c->qk_norm)
-            spw__nn_own(m, b, h, "self_attn.q_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
-        own_linear(m, b, h, "self_attn.k_proj", KV, H, c->qkv_bias);
-        if (c->qk_norm)
-            spw__nn_own(m, b, h, "self_attn.k_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
-        own_linear(m, b, h, "self_attn.v_proj", KV, H, c->qkv_bias);
-        own_linear(m, b, h, "self_attn.o_proj", H, Q, c->out_bias);
+        own_qkv(m, b, h);
+        own_linear(m, b, h, "self_attn.o_proj", H, c->heads * c->head_dim, c->out_bias);
         spw__nn_own(m, b, h, "post_attention_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
         own_mlp(m, b, h);
     }

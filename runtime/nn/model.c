@@ -153,6 +153,13 @@ check(const spw_model_config *c, spw_error *err)
                          "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "
                          "original_max_position_embeddings above 0",
                          c->rope_low, c->rope_high);
+    if (c->rope == SPW_ROPE_YARN &&
+        !(c->rope_low > 0 && c->rope_high > 0 && c->rope_positions > 0 && c->rope_theta > 1))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: yarn rope needs beta_slow (%g), beta_fast (%g) and original_max_position_embeddings above "
+            "0, and rope_theta (%g) above 1",
+            c->rope_low, c->rope_high, c->rope_theta);
     return SPW_OK;
 }
 

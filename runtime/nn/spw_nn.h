@@ -108,6 +108,8 @@ spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value
                             uint64_t v_col, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+/* The same of one value's halves: gate has the first columns, up the last. */
+spw_value *spw_nn_silu_mul_packed(spw_tape *t, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
@@ -118,6 +120,8 @@ spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool s
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
+/* onto + sigmoid(gate) x, gate (rows, 1): of an expert of all rows. x and gate, which want gradients, have no other user. */
+spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate);
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
@@ -180,6 +184,9 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN3,
     SPW_FAMILY_MIXTRAL,
     SPW_FAMILY_QWEN3_MOE,
+    SPW_FAMILY_PHI3,
+    SPW_FAMILY_SMOLLM3,
+    SPW_FAMILY_QWEN2_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -188,7 +195,7 @@ const char *spw_family_name(spw_family family);
 bool spw_family_parse(const char *name, spw_family *out);
 
 /* What is done to the frequencies of rotary positions. */
-typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3 } spw_rope;
+typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN } spw_rope;
 
 typedef struct spw_model_config {
     spw_family family;
@@ -198,13 +205,18 @@ typedef struct spw_model_config {
     /* All but GPT-2. */
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
+    bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
+    uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
     spw_rope rope;
     double rope_theta;                       /* 0: no rotary positions */
-    double rope_factor, rope_low, rope_high; /* factor, low_freq_factor, high_freq_factor */
+    double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
+    uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
+    double rope_attention;                   /* yarn: cos and sin are so many times as large */
+    bool rope_truncate;                      /* yarn */
 } spw_model_config;
 
 /* Adapters of low rank beside linear weights. */
@@ -271,14 +283,19 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* Whether this layer turns its queries and keys, where any does. */
+bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
 /*
  * spw_rope_table - cos and sin for T positions into out (T, D) in host memory.
  * Computes  frequency f[j] = theta^(-2j/D). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
- *           weight (M / w - low) / (high - low). Frequencies and angles are rounded to fp32 as in the usual implementation.
- * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json.
+ *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
+ *           from the one that turns low times on, and between them the mean of both by j; with truncate the places are rounded
+ *           outwards; cos and sin times rope_attention. Frequencies and angles are rounded to fp32 as in the usual implementation.
+ * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json; yarn: Peng et
+ *           al. 2023 (2309.00071).
  */
 void spw_rope_table(const spw_model_config *config, uint64_t T, float *out);
 

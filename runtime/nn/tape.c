@@ -18,6 +18,7 @@ typedef enum {
     T_DISPATCH,
     T_LINEAR_EACH,
     T_COMBINE,
+    T_ADD_GATED,
     T_ADD,
     T_ADD_SCALED,
     T_DROPOUT,
@@ -441,21 +442,34 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
     return y;
 }
 
-spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+/* up begins at the column; in a value of its own at 0. */
+static spw_value *
+silu_mul(spw_tape *t, spw_value *gate, spw_value *up, uint64_t up_col)
 {
-    spw_value *y;
+    spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
     op *o;
-    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
-        return fail(t);
-    y = new_value(t, gate->rows, gate->cols, NULL);
     if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_silu_mul(t->queue, y->data, gate->data, up->data, y->rows * y->cols);
+        spw_gpu_silu_mul(t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
     o->in[0] = gate;
     o->in[1] = up;
+    o->col[1] = up_col;
     return y;
+}
+
+spw_value *
+spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
+        return fail(t);
+    return silu_mul(t, gate, up, 0);
+}
+
+spw_value *
+spw_nn_silu_mul_packed(spw_tape *t, spw_value *x)
+{
+    return x == NULL || x->cols % 2 != 0 ? fail(t) : silu_mul(t, x, x, x->cols / 2);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -587,6 +601,25 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
     o->in[0] = x;
     o->in[1] = routing;
     o->in[2] = onto;
+    return y;
+}
+
+spw_value *
+spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate)
+{
+    spw_value *y;
+    op *o;
+    if (onto == NULL || x == NULL || gate == NULL || onto->rows != x->rows || onto->cols != x->cols ||
+        gate->rows != x->rows || gate->cols != 1)
+        return fail(t);
+    y = new_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = new_op(t, T_ADD_GATED, y)) == NULL)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_add_gated(t->queue, y->data, onto->data, x->data, gate->data, x->rows, x->cols);
+    o->in[0] = onto;
+    o->in[1] = x;
+    o->in[2] = gate;
     return y;
 }
 
@@ -851,6 +884,18 @@ combine_backward(spw_tape *t, op *o)
 }
 
 static void
+add_gated_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[1], *gate = o->in[2];
+    unsigned added = 0;
+    act *dx = grad_of(t, x, 1, &added), *dgate = grad_of(t, gate, 1, &added);
+    SPW_ASSERT(!added && x->needs_grad && gate->needs_grad);
+    if (!t->dry && dx != NULL && dgate != NULL)
+        spw_gpu_add_gated_backward(t->queue, dx, dgate, y->grad, x->data, gate->data, y->rows, y->cols);
+    hand_over(t, o->in[0], y);
+}
+
+static void
 backward_op(spw_tape *t, op *o)
 {
     spw_gpu_queue *q = t->queue;
@@ -905,9 +950,15 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_SILU_MUL:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
-        d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
+        if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
+            d2 = dx == NULL ? NULL : at_col(t, dx, o->col[1]);
+            flags |= (flags & SPW_OP_ACC_DX) != 0 ? SPW_OP_ACC_DX2 : 0u;
+        } else {
+            d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
+        }
         if (!t->dry)
-            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
+            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows,
+                                      y->cols, x->cols, flags);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
@@ -922,6 +973,7 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_LINEAR_EACH: linear_each_backward(t, o); return;
     case T_COMBINE: combine_backward(t, o); return;
+    case T_ADD_GATED: add_gated_backward(t, o); return;
     case T_ADD:
         pass_through(t, o->in[1], y);
         hand_over(t, x, y);
