@@ -12,7 +12,7 @@ typedef struct args {
     const float *a, *b, *c, *d, *e;
     const int32_t *ids;
     uint64_t rows, cols, n, grain, T, H, D, stride;
-    float eps;
+    float eps, offset;
     int sign;
     unsigned flags;
     uint64_t key, counter;
@@ -70,6 +70,10 @@ ELEMENT_PART(gelu_backward_part, g->k->gelu_backward(at(g->out, i), g->a + i, g-
 ELEMENT_PART(silu_part, g->k->silu_mul(at(g->out, i), g->a + i, g->b + i, n))
 ELEMENT_PART(silu_backward_part, g->k->silu_mul_backward(at(g->out, i), at(g->out2, i), g->a + i, g->b + i, g->c + i, n,
                                                          g->flags &SPW_OP_ACC_DX, g->flags &SPW_OP_ACC_DX2))
+ELEMENT_PART(gelu_mul_part, g->k->gelu_mul(at(g->out, i), g->a + i, g->b + i, n))
+ELEMENT_PART(gelu_mul_backward_part,
+             g->k->gelu_mul_backward(at(g->out, i), at(g->out2, i), g->a + i, g->b + i, g->c + i, n,
+                                     g->flags &SPW_OP_ACC_DX, g->flags &SPW_OP_ACC_DX2))
 
 void
 spw__cpu_add(spw_gpu_queue *q, act *y, const act *a, const act *b, uint64_t n)
@@ -121,6 +125,20 @@ spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy
 {
     run(q, &(args){.out = dgate, .out2 = dup, .a = dy, .b = gate, .c = up, .n = n, .flags = flags}, n, ELEMENT_GRAIN,
         silu_backward_part);
+}
+
+void
+spw__cpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = gate, .b = up, .n = n}, n, ELEMENT_GRAIN, gelu_mul_part);
+}
+
+void
+spw__cpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                           uint64_t n, unsigned flags)
+{
+    run(q, &(args){.out = dgate, .out2 = dup, .a = dy, .b = gate, .c = up, .n = n, .flags = flags}, n, ELEMENT_GRAIN,
+        gelu_mul_backward_part);
 }
 
 static void
@@ -362,7 +380,7 @@ norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (g->c != NULL)
             g->k->layernorm_row((float *)g->out + o, g->fout + r, g->fout2 + r, g->a + o, g->b, g->c, g->cols, g->eps);
         else
-            g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->cols, g->eps);
+            g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->offset, g->cols, g->eps);
     }
 }
 
@@ -375,10 +393,11 @@ spw__cpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act
 }
 
 void
-spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
+                 uint64_t C, float eps)
 {
-    run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .rows = M, .cols = C, .eps = eps}, M, row_grain(C),
-        norm_part);
+    run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .offset = offset, .rows = M, .cols = C, .eps = eps}, M,
+        row_grain(C), norm_part);
 }
 
 static void
@@ -393,7 +412,7 @@ norm_dx_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (g->d != NULL)
             g->k->layernorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->d[r], g->e[r], g->cols);
         else
-            g->k->rmsnorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->e[r], g->cols);
+            g->k->rmsnorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->offset, g->e[r], g->cols);
     }
 }
 
@@ -440,11 +459,18 @@ spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *d
 
 void
 spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                          const act *g, const float *rstd, uint64_t M, uint64_t C)
+                          const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(
-        q,
-        &(args){.out = dx, .out2 = (void *)onto, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C});
+    norm_backward(q, &(args){.out = dx,
+                             .out2 = (void *)onto,
+                             .fout = dg,
+                             .a = dy,
+                             .b = x,
+                             .c = g,
+                             .e = rstd,
+                             .offset = offset,
+                             .rows = M,
+                             .cols = C});
 }
 
 /* ---------------------------------------------------------------- rope */

@@ -355,7 +355,7 @@ spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
     if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, rows, g->cols, eps);
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, 0, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
@@ -876,7 +876,7 @@ backward_op(spw_tape *t, op *o)
     case T_RMSNORM:
         dx = grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data,
+            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, 0,
                                      o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
         return;
     case T_ROPE:
