@@ -273,8 +273,8 @@ const key_row spw__config_rows[] = {
     INERT_BOOL("dataloader_drop_last", "false", "every step has whole sequences"),
     INERT_BOOL("disable_python_gc", "false", "there is no Python"),
 
-    SECTION("model", "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral or "
-                     "qwen3_moe), or {\"path\": "
+    SECTION("model", "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, "
+                     "qwen3_moe or olmo2), or {\"path\": "
                      "folder}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,

@@ -11,7 +11,7 @@ import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -139,6 +139,8 @@ def random_case(rng, family):
     window = rng.randrange(1, 12)
     if family == "llama":
         return LlamaConfig(**more, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5)
+    if family == "olmo2":
+        return Olmo2Config(**more, attention_bias=rng.random() < 0.5)
     if family == "mistral":
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
@@ -157,8 +159,9 @@ def random_case(rng, family):
 
 def make_random(seed, count, out):
     rng = random.Random(seed)
+    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "olmo2"]
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][i % 7]
+        family = families[i % len(families)]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -194,3 +197,7 @@ elif __name__ == "__main__":
                                          sliding_window=4), bf16, rewrite=older_experts)
     make("qwen3_moe_balance", Qwen3MoeConfig(**common | dict(num_hidden_layers=1), head_dim=8, num_local_experts=6, num_experts_per_tok=3,
                                              moe_intermediate_size=10), f32, balance=0.5)
+    make("olmo2", Olmo2Config(**common, pad_token_id=0, head_dim=6, rope_parameters=rope(1000.0)), bf16)
+    make("olmo2_bias", Olmo2Config(**common | dict(hidden_size=24, num_key_value_heads=4, pad_token_id=0), attention_bias=True,
+                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                        original_max_position_embeddings=48)), f32)

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe"
+names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe olmo2"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -37,6 +37,7 @@ train qwen3 true "\"model_type\":\"qwen3\",$small,\"head_dim\":12,\"tie_word_emb
 train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attention_bias\":true"
 train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
 train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
+train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":5e5,\"attention_bias\":true"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -58,6 +59,7 @@ want = {
     "qwen3": dict(head_dim=12, attention_bias=False), "qwen3_bias": dict(head_dim=8, attention_bias=True),
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
     "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
+    "olmo2": dict(rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-5, head_dim=8, attention_bias=True),
 }
 
 

@@ -21,7 +21,8 @@ enum {
     MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
     QWEN_MOE = 1 << SPW_FAMILY_QWEN3_MOE,
     EXPERTS = MIXTRAL | QWEN_MOE,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS,
+    OLMO = 1 << SPW_FAMILY_OLMO2,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | OLMO,
     ALL = GPT2 | LLAMAS
 };
 
@@ -89,8 +90,8 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM", "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"};
+    "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Olmo2ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -372,11 +373,12 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
+    bool olmo = c->family == SPW_FAMILY_OLMO2;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE                                ? 4
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3   ? 32
                                                                                              : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL ? 1e-5 : 1e-6;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || olmo ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -393,7 +395,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (c->family == SPW_FAMILY_LLAMA || qwen3)
+    if (c->family == SPW_FAMILY_LLAMA || qwen3 || olmo)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -403,7 +405,9 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3;
+    c->qk_norm = qwen3 || olmo;
+    c->qk_norm_whole = olmo;
+    c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
     return SPW_OK;
 }
 
@@ -460,9 +464,10 @@ read_family(const source *s, spw_family *out)
     const json_t *type = get(s, "model_type"), *list = get(s, "architectures");
     const json_t *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     if (type == NULL)
-        return SPW_RAISE(s->err, SPW_ECONFIG,
-                         "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe)",
-                         s->name, s->prefix);
+        return SPW_RAISE(
+            s->err, SPW_ECONFIG,
+            "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or olmo2)", s->name,
+            s->prefix);
     if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return refuse(s, "model_type", type);
     if (built_as != NULL &&
@@ -610,7 +615,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if (c->family != SPW_FAMILY_LLAMA) /* null, not absent: that would be 4096 */
+    if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

@@ -5,8 +5,8 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",  "llama",   "mistral",   "qwen2",
-                                                           "qwen3", "mixtral", "qwen3_moe", "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",     "mistral", "qwen2", "qwen3",
+                                                           "mixtral", "qwen3_moe", "olmo2",   "custom"};
 
 const char *
 spw_family_name(spw_family family)

@@ -1,9 +1,9 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
- * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts) apart are flags of the
- * configuration, not functions.
+ * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts), OLMo 2 (norms of what
+ * is added) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
- * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388).
+ * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), OLMo Team 2024 (2501.00656).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -29,18 +29,24 @@ linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool b
     return spw__nn_adapted(call, onto, x, w, b, 0);
 }
 
-/* Queries or keys: linear, norm of each head, rope. */
+static spw_value *
+norm(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    return spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)call->model->config.norm_eps);
+}
+
+/* Queries or keys: linear, norm, rope. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 {
     const spw_model_config *c = &call->model->config;
     x = linear(call, at, NULL, x, c->qkv_bias);
     if (c->qk_norm)
-        x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+        x = norm(call, at, x);
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
 }
 
-/* onto + the MLP of h: one for all rows, or of the experts that each row chooses. */
+/* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
@@ -74,23 +80,26 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .D = c->head_dim,
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
                                  .window = spw_model_window(c, call->block->layer_idx)};
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;
     spw_value *h, *q, *k, *v;
-    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
+    h = before ? norm(call, &at, x) : x;
     q = turned(call, &at, h, c->heads);
     k = turned(call, &at, h, c->kv_heads);
     v = linear(call, &at, NULL, h, c->qkv_bias);
     h = spw_nn_attention(t, q, 0, k, 0, v, 0, &shape);
-    x = linear(call, &at, x, h, c->out_bias);
-    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
-    return mlp(call, &at, x, h);
+    h = linear(call, &at, after ? NULL : x, h, c->out_bias);
+    x = after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
+    h = mlp(call, &at, after ? NULL : x, before ? norm(call, &at, x) : x);
+    return after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
 }
 
 spw_value *
 spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
-    x = spw_nn_rmsnorm(call->tape, x, call->params[0], (float)call->model->config.norm_eps);
-    return spw__nn_head(call, x, call->params[1]);
+    uint32_t at = 0;
+    x = norm(call, &at, x);
+    return spw__nn_head(call, x, call->params[at]);
 }
 
 /* "<name>.weight" (rows, cols) and, with bias, "<name>.bias" (rows). */
@@ -131,11 +140,20 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     }
 }
 
+static void
+own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t cols)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s.weight", name);
+    spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ONES, 0);
+}
+
 void
 spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
@@ -145,20 +163,25 @@ spw__nn_build_llama(spw_model *m)
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
         snprintf(h, sizeof h, "model.layers.%u.", l);
-        spw__nn_own(m, b, h, "input_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+        if (before)
+            own_norm(m, b, h, "input_layernorm", H);
         own_linear(m, b, h, "self_attn.q_proj", Q, H, c->qkv_bias);
         if (c->qk_norm)
-            spw__nn_own(m, b, h, "self_attn.q_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+            own_norm(m, b, h, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
         own_linear(m, b, h, "self_attn.k_proj", KV, H, c->qkv_bias);
         if (c->qk_norm)
-            spw__nn_own(m, b, h, "self_attn.k_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+            own_norm(m, b, h, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
         own_linear(m, b, h, "self_attn.v_proj", KV, H, c->qkv_bias);
         own_linear(m, b, h, "self_attn.o_proj", H, Q, c->out_bias);
-        spw__nn_own(m, b, h, "post_attention_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+        own_norm(m, b, h, "post_attention_layernorm", H); /* of what the MLP reads where no norm is after attention */
+        if (before && after)
+            own_norm(m, b, h, "pre_feedforward_layernorm", H);
         own_mlp(m, b, h);
+        if (after)
+            own_norm(m, b, h, "post_feedforward_layernorm", H);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
-    spw__nn_own(m, b, "model.", "norm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+    own_norm(m, b, "model.", "norm", H);
     if (c->tied)
         spw_block_use(m, b, m->blocks[0].param_ids[0]);
     else

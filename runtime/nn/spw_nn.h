@@ -179,6 +179,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN3,
     SPW_FAMILY_MIXTRAL,
     SPW_FAMILY_QWEN3_MOE,
+    SPW_FAMILY_OLMO2,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -189,6 +190,9 @@ bool spw_family_parse(const char *name, spw_family *out);
 /* What is done to the frequencies of rotary positions. */
 typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3 } spw_rope;
 
+/* Where a layer has RMSNorms: of what attention and the MLP read, of what they give before it is added, or of both. */
+typedef enum spw_norms { SPW_NORMS_BEFORE, SPW_NORMS_AFTER, SPW_NORMS_BOTH } spw_norms;
+
 typedef struct spw_model_config {
     spw_family family;
     uint64_t vocab, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
@@ -197,6 +201,8 @@ typedef struct spw_model_config {
     /* All but GPT-2. */
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
+    bool qk_norm_whole;                /* and over all heads together */
+    spw_norms norms;
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
