@@ -173,6 +173,7 @@ uint64_t spw__cache_width(const spw_engine *e);
 uint64_t spw__cache_part_elems(const spw_engine *e);
 uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
+uint64_t spw__rope_elems(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e); /* of all micro-batches of a step */
 
 /* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */

@@ -156,7 +156,8 @@ configure(const lane *l)
     uint32_t r = l->run;
     uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
              passes = pick(r, 4, 4) == 0;
-    bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0;
+    bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0,
+         gemma = llama && !experts && pick(r, 40, 2) == 0; /* with two tables of positions */
     char path[400], host[32], device[32], frozen[200] = "";
     FILE *f;
     snprintf(path, sizeof path, "%s/config.json", l->dir);
@@ -170,12 +171,16 @@ configure(const lane *l)
     snprintf(device, sizeof device, l->device > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->device);
     fprintf(f, "{\"model\": {\"model_type\": \"%s\", \"vocab_size\": %d, ",
             experts ? "mixtral"
+            : gemma ? "gemma3_text"
             : llama ? "llama"
                     : "gpt2",
             256 << (int)pick(r, 6, 4));
     if (experts)
         fprintf(f, "\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", 3 + (int)pick(r, 37, 6),
                 1 + (int)pick(r, 38, 3));
+    if (gemma)
+        fprintf(f, "\"head_dim\": %d, \"sliding_window\": 7, \"sliding_window_pattern\": 2, ",
+                8 << (int)pick(r, 41, 5));
     if (llama)
         fprintf(f,
                 "\"max_position_embeddings\": %d, \"hidden_size\": %d, \"num_hidden_layers\": %d, "

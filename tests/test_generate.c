@@ -22,7 +22,7 @@
 static const char *const cases[] = {"gpt2",       "gpt2_untied",  "llama",     "llama3",        "llama_linear",
                                     "mistral",    "mistral_full", "qwen2",     "qwen2_window",  "qwen3",
                                     "qwen3_bias", "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance",
-                                    "olmo2",      "olmo2_bias"};
+                                    "olmo2",      "olmo2_bias",   "gemma3",    "gemma3_new"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe olmo2"
+names="gpt2 gpt2_untied llama llama3 linear mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe olmo2 gemma3 gemma3_full"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -38,6 +38,9 @@ train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attenti
 train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
 train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
 train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":5e5,\"attention_bias\":true"
+train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
+    \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
+train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"tie_word_embeddings\":false"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -60,6 +63,11 @@ want = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
     "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
     "olmo2": dict(rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-5, head_dim=8, attention_bias=True),
+    "gemma3": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
+                   hidden_activation="gelu_pytorch_tanh", attention_bias=False,
+                   rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 
 

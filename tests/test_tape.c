@@ -156,8 +156,9 @@ backward(layer *l, spw_value *y)
 static void
 test_kept(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,     SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_OLMO2};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_OLMO2, SPW_FAMILY_GEMMA3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -191,8 +192,9 @@ test_kept(void **state)
 static void
 test_begun(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,  SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,     SPW_FAMILY_QWEN2,
-                                          SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_OLMO2};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_OLMO2, SPW_FAMILY_GEMMA3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;

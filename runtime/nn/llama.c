@@ -1,9 +1,11 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral and Qwen3-MoE (experts), OLMo 2 (norms of what
- * is added) apart are flags of the configuration, not functions.
+ * is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two kinds of layers) apart are flags of the configuration, not
+ * functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
- * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), OLMo Team 2024 (2501.00656).
+ * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), OLMo Team 2024 (2501.00656), Gemma Team
+ * 2025 (2503.19786).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -13,8 +15,10 @@ spw_value *
 spw_llama_embed_forward(const spw_call *call, spw_value *x)
 {
     const spw_batch *b = call->batch;
+    const spw_model_config *c = &call->model->config;
     (void)x;
-    return spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    return c->embedding_scaled ? spw_nn_scale(call->tape, x, sqrtf((float)c->width)) : x;
 }
 
 /*
@@ -32,7 +36,10 @@ linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool b
 static spw_value *
 norm(const spw_call *call, uint32_t *at, spw_value *x)
 {
-    return spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)call->model->config.norm_eps);
+    const spw_model_config *c = &call->model->config;
+    spw_value *w = call->params[(*at)++];
+    return c->norms_from_one ? spw_nn_rmsnorm_from_one(call->tape, x, w, (float)c->norm_eps)
+                             : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
 
 /* Queries or keys: linear, norm, rope. */
@@ -46,6 +53,12 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
 }
 
+static spw_value *
+gated(const spw_call *call, spw_value *gate, spw_value *up)
+{
+    return call->model->config.gelu ? spw_nn_gelu_mul(call->tape, gate, up) : spw_nn_silu_mul(call->tape, gate, up);
+}
+
 /* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
@@ -57,14 +70,14 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     if (c->experts == 0) {
         gate = linear(call, at, NULL, h, c->mlp_bias);
         up = linear(call, at, NULL, h, c->mlp_bias);
-        return linear(call, at, onto, spw_nn_silu_mul(t, gate, up), c->mlp_bias);
+        return linear(call, at, onto, gated(call, gate, up), c->mlp_bias);
     }
     routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
     h = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
     gate = spw_nn_linear_each(t, h, routing, w);
     up = spw_nn_linear_each(t, h, routing, w + c->experts);
-    h = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
+    h = spw_nn_linear_each(t, gated(call, gate, up), routing, w + 2 * c->experts);
     return spw_nn_combine(t, onto, h, routing);
 }
 
@@ -78,7 +91,7 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .Hq = c->heads,
                                  .Hk = c->kv_heads,
                                  .D = c->head_dim,
-                                 .scale = 1.0f / sqrtf((float)c->head_dim),
+                                 .scale = 1.0f / sqrtf((float)(c->query_scalar > 0 ? c->query_scalar : c->head_dim)),
                                  .window = spw_model_window(c, call->block->layer_idx)};
     bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;
@@ -145,7 +158,7 @@ own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 {
     char full[64];
     snprintf(full, sizeof full, "%s.weight", name);
-    spw__nn_own(m, b, prefix, full, 1, cols, 1, SPW_INIT_ONES, 0);
+    spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
 }
 
 void

@@ -14,6 +14,7 @@ typedef enum {
     T_ATTENTION,
     T_GELU,
     T_SILU_MUL,
+    T_GELU_MUL,
     T_ROUTE,
     T_DISPATCH,
     T_LINEAR_EACH,
@@ -340,8 +341,8 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
     return y;
 }
 
-spw_value *
-spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
+static spw_value *
+rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float offset, float eps)
 {
     spw_value *y;
     float *rstd;
@@ -355,11 +356,24 @@ spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
     if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, 0, rows, g->cols, eps);
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, offset, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
+    o->p = offset;
     return y;
+}
+
+spw_value *
+spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
+{
+    return rmsnorm(t, x, g, 0, eps);
+}
+
+spw_value *
+spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps)
+{
+    return rmsnorm(t, x, g, 1, eps);
 }
 
 spw_value *
@@ -441,21 +455,34 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
     return y;
 }
 
-spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+static spw_value *
+gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up)
 {
     spw_value *y;
     op *o;
     if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
         return fail(t);
     y = new_value(t, gate->rows, gate->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
+    if (y == NULL || (o = new_op(t, kind, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_silu_mul(t->queue, y->data, gate->data, up->data, y->rows * y->cols);
+        (kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(t->queue, y->data, gate->data, up->data,
+                                                                   y->rows * y->cols);
     o->in[0] = gate;
     o->in[1] = up;
     return y;
+}
+
+spw_value *
+spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    return gate_mul(t, T_SILU_MUL, gate, up);
+}
+
+spw_value *
+spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    return gate_mul(t, T_GELU_MUL, gate, up);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -621,6 +648,23 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
         spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
+    o->p = scale;
+    return y;
+}
+
+spw_value *
+spw_nn_scale(spw_tape *t, spw_value *x, float scale)
+{
+    spw_value *y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
+    char rounded[sizeof(float)];
+    op *o;
+    if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
+        return fail(t);
+    spw_convert(rounded, t->act_dtype, &scale, SPW_F32, 1);
+    spw_convert(&scale, SPW_F32, rounded, t->act_dtype, 1);
+    if (computes(t))
+        spw_gpu_add_scaled(t->queue, y->data, NULL, x->data, scale, y->rows * y->cols);
+    o->in[1] = x; /* onto nothing */
     o->p = scale;
     return y;
 }
@@ -876,7 +920,7 @@ backward_op(spw_tape *t, op *o)
     case T_RMSNORM:
         dx = grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, 0,
+            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, o->p,
                                      o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
         return;
     case T_ROPE:
@@ -904,10 +948,12 @@ backward_op(spw_tape *t, op *o)
             spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
         return;
     case T_SILU_MUL:
+    case T_GELU_MUL:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
         if (!t->dry)
-            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
+            (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
+                q, dx, d2, y->grad, x->data, o->in[1]->data, y->rows * y->cols, flags);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
