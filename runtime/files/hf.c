@@ -370,7 +370,7 @@ read_windows_between(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list)) {
         c->full_every = 1;
-        while (c->full_every <= c->layers && !is_full(list, c->full_every - 1))
+        while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
             c->full_every++;
     }
     SPW_TRY(read_layer_types(s, c, false));
