@@ -54,7 +54,7 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 }
 
 static spw_value *
-gated(const spw_call *call, spw_value *gate, spw_value *up)
+gate_mul(const spw_call *call, spw_value *gate, spw_value *up)
 {
     return call->model->config.gelu ? spw_nn_gelu_mul(call->tape, gate, up) : spw_nn_silu_mul(call->tape, gate, up);
 }
@@ -70,14 +70,14 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     if (c->experts == 0) {
         gate = linear(call, at, NULL, h, c->mlp_bias);
         up = linear(call, at, NULL, h, c->mlp_bias);
-        return linear(call, at, onto, gated(call, gate, up), c->mlp_bias);
+        return linear(call, at, onto, gate_mul(call, gate, up), c->mlp_bias);
     }
     routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
     h = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
     gate = spw_nn_linear_each(t, h, routing, w);
     up = spw_nn_linear_each(t, h, routing, w + c->experts);
-    h = spw_nn_linear_each(t, gated(call, gate, up), routing, w + 2 * c->experts);
+    h = spw_nn_linear_each(t, gate_mul(call, gate, up), routing, w + 2 * c->experts);
     return spw_nn_combine(t, onto, h, routing);
 }
 
