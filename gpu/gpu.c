@@ -325,16 +325,17 @@ spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg
 }
 
 void
-spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M, uint64_t C,
+                float eps)
 {
-    q->calls->rmsnorm(q, y, rstd, x, g, M, C, eps);
+    q->calls->rmsnorm(q, y, rstd, x, g, offset, M, C, eps);
 }
 
 void
 spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                         const act *g, const float *rstd, uint64_t M, uint64_t C)
+                         const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
 {
-    q->calls->rmsnorm_backward(q, dx, onto, dg, dy, x, g, rstd, M, C);
+    q->calls->rmsnorm_backward(q, dx, onto, dg, dy, x, g, offset, rstd, M, C);
 }
 
 void
@@ -398,6 +399,21 @@ spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy,
 {
     bool dense = stride == C;
     q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
+}
+
+void
+spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+{
+    bool dense = stride == C;
+    q->calls->gelu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
+}
+
+void
+spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    bool dense = stride == C;
+    q->calls->gelu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
 }
 
 void

@@ -229,11 +229,11 @@ void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const
 void
 spw_gpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, float *db, const act *dy,
                            const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C);
-/* y = x * rstd * g, rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. */
-void
-spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps);
+/* y = x * rstd * (offset + g), rstd = 1 / sqrt(mean(x^2) + eps) (M) fp32 out. */
+void spw_gpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
+                     uint64_t C, float eps);
 void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                              const act *g, const float *rstd, uint64_t M, uint64_t C);
+                              const act *g, float offset, const float *rstd, uint64_t M, uint64_t C);
 
 /*
  * Rotary embedding, rotate-half form, in place, on H heads of D at x + row * stride: pairs (j, j + D/2).
@@ -292,6 +292,11 @@ void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *
 void
 spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
 void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
+/* The same with gelu(gate). */
+void
+spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
+void spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
                                uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
 /*
  * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and

@@ -111,12 +111,13 @@ count_sharers(const spw_engine *e, bool tell)
 
 /* ---------------------------------------------------------------- taking memory */
 
-/* Positions of a micro-batch's rows, and the rotary table: made in host memory, which is given back. */
+/* Positions of a micro-batch's rows, and the rotary tables: each made in host memory, which is given back. */
 static spw_status
 fill_tables(spw_engine *e, spw_error *err)
 {
     const spw_model_config *m = &e->model->config;
-    uint64_t table_bytes = m->rope_theta > 0 ? spw__table_positions(e) * m->head_dim * sizeof(float) : 0;
+    uint64_t tables = spw_model_rope_tables(m), table_elems = tables > 0 ? spw__rope_elems(e) / tables : 0;
+    uint64_t table_bytes = table_elems * sizeof(float);
     uint64_t places_bytes = e->rows * sizeof *e->places;
     void *host = spw_mem_zalloc(table_bytes > places_bytes ? table_bytes : places_bytes);
     int32_t *places = host;
@@ -125,9 +126,9 @@ fill_tables(spw_engine *e, spw_error *err)
     for (uint64_t i = 0; i < e->rows; i++)
         places[i] = (int32_t)(i % e->T);
     spw_gpu_write_bytes(e->compute, e->places, places, places_bytes);
-    if (table_bytes > 0) {
-        spw_rope_table(m, spw__table_positions(e), host);
-        spw_gpu_write_bytes(e->compute, e->cos_sin, host, table_bytes);
+    for (uint64_t i = 0; i < tables; i++) {
+        spw_rope_table(m, i, spw__table_positions(e), host);
+        spw_gpu_write_bytes(e->compute, e->cos_sin + i * table_elems, host, table_bytes);
     }
     spw_mem_free(host);
     return SPW_OK;
@@ -168,7 +169,7 @@ take_memory(spw_engine *e, spw_error *err)
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->losses = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->places = spw_carve_take(&carve, e->rows * 4);
-    e->cos_sin = spw_carve_take(&carve, spw__table_positions(e) * e->model->config.head_dim * 4);
+    e->cos_sin = spw_carve_take(&carve, spw__rope_elems(e) * sizeof *e->cos_sin);
     e->slots = spw_carve_take(&carve, e->cache_slots * 4);
     e->starts = spw_carve_take(&carve, e->cache_slots * 4);
     if (spw__documents_bytes(e) > 0)

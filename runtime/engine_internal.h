@@ -175,6 +175,7 @@ uint64_t spw__cache_width(const spw_engine *e);
 uint64_t spw__cache_part_elems(const spw_engine *e);
 uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
+uint64_t spw__rope_elems(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 

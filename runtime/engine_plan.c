@@ -335,11 +335,19 @@ spw__documents_bytes(const spw_engine *e)
     return documents >= SPW_DOCUMENTS_SEPARATE && e->cache_slots == 0 ? 4 * e->rows * sizeof *e->window : 0;
 }
 
-/* How many positions the table of rotary positions has. */
+/* How many positions a table of rotary positions has. */
 uint64_t
 spw__table_positions(const spw_engine *e)
 {
     return e->cache_slots > 0 ? e->cache_positions : e->T;
+}
+
+/* Of all tables. */
+uint64_t
+spw__rope_elems(const spw_engine *e)
+{
+    const spw_model_config *m = &e->model->config;
+    return spw_model_rope_tables(m) * spw__table_positions(e) * m->head_dim;
 }
 
 /* ---------------------------------------------------------------- the plan */
@@ -433,8 +441,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     }
     in.grads_device += spw__wire_device_bytes(e);
     in.grads_device_least += spw__wire_device_bytes(e);
-    in.batch_device =
-        4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__table_positions(e) * e->model->config.head_dim * 4;
+    in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;

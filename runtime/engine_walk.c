@@ -167,6 +167,8 @@ spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
 {
     const spw_block *b = &e->model->blocks[run->block_idx];
+    const spw_model_config *m = &e->model->config;
+    uint64_t table = spw_model_rope_table(m, b->layer_idx) * spw__table_positions(e) * m->head_dim;
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
     chosen_call chosen = {e, run, params};
     static act *const want_logits = (act *)(uintptr_t)1;
@@ -175,7 +177,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
                      .block = b,
                      .params = params,
                      .model = e->model,
-                     .cos_sin = e->cos_sin,
+                     .cos_sin = e->cos_sin + table,
                      .training = training,
                      .logits_out = logits ? want_logits : NULL};
     for (uint32_t k = 0; k < b->param_count; k++) {

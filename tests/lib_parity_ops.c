@@ -192,6 +192,15 @@ examine_silu_packed(const parity *p)
         }
 }
 
+static void
+run_gelu_mul(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t n = s->d[0];
+    spw_gpu_gelu_mul(q, p[2], p[0], p[1], 1, n, n);
+    spw_gpu_gelu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], 1, n, n,
+                              s->flags);
+}
+
 /* Onto nothing, onto another, in place, and at an odd address. */
 static void
 run_add(const subject *s, spw_gpu_queue *q, void **p)
@@ -229,16 +238,17 @@ parity_elements(const parity *p)
                                               .d = {n},
                                               .flags = flags,
                                               .run = run_gelu});
-            subject_examine(p, &(subject){.name = "silu_mul",
-                                          .a = {{ACT, n, 0, 0},
-                                                {ACT, n, 0, 0},
-                                                {ACT_OUT, n, 0, 0},
-                                                {ACT, n, 0, 0},
-                                                {dx, n, 0, 0},
-                                                {dx2, n, 0, 0}},
-                                          .d = {n, f == 0 ? i % 3 : 0},
-                                          .flags = flags,
-                                          .run = run_silu});
+            for (int gelu = 0; gelu < 2; gelu++)
+                subject_examine(p, &(subject){.name = gelu ? "gelu_mul" : "silu_mul",
+                                              .a = {{ACT, n, 0, 0},
+                                                    {ACT, n, 0, 0},
+                                                    {ACT_OUT, n, 0, 0},
+                                                    {ACT, n, 0, 0},
+                                                    {dx, n, 0, 0},
+                                                    {dx2, n, 0, 0}},
+                                              .d = {n, f == 0 ? i % 3 : 0},
+                                              .flags = flags,
+                                              .run = gelu ? run_gelu_mul : run_silu});
         }
         subject_examine(
             p, &(subject){.name = "dropout", .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}}, .d = {n}, .run = run_dropout});
@@ -255,7 +265,7 @@ parity_elements(const parity *p)
     }
 }
 
-/* ---------------------------------------------------------------- norms: d = M, C, the array that dx is put onto (8: none) */
+/* ---------------------------------------------------------------- norms: d = M, C, the array that dx is put onto (8: none), offset */
 
 static void
 run_layernorm(const subject *s, spw_gpu_queue *q, void **p)
@@ -272,8 +282,9 @@ run_rmsnorm(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t M = s->d[0], C = s->d[1];
     float *rstd = (float *)p[6] + M;
     spw_gpu_layernorm(q, p[2], p[6], rstd, p[0], p[1], p[5], M, C, 0.01f); /* fills what rmsnorm leaves */
-    spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], M, C, 0.01f);
-    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], rstd, M, C);
+    spw_gpu_rmsnorm(q, p[2], rstd, p[0], p[1], (float)s->d[3], M, C, 0.01f);
+    spw_gpu_rmsnorm_backward(q, p[4], s->d[2] < 8 ? p[s->d[2]] : NULL, p[7], p[3], p[0], p[1], (float)s->d[3], rstd, M,
+                             C);
 }
 
 /* d = M, C; onto another, and onto itself. */
@@ -316,7 +327,7 @@ parity_norms(const parity *p)
                                                 {ACT, C, 0, 0},
                                                 {FP32_OUT, 2 * M, 0, 0},
                                                 {FP32, 2 * C, 0, 0}},
-                                          .d = {M, C, onto[f / 2]},
+                                          .d = {M, C, onto[f / 2], i % 2},
                                           .slack = 4,
                                           .run = f & 1 ? run_rmsnorm : run_layernorm});
         }
@@ -413,7 +424,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_gelu(q, p[2], p[0], C);
     spw_gpu_silu_mul(q, subject_elem(p[2], C), p[0], p[1], 1, C, C);
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
-    spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 1, C, 1e-5f);
+    spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
     spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);

@@ -11,8 +11,8 @@ import copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
-                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config,
+                          Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -30,7 +30,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and model.config.model_type != "gemma3_text" else 0.0)
         p.data = x.to(dtype).float()
 
 
@@ -93,6 +93,16 @@ def phi3_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+def older_layers(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    full, local = (c["rope_parameters"][kind + "_attention"] for kind in ("full", "sliding"))
+    del c["rope_parameters"], c["layer_types"]
+    c |= {"rope_theta": full["rope_theta"], "rope_local_base_freq": local["rope_theta"], "sliding_window_pattern": 2,
+          "rope_scaling": {"rope_type": full["rope_type"], "factor": full["factor"]}}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 def older_experts(folder):
     path = os.path.join(folder, "config.json")
     c = json.load(open(path))
@@ -152,6 +162,15 @@ def random_case(rng, family):
     window = rng.randrange(1, 12)
     if family == "llama":
         return LlamaConfig(**more, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5)
+    if family == "gemma3":
+        local = rope(rng.choice([100.0, 10000.0]))
+        pattern = rng.choice([1, 2, 3, 6])
+        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
+        more |= dict(head_dim=more["head_dim"] + 6, rope_parameters={"full_attention": more["rope_parameters"], "sliding_attention": local})
+        return Gemma3TextConfig(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types, pad_token_id=None,
+                                attention_bias=rng.random() < 0.3)
+    if family == "olmo2":
+        return Olmo2Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.5)
     if family == "mistral":
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
@@ -180,8 +199,9 @@ def random_case(rng, family):
 
 def make_random(seed, count, out):
     rng = random.Random(seed)
+    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3"]
     for i in range(count):
-        family = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe"][i % 10]
+        family = families[i % len(families)]
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
@@ -231,3 +251,14 @@ elif __name__ == "__main__":
                                        no_rope_layers=[0, 0], mlp_bias=True), f16)
     make("qwen2_moe", Qwen2MoeConfig(**common, head_dim=6, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=11,
                                      shared_expert_intermediate_size=17), bf16)
+    make("olmo2", Olmo2Config(**common, pad_token_id=None, head_dim=6, rope_parameters=rope(1000.0)), bf16)
+    make("olmo2_bias", Olmo2Config(**common | dict(hidden_size=24, num_key_value_heads=4, pad_token_id=None), attention_bias=True,
+                                   rope_parameters=rope(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                        original_max_position_embeddings=48)), f32)
+    gemma = common | dict(hidden_size=24, num_key_value_heads=1, pad_token_id=None)
+    make("gemma3", Gemma3TextConfig(**gemma | dict(num_hidden_layers=4), head_dim=12, query_pre_attn_scalar=10, sliding_window=5,
+                                    layer_types=["sliding_attention", "full_attention"] * 2,
+                                    rope_parameters={"full_attention": rope(1000.0, "linear", factor=2.5), "sliding_attention": rope(50.0)}),
+         bf16, rewrite=older_layers)
+    make("gemma3_new", Gemma3TextConfig(**gemma | dict(num_hidden_layers=3), head_dim=8, sliding_window=4, attention_bias=True,
+                                        tie_word_embeddings=False, layer_types=["sliding_attention"] * 2 + ["full_attention"]), f32)

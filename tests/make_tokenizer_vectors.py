@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2 and one more, and of Llama 2 and
-Mistral, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
+"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2 and one more, and of Llama 2,
+Mistral and Gemma 3, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
 
@@ -179,6 +179,9 @@ tokenizers |= {
     "across": by_chars("across", 420, None, pre_tokenizers.Metaspace(SIGN, prepend_scheme="always", split=False), None,
                        [AddedToken("<mask>", normalized=False)], [["e", SIGN + "t"]]),
     "bare": by_chars("bare", 420, normalizers.Replace(" ", SIGN), None, decoders.Sequence(back[:3])),
+    # As Gemma 3 has it: cuts at spaces, of which none are left, and runs of spaces and lines that are found before anything else.
+    "gemma": by_chars("gemma", 420, normalizers.Replace(" ", SIGN), pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False),
+                      decoders.Sequence(back[:3]), [AddedToken(t, normalized=False) for t in ("\n\n", SIGN * 2, SIGN * 3, "<unused0>")]),
 }
 cases = HARD + random_cases(600, 20240607)
 draw = random.Random(1)

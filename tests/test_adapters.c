@@ -167,6 +167,7 @@ test_lora_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_FP32, 1, rig_lora_dropout);
     rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, rig_lora);
     rig_everywhere(SPW_FAMILY_PHI3, SPW_STATE_FP32, 0, rig_lora_dropout);
+    rig_everywhere(SPW_FAMILY_GEMMA3, SPW_STATE_FP32, 0, rig_lora);
 }
 
 static void

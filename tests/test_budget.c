@@ -156,7 +156,9 @@ configure(const lane *l)
     uint32_t r = l->run;
     uint64_t width = 32 * (1 + pick(r, 1, 8)), T = 16 << pick(r, 2, 3), format = pick(r, 3, 6),
              passes = pick(r, 4, 4) == 0;
-    bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0, packed = pick(r, 40, 2) == 0;
+    bool llama = pick(r, 5, 3) == 0, experts = llama && pick(r, 36, 2) == 0,
+         gemma = llama && !experts && pick(r, 40, 2) == 0, /* with two tables of positions */
+        packed = llama && !experts && !gemma && pick(r, 42, 2) == 0;
     char path[400], host[32], device[32], frozen[200] = "";
     FILE *f;
     snprintf(path, sizeof path, "%s/config.json", l->dir);
@@ -169,14 +171,18 @@ configure(const lane *l)
     snprintf(host, sizeof host, l->host > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->host);
     snprintf(device, sizeof device, l->device > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->device);
     fprintf(f, "{\"model\": {\"model_type\": \"%s\", \"vocab_size\": %d, ",
-            experts           ? "mixtral"
-            : llama && packed ? "phi3"
-            : llama           ? "llama"
-                              : "gpt2",
+            experts  ? "mixtral"
+            : gemma  ? "gemma3_text"
+            : packed ? "phi3"
+            : llama  ? "llama"
+                     : "gpt2",
             256 << (int)pick(r, 6, 4));
     if (experts)
         fprintf(f, "\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", 3 + (int)pick(r, 37, 6),
                 1 + (int)pick(r, 38, 3));
+    if (gemma)
+        fprintf(f, "\"head_dim\": %d, \"sliding_window\": 7, \"sliding_window_pattern\": 2, ",
+                8 << (int)pick(r, 41, 5));
     if (llama)
         fprintf(f,
                 "\"max_position_embeddings\": %d, \"hidden_size\": %d, \"num_hidden_layers\": %d, "
@@ -186,7 +192,7 @@ configure(const lane *l)
         fprintf(f, "\"n_positions\": %d, \"n_embd\": %d, \"n_layer\": %d, \"n_head\": 4},\n", (int)T, (int)width,
                 1 + (int)pick(r, 7, 6));
     fprintf(f, "\"data\": {\"path\": [\"%s/text\"], \"seq_length\": %d, \"documents\": \"%s\"},\n", base, (int)T,
-            pick(r, 40, 3) == 0 ? "separate" : "packed");
+            pick(r, 41, 3) == 0 ? "separate" : "packed");
     fprintf(f,
             "\"train_micro_batch_size_per_gpu\": %d, \"gradient_accumulation_steps\": %d, \"gradient_clipping\": %d,\n",
             1 + (int)pick(r, 9, 4), 1 + (int)pick(r, 10, 4), (int)pick(r, 11, 2));

@@ -15,11 +15,32 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {
-    "gpt2",       "gpt2_untied", "llama",        "llama3",        "llama_linear",      "llama_yarn",
-    "qwen2_yarn", "mistral",     "mistral_full", "qwen2",         "qwen2_window",      "qwen3",
-    "qwen3_bias", "mixtral",     "qwen3_moe",    "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
-    "phi3_full",  "smollm3",     "smollm3_list", "qwen2_moe"};
+static const char *const cases[] = {"gpt2",
+                                    "gpt2_untied",
+                                    "llama",
+                                    "llama3",
+                                    "llama_linear",
+                                    "llama_yarn",
+                                    "qwen2_yarn",
+                                    "mistral",
+                                    "mistral_full",
+                                    "qwen2",
+                                    "qwen2_window",
+                                    "qwen3",
+                                    "qwen3_bias",
+                                    "mixtral",
+                                    "qwen3_moe",
+                                    "qwen3_moe_sum",
+                                    "qwen3_moe_balance",
+                                    "phi3",
+                                    "phi3_full",
+                                    "smollm3",
+                                    "smollm3_list",
+                                    "qwen2_moe",
+                                    "olmo2",
+                                    "olmo2_bias",
+                                    "gemma3",
+                                    "gemma3_new"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -251,6 +272,7 @@ test_streamed(void **state)
     run("mixtral", dir);
     run("phi3", dir);
     run("qwen2_moe", dir);
+    run("gemma3", dir);
     tiny_dir_remove(dir);
 }
 
@@ -258,8 +280,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3",        "mistral", "qwen2_window", "qwen3_bias", "mixtral",
-                                       "qwen3_moe_sum", "phi3",    "smollm3",      "qwen2_moe"};
+    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
+                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -355,6 +377,30 @@ test_refusals(void **state)
         {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
          "shared_expert_intermediate_size: expected integer in [1, "},
+        {"gemma3", "",
+         "not supported yet: model_type \"gemma3\": a model of text and images; gemma3_text is text alone"},
+        {"gemma2", "", "not supported yet: model_type \"gemma2\": its scores and logits are soft-capped"},
+        {"gemma3_text", "\"final_logit_softcapping\":30.0", "not supported yet: final_logit_softcapping 30.0"},
+        {"gemma3_text", "\"attn_logit_softcapping\":50.0", "not supported yet: attn_logit_softcapping 50.0"},
+        {"gemma3_text", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma3_text", "\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
+        {"gemma3_text", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
+        {"gemma3_text", "\"sliding_window_pattern\":0", "sliding_window_pattern: expected integer in [1,"},
+        {"gemma3_text", "\"query_pre_attn_scalar\":0", "query_pre_attn_scalar: expected integer in [1,"},
+        {"gemma3_text", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"gemma3_text", "\"rope_parameters\":{\"rope_theta\":1e6}", "not supported yet: rope_parameters.rope_theta "},
+        {"gemma3_text", "\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"linear\",\"factor\":2}}",
+         "not supported yet: rope_parameters.sliding_attention.rope_type \"linear\""},
+        {"gemma3_text", "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"longrope\"}}",
+         "not supported yet: rope_parameters.full_attention.rope_type \"longrope\""},
+        {"gemma3_text", "\"rope_parameters\":{\"full_attention\":7}",
+         "rope_parameters.full_attention: expected an object, got 7"},
+        {"gemma3_text", "\"rope_local_base_freq\":0", "rope_local_base_freq: expected number above 0, got 0"},
+        {"gemma3_text", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"olmo2", "\"sliding_window\":4", "not supported yet: sliding_window 4"},
+        {"olmo2", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"olmo2", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -507,6 +553,31 @@ test_defaults(void **state)
     DONE(parse("mixtral", "", &m, &err));
     assert_true(m.experts == 8 && m.choices == 2 && m.sum_to_one && m.kv_heads == 8 && m.window == 0);
     assert_true(m.rope_theta == 1e6 && m.norm_eps == 1e-5 && m.mlp_width == 7 && !m.qk_norm);
+    DONE(parse("gemma3_text", "", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
+    assert_true(m.rope_theta == 1e6 && m.rope_local_theta == 10000 && m.rope == SPW_ROPE_PLAIN && !m.qkv_bias);
+    assert_true(m.window == 4096 && m.full_every == 0); /* of three layers none is the sixth */
+    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    DONE(parse(
+        "gemma3_text",
+        "\"sliding_window_pattern\":2,\"rope_theta\":500,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+        "\"_sliding_window_pattern\":3,\"cache_implementation\":\"hybrid\"",
+        &m, &err));
+    assert_true(m.full_every == 2 && m.rope == SPW_ROPE_LINEAR && m.rope_theta == 500 && m.rope_local_theta == 10000);
+    for (uint64_t l = 0; l < 3; l++) {
+        assert_int_equal(spw_model_window(&m, l), l == 1 ? 0 : 4096);
+        assert_int_equal(spw_model_rope_table(&m, l), l != 1);
+    }
+    DONE(parse("gemma3_text",
+               "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8},"
+               "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":77}}",
+               &m, &err));
+    assert_true(m.rope == SPW_ROPE_LINEAR && m.rope_theta == 1e6 && m.rope_local_theta == 77);
+    DONE(parse("gemma3_text", "\"sliding_window\":null,\"sliding_window_pattern\":1", &m, &err));
+    assert_true(m.window == 0 && m.full_every == 0 && spw_model_rope_tables(&m) == 1);
+    DONE(parse("olmo2", "", &m, &err));
+    assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && m.rope_theta == 10000);
+    assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && !m.qkv_bias && m.window == 0);
     DONE(parse("qwen3_moe", "\"sliding_window\":4096", &m, &err));
     assert_true(m.experts == 128 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 4 && m.window == 0);
     assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && m.mlp_width == 768 && m.qk_norm && m.head_dim == 6);
@@ -531,12 +602,41 @@ test_defaults(void **state)
         assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "9 of 8 experts for each token"));
         err = (spw_error){0};
-        DONE(parse("mistral", "", &m, &err)); /* 19 for each of so many layers, and 8: 21 more than 32 bits count */
-        m.layers = 226050911;
+        DONE(parse("mistral", "", &m, &err)); /* 21 for each of so many layers, and 8: 4 more than 32 bits count */
+        m.layers = 204522252;
         m.kv_heads = m.heads;
         assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
-        assert_non_null(strstr(err.message, "number of layers is 226050911, it must be between 1 and 65536"));
+        assert_non_null(strstr(err.message, "number of layers is 204522252, it must be between 1 and 65536"));
         err = (spw_error){0};
+    }
+}
+
+/* Norms begin as the norm alone: weights of 1, or of 0 where they multiply by 1 + w. */
+static void
+test_norms_begin(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_model_config m;
+        spw_model *model = NULL;
+        spw_error err = {0};
+        char folder[200];
+        uint32_t norms = 0;
+        snprintf(folder, sizeof folder, "tests/vectors/families/%s", cases[i]);
+        DONE(spw_hf_config_load(&m, folder, &err));
+        DONE(spw_model_build(&model, &m, &err));
+        for (uint32_t id = 0; id < model->param_count; id++) {
+            const spw_param *p = &model->params[id];
+            if (strstr(p->name, "norm") == NULL || p->ndim != 1)
+                continue;
+            assert_int_equal(p->init, strncmp(cases[i], "gemma", 5) == 0 ? SPW_INIT_ZEROS : SPW_INIT_ONES);
+            norms++;
+        }
+        if (strcmp(cases[i], "gemma3") == 0)
+            assert_int_equal(norms, 4 * 6 + 1);
+        if (strcmp(cases[i], "olmo2") == 0)
+            assert_int_equal(norms, 2 * 4 + 1);
+        spw_model_destroy(model);
     }
 }
 
@@ -771,6 +871,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_config_text),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_norms_begin),
         cmocka_unit_test(test_section),
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_no_memory),

@@ -408,6 +408,27 @@ packed_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *ou
 }
 
 static void
+gelu_mul_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] =
+            0.5 * in[0][i] * (1 + tanh(sqrt(2 / acos(-1.0)) * (in[0][i] + 0.044715 * pow(in[0][i], 3)))) * in[1][i];
+}
+
+static void
+gelu_mul_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_gelu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
+}
+
+static void
+gelu_mul_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
+{
+    (void)out;
+    spw_gpu_gelu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+}
+
+static void
 add_ref(const subject *s, double *const *in, double *out)
 {
     for (uint64_t i = 0; i < s->d[0]; i++)
@@ -448,7 +469,7 @@ scaled_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
     spw_gpu_add_scaled(q, out, out, in[0], 0.25f, s->d[0]);
 }
 
-/* GELU, silu times up, sums: lengths around the lanes and across parts, gradients written and added to. */
+/* GELU, silu or gelu times up, sums: lengths around the lanes and across parts, gradients written and added to. */
 static void
 test_elementwise(void **state)
 {
@@ -473,13 +494,23 @@ test_elementwise(void **state)
                                packed_fwd,
                                packed_bwd});
         }
+        examine(&(subject){"gelu_mul", 2, {n, n}, n, {n}, 0, gelu_mul_ref, gelu_mul_fwd, gelu_mul_bwd});
+        examine(&(subject){"gelu_mul, added",
+                           2,
+                           {n, n},
+                           n,
+                           {n},
+                           SPW_OP_ACC_DX | SPW_OP_ACC_DX2,
+                           gelu_mul_ref,
+                           gelu_mul_fwd,
+                           gelu_mul_bwd});
         examine(&(subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
         examine(&(subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});
         examine(&(subject){"add_scaled, in place", 1, {n}, n, {n}, 0, scaled_ref, scaled_fwd, NULL});
     }
 }
 
-/* ---------------------------------------------------------------- norms: d = M, C */
+/* ---------------------------------------------------------------- norms: d = M, C, offset (rmsnorm) */
 
 static void
 layernorm_ref(const subject *s, double *const *in, double *out)
@@ -520,22 +551,22 @@ rmsnorm_ref(const subject *s, double *const *in, double *out)
         for (uint64_t c = 0; c < C; c++)
             sum += in[0][m * C + c] * in[0][m * C + c] / (double)C;
         for (uint64_t c = 0; c < C; c++)
-            out[m * C + c] = in[0][m * C + c] / sqrt(sum + 0.01) * in[1][c];
+            out[m * C + c] = in[0][m * C + c] / sqrt(sum + 0.01) * ((double)s->d[2] + in[1][c]);
     }
 }
 
 static void
 rmsnorm_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_rmsnorm(q, out, saved[1], in[0], in[1], s->d[0], s->d[1], 0.01f);
+    spw_gpu_rmsnorm(q, out, saved[1], in[0], in[1], (float)s->d[2], s->d[0], s->d[1], 0.01f);
 }
 
 static void
 rmsnorm_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, g[1], dout, in[0], in[1], saved[1],
-                             s->d[0], s->d[1]);
+    spw_gpu_rmsnorm_backward(q, g[0], s->flags & SPW_OP_ACC_DX ? g[0] : NULL, g[1], dout, in[0], in[1], (float)s->d[2],
+                             saved[1], s->d[0], s->d[1]);
 }
 
 /* d = M, C */
@@ -572,7 +603,9 @@ test_norms(void **state)
         for (unsigned f = 0; f <= SPW_OP_ACC_DX; f += SPW_OP_ACC_DX) {
             examine(&(subject){
                 "layernorm", 3, {M * C, C, C}, M * C, {M, C}, f, layernorm_ref, layernorm_fwd, layernorm_bwd});
-            examine(&(subject){"rmsnorm", 2, {M * C, C}, M * C, {M, C}, f, rmsnorm_ref, rmsnorm_fwd, rmsnorm_bwd});
+            for (uint64_t offset = 0; offset < 2; offset++)
+                examine(&(subject){
+                    "rmsnorm", 2, {M * C, C}, M * C, {M, C, offset}, f, rmsnorm_ref, rmsnorm_fwd, rmsnorm_bwd});
         }
     }
 }
@@ -1008,9 +1041,11 @@ test_nan_spreads(void **state)
     assert_true(isnan(y[21]));
     spw_gpu_silu_mul(q, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
+    spw_gpu_gelu_mul(q, y, x, w, 1, C, C);
+    assert_true(isnan(y[21]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
-    spw_gpu_rmsnorm(q, y, &rstd, x, g, 1, C, 1e-5f);
+    spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_linear(q, y, x, w, NULL, 1, V, C, 0);
     assert_true(isnan(y[0]));

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe olmo2 gemma3 gemma3_full"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -42,6 +42,10 @@ train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train smollm3 true "\"model_type\":\"smollm3\",$small,\"no_rope_layer_interval\":2,\"mlp_bias\":true"
 train qwen2_moe true "\"model_type\":\"qwen2_moe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"shared_expert_intermediate_size\":17"
+train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":5e5,\"attention_bias\":true"
+train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
+    \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
+train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"tie_word_embeddings\":false"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -69,6 +73,12 @@ want = {
     "qwen2_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=17, qkv_bias=True),
     "smollm3": dict(no_rope_layers=[1, 0], mlp_bias=True, attention_bias=False, tie_word_embeddings=True, layer_types=["full_attention"] * 2,
                     rope_parameters={"rope_type": "default", "rope_theta": 2e6}),
+    "olmo2": dict(rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-5, head_dim=8, attention_bias=True),
+    "gemma3": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
+                   hidden_activation="gelu_pytorch_tanh", attention_bias=False,
+                   rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 
 

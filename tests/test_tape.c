@@ -158,7 +158,8 @@ test_kept(void **state)
 {
     static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
                                           SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE};
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE,
+                                          SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -194,7 +195,8 @@ test_begun(void **state)
 {
     static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,  SPW_FAMILY_LLAMA,
                                           SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3, SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE};
+                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,  SPW_FAMILY_QWEN2_MOE,
+                                          SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed", "llama2", "mistral", "across", "bare"};
+static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed", "llama2", "mistral", "across", "bare", "gemma"};
 enum { NAMES = 8, TEXT_MAX = 1 << 20 };
 
 static char *
@@ -402,6 +402,9 @@ test_refusals(void **state)
         {"mistral", "pre_tokenizer.replacement", "\"_\"", "pre_tokenizer: {", SPW_EUNSUPPORTED},
         {"mistral", "pre_tokenizer.prepend_scheme", "\"last\"", "pre_tokenizer: {", SPW_EUNSUPPORTED},
         {"mistral", "pre_tokenizer.more", "1", "pre_tokenizer: {", SPW_EUNSUPPORTED},
+        {"gemma", "pre_tokenizer.pattern", "{\"String\":\"e\"}", "pre_tokenizer: {", SPW_EUNSUPPORTED},
+        {"gemma", "pre_tokenizer.invert", "true", "pre_tokenizer: {", SPW_EUNSUPPORTED},
+        {"gemma", "normalizer", "null", "pre_tokenizer: {", SPW_EUNSUPPORTED}, /* then there are spaces to cut at */
         {"gpt2", "model.dropout", "0.1", "model.dropout", SPW_EUNSUPPORTED},
         {"gpt2", "model.continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix: ##", SPW_EUNSUPPORTED},
         {"gpt2", "model.end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix: </w>", SPW_EUNSUPPORTED},

@@ -14,14 +14,17 @@ typedef struct cpu_kernels {
     void (*silu_mul)(float *y, const float *gate, const float *up, uint64_t n);
     void (*silu_mul_backward)(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
                               bool acc_g, bool acc_u);
+    void (*gelu_mul)(float *y, const float *gate, const float *up, uint64_t n);
+    void (*gelu_mul_backward)(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
+                              bool acc_g, bool acc_u);
     void (*layernorm_row)(float *y, float *mean, float *rstd, const float *x, const float *g, const float *b,
                           uint64_t C, float eps);
     /* dx = onto + ...; onto NULL: nothing, and it may be dx */
     void (*layernorm_dx_row)(float *dx, const float *onto, const float *dy, const float *x, const float *g, float mean,
                              float rstd, uint64_t C);
-    void (*rmsnorm_row)(float *y, float *rstd, const float *x, const float *g, uint64_t C, float eps);
-    void (*rmsnorm_dx_row)(float *dx, const float *onto, const float *dy, const float *x, const float *g, float rstd,
-                           uint64_t C);
+    void (*rmsnorm_row)(float *y, float *rstd, const float *x, const float *g, float offset, uint64_t C, float eps);
+    void (*rmsnorm_dx_row)(float *dx, const float *onto, const float *dy, const float *x, const float *g, float offset,
+                           float rstd, uint64_t C);
     /* dg[j] += dy[j] * (x[j] - mean) * rstd */
     void (*norm_dg_row)(float *dg, const float *dy, const float *x, float mean, float rstd, uint64_t C);
     void (*axpy)(float *y, float a, const float *x, uint64_t n); /* y += a x */

@@ -56,6 +56,14 @@ gelu_sigmoid(float x)
     return 1.0f / (1.0f + exp_fast(-u2));
 }
 
+/* The derivative of gelu, where s is gelu_sigmoid(x). */
+static inline float
+gelu_slope(float x, float s)
+{
+    float du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
+    return s + x * s * (1.0f - s) * du2;
+}
+
 static void
 k_gelu(float *restrict y, const float *restrict x, uint64_t n)
 {
@@ -69,9 +77,7 @@ k_gelu_backward(float *dx, const float *dy, const float *x, uint64_t n, bool acc
 {
 #pragma GCC ivdep
     for (uint64_t i = 0; i < n; i++) {
-        float s = gelu_sigmoid(x[i]);
-        float du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x[i] * x[i]);
-        float d = dy[i] * (s + x[i] * s * (1.0f - s) * du2);
+        float d = dy[i] * gelu_slope(x[i], gelu_sigmoid(x[i]));
         dx[i] = acc ? dx[i] + d : d;
     }
 }
@@ -90,6 +96,28 @@ k_silu_mul_backward(float *restrict dg, float *restrict du, const float *restric
     for (uint64_t i = 0; i < n; i++) {
         float s = 1.0f / (1.0f + exp_fast(-gate[i]));
         float g = dy[i] * up[i] * (s + gate[i] * s * (1.0f - s));
+        float u = dy[i] * gate[i] * s;
+        if (dg != NULL)
+            dg[i] = acc_g ? dg[i] + g : g;
+        if (du != NULL)
+            du[i] = acc_u ? du[i] + u : u;
+    }
+}
+
+static void
+k_gelu_mul(float *restrict y, const float *restrict gate, const float *restrict up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        y[i] = gate[i] * gelu_sigmoid(gate[i]) * up[i];
+}
+
+static void
+k_gelu_mul_backward(float *restrict dg, float *restrict du, const float *restrict dy, const float *restrict gate,
+                    const float *restrict up, uint64_t n, bool acc_g, bool acc_u)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float s = gelu_sigmoid(gate[i]);
+        float g = dy[i] * up[i] * gelu_slope(gate[i], s);
         float u = dy[i] * gate[i] * s;
         if (dg != NULL)
             dg[i] = acc_g ? dg[i] + g : g;
@@ -199,28 +227,30 @@ k_layernorm_dx_row(float *dx, const float *onto, const float *dy, const float *x
 }
 
 static void
-k_rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const float *restrict g, uint64_t C, float eps)
+k_rmsnorm_row(float *restrict y, float *rstd, const float *restrict x, const float *restrict g, float offset,
+              uint64_t C, float eps)
 {
     float r = 1.0f / sqrtf(k_dot(x, x, C) / (float)C + eps);
     for (uint64_t i = 0; i < C; i++)
-        y[i] = x[i] * r * g[i];
+        y[i] = x[i] * r * (offset + g[i]);
     *rstd = r;
 }
 
 static void
-k_rmsnorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float rstd, uint64_t C)
+k_rmsnorm_dx_row(float *dx, const float *onto, const float *dy, const float *x, const float *g, float offset,
+                 float rstd, uint64_t C)
 {
     float b[LANES] = {0}, mb;
     uint64_t i = 0;
     for (; i + LANES <= C; i += LANES)
         for (int j = 0; j < LANES; j++)
-            b[j] += dy[i + j] * g[i + j] * (x[i + j] * rstd);
+            b[j] += dy[i + j] * (offset + g[i + j]) * (x[i + j] * rstd);
     for (int j = 0; i < C; i++, j++)
-        b[j] += dy[i] * g[i] * (x[i] * rstd);
+        b[j] += dy[i] * (offset + g[i]) * (x[i] * rstd);
     mb = sum_lanes(b) / (float)C;
 #pragma GCC ivdep
     for (i = 0; i < C; i++) {
-        float d = (dy[i] * g[i] - x[i] * rstd * mb) * rstd;
+        float d = (dy[i] * (offset + g[i]) - x[i] * rstd * mb) * rstd;
         dx[i] = onto != NULL ? onto[i] + d : d;
     }
 }
@@ -322,6 +352,8 @@ const cpu_kernels KERNELS = {k_add,
                              k_gelu_backward,
                              k_silu_mul,
                              k_silu_mul_backward,
+                             k_gelu_mul,
+                             k_gelu_mul_backward,
                              k_layernorm_row,
                              k_layernorm_dx_row,
                              k_rmsnorm_row,

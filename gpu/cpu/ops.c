@@ -12,7 +12,7 @@ typedef struct args {
     const float *a, *b, *c, *d, *e;
     const int32_t *ids;
     uint64_t rows, cols, n, grain, T, H, D, stride;
-    float eps;
+    float eps, offset;
     int sign;
     unsigned flags;
     uint64_t key, counter;
@@ -115,29 +115,55 @@ in_row(const args *g, uint64_t first, uint64_t n, uint64_t *at)
     return n < g->cols - col ? n : g->cols - col;
 }
 
+/* One stretch of a row at a time; what a gate multiplies by is the kernel's. */
+static void
+gate_rows(const args *g, uint32_t part_idx, void (*mul)(float *, const float *, const float *, uint64_t))
+{
+    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    for (; n > 0; i += count, n -= count) {
+        count = in_row(g, i, n, &from);
+        mul(at(g->out, i), g->a + from, g->b + from, count);
+    }
+}
+
+static void
+gate_backward_rows(const args *g, uint32_t part_idx,
+                   void (*mul)(float *, float *, const float *, const float *, const float *, uint64_t, bool, bool))
+{
+    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    for (; n > 0; i += count, n -= count) {
+        count = in_row(g, i, n, &from);
+        mul(at(g->out, from), at(g->out2, from), g->a + i, g->b + from, g->c + from, count, g->flags & SPW_OP_ACC_DX,
+            g->flags & SPW_OP_ACC_DX2);
+    }
+}
+
 static void
 silu_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
-    const args *g = ctx;
-    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
     (void)worker_idx;
-    for (; n > 0; i += count, n -= count) {
-        count = in_row(g, i, n, &from);
-        g->k->silu_mul(at(g->out, i), g->a + from, g->b + from, count);
-    }
+    gate_rows(ctx, part_idx, ((const args *)ctx)->k->silu_mul);
+}
+
+static void
+gelu_mul_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    (void)worker_idx;
+    gate_rows(ctx, part_idx, ((const args *)ctx)->k->gelu_mul);
 }
 
 static void
 silu_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
-    const args *g = ctx;
-    uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
     (void)worker_idx;
-    for (; n > 0; i += count, n -= count) {
-        count = in_row(g, i, n, &from);
-        g->k->silu_mul_backward(at(g->out, from), at(g->out2, from), g->a + i, g->b + from, g->c + from, count,
-                                g->flags & SPW_OP_ACC_DX, g->flags & SPW_OP_ACC_DX2);
-    }
+    gate_backward_rows(ctx, part_idx, ((const args *)ctx)->k->silu_mul_backward);
+}
+
+static void
+gelu_mul_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    (void)worker_idx;
+    gate_backward_rows(ctx, part_idx, ((const args *)ctx)->k->gelu_mul_backward);
 }
 
 void
@@ -162,6 +188,30 @@ spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy
                 .stride = stride,
                 .flags = flags},
         M * C, ELEMENT_GRAIN, silu_backward_part);
+}
+
+void
+spw__cpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+{
+    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
+        gelu_mul_part);
+}
+
+void
+spw__cpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    run(q,
+        &(args){.out = dgate,
+                .out2 = dup,
+                .a = dy,
+                .b = gate,
+                .c = up,
+                .n = M * C,
+                .cols = C,
+                .stride = stride,
+                .flags = flags},
+        M * C, ELEMENT_GRAIN, gelu_mul_backward_part);
 }
 
 static void
@@ -403,7 +453,7 @@ norm_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (g->c != NULL)
             g->k->layernorm_row((float *)g->out + o, g->fout + r, g->fout2 + r, g->a + o, g->b, g->c, g->cols, g->eps);
         else
-            g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->cols, g->eps);
+            g->k->rmsnorm_row((float *)g->out + o, g->fout2 + r, g->a + o, g->b, g->offset, g->cols, g->eps);
     }
 }
 
@@ -416,10 +466,11 @@ spw__cpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act
 }
 
 void
-spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C, float eps)
+spw__cpu_rmsnorm(spw_gpu_queue *q, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
+                 uint64_t C, float eps)
 {
-    run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .rows = M, .cols = C, .eps = eps}, M, row_grain(C),
-        norm_part);
+    run(q, &(args){.out = y, .fout2 = rstd, .a = x, .b = g, .offset = offset, .rows = M, .cols = C, .eps = eps}, M,
+        row_grain(C), norm_part);
 }
 
 static void
@@ -434,7 +485,7 @@ norm_dx_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         if (g->d != NULL)
             g->k->layernorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->d[r], g->e[r], g->cols);
         else
-            g->k->rmsnorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->e[r], g->cols);
+            g->k->rmsnorm_dx_row((float *)g->out + o, onto, g->a + o, g->b + o, g->c, g->offset, g->e[r], g->cols);
     }
 }
 
@@ -481,11 +532,18 @@ spw__cpu_layernorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *d
 
 void
 spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                          const act *g, const float *rstd, uint64_t M, uint64_t C)
+                          const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(
-        q,
-        &(args){.out = dx, .out2 = (void *)onto, .fout = dg, .a = dy, .b = x, .c = g, .e = rstd, .rows = M, .cols = C});
+    norm_backward(q, &(args){.out = dx,
+                             .out2 = (void *)onto,
+                             .fout = dg,
+                             .a = dy,
+                             .b = x,
+                             .c = g,
+                             .e = rstd,
+                             .offset = offset,
+                             .rows = M,
+                             .cols = C});
 }
 
 /* ---------------------------------------------------------------- rope */

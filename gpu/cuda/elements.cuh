@@ -40,6 +40,14 @@ gelu_sigmoid(float x)
     return 1.0f / (1.0f + expf(-u2));
 }
 
+/* The derivative of gelu, where s is gelu_sigmoid(x). */
+SPW_DEVICE float
+gelu_slope(float x, float s)
+{
+    float du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
+    return s + x * s * (1.0f - s) * du2;
+}
+
 template <class T>
 __global__ void
 gelu_kernel(T *y, const T *x, uint64_t n, bool wide)
@@ -68,10 +76,8 @@ gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool 
     if (add)
         load8(old, dx + i, n - i, wide);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float s = gelu_sigmoid(v[j]), du2 = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * v[j] * v[j]);
-        d[j] = old[j] + d[j] * (s + v[j] * s * (1.0f - s) * du2);
-    }
+    for (int j = 0; j < 8; j++)
+        d[j] = old[j] + d[j] * gelu_slope(v[j], gelu_sigmoid(v[j]));
     store8(dx + i, d, n - i, wide);
 }
 
@@ -85,9 +91,17 @@ my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
     return *row < M && *col < C;
 }
 
-template <class T>
+/* What a gate multiplies by: silu of it, or gelu. */
+template <bool gelu>
+SPW_DEVICE float
+gate_sigmoid(float g)
+{
+    return gelu ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
+}
+
+template <class T, bool gelu>
 __global__ void
-silu_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
+gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
     uint64_t row, col, n, i;
     float g[8], u[8];
@@ -99,14 +113,14 @@ silu_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64
     load8(u, up + i, n, wide);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        u[j] *= g[j] / (1.0f + expf(-g[j]));
+        u[j] *= g[j] * gate_sigmoid<gelu>(g[j]);
     store8(y + row * C + col, u, n, wide);
 }
 
 /* dgate and dup may each be NULL. */
-template <class T>
+template <class T, bool gelu>
 __global__ void
-silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t M, uint64_t C,
+gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t M, uint64_t C,
                          uint64_t stride, bool add_gate, bool add_up, bool wide)
 {
     uint64_t row, col, n, i;
@@ -123,8 +137,8 @@ silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dgate + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float s = 1.0f / (1.0f + expf(-g[j]));
-            out[j] = old[j] + d[j] * u[j] * (s + g[j] * s * (1.0f - s));
+            float s = gate_sigmoid<gelu>(g[j]);
+            out[j] = old[j] + d[j] * u[j] * (gelu ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
             old[j] = 0.0f;
         }
         store8(dgate + i, out, n, wide);
@@ -134,7 +148,7 @@ silu_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dup + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * g[j] / (1.0f + expf(-g[j]));
+            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<gelu>(g[j]);
         store8(dup + i, out, n, wide);
     }
 }

@@ -1,5 +1,5 @@
 /*
- * LayerNorm and RMSNorm (mean NULL) with a block per row, and sums over the rows of a matrix: partial sums of fixed slices of
+ * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, and sums over the rows of a matrix: partial sums of fixed slices of
  * rows, then the slices in turn, so that the order depends on the shape alone.
  */
 #ifndef SPW_CUDA_NORMS_CUH
@@ -9,7 +9,8 @@
 
 template <class T>
 __global__ void
-norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, uint64_t C, float eps, bool wide)
+norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
+            bool wide)
 {
     uint64_t row = blockIdx.x;
     const T *in = x + row * C;
@@ -38,7 +39,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
             load8(shift, b + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            v[j] = (v[j] - mu) * r * gain[j] + shift[j];
+            v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
         store8(y + row * C + c, v, C - c, wide);
     }
     if (threadIdx.x == 0) {
@@ -50,19 +51,19 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
 
 template <class T>
 __global__ void
-norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, const float *mean, const float *rstd,
-                     uint64_t C, bool wide)
+norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset, const float *mean,
+                     const float *rstd, uint64_t C, bool wide)
 {
     uint64_t row = blockIdx.x, at = row * C;
     float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8] = {0};
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
         load8(v, x + at + c, C - c, wide);
-        load8(d, dy + at + c, C - c, wide);
-        load8(gain, g + c, C - c, wide); /* zero behind the end, so that these add nothing */
+        load8(d, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
+        load8(gain, g + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            a += d[j] * gain[j];
-            b += d[j] * gain[j] * ((v[j] - mu) * r);
+            a += d[j] * (offset + gain[j]);
+            b += d[j] * (offset + gain[j]) * ((v[j] - mu) * r);
         }
     }
     a = mean != NULL ? block_sum(a) / (float)C : 0.0f;
@@ -75,7 +76,7 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
             load8(old, onto + at + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            d[j] = old[j] + (d[j] * gain[j] - a - (v[j] - mu) * r * b) * r;
+            d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu) * r * b) * r;
         store8(dx + at + c, d, C - c, wide);
     }
 }

@@ -64,29 +64,58 @@ rows_aligned(uint64_t M, uint64_t C, uint64_t stride)
     return M == 1 || (C % 8 == 0 && stride % 8 == 0);
 }
 
-void
-spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
-                   uint64_t stride)
+template <bool gelu>
+static void
+gate_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (M * C == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (silu_mul_kernel<T>), (T *)y,
+    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (gate_mul_kernel<T, gelu>), (T *)y,
                       (const T *)gate, (const T *)up, M, C, stride,
                       rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate, up)));
+}
+
+template <bool gelu>
+static void
+gate_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up, uint64_t M,
+                  uint64_t C, uint64_t stride, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
+    if (M * C == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0,
+                      (gate_mul_backward_kernel<T, gelu>), (T *)dgate, (T *)dup, (const T *)dy, (const T *)gate,
+                      (const T *)up, M, C, stride, (flags & SPW_OP_ACC_DX) != 0, (flags & SPW_OP_ACC_DX2) != 0, wide));
+}
+
+void
+spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                   uint64_t stride)
+{
+    gate_mul<false>(queue, y, gate, up, M, C, stride);
 }
 
 void
 spw__cuda_silu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
                             uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    bool wide = rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
-    if (M * C == 0)
-        return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (silu_mul_backward_kernel<T>),
-                      (T *)dgate, (T *)dup, (const T *)dy, (const T *)gate, (const T *)up, M, C, stride,
-                      (flags & SPW_OP_ACC_DX) != 0, (flags & SPW_OP_ACC_DX2) != 0, wide));
+    gate_mul_backward<false>(queue, dgate, dup, dy, gate, up, M, C, stride, flags);
+}
+
+void
+spw__cuda_gelu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                   uint64_t stride)
+{
+    gate_mul<true>(queue, y, gate, up, M, C, stride);
+}
+
+void
+spw__cuda_gelu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                            uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    gate_mul_backward<true>(queue, dgate, dup, dy, gate, up, M, C, stride, flags);
 }
 
 void
@@ -182,35 +211,35 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
 }
 
 static void
-norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, uint64_t M,
-     uint64_t C, float eps)
+norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, float offset,
+     uint64_t M, uint64_t C, float eps)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
     BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), (T *)y, mean, rstd, (const T *)x,
-                      (const T *)g, (const T *)b, C, eps, wide));
+                      (const T *)g, (const T *)b, offset, C, eps, wide));
 }
 
 void
 spw__cuda_layernorm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
                     uint64_t M, uint64_t C, float eps)
 {
-    norm(queue, y, mean, rstd, x, g, b, M, C, eps);
+    norm(queue, y, mean, rstd, x, g, b, 0.0f, M, C, eps);
 }
 
 void
-spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const act *g, uint64_t M, uint64_t C,
-                  float eps)
+spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const act *g, float offset, uint64_t M,
+                  uint64_t C, float eps)
 {
-    norm(queue, y, NULL, rstd, x, g, NULL, M, C, eps);
+    norm(queue, y, NULL, rstd, x, g, NULL, offset, M, C, eps);
 }
 
 /* The parameters' gradients first: dx may be dy. */
 static void
 norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy, const act *x,
-              const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
+              const act *g, float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g) && spw__cuda_aligned(onto);
@@ -219,21 +248,21 @@ norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *
     spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
     if (dx != NULL)
         BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)onto,
-                          (const T *)dy, (const T *)x, (const T *)g, mean, rstd, C, wide));
+                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, C, wide));
 }
 
 void
 spw__cuda_layernorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy,
                              const act *x, const act *g, const float *mean, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(queue, dx, onto, dg, db, dy, x, g, mean, rstd, M, C);
+    norm_backward(queue, dx, onto, dg, db, dy, x, g, 0.0f, mean, rstd, M, C);
 }
 
 void
 spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, const act *dy, const act *x,
-                           const act *g, const float *rstd, uint64_t M, uint64_t C)
+                           const act *g, float offset, const float *rstd, uint64_t M, uint64_t C)
 {
-    norm_backward(queue, dx, onto, dg, NULL, dy, x, g, NULL, rstd, M, C);
+    norm_backward(queue, dx, onto, dg, NULL, dy, x, g, offset, NULL, rstd, M, C);
 }
 
 /* ---------------------------------------------------------------- loss */

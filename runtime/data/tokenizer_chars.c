@@ -1,5 +1,5 @@
 /*
- * Vocabularies by characters, as SentencePiece makes them (Llama 2, Mistral, Mixtral, Yi): a word begins with the space before
+ * Vocabularies by characters, as SentencePiece makes them (Llama 2, Mistral, Mixtral, Yi, Gemma): a word begins with the space before
  * it, spelled U+2581 in the files; merging starts from characters, and a character that has no token from the tokens of its
  * bytes ("<0x0A>"). Here such a vocabulary is kept with plain spaces, and U+2581 in a text, which those tokenizers take for a
  * space, becomes one; so a text is what it was but for the space that is put before it.
@@ -164,13 +164,23 @@ read_normalizer(spw_tokenizer *t, const json_t *v, const char *path, bool *repla
     return unknown(path, "normalizer", v, err);
 }
 
+/* Gemma cuts at spaces, of which its normalizer left none. */
+static bool
+cuts_nowhere(const spw_tokenizer *t, const json_t *v, bool replaced)
+{
+    return t->chars_early && replaced && strcmp(member(v, "type"), "Split") == 0 &&
+           strcmp(member(json_object_get(v, "pattern"), "String"), " ") == 0 &&
+           strcmp(member(v, "behavior"), "MergedWithPrevious") == 0 && json_is_false(json_object_get(v, "invert")) &&
+           json_object_size(v) == 4;
+}
+
 /* Metaspace does the same to each stretch between added tokens; a text is not split. */
 static spw_status
 read_pre_tokenizer(spw_tokenizer *t, const json_t *v, const char *path, bool *replaces, spw_error *err)
 {
     const char *scheme = member(v, "prepend_scheme"), *name;
     json_t *other;
-    if (v == NULL || json_is_null(v))
+    if (v == NULL || json_is_null(v) || cuts_nowhere(t, v, *replaces))
         return SPW_OK;
     json_object_foreach((json_t *)(uintptr_t)v, name, other)
     {

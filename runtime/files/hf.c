@@ -24,7 +24,9 @@ enum {
     EXPERTS = MIXTRAL | QWEN_MOE,
     PHI3 = 1 << SPW_FAMILY_PHI3,
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3,
+    OLMO = 1 << SPW_FAMILY_OLMO2,
+    GEMMA = 1 << SPW_FAMILY_GEMMA3,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA,
     ALL = GPT2 | LLAMAS
 };
 
@@ -50,7 +52,8 @@ static const struct {
     {"max_position_embeddings", LLAMAS},
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
-    {"hidden_act", LLAMAS},
+    {"hidden_act", LLAMAS & ~GEMMA},
+    {"hidden_activation", GEMMA},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
     {"initializer_range", ALL},
@@ -61,11 +64,19 @@ static const struct {
     {"partial_rotary_factor", LLAMAS},
     {"no_rope_layers", SMOLLM3},
     {"no_rope_layer_interval", SMOLLM3},
+    {"rope_local_base_freq", GEMMA},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
-    {"use_sliding_window", LLAMAS},
+    {"use_sliding_window", LLAMAS & ~GEMMA},
     {"max_window_layers", QWEN | QWEN_MOE},
+    {"sliding_window_pattern", GEMMA},
+    {"_sliding_window_pattern", GEMMA}, /* a note beside layer_types, which transformers does not read either */
+    {"query_pre_attn_scalar", GEMMA},
+    {"attn_logit_softcapping", GEMMA},
+    {"final_logit_softcapping", GEMMA},
+    {"use_bidirectional_attention", GEMMA},
+    {"cache_implementation", GEMMA},
     {"num_experts", EXPERTS},
     {"num_local_experts", EXPERTS & ~QWEN2_MOE},
     {"shared_expert_intermediate_size", QWEN2_MOE},
@@ -98,8 +109,9 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
-    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM",  "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",   "MixtralForCausalLM",  "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Olmo2ForCausalLM",    "Gemma3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -283,9 +295,18 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
+/* An object in s, which may be missing. */
 static spw_status
-read_rope(const source *s, spw_model_config *c)
+read_member(const source *s, const char *key, source *out)
+{
+    *out = (source){get(s, key), s->name, "", s->err};
+    snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
+    return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
+}
+
+/* What rope says, and the key in s that may say theta; c has the theta that is meant without both. */
+static spw_status
+read_rope_object(const source *s, const source *rope, const char *theta, spw_model_config *c)
 {
     static const char *const known[] = {"rope_type",
                                         "type",
@@ -300,39 +321,67 @@ read_rope(const source *s, spw_model_config *c)
                                         "mscale_all_dim",
                                         "attention_factor",
                                         "truncate"};
-    bool newer = get(s, "rope_parameters") != NULL;
-    const char *key = newer ? "rope_parameters" : "rope_scaling", *name;
-    source rope = {get(s, key), s->name, "", s->err};
-    const json_t *top = get(s, "rope_theta");
+    const json_t *top = get(s, theta);
+    const char *name;
     json_t *v;
-    double part = 1;
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
-    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
-    if (part != 1)
-        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
-    SPW_TRY(read_real(s, "rope_theta", &c->rope_theta));
-    if (newer && get(s, "rope_scaling") != NULL)
-        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
-                         s->prefix);
-    if (rope.object != NULL && !json_is_object(rope.object))
-        return wrong(s, key, "an object", rope.object);
-    snprintf(rope.prefix, sizeof rope.prefix, "%.20s%s.", s->prefix, key);
-    SPW_TRY(read_rope_kind(&rope, c)); /* first: what it is called says more than the members that only it has */
-    json_object_foreach((json_t *)(uintptr_t)rope.object, name, v)
+    SPW_TRY(read_real(s, theta, &c->rope_theta));
+    SPW_TRY(read_rope_kind(rope, c)); /* first: what it is called says more than the members that only it has */
+    json_object_foreach((json_t *)(uintptr_t)rope->object, name, v)
     {
         bool found = strcmp(name, "partial_rotary_factor") == 0 && json_number_value(v) == 1;
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
         if (!found && !json_is_null(v))
-            return refuse(&rope, name, v);
+            return refuse(rope, name, v);
     }
-    SPW_TRY(read_real(&rope, "rope_theta", &c->rope_theta));
+    SPW_TRY(read_real(rope, "rope_theta", &c->rope_theta));
     if (top != NULL && c->rope_theta != json_number_value(top))
-        return wrong(&rope, "rope_theta", "the same as outside", get(&rope, "rope_theta"));
+        return wrong(rope, "rope_theta", "the same as outside", get(rope, "rope_theta"));
     if (!(c->rope_theta > 0))
-        return wrong(top != NULL ? s : &rope, "rope_theta", "number above 0",
-                     top != NULL ? top : get(&rope, "rope_theta"));
-    return read_rope_scale(&rope, s, c);
+        return wrong(top != NULL ? s : rope, top != NULL ? theta : "rope_theta", "number above 0",
+                     top != NULL ? top : get(rope, "rope_theta"));
+    return read_rope_scale(rope, s, c);
+}
+
+/* Gemma's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter. */
+static spw_status
+read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
+{
+    spw_model_config local = {.rope_theta = 10000};
+    source full = *rope, sliding = {NULL, s->name, "", s->err};
+    const char *name;
+    json_t *v;
+    if (newer) {
+        SPW_TRY(read_member(rope, "full_attention", &full));
+        SPW_TRY(read_member(rope, "sliding_attention", &sliding));
+        json_object_foreach((json_t *)(uintptr_t)rope->object, name, v)
+        {
+            if (strcmp(name, "full_attention") != 0 && strcmp(name, "sliding_attention") != 0 && !json_is_null(v))
+                return refuse(rope, name, v);
+        }
+    }
+    SPW_TRY(read_rope_object(s, &full, "rope_theta", c));
+    SPW_TRY(read_rope_object(s, &sliding, "rope_local_base_freq", &local));
+    c->rope_local_theta = local.rope_theta;
+    return local.rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(&sliding, "rope_type", get(&sliding, "rope_type"));
+}
+
+/* Older files: rope_theta and rope_scaling. Newer ones: rope_parameters with both. */
+static spw_status
+read_rope(const source *s, spw_model_config *c)
+{
+    bool newer = get(s, "rope_parameters") != NULL, gemma = c->family == SPW_FAMILY_GEMMA3;
+    double part = 1;
+    source rope;
+    if (newer && get(s, "rope_scaling") != NULL)
+        return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
+                         s->prefix);
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || gemma ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
+    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    if (part != 1)
+        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+    SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
+    return gemma ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
@@ -365,6 +414,13 @@ read_no_rope(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+static bool
+is_full(const json_t *layer_types, uint64_t l)
+{
+    const char *text = json_string_value(json_array_get(layer_types, l));
+    return text != NULL && strcmp(text, "full_attention") == 0;
+}
+
 /* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
 static spw_status
 read_layer_types(const source *s, spw_model_config *c, bool sets_first)
@@ -376,10 +432,7 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
         return wrong(s, "layer_types", "a list with one entry for each layer", list);
     if (sets_first && c->window > 0) {
         c->window_from = 0;
-        while (c->window_from < c->layers &&
-               strcmp("full_attention", json_string_value(json_array_get(list, c->window_from)) != NULL
-                                            ? json_string_value(json_array_get(list, c->window_from))
-                                            : "") == 0)
+        while (c->window_from < c->layers && is_full(list, c->window_from))
             c->window_from++;
     }
     for (uint64_t l = 0; l < c->layers; l++) {
@@ -393,6 +446,30 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
+/* Gemma's windows: in all layers but each so many-th, by sliding_window_pattern, or by layer_types where that is given. */
+static spw_status
+read_windows_between(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
+    c->window = 4096; /* the class' default */
+    c->full_every = 6;
+    SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
+    SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
+    if (json_is_array(list)) {
+        c->full_every = 1;
+        while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
+            c->full_every++;
+    }
+    SPW_TRY(read_layer_types(s, c, false));
+    if (c->full_every == 1) {
+        c->window = c->full_every = 0;
+        c->rope_local_theta = 0;
+    }
+    if (c->full_every > c->layers)
+        c->full_every = 0;
+    return c->window > 0 && json_is_null(said) ? wrong(s, "sliding_window", "integer", said) : SPW_OK;
+}
+
 static spw_status
 read_window(const source *s, spw_model_config *c)
 {
@@ -402,6 +479,8 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
+    if (c->family == SPW_FAMILY_GEMMA3)
+        return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
     else
@@ -459,17 +538,35 @@ read_experts(const source *s, spw_model_config *c)
 }
 
 static spw_status
+read_gemma(const source *s, spw_model_config *c)
+{
+    static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
+    if (c->family != SPW_FAMILY_GEMMA3)
+        return SPW_OK;
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        if (get(s, caps[i]) != NULL)
+            return refuse(s, caps[i], get(s, caps[i]));
+    }
+    c->norms = SPW_NORMS_BOTH;
+    c->norms_from_one = c->gelu = c->embedding_scaled = true;
+    c->query_scalar = 256;
+    SPW_TRY(read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar));
+    return must_be(s, "use_bidirectional_attention", false);
+}
+
+static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
+    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = c->family == SPW_FAMILY_GEMMA3;
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL     ? 8
-                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 ? 4
-                          : c->family == SPW_FAMILY_QWEN2_MOE                                    ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3       ? 32
-                                                                                                 : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 ? 1e-5 : 1e-6;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
+                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
+                                                                                                          : 0;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -477,7 +574,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
+    c->head_dim = gemma ? 256 : c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -487,7 +584,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (biases || qwen3)
+    if (biases || qwen3 || olmo || gemma)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -499,9 +596,11 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3;
+    c->qk_norm = qwen3 || olmo || gemma;
+    c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
-    return SPW_OK;
+    c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
+    return read_gemma(s, c);
 }
 
 static spw_status
@@ -553,6 +652,15 @@ read_dropout(const source *s, spw_model_config *c)
 
 /* ---------------------------------------------------------------- reading */
 
+/* Relatives of what is computed here, and what of them is not. */
+static const char *
+missing_of(const char *type)
+{
+    return strcmp(type, "gemma3") == 0   ? ": a model of text and images; gemma3_text is text alone"
+           : strcmp(type, "gemma2") == 0 ? ": its scores and logits are soft-capped"
+                                         : "";
+}
+
 static spw_status
 read_family(const source *s, spw_family *out)
 {
@@ -561,10 +669,12 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3 or qwen2_moe)",
+                         "smollm3, qwen2_moe, olmo2 or gemma3_text)",
                          s->name, s->prefix);
-    if (!json_is_string(type) || !spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
+    if (!json_is_string(type))
         return refuse(s, "model_type", type);
+    if (!spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
+        return say(s, "not supported yet: ", "model_type", " ", type, missing_of(json_string_value(type)));
     if (built_as != NULL &&
         (!json_is_string(built_as) || strcasecmp(json_string_value(built_as), architectures[*out]) != 0))
         return refuse(s, "architectures[0]", built_as);
@@ -575,12 +685,14 @@ read_family(const source *s, spw_family *out)
 static spw_status
 check_activation(const source *s, spw_family family)
 {
-    const char *key = family == SPW_FAMILY_GPT2 ? "activation_function" : "hidden_act";
+    bool gelu = family == SPW_FAMILY_GPT2 || family == SPW_FAMILY_GEMMA3;
+    const char *key = family == SPW_FAMILY_GPT2     ? "activation_function"
+                      : family == SPW_FAMILY_GEMMA3 ? "hidden_activation"
+                                                    : "hidden_act";
     const json_t *v = get(s, key);
     const char *name = json_string_value(v);
-    if (v == NULL || (name != NULL && family != SPW_FAMILY_GPT2 && strcmp(name, "silu") == 0) ||
-        (name != NULL && family == SPW_FAMILY_GPT2 &&
-         (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)))
+    if (v == NULL || (name != NULL && !gelu && strcmp(name, "silu") == 0) ||
+        (name != NULL && gelu && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)))
         return SPW_OK;
     return refuse(s, key, v);
 }
@@ -597,7 +709,7 @@ read_config(const source *s, bool section, spw_model_config *c)
     c->vocab = 256;
     c->positions = 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3;
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GEMMA3;
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
@@ -703,6 +815,18 @@ no_rope_list(const spw_model_config *c)
 }
 
 static void
+write_gemma(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    set_size(o, "query_pre_attn_scalar", c->query_scalar);
+    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
+    if (c->window > 0) { /* transformers computes nothing by a window of null, even where no layer has one */
+        set_size(o, "sliding_window", c->window);
+        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
+    }
+}
+
+static void
 write_llama(json_t *o, const spw_model_config *c)
 {
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
@@ -713,7 +837,10 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "head_dim", c->head_dim);
     set_size(o, "intermediate_size", c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
-    json_object_set_new(o, "hidden_act", json_string("silu"));
+    if (c->family == SPW_FAMILY_GEMMA3)
+        write_gemma(o, c);
+    else
+        json_object_set_new(o, "hidden_act", json_string("silu"));
     json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
     write_rope(o, c);
     if (c->family == SPW_FAMILY_PHI3)
@@ -741,7 +868,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if (c->family != SPW_FAMILY_LLAMA) /* null, not absent: that would be 4096 */
+    if ((LLAMAS & ~(LLAMA | OLMO | GEMMA)) >> c->family & 1) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

@@ -5,8 +5,9 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {
-    "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",       "mistral", "qwen2",   "qwen3",
+                                                           "mixtral", "qwen3_moe",   "phi3",    "smollm3", "qwen2_moe",
+                                                           "olmo2",   "gemma3_text", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -29,7 +30,20 @@ spw_family_parse(const char *name, spw_family *out)
 uint64_t
 spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
-    return layer_idx >= c->window_from ? c->window : 0;
+    bool full = layer_idx < c->window_from || (c->full_every > 0 && (layer_idx + 1) % c->full_every == 0);
+    return full ? 0 : c->window;
+}
+
+uint64_t
+spw_model_rope_tables(const spw_model_config *c)
+{
+    return c->rope_theta > 0 ? 1 + (c->rope_local_theta > 0) : 0;
+}
+
+uint64_t
+spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
+{
+    return c->rope_local_theta > 0 && spw_model_window(c, layer_idx) > 0;
 }
 
 bool
@@ -74,10 +88,15 @@ scaled_frequency(const spw_model_config *c, uint64_t j, double f)
 }
 
 void
-spw_rope_table(const spw_model_config *c, uint64_t T, float *out)
+spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float *out)
 {
     uint64_t half = c->head_dim / 2;
-    float scale = c->rope == SPW_ROPE_YARN ? (float)c->rope_attention : 1;
+    spw_model_config local = *c;
+    float scale;
+    local.rope = SPW_ROPE_PLAIN;
+    local.rope_theta = c->rope_local_theta;
+    c = table_idx > 0 ? &local : c;
+    scale = c->rope == SPW_ROPE_YARN ? (float)c->rope_attention : 1;
     for (uint64_t j = 0; j < half; j++) {
         float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)c->head_dim));
         f = (float)scaled_frequency(c, j, (double)f);

@@ -1,9 +1,11 @@
 /*
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
- * weights) and SmolLM3 (layers without rope) apart are flags of the configuration, not functions.
+ * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
+ * kinds of layers) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
- * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219).
+ * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
+ * (2501.00656), Gemma Team 2025 (2503.19786).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -13,8 +15,10 @@ spw_value *
 spw_llama_embed_forward(const spw_call *call, spw_value *x)
 {
     const spw_batch *b = call->batch;
+    const spw_model_config *c = &call->model->config;
     (void)x;
-    return spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    x = spw_nn_embedding(call->tape, b->tokens, b->sequences * b->positions, call->params[0]);
+    return c->embedding_scaled ? spw_nn_scale(call->tape, x, sqrtf((float)c->width)) : x;
 }
 
 /*
@@ -30,17 +34,32 @@ linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool b
                         : spw__nn_add_half(call, onto, x, w, b, 0, call->block->param_ids[w]);
 }
 
-/* Queries or keys, or both and values after them: linear, norm of each head, rope of so many. */
+static spw_value *
+norm(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *w = call->params[(*at)++];
+    return c->norms_from_one ? spw_nn_rmsnorm_from_one(call->tape, x, w, (float)c->norm_eps)
+                             : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
+}
+
+/* Queries or keys, or both and values after them: linear, norm, rope of so many heads. */
 static spw_value *
 turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 {
     const spw_model_config *c = &call->model->config;
     x = linear(call, at, NULL, x, c->qkv_bias);
     if (c->qk_norm)
-        x = spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], (float)c->norm_eps);
+        x = norm(call, at, x);
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
+}
+
+static spw_value *
+gate_mul(const spw_call *call, spw_value *gate, spw_value *up)
+{
+    return call->model->config.gelu ? spw_nn_gelu_mul(call->tape, gate, up) : spw_nn_silu_mul(call->tape, gate, up);
 }
 
 static spw_value *
@@ -48,7 +67,7 @@ gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
     spw_value *gate = linear(call, at, NULL, h, call->model->config.mlp_bias);
     spw_value *up = linear(call, at, NULL, h, call->model->config.mlp_bias);
-    return spw_nn_silu_mul(call->tape, gate, up);
+    return gate_mul(call, gate, up);
 }
 
 /* onto + the expert of all rows, as far as each row's gate lets it. */
@@ -59,7 +78,7 @@ shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     return spw_nn_add_gated(call->tape, onto, x, linear(call, at, NULL, h, false));
 }
 
-/* onto + the MLP of h: one for all rows, or of the experts that each row chooses. */
+/* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
@@ -77,7 +96,7 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     *at += (uint32_t)(3 * c->experts);
     gate = spw_nn_linear_each(t, x, routing, w);
     up = spw_nn_linear_each(t, x, routing, w + c->experts);
-    x = spw_nn_linear_each(t, spw_nn_silu_mul(t, gate, up), routing, w + 2 * c->experts);
+    x = spw_nn_linear_each(t, gate_mul(call, gate, up), routing, w + 2 * c->experts);
     x = spw_nn_combine(t, onto, x, routing);
     return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }
@@ -92,28 +111,31 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .Hq = c->heads,
                                  .Hk = c->kv_heads,
                                  .D = c->head_dim,
-                                 .scale = 1.0f / sqrtf((float)c->head_dim),
+                                 .scale = 1.0f / sqrtf((float)(c->query_scalar > 0 ? c->query_scalar : c->head_dim)),
                                  .window = spw_model_window(c, call->block->layer_idx),
                                  .begins = call->batch->begins,
                                  .ends = call->batch->ends};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;
     spw_value *h, *q, *k, *v;
-    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
+    h = before ? norm(call, &at, x) : x;
     q = turned(call, &at, h, c->heads + (c->packed ? c->kv_heads : 0));
     k = c->packed ? q : turned(call, &at, h, c->kv_heads);
     v = c->packed ? q : linear(call, &at, NULL, h, c->qkv_bias);
     h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, &shape);
-    x = linear(call, &at, x, h, c->out_bias);
-    h = spw_nn_rmsnorm(t, x, call->params[at++], (float)c->norm_eps);
-    return mlp(call, &at, x, h);
+    h = linear(call, &at, after ? NULL : x, h, c->out_bias);
+    x = after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
+    h = mlp(call, &at, after ? NULL : x, before ? norm(call, &at, x) : x);
+    return after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
 }
 
 spw_value *
 spw_llama_head_forward(const spw_call *call, spw_value *x)
 {
-    x = spw_nn_rmsnorm(call->tape, x, call->params[0], (float)call->model->config.norm_eps);
-    return spw__nn_head(call, x, call->params[1]);
+    uint32_t at = 0;
+    x = norm(call, &at, x);
+    return spw__nn_head(call, x, call->params[at]);
 }
 
 /* "<name>.weight" (rows, cols) and, with bias, "<name>.bias" (rows). */
@@ -166,6 +188,14 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
 }
 
 static void
+own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t cols)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s.weight", name);
+    spw__nn_own(m, b, prefix, full, 1, cols, 1, m->config.norms_from_one ? SPW_INIT_ZEROS : SPW_INIT_ONES, 0);
+}
+
+static void
 own_qkv(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
@@ -176,10 +206,10 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     }
     own_linear(m, b, prefix, "self_attn.q_proj", Q, H, c->qkv_bias);
     if (c->qk_norm)
-        spw__nn_own(m, b, prefix, "self_attn.q_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+        own_norm(m, b, prefix, "self_attn.q_norm", c->qk_norm_whole ? Q : D);
     own_linear(m, b, prefix, "self_attn.k_proj", KV, H, c->qkv_bias);
     if (c->qk_norm)
-        spw__nn_own(m, b, prefix, "self_attn.k_norm.weight", 1, D, 1, SPW_INIT_ONES, 0);
+        own_norm(m, b, prefix, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
     own_linear(m, b, prefix, "self_attn.v_proj", KV, H, c->qkv_bias);
 }
 
@@ -188,6 +218,7 @@ spw__nn_build_llama(spw_model *m)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width;
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     float std = (float)c->init_std;
     spw_block *b = spw_model_add_block(m, "embed", spw_llama_embed_forward);
     spw__nn_own(m, b, "model.", "embed_tokens.weight", c->vocab, H, 2, SPW_INIT_NORMAL, std);
@@ -197,14 +228,19 @@ spw__nn_build_llama(spw_model *m)
         b = spw_model_add_block(m, h, spw_llama_layer_forward);
         b->layer_idx = l;
         snprintf(h, sizeof h, "model.layers.%u.", l);
-        spw__nn_own(m, b, h, "input_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+        if (before)
+            own_norm(m, b, h, "input_layernorm", H);
         own_qkv(m, b, h);
         own_linear(m, b, h, "self_attn.o_proj", H, c->heads * c->head_dim, c->out_bias);
-        spw__nn_own(m, b, h, "post_attention_layernorm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+        own_norm(m, b, h, "post_attention_layernorm", H); /* of what the MLP reads where no norm is after attention */
+        if (before && after)
+            own_norm(m, b, h, "pre_feedforward_layernorm", H);
         own_mlp(m, b, h);
+        if (after)
+            own_norm(m, b, h, "post_feedforward_layernorm", H);
     }
     b = spw_model_add_block(m, "head", spw_llama_head_forward);
-    spw__nn_own(m, b, "model.", "norm.weight", 1, H, 1, SPW_INIT_ONES, 0);
+    own_norm(m, b, "model.", "norm", H);
     if (c->tied)
         spw_block_use(m, b, m->blocks[0].param_ids[0]);
     else

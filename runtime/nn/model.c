@@ -171,7 +171,7 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     SPW_TRY(check(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)((19 + 3 * config->experts) * config->layers + 8),
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 3 * config->experts) * config->layers + 8),
                              (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);

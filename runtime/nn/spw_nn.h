@@ -101,6 +101,8 @@ spw_value *spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, s
 spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float eps);
 /* Over each row, or over each head of g's size when a row holds several. */
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
+/* The same by 1 + g: weights of 0 are the norm alone. */
+spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* Rotates x in place; x must have no other user. cos_sin (T, D) on the device. */
 spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D);
 /* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. */
@@ -110,6 +112,7 @@ spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
 /* The same of one value's halves: gate has the first columns, up the last. */
 spw_value *spw_nn_silu_mul_packed(spw_tape *t, spw_value *x);
+spw_value *spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
@@ -125,6 +128,8 @@ spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_valu
 spw_value *spw_nn_add(spw_tape *t, spw_value *a, spw_value *b);
 /* a + scale b, in a's memory; a must have no other user. */
 spw_value *spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale);
+/* scale x; scale is rounded to the device's compute type first, as if it were a tensor of it. */
+spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
@@ -158,7 +163,7 @@ typedef struct spw_call {
     const spw_block *block;
     spw_value *const *params; /* (block->param_count) */
     const spw_model *model;
-    const float *cos_sin; /* rope table on the device, NULL without rope */
+    const float *cos_sin; /* the layer's rope table on the device, NULL without rope */
     bool training;
     act *logits_out; /* head only: write logits of all rows here instead of the loss; NULL: loss */
 } spw_call;
@@ -187,6 +192,8 @@ typedef enum spw_family {
     SPW_FAMILY_PHI3,
     SPW_FAMILY_SMOLLM3,
     SPW_FAMILY_QWEN2_MOE,
+    SPW_FAMILY_OLMO2,
+    SPW_FAMILY_GEMMA3,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -197,6 +204,9 @@ bool spw_family_parse(const char *name, spw_family *out);
 /* What is done to the frequencies of rotary positions. */
 typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN } spw_rope;
 
+/* Where a layer has RMSNorms: of what attention and the MLP read, of what they give before it is added, or of both. */
+typedef enum spw_norms { SPW_NORMS_BEFORE, SPW_NORMS_AFTER, SPW_NORMS_BOTH } spw_norms;
+
 typedef struct spw_model_config {
     spw_family family;
     uint64_t vocab, width, layers, heads, kv_heads, head_dim, mlp_width, positions;
@@ -205,13 +215,21 @@ typedef struct spw_model_config {
     /* All but GPT-2. */
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
+    bool qk_norm_whole;                /* and over all heads together */
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
+    spw_norms norms;
+    bool norms_from_one;          /* norms multiply by 1 + w */
+    bool gelu;                    /* of the MLP's gate, instead of silu */
+    bool embedding_scaled;        /* times the square root of width */
+    uint64_t query_scalar;        /* attention's scores are divided by its square root; 0: by head_dim's */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
     uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
+    uint64_t full_every;          /* but every so many-th layer, which has no window; 0: none such */
     spw_rope rope;
     double rope_theta;                       /* 0: no rotary positions */
+    double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
@@ -287,8 +305,11 @@ spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
+/* How many rope tables the model's layers take, and which one this layer does. */
+uint64_t spw_model_rope_tables(const spw_model_config *config);
+uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx);
 /*
- * spw_rope_table - cos and sin for T positions into out (T, D) in host memory.
+ * spw_rope_table - cos and sin for T positions into out (T, D) in host memory; table_idx 1: of layers with a window.
  * Computes  frequency f[j] = theta^(-2j/D). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
@@ -297,7 +318,7 @@ uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
  * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json; yarn: Peng et
  *           al. 2023 (2309.00071).
  */
-void spw_rope_table(const spw_model_config *config, uint64_t T, float *out);
+void spw_rope_table(const spw_model_config *config, uint64_t table_idx, uint64_t T, float *out);
 
 #ifdef __cplusplus
 }

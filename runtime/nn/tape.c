@@ -14,6 +14,7 @@ typedef enum {
     T_ATTENTION,
     T_GELU,
     T_SILU_MUL,
+    T_GELU_MUL,
     T_ROUTE,
     T_DISPATCH,
     T_LINEAR_EACH,
@@ -341,8 +342,8 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
     return y;
 }
 
-spw_value *
-spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
+static spw_value *
+rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float offset, float eps)
 {
     spw_value *y;
     float *rstd;
@@ -356,11 +357,24 @@ spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
     if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, rows, g->cols, eps);
+        spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, offset, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
     o->saved[0] = rstd;
+    o->p = offset;
     return y;
+}
+
+spw_value *
+spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps)
+{
+    return rmsnorm(t, x, g, 0, eps);
+}
+
+spw_value *
+spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps)
+{
+    return rmsnorm(t, x, g, 1, eps);
 }
 
 spw_value *
@@ -444,32 +458,45 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
 
 /* up begins at the column; in a value of its own at 0. */
 static spw_value *
-silu_mul(spw_tape *t, spw_value *gate, spw_value *up, uint64_t up_col)
+gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up, uint64_t up_col)
 {
     spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
     op *o;
-    if (y == NULL || (o = new_op(t, T_SILU_MUL, y)) == NULL)
+    if (y == NULL || (o = new_op(t, kind, y)) == NULL)
         return fail(t);
     if (computes(t))
-        spw_gpu_silu_mul(t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
+        (kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(
+            t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
     o->in[0] = gate;
     o->in[1] = up;
     o->col[1] = up_col;
     return y;
 }
 
-spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+static spw_value *
+gate_apart(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up)
 {
     if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
         return fail(t);
-    return silu_mul(t, gate, up, 0);
+    return gate_mul(t, kind, gate, up, 0);
+}
+
+spw_value *
+spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    return gate_apart(t, T_SILU_MUL, gate, up);
 }
 
 spw_value *
 spw_nn_silu_mul_packed(spw_tape *t, spw_value *x)
 {
-    return x == NULL || x->cols % 2 != 0 ? fail(t) : silu_mul(t, x, x, x->cols / 2);
+    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, T_SILU_MUL, x, x, x->cols / 2);
+}
+
+spw_value *
+spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+{
+    return gate_apart(t, T_GELU_MUL, gate, up);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -654,6 +681,23 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
         spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
+    o->p = scale;
+    return y;
+}
+
+spw_value *
+spw_nn_scale(spw_tape *t, spw_value *x, float scale)
+{
+    spw_value *y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
+    char rounded[sizeof(float)];
+    op *o;
+    if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
+        return fail(t);
+    spw_convert(rounded, t->act_dtype, &scale, SPW_F32, 1);
+    spw_convert(&scale, SPW_F32, rounded, t->act_dtype, 1);
+    if (computes(t))
+        spw_gpu_add_scaled(t->queue, y->data, NULL, x->data, scale, y->rows * y->cols);
+    o->in[1] = x; /* onto nothing */
     o->p = scale;
     return y;
 }
@@ -921,7 +965,7 @@ backward_op(spw_tape *t, op *o)
     case T_RMSNORM:
         dx = grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data,
+            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, o->p,
                                      o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
         return;
     case T_ROPE:
@@ -949,6 +993,7 @@ backward_op(spw_tape *t, op *o)
             spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
         return;
     case T_SILU_MUL:
+    case T_GELU_MUL:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
             d2 = dx == NULL ? NULL : at_col(t, dx, o->col[1]);
@@ -957,8 +1002,8 @@ backward_op(spw_tape *t, op *o)
             d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
         }
         if (!t->dry)
-            spw_gpu_silu_mul_backward(q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows,
-                                      y->cols, x->cols, flags);
+            (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
+                q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows, y->cols, x->cols, flags);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
