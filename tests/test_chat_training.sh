@@ -43,6 +43,7 @@ check "and names a layout that was named" grep -qx "chat     chatml" "$dir/out"
 # Another layout is other data.
 expects="run train $c --set spillway.steps=21 --resume $dir/ckpt"
 check "a run goes on with its layout" $expects --set spillway.checkpoint_dir=
+check "a name for what auto took is no other" $expects --set spillway.checkpoint_dir= --set data.chat=chatml
 expect 2 "encoder of training data" "and not with another" --set "data.chat=$dir/layout.json"
 check "unless that is meant" $expects --set spillway.checkpoint_dir= --set "data.chat=$dir/layout.json" --resume-anyway
 
