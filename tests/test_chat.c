@@ -179,6 +179,7 @@ text_stays(const spw_tokenizer *t, uint64_t seed)
         assert_int_equal(count_of(&tokens, start), 2);
         assert_int_equal(count_of(&tokens, end), 2);
         assert_int_equal(count_of(&targets, end), 1);
+        assert_int_equal(count_of(&tokens, spw_tokenizer_find(t, "<|endoftext|>", 13)), 0);
         for (; *from != '\0'; from++)
             content[n++] = *from != '\\' ? *from : (from++, '\n');
         content[n] = '\0';
@@ -485,6 +486,24 @@ test_data(void **state)
     spw_data_close(d);
     dataset_write_text("c.jsonl", "{\"text\":\"a b\"}\n\n" TALK(SAYS("user", "x") "," SAYS("bot", "y")) "\n");
     dataset_refuse(&o, SPW_ECORRUPT, "c.jsonl: line 3 (byte 16)", "message 2", "role \"bot\"", NULL);
+    spw_chat_close(other);
+    /* The first token of a conversation that begins with an answer: a target, unless documents are told apart. */
+    dataset_write_text(
+        "layout.json",
+        "{\"system\": [\"S\", \"\"], \"user\": [\"U\", \"\"], \"assistant\": [\"\", \"\\n\"], \"tokens\": []}");
+    other = open_chat(dataset_path("layout.json"), t);
+    dataset_write_text("c.jsonl", TALK(SAYS("assistant", "a")) "\n" TALK(SAYS("assistant", "a")) "\n" TALK(
+                                      SAYS("assistant", "a")) "\n");
+    o.chat = other;
+    o.seq_length = 4;
+    for (int masked = 0; masked < 2; masked++) {
+        o.documents = masked ? SPW_DOCUMENTS_MASK : SPW_DOCUMENTS_PACKED;
+        d = dataset_open(&o);
+        dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, row, want);
+        assert_int_equal(want[1], masked ? -1 : row[2]);
+        assert_int_equal(want[2], row[3]);
+        spw_data_close(d);
+    }
     spw_chat_close(other);
     spw_tokens_free(&tokens);
     spw_tokens_free(&targets);
