@@ -4,7 +4,8 @@
  * what stands between two special tokens, so text of the layout and content merge as in the rendered whole, and
  * nothing in a content can be a special token. A token has a target if one of its bytes is the assistant's.
  *
- * Where a token lies is counted in bytes, so contents are in NFC before they are written where the tokenizer would do that. Layouts come from chat_layout.c.
+ * Where a token lies is counted in bytes, so contents are brought to NFC before they are written where the tokenizer would do
+ * that. Layouts come from chat_layout.c.
  */
 #include "chat_internal.h"
 #include "tokenizer_internal.h"
