@@ -77,6 +77,8 @@ typedef struct cli_text {
 bool cli_text_find(char *out, const spw_weights *weights, const char *asked);
 spw_status cli_text_open(cli_text *text, const spw_weights *weights, const char *asked, spw_error *err);
 void cli_text_close(cli_text *text);
+/* The layout of conversations for this tokenizer; NULL for "". Closed before the text. */
+spw_status cli_chat_open(spw_chat **out, const cli_text *text, const char *layout, spw_error *err);
 spw_status cli_text_encode(const cli_text *text, const char *bytes, spw_tokens *out, spw_error *err);
 /* The bytes of one token, in room or the tokenizer's; numbers have a comma before them. */
 const char *cli_text_decode(const cli_text *text, int32_t id, char room[16], uint64_t *bytes_out);

@@ -12,7 +12,7 @@ enum { FOLDER_SEQ_MAX = 1024, DATA_MAX = SPW_PATHS_MAX };
 
 typedef struct job {
     /* What was asked for. */
-    const char *path, *tokenizer, *format, *text_field, *data[DATA_MAX];
+    const char *path, *tokenizer, *format, *text_field, *chat, *data[DATA_MAX];
     uint32_t data_count;
     cli_place place;
     uint64_t seq_length, batches, batch_size; /* 0: not given */
@@ -20,6 +20,7 @@ typedef struct job {
     /* What it became. */
     spw_weights weights;
     cli_text words;
+    spw_chat *layout; /* of conversations, or NULL */
     spw_data *text;
     spw_model *model;
     spw_engine *e;
@@ -42,6 +43,7 @@ open_data(job *j, spw_error *err)
                           .vocab = c->model.vocab,
                           .text_field = j->text_field != NULL ? j->text_field : c->data.text_field,
                           .prompt_field = c->data.prompt_field,
+                          .messages_field = c->data.messages_field,
                           .cache_dir = c->data.cache_dir};
     if (j->format != NULL && !spw_data_format_parse(j->format, &o.format))
         return SPW_RAISE(err, SPW_ECONFIG, "--format %s is not known: auto, text, llm.c, megatron or jsonl", j->format);
@@ -55,6 +57,8 @@ open_data(job *j, spw_error *err)
         o.end_of_text = j->words.end;
         o.end_of_text_set = j->words.end >= 0;
     }
+    SPW_TRY(cli_chat_open(&j->layout, &j->words, j->chat != NULL ? j->chat : c->data.chat, err));
+    o.chat = j->layout;
     SPW_TRY(spw_data_open(&j->text, &o, err));
     if (!words &&
         (strstr(spw_data_formats(j->text), "text") != NULL || strstr(spw_data_formats(j->text), "json") != NULL))
@@ -172,6 +176,8 @@ read_option(job *j, const char *name, const char *value)
         j->format = value;
     } else if (strcmp(name, "--text-field") == 0) {
         j->text_field = value;
+    } else if (strcmp(name, "--chat") == 0) {
+        j->chat = value;
     } else if (!cli_number(value, number) || *number == 0 || *number > 1 << 24) {
         return cli_usage("eval", "%s %s is not a whole number from 1 to %d", name, value, 1 << 24);
     }
@@ -181,8 +187,9 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {"--data",   "--seq-length", "--batches",    "--batch-size",
-                                             "--format", "--tokenizer",  "--text-field", NULL};
+    static const char *const with_value[] = {"--data",       "--seq-length", "--batches",
+                                             "--batch-size", "--format",     "--tokenizer",
+                                             "--text-field", "--chat",       NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         int rc = cli_place_option("eval", &j->place, argc, argv, &i);
@@ -233,6 +240,7 @@ cli_eval(int argc, char **argv)
     spw_engine_destroy(j.e);
     spw_model_destroy(j.model);
     spw_data_close(j.text);
+    spw_chat_close(j.layout);
     cli_text_close(&j.words);
     spw_mem_free(j.tokens);
     spw_mem_free(j.targets);

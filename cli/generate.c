@@ -22,7 +22,7 @@ typedef struct text {
 
 typedef struct job {
     /* What was asked for. */
-    const char *path, *tokenizer;
+    const char *path, *tokenizer, *chat;
     cli_place place;
     text texts[PROMPTS_MAX];
     uint64_t text_count, tokens;
@@ -31,6 +31,7 @@ typedef struct job {
     /* What it became. */
     spw_weights weights;
     cli_text words;
+    spw_chat *layout; /* of conversations, or NULL */
     spw_model *model;
     spw_generator *g;
     uint64_t positions;
@@ -123,6 +124,15 @@ show_json(const job *j, const text *t)
     json_decref(o);
 }
 
+/* An answer has a line of its own, other text goes on. */
+static void
+show_prompt(const job *j, const text *t)
+{
+    fputs(t->prompt, stdout);
+    if (j->layout != NULL)
+        putchar('\n');
+}
+
 static void
 show(const job *j, const text *t, uint64_t number)
 {
@@ -134,7 +144,7 @@ show(const job *j, const text *t, uint64_t number)
         putchar('\n'); /* the rest has been shown */
     else {
         printf("--- %llu\n", (unsigned long long)number);
-        fputs(t->prompt, stdout);
+        show_prompt(j, t);
         show_tokens(j, t->tokens.ids + t->prompt_count, t->tokens.count - t->prompt_count, false);
         putchar('\n');
     }
@@ -145,7 +155,7 @@ show(const job *j, const text *t, uint64_t number)
 static bool
 ends(const job *j, int32_t id)
 {
-    bool end = id == j->words.end;
+    bool end = id == j->words.end || (j->layout != NULL && id == spw_chat_end_of_turn(j->layout));
     for (uint32_t i = 0; i < j->weights.end_token_count; i++)
         end = end || id == j->weights.end_tokens[i];
     return end;
@@ -199,7 +209,7 @@ run(job *j, uint32_t slots, spw_error *err)
     uint64_t next = 0, shown = 0;
     cli_catch_signals();
     if (j->text_count == 1 && !j->json)
-        fputs(j->texts[0].prompt, stdout);
+        show_prompt(j, &j->texts[0]);
     while (shown < j->text_count) {
         for (uint32_t i = 0; i < slots && next < j->text_count; i++) {
             if (in_slot[i] != NULL)
@@ -238,7 +248,10 @@ encode_all(job *j, uint64_t *longest, spw_error *err)
     *longest = 0;
     for (uint64_t i = 0; i < j->text_count; i++) {
         text *t = &j->texts[i];
-        SPW_TRY(cli_text_encode(&j->words, t->prompt, &t->tokens, err));
+        if (j->layout != NULL)
+            SPW_TRY(spw_chat_encode_prompt(j->layout, t->prompt, strlen(t->prompt), &t->tokens, err));
+        else
+            SPW_TRY(cli_text_encode(&j->words, t->prompt, &t->tokens, err));
         t->prompt_count = t->tokens.count;
         for (uint64_t k = 0; k < t->prompt_count; k++) {
             if ((uint64_t)t->tokens.ids[k] >= j->weights.config.model.vocab)
@@ -267,6 +280,7 @@ open_all(job *j, uint32_t *slots, spw_error *err)
         j->words = (cli_text){.numbers = true, .begin = -1, .end = -1};
     else
         SPW_TRY(cli_text_open(&j->words, &j->weights, j->tokenizer, err));
+    SPW_TRY(cli_chat_open(&j->layout, &j->words, j->chat != NULL ? j->chat : "", err));
     SPW_TRY(encode_all(j, &longest, err));
     limit = j->weights.config.model.positions;
     j->positions = longest + j->tokens < limit ? longest + j->tokens : limit;
@@ -333,8 +347,8 @@ read_option(job *j, const char *name, const char *value)
         return add_prompt(j, value, strlen(value));
     if (strcmp(name, "--prompts") == 0)
         return read_prompts(j, value);
-    if (strcmp(name, "--tokenizer") == 0) {
-        j->tokenizer = value;
+    if (strcmp(name, "--tokenizer") == 0 || strcmp(name, "--chat") == 0) {
+        *(strcmp(name, "--chat") == 0 ? &j->chat : &j->tokenizer) = value;
         return EXIT_DONE;
     }
     if (strcmp(name, "--temperature") == 0) {
@@ -359,8 +373,8 @@ read_option(job *j, const char *name, const char *value)
 static int
 read_options(job *j, int argc, char **argv)
 {
-    static const char *const with_value[] = {
-        "--prompt", "--prompts", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--tokenizer", NULL};
+    static const char *const with_value[] = {"--prompt", "--prompts", "--tokens",    "--temperature", "--top-k",
+                                             "--top-p",  "--seed",    "--tokenizer", "--chat",        NULL};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value;
         int rc = cli_place_option("generate", &j->place, argc, argv, &i);
@@ -386,6 +400,8 @@ read_options(job *j, int argc, char **argv)
     }
     if (j->path == NULL || j->text_count == 0)
         return cli_usage("generate", "a checkpoint or a folder, and a --prompt of at least one byte, are needed");
+    if (j->chat != NULL && j->numbers)
+        return cli_usage("generate", "--chat makes tokens of text, and --ids says that there is none");
     if (j->tokens > 1000000)
         return cli_usage("generate", "--tokens %llu is more than 1000000", (unsigned long long)j->tokens);
     return EXIT_DONE;
@@ -411,6 +427,7 @@ cli_generate(int argc, char **argv)
     }
     spw_generator_destroy(j.g);
     spw_model_destroy(j.model);
+    spw_chat_close(j.layout);
     cli_text_close(&j.words);
     for (uint64_t i = 0; i < j.text_count; i++) {
         spw_mem_free(j.texts[i].prompt);

@@ -79,7 +79,7 @@ static const char plan_usage[] =
 
 static const char generate_usage[] =
     "spillway generate CKPT|DIR --prompt TEXT [--prompt TEXT ... | --prompts FILE] [--tokens N] [--temperature T]\n"
-    "                  [--top-k K] [--top-p P] [--seed S] [--tokenizer DIR] [--ids] [--json]\n"
+    "                  [--top-k K] [--top-p P] [--seed S] [--tokenizer DIR] [--chat LAYOUT | --ids] [--json]\n"
     "                  [--host-memory BYTES] [--device-memory BYTES] [--nvme DIR] [--codes C]\n"
     "\n"
     "Draws text. A prompt's text is the same alone and beside others, and wherever the weights are. Text ends at the "
@@ -97,12 +97,14 @@ static const char generate_usage[] =
     "  --top-p P        and among the fewest whose probabilities add up to P (default 1: all)\n"
     "  --seed S         the same seed gives the same text (default 1)\n"
     "  --tokenizer DIR  a tokenizer.json, or vocab.json with merges.txt (default: in DIR, else bytes)\n"
+    "  --chat LAYOUT    each prompt is a user's turn, and the text ends with the answer's: auto, or as data.chat\n"
     "  --ids            prompts and text are token numbers, such as 5,17,2\n"
     "  --json           one JSON object for each prompt\n" PLACE_USAGE;
 
 static const char eval_usage[] =
     "spillway eval CKPT|DIR --data PATH... [--seq-length N] [--batches N] [--batch-size N] [--format F]\n"
-    "              [--text-field F] [--tokenizer DIR] [--json] [--host-memory BYTES] [--device-memory BYTES]\n"
+    "              [--text-field F] [--chat LAYOUT] [--tokenizer DIR] [--json] [--host-memory BYTES] "
+    "[--device-memory BYTES]\n"
     "              [--nvme DIR] [--codes C]\n"
     "\n"
     "Mean loss and perplexity (its exponential) over data in any format that train reads. Whole sequences count.\n"
@@ -114,6 +116,8 @@ static const char eval_usage[] =
     "  --batch-size N   sequences that are computed together (default: the checkpoint's micro-batch, else 1)\n"
     "  --format F       auto, text, llm.c, megatron or jsonl (default auto)\n"
     "  --text-field F   of JSON lines\n"
+    "  --chat LAYOUT    JSON lines are conversations, and the assistant's turns count: as data.chat (default: the\n"
+    "                   checkpoint's)\n"
     "  --tokenizer DIR  as of generate\n"
     "  --json           one JSON object\n" PLACE_USAGE;
 
@@ -246,7 +250,8 @@ static const char tokenize_usage[] =
     "  --end TEXT        the token before every document (default: <|endoftext|> or <|end_of_text|>, else eos_token "
     "of\n"
     "                    tokenizer_config.json, else <|im_end|>); '' puts none\n"
-    "  --field NAME      the text in a line of these (default text)\n"
+    "  --field NAME      the text in a line of these (default text); conversations are for data.chat, because this\n"
+    "                    format has no place for which tokens get loss\n"
     "  --special         special tokens that are spelled out in the text are tokens (default: plain text)\n"
     "  --threads N       default: all CPUs\n"
     "  --quiet           no progress and no closing line\n";

@@ -286,6 +286,20 @@ load_data(run *r)
     r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
 }
 
+/* The layout of conversations where the tokenizer's tokens decided: "auto: NAME, REASON". */
+static void
+add_chat(spw_plan *p, const char *says)
+{
+    spw_decision *d = &p->decisions[p->decision_count];
+    const char *name = says + strlen("auto: "), *comma = strchr(says, ',');
+    if (strncmp(says, "auto: ", strlen("auto: ")) != 0 || comma == NULL || p->decision_count == SPW_DECISIONS_MAX)
+        return;
+    p->decision_count++;
+    snprintf(d->name, sizeof d->name, "data.chat");
+    snprintf(d->value, sizeof d->value, "%.*s", (int)(comma - name), name);
+    snprintf(d->reason, sizeof d->reason, "%s", comma + 2);
+}
+
 static int
 plan_config(const job *j)
 {
@@ -317,6 +331,8 @@ plan_config(const job *j)
                           &calibration);
         spw_plan_predict(&plan, j->no_measure ? NULL : &rates, r.config.run.tbw, &x);
     }
+    if (r.data != NULL)
+        add_chat(&plan, spw_data_chat(r.data));
     if (st == SPW_ENOFIT)
         (void)suggest(&r.config, r.model, &plan, &s);
     if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {

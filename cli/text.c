@@ -42,6 +42,18 @@ cli_text_open(cli_text *t, const spw_weights *w, const char *asked, spw_error *e
     return SPW_OK;
 }
 
+spw_status
+cli_chat_open(spw_chat **out, const cli_text *t, const char *layout, spw_error *err)
+{
+    *out = NULL;
+    if (layout[0] == '\0')
+        return SPW_OK;
+    if (t->tokenizer == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "chat \"%.200s\" needs a tokenizer with its special tokens: --tokenizer DIR",
+                         layout);
+    return spw_chat_open(out, layout, t->tokenizer, err);
+}
+
 void
 cli_text_close(cli_text *t)
 {

@@ -363,6 +363,8 @@ describe(const run *r)
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_TRAIN),
            (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
            (unsigned long long)c->data.seq_length);
+    if (spw_data_chat(r->data)[0] != '\0')
+        printf("chat     %s\n", spw_data_chat(r->data));
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
     if (r->from_folder)

@@ -37,7 +37,7 @@ static const char *const deciding[] = {"model.",
 bool
 spw__config_decides(const char *key)
 {
-    if (strcmp(key, "data.cache_dir") == 0)
+    if (strcmp(key, "data.cache_dir") == 0 || strcmp(key, "data.chat") == 0) /* what a layout says is in the encoder */
         return false;
     for (size_t i = 0; i < sizeof deciding / sizeof deciding[0]; i++) {
         size_t n = strlen(deciding[i]);

@@ -1,5 +1,6 @@
 /* From the section data to an open spw_data: one place for every command that reads training data. */
 #include "spw_config.h"
+#include "spw_chat.h"
 #include "spw_data.h"
 #include "spw_files.h"
 #include "spw_tokenizer.h"
@@ -64,6 +65,23 @@ has_unread_tokenizer(const spw_config *c)
     return found && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0';
 }
 
+static spw_status
+open_chat(spw_chat **out, const spw_config *c, const spw_tokenizer *tokenizer, spw_error *err)
+{
+    spw_status st;
+    *out = NULL;
+    if (c->data.chat[0] == '\0')
+        return SPW_OK;
+    if (tokenizer == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "data.chat \"%.200s\" needs a tokenizer: data.tokenizer, or model.path's folder, has none",
+                         c->data.chat);
+    st = spw_chat_open(out, c->data.chat, tokenizer, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data.chat");
+    return st;
+}
+
 spw_status
 spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
 {
@@ -79,6 +97,7 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
                           .vocab = c->model.vocab,
                           .text_field = c->data.text_field,
                           .prompt_field = c->data.prompt_field,
+                          .messages_field = c->data.messages_field,
                           .cache_dir = c->data.cache_dir};
     spw_tokenizer *tokenizer = NULL;
     spw_status st;
@@ -102,7 +121,10 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
         o.encode = unread_tokenizer;
         o.encode_ctx = (void *)(uintptr_t)c;
     }
-    st = spw_data_open(out, &o, err);
+    st = open_chat(&o.chat, c, tokenizer, err);
+    if (st == SPW_OK)
+        st = spw_data_open(out, &o, err);
+    spw_chat_close(o.chat);
     spw_tokenizer_close(tokenizer); /* text is tokens in a file now */
     return st;
 }

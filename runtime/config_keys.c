@@ -317,6 +317,13 @@ const key_row spw__config_rows[] = {
     TEXT("data.text_field", data.text_field, "\"text\"", NULL, "field of JSON lines that is trained on"),
     TEXT("data.prompt_field", data.prompt_field, "\"\"", NULL,
          "field of JSON lines that comes before it and gets no loss; empty: none"),
+    TEXT("data.chat", data.chat, "\"\"", NULL,
+         "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
+         "special tokens), "
+         "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, zephyr, or a file that "
+         "describes one and ends in .json; empty: lines are text"),
+    TEXT("data.messages_field", data.messages_field, "\"\"", NULL,
+         "field with a conversation; empty: messages, or conversations where that is missing"),
     TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate|whole",
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "
          "separate: and attention and positions begin anew with each; whole: and windows cut none that fits, padded "

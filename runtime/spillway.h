@@ -9,6 +9,7 @@
 #include "spw_nn.h"
 #include "spw_data.h"
 #include "spw_tokenizer.h"
+#include "spw_chat.h"
 #include "spw_files.h"
 #include "spw_config.h"
 #include "spw_engine.h"

@@ -59,6 +59,8 @@ typedef struct spw_config {
         char format[16];                /* of spw_data_format_parse() */
         char text_field[64];            /* of JSON lines */
         char prompt_field[64];          /* "": none */
+        char chat[SPW_PATH_BYTES];      /* layout of conversations, of spw_chat_open(); "": none */
+        char messages_field[64];        /* "": the usual ones */
         char documents[16];             /* packed, mask, separate, whole */
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */

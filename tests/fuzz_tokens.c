@@ -1,9 +1,10 @@
 /*
  * libFuzzer target: any bytes as training data are read or refused, never a crash, a leak or a read outside the file. The
  * first byte says as what: llm.c's stream, Megatron's index (beside a .bin of the length that its second byte says),
- * JSON lines, or whatever is recognised; the third how windows are drawn. A bit of the second puts a header in front that
- * is right, because chance seldom writes one.
+ * JSON lines (conversations by a bit of the second), or whatever is recognised; the third how windows are drawn. A bit of
+ * the second puts a header in front that is right, because chance seldom writes one. Runs in the repository's root.
  */
+#include "spw_chat.h"
 #include "spw_data.h"
 #include <dirent.h>
 #include <stdio.h>
@@ -64,6 +65,20 @@ no_words(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens
     return SPW_OK;
 }
 
+/* A layout on a small tokenizer, opened once. */
+static spw_chat *
+layout(spw_tokenizer **t)
+{
+    static spw_tokenizer *tokenizer;
+    static spw_chat *chat;
+    spw_error err = {0};
+    if (chat == NULL && (spw_tokenizer_open(&tokenizer, "tests/vectors/tok_qwen2.json", &err) != SPW_OK ||
+                         spw_chat_open(&chat, "auto", tokenizer, &err) != SPW_OK))
+        abort();
+    *t = tokenizer;
+    return chat;
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
@@ -101,6 +116,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     o.prompt_field = data[1] & 1 ? "p" : NULL;
     o.encode = data[1] & 2 ? no_words : NULL;
     o.encode_key = bytes;
+    if (data[1] & 8) {
+        spw_tokenizer *t;
+        o.chat = layout(&t);
+        o.encode = spw_tokenizer_encode_data;
+        o.encode_ctx = t;
+    }
     if (spw_data_open(&d, &o, &err) == SPW_OK) {
         for (uint64_t p = 0; p < 3; p++)
             (void)spw_data_fill(d, SPW_SPLIT_TRAIN, p, 2, tokens[0], targets[0], &err);

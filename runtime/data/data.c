@@ -31,7 +31,7 @@ struct spw_data {
     uint64_t made_bytes; /* of text that became tokens now */
     uint64_t seq_length, seed, vocab, bytes, tokens, windows[2];
     spw_documents documents;
-    char formats[FORMATS_BYTES], encoder[48];
+    char formats[FORMATS_BYTES], encoder[64], chat[256];
 };
 
 /* ---------------------------------------------------------------- opening */
@@ -299,10 +299,16 @@ check_options(const spw_data_options *o, spw_error *err)
 static void
 say_encoder(spw_data *d, const spw_data_options *o)
 {
-    bool text = false;
-    for (uint32_t i = 0; i < d->file_count; i++)
-        text = text || d->files[i].format == SPW_DATA_TEXT || d->files[i].format == SPW_DATA_JSONL;
-    if (text && o->encode != NULL)
+    bool text = false, lines = false;
+    for (uint32_t i = 0; i < d->file_count; i++) {
+        lines = lines || d->files[i].format == SPW_DATA_JSONL;
+        text = text || lines || d->files[i].format == SPW_DATA_TEXT;
+    }
+    if (lines && o->chat != NULL) {
+        snprintf(d->chat, sizeof d->chat, "%s", spw_chat_says(o->chat));
+        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx, chat %016llx", (unsigned long long)o->encode_key,
+                 (unsigned long long)spw__data_chat_key(o));
+    } else if (text && o->encode != NULL)
         snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)o->encode_key);
     else if (!text && o->documents != SPW_DOCUMENTS_PACKED && o->end_of_text_set)
         snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
@@ -404,6 +410,12 @@ const char *
 spw_data_encoder(const spw_data *d)
 {
     return d->encoder;
+}
+
+const char *
+spw_data_chat(const spw_data *d)
+{
+    return d->chat;
 }
 
 uint64_t

@@ -2,7 +2,7 @@
 #ifndef SPW_DATA_INTERNAL_H
 #define SPW_DATA_INTERNAL_H
 
-#include "spw_data.h"
+#include "spw_chat.h"
 
 /* ---------------------------------------------------------------- files (files.c, megatron.c, encode.c) */
 
@@ -102,5 +102,8 @@ typedef struct data_draw {
 void spw__data_draw_start(data_draw *draw, const data_mix *mix, uint64_t position);
 /* The source of the next draw; *index_out: how many draws it has had before. */
 uint32_t spw__data_draw_next(data_draw *draw, uint64_t *index_out);
+
+/* The layout of conversations and their field, in names of caches and for resuming; o->chat is there. */
+uint64_t spw__data_chat_key(const spw_data_options *o);
 
 #endif

@@ -6,7 +6,7 @@
  *   40  zeros up to 64 | tokens: the two top bits are CACHE_FIRST and CACHE_NO_LOSS
  *
  * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
- * time, the fields, the encoder, the token that ends texts; the file is named by it. It is written beside its place
+ * time, the fields, the encoder, the layout of conversations, the token that ends texts; the file is named by it. It is written beside its place
  * and moved there when complete, so a kill leaves nothing that looks like a cache, and runs that make it at the same time
  * do not meet. Nothing deletes caches; anybody may.
  */
@@ -45,6 +45,7 @@ typedef struct encoding {
     /* The encoder's tokens. */
     int32_t *ids;
     uint64_t id_room;
+    spw_tokens turns, targets; /* of a conversation */
     unsigned char buffer[OUT_TOKENS * 4];
     uint64_t buffered;
     data_packer *packer; /* of windows that hold whole documents; NULL: tokens follow each other */
@@ -207,6 +208,22 @@ put_field(encoding *e, spw_data_line *line, const char *name, uint32_t flags, bo
 }
 
 static spw_status
+put_conversation(encoding *e, const spw_data_line *line, spw_error *err)
+{
+    spw_status st;
+    e->turns.count = e->targets.count = 0;
+    st = spw_chat_encode(e->o->chat, line, e->o->messages_field, &e->turns, &e->targets, err);
+    if (st != SPW_OK)
+        spw_error_wrap(err, "data: %s: line %llu (byte %llu)", e->path, (unsigned long long)e->line,
+                       (unsigned long long)e->line_offset);
+    for (uint64_t i = 0; st == SPW_OK && i < e->turns.count; i++)
+        st = put_token(e, e->turns.ids[i], (i == 0 ? CACHE_FIRST : 0) | (e->targets.ids[i] < 0 ? CACHE_NO_LOSS : 0),
+                       err);
+    e->documents += e->turns.count > 0;
+    return st == SPW_OK && e->packer != NULL ? spw__data_pack_end(e->packer, err) : st;
+}
+
+static spw_status
 put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
 {
     const char *prompt = e->o->prompt_field, *field = e->o->text_field;
@@ -218,6 +235,11 @@ put_line(encoding *e, const char *text, uint64_t bytes, spw_error *err)
                        (unsigned long long)e->line_offset);
     if (line == NULL)
         return st;
+    if (e->o->chat != NULL && spw_chat_is_in(line, e->o->messages_field)) {
+        st = put_conversation(e, line, err);
+        spw_data_line_close(line);
+        return st;
+    }
     if (prompt != NULL && prompt[0] != '\0')
         st = put_field(e, line, prompt, CACHE_NO_LOSS, &begun, err);
     if (st == SPW_OK)
@@ -337,6 +359,12 @@ more(uint64_t sum, const char *text)
     return spw_checksum_more(sum, text, strlen(text) + 1);
 }
 
+uint64_t
+spw__data_chat_key(const spw_data_options *o)
+{
+    return more(spw_chat_key(o->chat), o->messages_field != NULL ? o->messages_field : "");
+}
+
 static uint64_t
 key_of(const data_file *f, const struct stat *info, const spw_data_options *o, bool wide)
 {
@@ -356,6 +384,10 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
     if (f->format == SPW_DATA_JSONL) {
         sum = more(sum, o->text_field != NULL && o->text_field[0] != '\0' ? o->text_field : "text");
         sum = more(sum, o->prompt_field != NULL ? o->prompt_field : "");
+        if (o->chat != NULL) {
+            const uint64_t chat = spw__data_chat_key(o);
+            sum = spw_checksum_more(sum, &chat, sizeof chat);
+        }
     }
     if (o->documents == SPW_DOCUMENTS_WHOLE) {
         const uint64_t windows[] = {o->documents, o->seq_length};
@@ -491,6 +523,8 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     spw__data_pack_close(e->packer);
     spw_mem_free(e->text);
     spw_mem_free(e->ids);
+    spw_tokens_free(&e->turns);
+    spw_tokens_free(&e->targets);
     spw_mem_free(e);
     SPW_TRY(st);
     SPW_TRY(spw__data_fd(&f->fd, f->store, true, err));

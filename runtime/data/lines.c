@@ -59,8 +59,11 @@ spw_data_line_text(spw_data_line *line, const char *field, const char **text, ui
     json_t *object = (json_t *)line, *v = json_object_get(object, field);
     char fields[200];
     if (v == NULL) {
+        bool talk = json_is_array(json_object_get(object, "messages")) ||
+                    json_is_array(json_object_get(object, "conversations"));
         list_fields(object, fields, sizeof fields);
-        return SPW_RAISE(err, SPW_ECORRUPT, "no field \"%s\"; it has %s", field, fields[0] != '\0' ? fields : "none");
+        return SPW_RAISE(err, SPW_ECORRUPT, "no field \"%s\"; it has %s%s", field, fields[0] != '\0' ? fields : "none",
+                         talk ? " (data.chat, and --chat of eval, are for conversations)" : "");
     }
     if (!json_is_string(v))
         return SPW_RAISE(err, SPW_ECORRUPT, "field \"%s\" is not a string", field);

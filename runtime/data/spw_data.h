@@ -8,7 +8,8 @@
  *   text       any file; bytes are tokens (vocabulary 256), or what the encoder makes of it
  *   llm.c      1024 bytes of int32 header (magic 20240520: uint16 tokens, 20240801: uint32), then the tokens
  *   Megatron   PREFIX.bin with the tokens (u8, i8, i16, u16, i32, i64) and PREFIX.idx with lengths, offsets, documents
- *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it
+ *   JSON lines an object a line; a field holds the text of one document, another may hold a prompt before it, or a field
+ *              holds a conversation (spw_chat.h)
  *
  * JSON lines and encoded text are tokenised once, into a file of a cache folder (encode.c); later runs find it there.
  */
@@ -78,6 +79,7 @@ enum { SPW_TOKEN_BEGINS = 1 << 30 };
 typedef spw_status (*spw_data_encode_fn)(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens,
                                          uint64_t token_max, uint64_t *token_count, spw_error *err);
 
+struct spw_chat; /* spw_chat.h */
 typedef struct spw_data_source {
     const char *path; /* file, glob, or PREFIX of a Megatron dataset */
     double weight;    /* share of the sequences, relative to the other sources; above 0 */
@@ -98,6 +100,10 @@ typedef struct spw_data_options {
     spw_data_format format;
     const char *text_field, *prompt_field; /* of JSON lines; NULL: "text" and none. Tokens of the prompt get no loss. */
     spw_documents documents;
+    /* Lines with the field messages_field (NULL or "": "messages", or "conversations") are conversations of this layout, whose
+     * tokenizer is encode's; only the assistant's tokens get loss, and no token is put behind its end. NULL: all are text. */
+    struct spw_chat *chat;
+    const char *messages_field;
 
     spw_data_encode_fn encode; /* NULL: bytes are tokens */
     void *encode_ctx;
@@ -136,10 +142,13 @@ bool spw_data_split_moved(const spw_data *data, uint64_t *held_before);
 /* What was recognised: "text", or "2 llm.c u16, 1 jsonl"; never NULL. */
 const char *spw_data_formats(const spw_data *data);
 /*
- * What decides the ids besides the files: "bytes", "tokenizer " and its key, or "none" where files hold tokens already, with
+ * What decides the ids besides the files: "bytes", "tokenizer " and its key, with that of the layout of conversations if there
+ * is one, or "none" where files hold tokens already, with
  * the token that ends documents if one was set and documents are masked; never NULL.
  */
 const char *spw_data_encoder(const spw_data *data);
+const char *
+spw_data_chat(const spw_data *data); /* spw_chat_says() of the layout; "" without one or without JSON lines */
 
 /*
  * spw_data_fill - the sequences at positions [first, first + count).

@@ -207,20 +207,35 @@ encode_all(const tok_run *r, const char *text, uint64_t bytes)
 }
 
 static spw_status
+run_on(tok_run *r, spw_status (*part)(const tok_run *r, const char *text, uint64_t bytes), const char *text,
+       uint64_t bytes)
+{
+    uint64_t before = r->out->count;
+    spw_status st;
+    uint64_t steps = bytes < UINT32_MAX / 16 ? MATCH_STEPS + 8 * bytes : UINT32_MAX;
+    SPW_TRY(scratch_acquire(&r->s, r->t, r->err));
+    pcre2_set_match_limit(r->s->context, (uint32_t)steps);
+    st = part(r, text, bytes);
+    scratch_release(r->t, r->s);
+    if (st != SPW_OK)
+        r->out->count = before;
+    return st;
+}
+
+static spw_status
 encode(const spw_tokenizer *t, const char *text, uint64_t bytes, bool special, bool rest, spw_tokens *tokens,
        spw_error *err)
 {
-    uint64_t before = tokens->count;
     tok_run r = {.t = t, .out = tokens, .err = err, .special = special, .begin = text, .rest = rest};
-    spw_status st;
-    uint64_t steps = bytes < UINT32_MAX / 16 ? MATCH_STEPS + 8 * bytes : UINT32_MAX;
-    SPW_TRY(scratch_acquire(&r.s, t, err));
-    pcre2_set_match_limit(r.s->context, (uint32_t)steps);
-    st = encode_all(&r, text, bytes);
-    scratch_release(t, r.s);
-    if (st != SPW_OK)
-        tokens->count = before;
-    return st;
+    return run_on(&r, encode_all, text, bytes);
+}
+
+spw_status
+spw__tok_stretch(const spw_tokenizer *t, const char *text, uint64_t bytes, bool first, spw_tokens *tokens,
+                 spw_error *err)
+{
+    tok_run r = {.t = t, .out = tokens, .err = err, .begin = first ? text : NULL};
+    return run_on(&r, encode_plain, text, bytes);
 }
 
 spw_status

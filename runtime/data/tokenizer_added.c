@@ -108,9 +108,19 @@ longest(const tok_added_set *set, const char *text, uint64_t bytes)
     return found;
 }
 
-/* Where the white space that ends at `end` begins, at `floor` or later. */
-static uint64_t
-space_before(const char *text, uint64_t floor, uint64_t end)
+const tok_added *
+spw__tok_added_find(const spw_tokenizer *t, const char *spelled)
+{
+    uint64_t bytes = strlen(spelled);
+    for (uint32_t i = 0; i < t->added_count; i++) {
+        if (t->added[i].bytes == bytes && memcmp(t->added[i].text, spelled, bytes) == 0)
+            return &t->added[i];
+    }
+    return NULL;
+}
+
+uint64_t
+spw__tok_space_before(const char *text, uint64_t floor, uint64_t end)
 {
     while (end > floor) {
         uint64_t at = end - 1;
@@ -124,8 +134,8 @@ space_before(const char *text, uint64_t floor, uint64_t end)
     return end;
 }
 
-static uint64_t
-space_after(const char *text, uint64_t at, uint64_t bytes)
+uint64_t
+spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes)
 {
     while (at < bytes) {
         uint32_t cp, length = spw__utf8_next(text + at, bytes - at, &cp);
@@ -156,8 +166,8 @@ spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t bytes, 
         }
         *search = at + a->bytes;
         out->id = a->id;
-        out->begin = a->lstrip ? space_before(text, floor < at ? floor : at, at) : at;
-        out->end = a->rstrip ? space_after(text, at + a->bytes, bytes) : at + a->bytes;
+        out->begin = a->lstrip ? spw__tok_space_before(text, floor < at ? floor : at, at) : at;
+        out->end = a->rstrip ? spw__tok_space_after(text, at + a->bytes, bytes) : at + a->bytes;
         return true;
     }
     return false;

@@ -34,10 +34,12 @@ spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, uint64_t byte
     return SPW_OK;
 }
 
-static bool
-begins_with_space(const char *text, uint64_t bytes)
+uint64_t
+spw__tok_chars_space(const char *text, uint64_t bytes)
 {
-    return bytes > 0 && (text[0] == ' ' || (bytes >= SIGN_BYTES && memcmp(text, SPACE_SIGN, SIGN_BYTES) == 0));
+    if (bytes >= SIGN_BYTES && memcmp(text, SPACE_SIGN, SIGN_BYTES) == 0)
+        return SIGN_BYTES;
+    return bytes > 0 && text[0] == ' ';
 }
 
 spw_status
@@ -47,7 +49,7 @@ spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes)
     uint64_t begin = 0;
     if (!t->chars_early) {
         bool at_start = t->prefix == TOK_PREFIX_MISSING || (t->prefix == TOK_PREFIX_FIRST && text == r->begin);
-        bool prefix = at_start && !(r->rest && text == r->begin) && !begins_with_space(text, bytes);
+        bool prefix = at_start && !(r->rest && text == r->begin) && spw__tok_chars_space(text, bytes) == 0;
         SPW_TRY(spw__tok_chars_form(r->s, prefix, text, bytes, &text, &bytes, r->err));
     }
     for (uint64_t at = 1; t->words && at < bytes; at++) {
@@ -63,7 +65,7 @@ bool
 spw__tok_chars_has_space(const char *text, uint64_t bytes)
 {
     for (uint64_t at = 0; at < bytes; at++) {
-        if (begins_with_space(text + at, bytes - at))
+        if (spw__tok_chars_space(text + at, bytes - at) > 0)
             return true;
     }
     return false;

@@ -153,11 +153,17 @@ spw_status spw__tok_added_build(spw_tokenizer *t, spw_error *err);
 bool spw__tok_added_next(const tok_added_set *set, const char *text, uint64_t bytes, bool special, uint64_t *search,
                          uint64_t floor, tok_match *out);
 
+const tok_added *spw__tok_added_find(const spw_tokenizer *t, const char *spelled); /* NULL: there is none */
+/* Where white space that ends at `end` begins, at `floor` or later; where what begins at `at` ends. */
+uint64_t spw__tok_space_before(const char *text, uint64_t floor, uint64_t end);
+uint64_t spw__tok_space_after(const char *text, uint64_t at, uint64_t bytes);
+
 /* tokenizer_chars.c: vocabularies by characters. */
 /* The text as such a vocabulary sees it: *out lies in s until its next use. */
 spw_status spw__tok_chars_form(tok_scratch *s, bool prefix, const char *text, uint64_t bytes, const char **out,
                                uint64_t *bytes_out, spw_error *err);
 spw_status spw__tok_chars_split(const tok_run *r, const char *text, uint64_t bytes);
+uint64_t spw__tok_chars_space(const char *text, uint64_t bytes); /* of the space that text begins with; 0: none */
 bool spw__tok_chars_has_space(const char *text, uint64_t bytes);
 /* A text's first tokens: each character's, or its bytes' where it has none. ids (bytes) out; returns how many. */
 uint64_t spw__tok_chars_ids(const spw_tokenizer *t, const char *text, uint64_t bytes, uint32_t *ids);
@@ -174,7 +180,9 @@ bool spw__is_space(uint32_t point);                                         /* U
 spw_status
 spw__tok_nfc(tok_scratch *s, const char *text, uint64_t bytes, const char **out, uint64_t *bytes_out, spw_error *err);
 
-/* tokenizer.c */
+/* tokenizer.c: appends the ids of what stands between two added tokens; first: at a text's beginning. Special tokens are text. */
+spw_status spw__tok_stretch(const spw_tokenizer *t, const char *text, uint64_t bytes, bool first, spw_tokens *tokens,
+                            spw_error *err);
 spw_status spw__tok_grow(void **array, uint64_t *have_bytes, uint64_t want_bytes, uint64_t keep_bytes, const char *what,
                          spw_error *err);
 

@@ -1,0 +1,272 @@
+/*
+ * Layouts of conversations: the table of those that published models were tuned with, files that describe others, and which
+ * of the table fits a tokenizer. A layout is data; chat.c writes conversations by it.
+ *
+ * Sources: the chat templates that these models are published with, without what they add to the messages.
+ */
+#include "chat_internal.h"
+#include "spw_files.h"
+#include "tokenizer_internal.h"
+#include <stdio.h>
+#include <strings.h>
+
+enum { FILE_BYTES_MAX = 1 << 20 };
+
+#define IM(role)                                                                                                       \
+    {                                                                                                                  \
+        "<|im_start|>" role "\n", "<|im_end|>\n"                                                                       \
+    }
+#define HEADER(role)                                                                                                   \
+    {                                                                                                                  \
+        "<|start_header_id|>" role "<|end_header_id|>\n\n", "<|eot_id|>"                                               \
+    }
+#define PIPES(role)                                                                                                    \
+    {                                                                                                                  \
+        "<|" role "|>\n", "<|end|>\n"                                                                                  \
+    }
+#define SEP(role)                                                                                                      \
+    {                                                                                                                  \
+        "<|im_start|>" role "<|im_sep|>", "<|im_end|>"                                                                 \
+    }
+#define ZEPHYR(role)                                                                                                   \
+    {                                                                                                                  \
+        "<|" role "|>\n", "</s>\n"                                                                                     \
+    }
+
+static const chat_layout layouts[] = {
+    /* Qwen2, Qwen2.5, Qwen3, SmolLM2 */
+    {.name = "chatml",
+     .begin = "",
+     .end = "",
+     .turns = {IM("system"), IM("user"), IM("assistant"), {NULL, NULL}},
+     .tokens = {"<|im_start|>", "<|im_end|>"}},
+    {.name = "llama3",
+     .begin = "<|begin_of_text|>",
+     .end = "",
+     .turns = {HEADER("system"), HEADER("user"), HEADER("assistant"), {NULL, NULL}},
+     .tokens = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+     .trim = true},
+    /* Where [INST] is a token: Mistral 7B v0.3 and Mixtral 8x22B; with Tekken's vocabulary, Nemo and later. */
+    {.name = "mistral",
+     .begin = "<s>",
+     .end = "",
+     .turns = {{NULL, NULL}, {"[INST] ", "[/INST]"}, {" ", "</s>"}, {NULL, NULL}},
+     .tokens = {"<s>", "</s>", "[INST]", "[/INST]"},
+     .vocabulary = CHAT_BY_CHARS},
+    {.name = "mistral-tekken",
+     .begin = "<s>",
+     .end = "",
+     .turns = {{NULL, NULL}, {"[INST]", "[/INST]"}, {"", "</s>"}, {NULL, NULL}},
+     .tokens = {"<s>", "</s>", "[INST]", "[/INST]"},
+     .vocabulary = CHAT_BY_BYTES},
+    /* Where it is text: Mistral 7B v0.1 and v0.2, Mixtral 8x7B. */
+    {.name = "mistral-v1",
+     .begin = "<s>",
+     .end = "",
+     .turns = {{NULL, NULL}, {" [INST] ", " [/INST]"}, {" ", "</s>"}, {NULL, NULL}},
+     .tokens = {"<s>", "</s>"},
+     .named_only = true},
+    {.name = "gemma",
+     .begin = "<bos>",
+     .end = "",
+     .turns = {{NULL, NULL},
+               {"<start_of_turn>user\n", "<end_of_turn>\n"},
+               {"<start_of_turn>model\n", "<end_of_turn>\n"},
+               {NULL, NULL}},
+     .tokens = {"<bos>", "<start_of_turn>", "<end_of_turn>"},
+     .trim = true},
+    {.name = "phi3",
+     .begin = "",
+     .end = "<|endoftext|>",
+     .turns = {PIPES("system"), PIPES("user"), PIPES("assistant"), {NULL, NULL}},
+     .tokens = {"<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"}},
+    {.name = "phi4",
+     .begin = "",
+     .end = "",
+     .turns = {SEP("system"), SEP("user"), SEP("assistant"), {NULL, NULL}},
+     .tokens = {"<|im_start|>", "<|im_sep|>", "<|im_end|>"}},
+    {.name = "zephyr",
+     .begin = "",
+     .end = "",
+     .turns = {ZEPHYR("system"), ZEPHYR("user"), ZEPHYR("assistant"), {NULL, NULL}},
+     .tokens = {"</s>"},
+     .named_only = true},
+};
+enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
+
+const char *
+spw_chat_names(void)
+{
+    return "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4 or zephyr";
+}
+
+/* ---------------------------------------------------------------- of the table */
+
+static const char *
+missing(const chat_layout *l, const spw_tokenizer *t)
+{
+    for (uint32_t i = 0; i < CHAT_TOKENS_MAX && l->tokens[i] != NULL; i++) {
+        if (spw__tok_added_find(t, l->tokens[i]) == NULL)
+            return l->tokens[i];
+    }
+    return NULL;
+}
+
+static bool
+has_all_of(const chat_layout *l, const chat_layout *other)
+{
+    for (uint32_t i = 0; other->tokens[i] != NULL; i++) {
+        bool found = false;
+        for (uint32_t k = 0; l->tokens[k] != NULL; k++)
+            found = found || strcmp(l->tokens[k], other->tokens[i]) == 0;
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static bool
+fits(const chat_layout *l, const spw_tokenizer *t)
+{
+    return !l->named_only && missing(l, t) == NULL &&
+           (l->vocabulary == CHAT_ANY || (l->vocabulary == CHAT_BY_CHARS) == t->chars);
+}
+
+static spw_status
+find_auto(chat_layout *out, char *says, size_t bytes, const spw_tokenizer *t, spw_error *err)
+{
+    const chat_layout *best = NULL;
+    char several[200];
+    int n;
+    for (int i = 0; i < LAYOUTS; i++) {
+        if (fits(&layouts[i], t) && (best == NULL || has_all_of(&layouts[i], best)))
+            best = &layouts[i];
+    }
+    if (best == NULL)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "chat \"auto\": %s has the special tokens of no layout; name one: %s, or a file that ends in .json",
+            t->path, spw_chat_names());
+    several[0] = '\0';
+    for (int i = 0; i < LAYOUTS; i++) {
+        size_t used = strlen(several);
+        if (fits(&layouts[i], t) && !has_all_of(best, &layouts[i]))
+            snprintf(several + used, sizeof several - used, " and %s", layouts[i].name);
+    }
+    if (several[0] != '\0')
+        return SPW_RAISE(err, SPW_ECONFIG, "chat \"auto\": %s has the special tokens of %s%s; name one: %s", t->path,
+                         best->name, several, spw_chat_names());
+    *out = *best;
+    n = snprintf(says, bytes, "auto: %s, whose", best->name);
+    for (uint32_t i = 0; best->tokens[i] != NULL && n > 0 && (size_t)n < bytes; i++)
+        n += snprintf(says + n, bytes - (size_t)n, " %s", best->tokens[i]);
+    if (n > 0 && (size_t)n < bytes)
+        snprintf(says + n, bytes - (size_t)n, " the tokenizer has");
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- of a file */
+
+static spw_status
+read_string(const char **out, json_t *file, const char *path, const char *name, spw_error *err)
+{
+    json_t *v = json_object_get(file, name);
+    *out = v != NULL ? json_string_value(v) : "";
+    return *out != NULL && (v == NULL || strlen(*out) == json_string_length(v))
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"%s\" is not text", path, name);
+}
+
+static spw_status
+read_turn(chat_turn *out, json_t *file, const char *path, const char *role, bool needed, spw_error *err)
+{
+    json_t *v = json_object_get(file, role);
+    *out = (chat_turn){json_string_value(json_array_get(v, 0)), json_string_value(json_array_get(v, 1))};
+    if ((v == NULL && !needed) || (json_array_size(v) == 2 && out->before != NULL && out->after != NULL))
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"%s\" is not [text before a content, text after it]", path, role);
+}
+
+static spw_status
+read_tokens(chat_layout *out, json_t *file, const char *path, spw_error *err)
+{
+    json_t *list = json_object_get(file, "tokens"), *v;
+    size_t i;
+    if (!json_is_array(list) || json_array_size(list) >= CHAT_TOKENS_MAX)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "chat %s: \"tokens\" is not a list of the layout's special tokens, at most %d", path,
+                         CHAT_TOKENS_MAX - 1);
+    json_array_foreach(list, i, v)
+    {
+        out->tokens[i] = json_string_value(v);
+        if (out->tokens[i] == NULL || out->tokens[i][0] == '\0')
+            return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"tokens\" has a member that is not text", path);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_layout(chat_layout *out, json_t *file, const char *path, spw_error *err)
+{
+    static const char *const known[] = {"begin", "end", "system", "user", "assistant", "tool", "tokens", "trim"};
+    json_t *v, *trim = json_object_get(file, "trim");
+    const char *name;
+    json_object_foreach(file, name, v)
+    {
+        bool found = false;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+            found = found || strcmp(name, known[i]) == 0;
+        if (!found)
+            return SPW_RAISE(err, SPW_ECONFIG, "chat %s: unknown member \"%.60s\"", path, name);
+    }
+    if (trim != NULL && !json_is_boolean(trim))
+        return SPW_RAISE(err, SPW_ECONFIG, "chat %s: \"trim\" is not true or false", path);
+    *out = (chat_layout){.name = path, .trim = json_is_true(trim)};
+    SPW_TRY(read_string(&out->begin, file, path, "begin", err));
+    SPW_TRY(read_string(&out->end, file, path, "end", err));
+    SPW_TRY(read_turn(&out->turns[CHAT_SYSTEM], file, path, "system", false, err));
+    SPW_TRY(read_turn(&out->turns[CHAT_USER], file, path, "user", true, err));
+    SPW_TRY(read_turn(&out->turns[CHAT_ASSISTANT], file, path, "assistant", true, err));
+    SPW_TRY(read_turn(&out->turns[CHAT_TOOL], file, path, "tool", false, err));
+    return read_tokens(out, file, path, err);
+}
+
+static spw_status
+load_layout(chat_layout *out, json_t **file, const char *path, spw_error *err)
+{
+    json_error_t why;
+    char *text;
+    SPW_TRY(spw_file_read_text(path, FILE_BYTES_MAX, &text, err));
+    *file = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    spw_mem_free(text);
+    if (!json_is_object(*file))
+        return SPW_RAISE(err, SPW_ECORRUPT, "chat %s, line %d: %s", path, *file == NULL ? why.line : 1,
+                         *file == NULL ? why.text : "not a JSON object");
+    return read_layout(out, *file, path, err);
+}
+
+/* ---------------------------------------------------------------- either */
+
+spw_status
+spw__chat_find(chat_layout *out, json_t **file, char *says, size_t bytes, const char *name, const spw_tokenizer *t,
+               spw_error *err)
+{
+    const char *dot = strrchr(name, '.'), *token;
+    *file = NULL;
+    *out = (chat_layout){.name = NULL};
+    if (strcmp(name, "auto") == 0)
+        return find_auto(out, says, bytes, t, err);
+    for (int i = 0; i < LAYOUTS; i++) {
+        if (strcmp(name, layouts[i].name) == 0)
+            *out = layouts[i];
+    }
+    if (out->name == NULL && dot != NULL && strcasecmp(dot, ".json") == 0)
+        SPW_TRY(load_layout(out, file, name, err));
+    if (out->name == NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "chat \"%.100s\" is not known: auto, %s, or a file that ends in .json", name,
+                         spw_chat_names());
+    if ((token = missing(out, t)) != NULL)
+        return SPW_RAISE(err, SPW_ECONFIG, "chat \"%.200s\": %s has no token %.60s", name, t->path, token);
+    snprintf(says, bytes, "%s", out->name);
+    return SPW_OK;
+}

@@ -1,0 +1,66 @@
+/*
+ * spw_chat.h - conversations as tokens: turns of system, user and assistant in the layout that a model was tuned with, and which
+ * of the tokens are the assistant's.
+ *
+ * A layout is text before and after each role's content. The special tokens in it become their ids; what is spelled like one in
+ * a content stays text. Ids are those of the rendered text by the tokenizers library, content of that kind apart. The chat_template of
+ * a model's folder is a program and is not run: where it adds what no message says (a system prompt, a date), this does not.
+ */
+#ifndef SPW_CHAT_H
+#define SPW_CHAT_H
+
+#include "spw_data.h"
+#include "spw_tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * spw_chat_open - a layout for a tokenizer, which is borrowed until close.
+ *   layout   a name of spw_chat_names(); a file that describes one (its name ends in .json); or "auto": the one whose
+ *            special tokens the tokenizer has; of several the one that has all tokens of the others too
+ *
+ * A file: {"begin": "", "system": [BEFORE, AFTER], "user": [BEFORE, AFTER], "assistant": [BEFORE, AFTER], "tool": [BEFORE, AFTER],
+ * "end": "", "tokens": ["<|im_end|>", ...], "trim": false}. user, assistant and tokens (the special ones) are needed. Without "system" the
+ * system's text comes before the first user's, an empty line between them, and turns of user and assistant alternate. "trim"
+ * takes white space from both ends of contents.
+ *
+ * Errors  SPW_ECONFIG naming the layouts where the name is none or auto fits none or several; naming the special token that the
+ *         tokenizer does not have; naming the member of a file. SPW_ENOENT, SPW_ECORRUPT: the file. SPW_ENOMEM.
+ */
+typedef struct spw_chat spw_chat;
+spw_status spw_chat_open(spw_chat **out, const char *layout, const spw_tokenizer *t, spw_error *err);
+void spw_chat_close(spw_chat *c); /* NULL is fine */
+
+const char *spw_chat_names(void);             /* "chatml, llama3, ..." */
+const char *spw_chat_says(const spw_chat *c); /* "chatml", or "auto: chatml, as the tokenizer has <|im_start|> ..." */
+uint64_t spw_chat_key(const spw_chat *c);     /* a checksum of the layout */
+int32_t spw_chat_end_of_turn(const spw_chat *c); /* the special token that ends an assistant's turn; -1: none */
+
+/*
+ * spw_chat_encode - appends a conversation.
+ *   line     an open line with the conversation
+ *   field    its field; NULL or "": "messages", or "conversations" where that is missing
+ *   tokens   out   ids
+ *   targets  out   as many: the id where it is the assistant's content or ends the turn, else -1. A token that is partly
+ *                  content is content.
+ *
+ * A message has "role" and "content", or "from" and "value". Roles are system, user (human), assistant (gpt) and, where the layout
+ * has it, tool. Content is text, or a list of {"type": "text", "text": TEXT}. "weight": 0 takes an assistant's turn out of the targets.
+ *
+ * Errors  SPW_ECORRUPT naming message and member: no list, an empty one, unknown roles, turns that the layout cannot say,
+ *         content that is no text, tool_calls. SPW_ENOMEM. What was appended until then stays.
+ * Threads one at a time for each c.
+ */
+spw_status spw_chat_encode(spw_chat *c, const spw_data_line *line, const char *field, spw_tokens *tokens,
+                           spw_tokens *targets, spw_error *err);
+/* Whether the line has that field. */
+bool spw_chat_is_in(const spw_data_line *line, const char *field);
+/* Appends a conversation of one user's turn, up to where the assistant's content begins, without a space before that. */
+spw_status spw_chat_encode_prompt(spw_chat *c, const char *text, uint64_t bytes, spw_tokens *tokens, spw_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,555 @@
+/*
+ * Conversations: ids and the assistant's mask are those of transformers' apply_chat_template (tests/make_chat_vectors.py) for each
+ * layout; what a content spells stays text; layouts by file and by the tokenizer's tokens; what is refused, with its place;
+ * and training data made of them.
+ */
+#include "lib_dataset.h"
+#include "spw_chat.h"
+#include "spw_files.h"
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* A tokenizer of tests/vectors with more tokens, whose ids follow its own, in the test's folder. */
+static spw_tokenizer *
+open_with(const char *name, const json_t *added)
+{
+    char path[300];
+    json_error_t why;
+    json_t *root, *one;
+    json_int_t next = 0;
+    const char *token;
+    size_t i;
+    spw_tokenizer *t;
+    spw_error err = {0};
+    snprintf(path, sizeof path, "tests/vectors/tok_%s.json", name);
+    root = json_load_file(path, 0, &why);
+    assert_non_null(root);
+    json_object_foreach(json_object_get(json_object_get(root, "model"), "vocab"), token, one) next =
+        json_integer_value(one) >= next ? json_integer_value(one) + 1 : next;
+    json_array_foreach(json_object_get(root, "added_tokens"), i, one) next =
+        json_integer_value(json_object_get(one, "id")) >= next ? json_integer_value(json_object_get(one, "id")) + 1
+                                                               : next;
+    json_array_foreach(added, i, one)
+    {
+        json_t *copy = json_deep_copy(one);
+        json_object_set_new(copy, "id", json_integer(next++));
+        json_array_append_new(json_object_get(root, "added_tokens"), copy);
+    }
+    json_array_foreach(json_object_get(root, "added_tokens"), i, one)
+    {
+        if (json_object_get(one, "single_word") == NULL)
+            json_object_set_new(one, "single_word", json_false());
+    }
+    snprintf(path, sizeof path, "%s/tokenizer.json", dataset_dir);
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+    if (spw_tokenizer_open(&t, path, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    return t;
+}
+
+static spw_tokenizer *
+open_spelled(const char *name, const char *added)
+{
+    json_t *list = json_loads(added, 0, NULL);
+    spw_tokenizer *t;
+    assert_non_null(list);
+    t = open_with(name, list);
+    json_decref(list);
+    return t;
+}
+
+static spw_chat *
+open_chat(const char *layout, const spw_tokenizer *t)
+{
+    spw_error err = {0};
+    spw_chat *c;
+    if (spw_chat_open(&c, layout, t, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    return c;
+}
+
+static spw_status
+try_line(spw_chat *c, const char *text, spw_tokens *tokens, spw_tokens *targets, spw_error *err)
+{
+    spw_data_line *line;
+    spw_status st;
+    tokens->count = targets->count = 0;
+    assert_int_equal(spw_data_line_open(&line, text, strlen(text), err), SPW_OK);
+    st = spw_chat_encode(c, line, NULL, tokens, targets, err);
+    spw_data_line_close(line);
+    return st;
+}
+
+static void
+encode_line(spw_chat *c, const char *text, spw_tokens *tokens, spw_tokens *targets)
+{
+    spw_error err = {0};
+    if (try_line(c, text, tokens, targets, &err) != SPW_OK)
+        fail_msg("%s: %s", text, err.message);
+    assert_int_equal(tokens->count, targets->count);
+}
+
+/* ids and mask of one conversation of the vectors. */
+static void
+compare(spw_chat *c, const char *layout, const json_t *conversation)
+{
+    char *line = json_dumps(conversation, 0);
+    const json_t *ids = json_object_get(conversation, "ids");
+    const char *mask = json_string_value(json_object_get(conversation, "mask"));
+    spw_tokens tokens = {0}, targets = {0};
+    encode_line(c, line, &tokens, &targets);
+    for (uint64_t i = 0; i < json_array_size(ids) && i < tokens.count; i++) {
+        int32_t want = (int32_t)json_integer_value(json_array_get(ids, i));
+        if (tokens.ids[i] != want || targets.ids[i] != (mask[i] == '1' ? want : -1))
+            fail_msg("%s: %s: token %d: %d with target %d, wanted %d, mask %c", layout, line, (int)i, tokens.ids[i],
+                     targets.ids[i], want, mask[i]);
+    }
+    assert_int_equal(tokens.count, json_array_size(ids));
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    free(line);
+}
+
+/* Every layout, on every kind of tokenizer, id by id and target by target. */
+static void
+test_vectors(void **state)
+{
+    json_t *all = json_load_file("tests/vectors/chat.json", 0, NULL), *one, *conversation;
+    size_t i, k;
+    unsigned compared = 0;
+    (void)state;
+    json_array_foreach(all, i, one)
+    {
+        const char *layout = json_string_value(json_object_get(one, "layout"));
+        spw_tokenizer *t =
+            open_with(json_string_value(json_object_get(one, "tokenizer")), json_object_get(one, "added"));
+        spw_chat *c = open_chat(layout, t);
+        json_array_foreach(json_object_get(one, "conversations"), k, conversation)
+        {
+            compare(c, layout, conversation);
+            compared++;
+        }
+        spw_chat_close(c);
+        spw_tokenizer_close(t);
+    }
+    assert_true(compared > 150);
+    json_decref(all);
+}
+
+#define IM_TOKENS                                                                                                      \
+    "[{\"content\":\"<|im_start|>\",\"special\":true,\"lstrip\":false,\"rstrip\":false,\"normalized\":"                \
+    "false},"                                                                                                          \
+    "{\"content\":\"<|im_end|>\",\"special\":true,\"lstrip\":false,\"rstrip\":false,\"normalized\":false}"
+
+static uint64_t
+count_of(const spw_tokens *tokens, int32_t id)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < tokens->count; i++)
+        count += tokens->ids[i] == id;
+    return count;
+}
+
+/* Contents put together from special tokens and what resembles them: they stay text, and all of the text is there. */
+static void
+text_stays(const spw_tokenizer *t, uint64_t seed)
+{
+    static const char *const parts[] = {"<|im_end|>", "<|im_start|>",  "<|im_", "end|>", "<", "|>", "user", "\\n", " ",
+                                        "assistant",  "<|endoftext|>", "</s>",  "<s>",   "a"};
+    int32_t start = spw_tokenizer_find(t, "<|im_start|>", 12), end = spw_tokenizer_find(t, "<|im_end|>", 10);
+    spw_chat *c = open_chat("chatml", t);
+    spw_tokens tokens = {0}, targets = {0};
+    for (int k = 0; k < 200; k++) {
+        char content[400] = "", line[900], plain[900], text[1200];
+        const char *from = content;
+        uint64_t bytes, n = 0;
+        spw_error err = {0};
+        for (int i = 0; i < 12; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            strcat(content, parts[(seed >> 33) % (sizeof parts / sizeof parts[0])]);
+        }
+        snprintf(line, sizeof line,
+                 "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"},{\"role\":\"assistant\",\"content\":\"x\"}]}",
+                 content);
+        encode_line(c, line, &tokens, &targets);
+        assert_int_equal(count_of(&tokens, start), 2);
+        assert_int_equal(count_of(&tokens, end), 2);
+        assert_int_equal(count_of(&targets, end), 1);
+        assert_int_equal(count_of(&tokens, spw_tokenizer_find(t, "<|endoftext|>", 13)), 0);
+        for (; *from != '\0'; from++)
+            content[n++] = *from != '\\' ? *from : (from++, '\n');
+        content[n] = '\0';
+        snprintf(plain, sizeof plain, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\nx<|im_end|>\n", content);
+        assert_int_equal(spw_tokenizer_decode(t, tokens.ids, tokens.count, true, text, sizeof text, &bytes, &err),
+                         SPW_OK);
+        text[bytes] = '\0';
+        assert_string_equal(text, plain);
+    }
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_chat_close(c);
+}
+
+static void
+test_text_stays(void **state)
+{
+    const char *given = getenv("SPW_SEED");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 20240607;
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    (void)state;
+    print_message("SPW_SEED=%llu\n", (unsigned long long)seed);
+    text_stays(t, seed);
+    spw_tokenizer_close(t);
+    t = open_spelled("gpt2", "[{\"content\":\"<|im_start|>\",\"special\":false,\"lstrip\":false,\"rstrip\":"
+                             "false,\"normalized\":false},{\"content\":\"<|im_end|>\",\"special\":true,"
+                             "\"lstrip\":false,\"rstrip\":false,\"normalized\":false}]");
+    text_stays(t, seed); /* a layout's token that is not marked special is no different */
+    spw_tokenizer_close(t);
+}
+
+static void
+refuse_layout(const char *layout, const spw_tokenizer *t, spw_status want, const char *a, const char *b)
+{
+    spw_error err = {0};
+    spw_chat *c;
+    long live = spw_test_live_allocs();
+    spw_status st = spw_chat_open(&c, layout, t, &err);
+    if (st != want || strstr(err.message, a) == NULL || strstr(err.message, b) == NULL)
+        fail_msg("%s: %s: %s", layout, spw_status_name(st), err.message);
+    assert_null(c);
+    assert_int_equal(spw_test_live_allocs(), live);
+}
+
+/* auto takes the layout whose tokens are there, the larger of two that contain each other; else it names them. */
+static void
+test_auto(void **state)
+{
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    spw_chat *c = open_chat("auto", t), *named = open_chat("chatml", t);
+    (void)state;
+    assert_string_equal(spw_chat_says(c), "auto: chatml, whose <|im_start|> <|im_end|> the tokenizer has");
+    assert_string_equal(spw_chat_says(named), "chatml");
+    assert_true(spw_chat_key(c) == spw_chat_key(named));
+    assert_int_equal(spw_chat_end_of_turn(c), spw_tokenizer_find(t, "<|im_end|>", 10));
+    spw_chat_close(c);
+    spw_chat_close(named);
+    refuse_layout("llama3", t, SPW_ECONFIG, "chat \"llama3\"", "has no token <|begin_of_text|>");
+    refuse_layout("chatlm", t, SPW_ECONFIG, "\"chatlm\" is not known", "chatml, llama3, mistral");
+    spw_tokenizer_close(t);
+    t = open_spelled("gpt2", IM_TOKENS ",{\"content\":\"<|im_sep|>\",\"special\":true,\"lstrip\":false,"
+                                       "\"rstrip\":false,\"normalized\":false}]");
+    c = open_chat("auto", t);
+    assert_non_null(strstr(spw_chat_says(c), "auto: phi4, "));
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+    t = open_spelled("gpt2", IM_TOKENS ",{\"content\":\"<bos>\",\"special\":true,\"lstrip\":false,\"rstrip\":"
+                                       "false,\"normalized\":false},{\"content\":\"<start_of_turn>\","
+                                       "\"special\":true,\"lstrip\":false,\"rstrip\":false,\"normalized\":false},"
+                                       "{\"content\":\"<end_of_turn>\",\"special\":true,\"lstrip\":false,"
+                                       "\"rstrip\":false,\"normalized\":false}]");
+    refuse_layout("auto", t, SPW_ECONFIG, "special tokens of chatml and gemma", "name one");
+    spw_tokenizer_close(t);
+    t = open_spelled("llama2", "[]");
+    refuse_layout("auto", t, SPW_ECONFIG, "the special tokens of no layout", "chatml, llama3, mistral");
+    spw_tokenizer_close(t);
+    t = open_spelled("llama2", "[{\"content\":\"<|im_start|>\",\"special\":false,\"lstrip\":false,\"rstrip\":"
+                               "false,\"normalized\":true},{\"content\":\"<|im_end|>\",\"special\":true,"
+                               "\"lstrip\":false,\"rstrip\":false,\"normalized\":false}]");
+    refuse_layout("chatml", t, SPW_ECONFIG, "token <|im_start|>", "is not special");
+    spw_tokenizer_close(t);
+}
+
+/* A layout of a file, of plain text but for its end: where a turn begins and ends is found in bytes, after NFC too. */
+static void
+test_file(void **state)
+{
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    const char *path = dataset_path("layout.json");
+    spw_tokens tokens = {0}, targets = {0}, whole = {0};
+    spw_error err = {0};
+    static const char want[] = "User: \u00e9\u00e9\u00e9\nBot: 7\u00e9\u00fa!\nT 5\n<|endoftext|>";
+    char text[200];
+    uint64_t bytes, n = 0;
+    spw_chat *c;
+    (void)state;
+    dataset_write_text("layout.json",
+                       "{\"user\": [\"User: \", \"\\n\"], \"assistant\": [\"Bot: \", \"!\\n\"], "
+                       "\"tokens\": [\"<|endoftext|>\"], \"end\": \"<|endoftext|>\", \"tool\": [\"T \", \"\\n\"]}");
+    c = open_chat(path, t);
+    encode_line(c,
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"e\\u0301e\\u0301e\\u0301\"},"
+                "{\"role\":\"assistant\",\"content\":\"7\\u00e9u\\u0301\"},{\"role\":\"tool\",\"content\":\"5\"}]}",
+                &tokens, &targets);
+    assert_int_equal(spw_tokenizer_encode(t, want, strlen(want), true, &whole, &err), SPW_OK);
+    assert_int_equal(tokens.count, whole.count);
+    assert_memory_equal(tokens.ids, whole.ids, whole.count * sizeof *whole.ids);
+    for (uint64_t i = 0; i < targets.count; i++) { /* the answer's tokens are a stretch */
+        if (targets.ids[i] >= 0)
+            whole.ids[n++] = targets.ids[i];
+    }
+    assert_int_equal(spw_tokenizer_decode(t, whole.ids, n, true, text, sizeof text - 1, &bytes, &err), SPW_OK);
+    text[bytes] = '\0';
+    assert_non_null(strstr(text, "7\u00e9\u00fa!\n"));
+    assert_true(bytes <= strlen(" 7\u00e9\u00fa!\n"));
+    assert_int_equal(spw_chat_end_of_turn(c), -1);
+    spw_chat_close(c);
+    dataset_write_text("layout.json", "{\"user\": [\"U\", \"\"], \"assistant\": [\"A\"], \"tokens\": []}");
+    refuse_layout(path, t, SPW_ECONFIG, "\"assistant\" is not", "layout.json");
+    dataset_write_text("layout.json", "{\"user\": [\"U\", \"\"], \"assistant\": [\"A\", \"\"]}");
+    refuse_layout(path, t, SPW_ECONFIG, "\"tokens\" is not a list", "layout.json");
+    dataset_write_text("layout.json",
+                       "{\"user\": [\"U\", \"\"], \"assistant\": [\"A\", \"<|eot|>\"], \"tokens\": [\"<|eot|>\"]}");
+    refuse_layout(path, t, SPW_ECONFIG, "has no token <|eot|>", "layout.json");
+    dataset_write_text("layout.json", "{\"users\": 1}");
+    refuse_layout(path, t, SPW_ECONFIG, "unknown member \"users\"", "layout.json");
+    dataset_write_text("layout.json", "{");
+    refuse_layout(path, t, SPW_ECORRUPT, "layout.json, line 1", "");
+    refuse_layout(dataset_path("none.json"), t, SPW_ENOENT, "none.json", "");
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_tokens_free(&whole);
+    spw_tokenizer_close(t);
+}
+
+/* The older names, contents in parts and weights say the same; a user's last turn has no targets. */
+static void
+test_forms(void **state)
+{
+    static const char *const same[] = {"{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\","
+                                       "\"value\":\"Hi you\"},{\"from\":\"gpt\",\"value\":\"yes\"}]}",
+                                       "{\"messages\":[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":"
+                                       "\"s\"}]},{\"role\":\"user\",\"content\":[{\"type\":"
+                                       "\"text\",\"text\":\"Hi\"},{\"type\":\"text\",\"text\":\" "
+                                       "you\"}]},{\"role\":\"assistant\",\"content\":[{\"type\":\"text\","
+                                       "\"text\":\"yes\"}]}]}",
+                                       "{\"conversations\":0,\"messages\":[{\"role\":\"system\",\"content\":\"s\","
+                                       "\"weight\":0},{\"role\":\"user\",\"content\":\"Hi you\"},"
+                                       "{\"role\":\"assistant\",\"content\":\"yes\",\"weight\":1}]}"};
+    spw_tokenizer *t = open_spelled("mistral", "[]");
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        spw_chat *c =
+            open_chat(k == 0 ? "zephyr" : "mistral-v1", t); /* the second puts the system's text before the user's */
+        spw_tokens first = {0}, first_targets = {0}, tokens = {0}, targets = {0};
+        encode_line(c, same[0], &first, &first_targets);
+        assert_true(count_of(&first_targets, -1) < first_targets.count);
+        for (int i = 1; i < 3; i++) {
+            encode_line(c, same[i], &tokens, &targets);
+            assert_int_equal(tokens.count, first.count);
+            assert_memory_equal(tokens.ids, first.ids, first.count * sizeof *first.ids);
+            assert_memory_equal(targets.ids, first_targets.ids, first.count * sizeof *first.ids);
+        }
+        encode_line(c,
+                    "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"no\","
+                    "\"weight\":0},"
+                    "{\"role\":\"user\",\"content\":\"Why\"}]}",
+                    &tokens, &targets);
+        assert_int_equal(count_of(&targets, -1), targets.count);
+        spw_tokens_free(&first);
+        spw_tokens_free(&first_targets);
+        spw_tokens_free(&tokens);
+        spw_tokens_free(&targets);
+        spw_chat_close(c);
+    }
+    spw_tokenizer_close(t);
+}
+
+#define SAYS(role, content) "{\"role\":\"" role "\",\"content\":\"" content "\"}"
+#define TALK(...)           "{\"messages\":[" __VA_ARGS__ "]}"
+
+/* What a layout cannot say, by message and member. */
+static void
+test_refused(void **state)
+{
+    static const struct {
+        const char *layout, *line, *want, *also;
+    } cases[] = {
+        {"zephyr", "{\"messages\":[]}", "\"messages\" is not a list of messages", ""},
+        {"zephyr", "{\"messages\":\"x\"}", "\"messages\" is not a list of messages", ""},
+        {"zephyr", "{\"conversations\":{}}", "\"conversations\" is not a list of messages", ""},
+        {"zephyr", TALK("5"), "message 1", "no \"role\""},
+        {"zephyr", TALK(SAYS("user", "x") ",{\"role\":5,\"content\":\"x\"}"), "message 2", "no \"role\""},
+        {"zephyr", TALK(SAYS("robot", "x")), "message 1", "role \"robot\" is none of system, user"},
+        {"zephyr", TALK("{\"role\":\"user\"}"), "message 1", "no \"content\""},
+        {"zephyr", TALK("{\"role\":\"assistant\",\"content\":null}"), "message 1", "no \"content\""},
+        {"zephyr", TALK("{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}"), "message 1",
+         "part 0 of the content is \"image_url\""},
+        {"zephyr", TALK("{\"role\":\"user\",\"content\":[\"x\"]}"), "message 1",
+         "part 0 of the content is without a type"},
+        {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}"), "message 1", "tool_calls"},
+        {"zephyr", TALK("{\"role\":\"assistant\",\"content\":\"\",\"weight\":0.5}"), "message 1",
+         "\"weight\" is not 0 or 1"},
+        {"zephyr", TALK(SAYS("tool", "x")), "message 1", "layout zephyr has no turns of a tool"},
+        {"mistral-v1", TALK(SAYS("user", "x") "," SAYS("tool", "x")), "message 2", "no turns of a tool"},
+        {"mistral-v1", TALK(SAYS("user", "x") "," SAYS("system", "x")), "message 2", "in front only"},
+        {"mistral-v1", TALK(SAYS("assistant", "x")), "message 1", "begin with the user"},
+        {"mistral-v1", TALK(SAYS("system", "x") "," SAYS("assistant", "x")), "message 2", "begin with the user"},
+        {"mistral-v1", TALK(SAYS("user", "x") "," SAYS("user", "x")), "message 2", "two turns of the user in a row"},
+        {"mistral-v1", TALK(SAYS("system", "x")), "without a user's turn", ""},
+    };
+    spw_tokenizer *t = open_spelled("mistral", "[]");
+    spw_tokens tokens = {0}, targets = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw_chat *c = open_chat(cases[i].layout, t);
+        spw_error err = {0};
+        spw_status st = try_line(c, cases[i].line, &tokens, &targets, &err);
+        if (st != SPW_ECORRUPT || strstr(err.message, cases[i].want) == NULL ||
+            strstr(err.message, cases[i].also) == NULL)
+            fail_msg("%s: %s: %s", cases[i].line, spw_status_name(st), err.message);
+        encode_line(c, TALK(SAYS("user", "x")), &tokens, &targets); /* nothing of it is left */
+        assert_int_equal(count_of(&tokens, tokens.ids[0]), 1);
+        spw_chat_close(c);
+    }
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_tokenizer_close(t);
+}
+
+/* A prompt is the conversation up to where the answer begins. */
+static void
+test_prompt(void **state)
+{
+    spw_tokenizer *t = open_spelled("mistral", "[]");
+    spw_chat *c;
+    spw_tokens prompt = {0}, tokens = {0}, targets = {0};
+    spw_error err = {0};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        c = open_chat(k == 0 ? "zephyr" : "mistral-v1", t);
+        prompt.count = 0;
+        assert_int_equal(spw_chat_encode_prompt(c, "Hi you", 6, &prompt, &err), SPW_OK);
+        encode_line(c, TALK(SAYS("user", "Hi you") "," SAYS("assistant", "yes")), &tokens, &targets);
+        assert_true(prompt.count < tokens.count);
+        assert_memory_equal(prompt.ids, tokens.ids, prompt.count * sizeof *prompt.ids);
+        for (uint64_t i = 0; i < prompt.count; i++)
+            assert_int_equal(targets.ids[i], -1);
+        assert_true(targets.ids[prompt.count] >= 0);
+        spw_chat_close(c);
+    }
+    spw_tokens_free(&prompt);
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_tokenizer_close(t);
+}
+
+/* Training data: conversations and texts in one file, without a token behind a conversation; the cache knows the layout. */
+static void
+test_data(void **state)
+{
+    spw_tokenizer *t = open_spelled("qwen2", "[]");
+    spw_chat *c = open_chat("auto", t), *other;
+    spw_data_options o = dataset_options("c.jsonl");
+    spw_tokens tokens = {0}, targets = {0};
+    int32_t row[200], want[200];
+    char encoder[64];
+    spw_data *d;
+    (void)state;
+    dataset_write_text("c.jsonl", TALK(SAYS("user", "Hi") "," SAYS("assistant", "yes")) "\n{\"text\":\"a b\"}\n" TALK(
+                                      SAYS("user", "x")) "\n");
+    encode_line(c, TALK(SAYS("user", "Hi") "," SAYS("assistant", "yes")), &tokens, &targets);
+    o.encode = spw_tokenizer_encode_data;
+    o.encode_ctx = t;
+    o.encode_key = spw_tokenizer_key(t);
+    o.end_of_text = spw_tokenizer_end(t);
+    o.end_of_text_set = true;
+    o.chat = c;
+    o.seq_length = tokens.count + 2;
+    for (int masked = 0; masked < 2; masked++) {
+        o.documents = masked ? SPW_DOCUMENTS_MASK : SPW_DOCUMENTS_PACKED;
+        d = dataset_open(&o);
+        dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, row, want);
+        assert_memory_equal(row, tokens.ids, tokens.count * sizeof *row);
+        assert_memory_equal(want, targets.ids + 1, (tokens.count - 1) * sizeof *row);
+        assert_int_equal(want[tokens.count - 1],
+                         masked ? -1 : row[tokens.count]); /* the text, whose first token is next */
+        assert_string_equal(spw_data_chat(d), spw_chat_says(c));
+        snprintf(encoder, sizeof encoder, "%s", spw_data_encoder(d));
+        spw_data_close(d);
+    }
+    o.messages_field = "talk"; /* another cache, where lines have to be texts */
+    dataset_refuse(&o, SPW_ECORRUPT, "c.jsonl: line 1 (byte 0)", "no field \"text\"", NULL);
+    o.messages_field = NULL;
+    dataset_write_text("layout.json",
+                       "{\"user\": [\"User: \", \"\\n\"], \"assistant\": [\"Bot: \", \"\\n\"], \"tokens\": []}");
+    other = open_chat(dataset_path("layout.json"), t);
+    o.chat = other;
+    o.seq_length = 8;
+    d = dataset_open(&o);
+    assert_string_not_equal(spw_data_encoder(d), encoder);
+    dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, row, want);
+    assert_memory_not_equal(row, tokens.ids, 8 * sizeof *row);
+    spw_data_close(d);
+    dataset_write_text("c.jsonl", "{\"text\":\"a b\"}\n\n" TALK(SAYS("user", "x") "," SAYS("bot", "y")) "\n");
+    dataset_refuse(&o, SPW_ECORRUPT, "c.jsonl: line 3 (byte 16)", "message 2", "role \"bot\"", NULL);
+    spw_chat_close(other);
+    /* The first token of a conversation that begins with an answer: a target, unless documents are told apart. */
+    dataset_write_text(
+        "layout.json",
+        "{\"system\": [\"S\", \"\"], \"user\": [\"U\", \"\"], \"assistant\": [\"\", \"\\n\"], \"tokens\": []}");
+    other = open_chat(dataset_path("layout.json"), t);
+    dataset_write_text("c.jsonl", TALK(SAYS("assistant", "a")) "\n" TALK(SAYS("assistant", "a")) "\n" TALK(
+                                      SAYS("assistant", "a")) "\n");
+    o.chat = other;
+    o.seq_length = 4;
+    for (int masked = 0; masked < 2; masked++) {
+        o.documents = masked ? SPW_DOCUMENTS_MASK : SPW_DOCUMENTS_PACKED;
+        d = dataset_open(&o);
+        dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, row, want);
+        assert_int_equal(want[1], masked ? -1 : row[2]);
+        assert_int_equal(want[2], row[3]);
+        spw_data_close(d);
+    }
+    spw_chat_close(other);
+    spw_tokens_free(&tokens);
+    spw_tokens_free(&targets);
+    spw_chat_close(c);
+    spw_tokenizer_close(t);
+}
+
+/* Memory that is refused, at every place. */
+static void
+test_no_memory(void **state)
+{
+    spw_tokenizer *t = open_spelled("mistral", "[]");
+    static const char text[] =
+        TALK("{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"s\"}]}," SAYS("user", "x"));
+    spw_data_line *line;
+    spw_error err = {0};
+    bool through = false;
+    (void)state;
+    assert_int_equal(spw_data_line_open(&line, text, strlen(text), &err), SPW_OK);
+    for (unsigned k = 0; !through; k++) { /* 0: no failure, and the tokenizer has the memory that it keeps */
+        spw_tokens tokens = {0}, targets = {0};
+        long live = spw_test_live_allocs();
+        spw_chat *c;
+        spw_status st;
+        if (k > 0)
+            spw_test_fail_alloc(k);
+        st = spw_chat_open(&c, "mistral-v1", t, &err);
+        if (st == SPW_OK)
+            st = spw_chat_encode(c, line, NULL, &tokens, &targets, &err);
+        through = k > 0 && !spw_test_fault_fired();
+        assert_int_equal(st, k == 0 || through ? SPW_OK : SPW_ENOMEM);
+        spw_chat_close(c);
+        spw_tokens_free(&tokens);
+        spw_tokens_free(&targets);
+        assert_true(k == 0 || spw_test_live_allocs() == live);
+    }
+    spw_data_line_close(line);
+    spw_tokenizer_close(t);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_DIR(test_vectors), IN_DIR(test_text_stays), IN_DIR(test_auto), IN_DIR(test_file),      IN_DIR(test_forms),
+        IN_DIR(test_refused), IN_DIR(test_prompt),     IN_DIR(test_data), IN_DIR(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,79 @@
+#!/bin/bash
+# Conversations at the command line: training, planning, resuming, evaluation and answers with data.chat and --chat; what is refused. TAP.
+set -u
+cd "$(dirname "$0")/.."
+build=${SPW_BUILD:-build/release}
+spw=$build/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-chat-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+export XDG_CACHE_HOME=$dir/cache
+. tests/lib_tap.sh
+said() { grep -qF -- "$1" "$dir/err"; }
+python3 - "$dir" <<'PY'
+import json, sys
+d = sys.argv[1]
+t = json.load(open("tests/vectors/tok_qwen2.json"))
+size = max(max(t["model"]["vocab"].values()), *[a["id"] for a in t["added_tokens"]]) + 1
+talk = lambda i: [{"role": "user", "content": "What is %d?" % i}, {"role": "assistant", "content": "yes"}]
+open(d + "/c.jsonl", "w").write("".join(json.dumps({"messages": talk(i)}) + "\n" for i in range(200)))
+open(d + "/old.jsonl", "w").write("".join(json.dumps({"conversations": [
+    {"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in talk(i)]}) + "\n" for i in range(200)))
+open(d + "/bad.jsonl", "w").write(json.dumps({"messages": talk(1)}) + "\n" + json.dumps({"messages": [{"role": "user", "content": [{"type": "image"}]}]}) + "\n")
+json.dump({"user": ["Q: ", "\n"], "assistant": ["A: ", "<|endoftext|>\n"], "tokens": ["<|endoftext|>"]}, open(d + "/layout.json", "w"))
+json.dump({"model": {"model_type": "llama", "vocab_size": size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                     "intermediate_size": 64, "max_position_embeddings": 64},
+           "data": {"path": [d + "/c.jsonl"], "seq_length": 32, "tokenizer": "tests/vectors/tok_qwen2.json", "chat": "auto"},
+           "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+           "spillway": {"steps": 20, "seed": 1, "device": "cpu", "checkpoint_dir": d + "/ckpt", "chunk_elems": 8192}}, open(d + "/c.json", "w"))
+PY
+c=$dir/c.json
+losses() { grep -o '"step":[0-9]*,"loss":[^,]*' "$1"; }
+
+check "a model is trained on conversations" run train "$c" --set spillway.run_log="$dir/a.log"
+check "the layout that the tokenizer decides is said" grep -qF "chat     auto: chatml, whose <|im_start|> <|im_end|> the tokenizer has" "$dir/out"
+check "by a plan too, among its decisions" run plan "$c" --no-measure
+check "with the reason" grep -q "data.chat  *chatml  *whose <|im_start|> <|im_end|> the tokenizer has" "$dir/out"
+run plan "$c" --no-measure --json
+check "in JSON as well" grep -q '"name": *"data.chat"' "$dir/out"
+check "the older form of lines" run train "$c" --set "data.path=$dir/old.jsonl" --set spillway.run_log="$dir/b.log" --set spillway.checkpoint_dir= --set data.chat=chatml
+check "gives the same losses" test "$(losses "$dir/a.log")" = "$(losses "$dir/b.log")"
+check "and names a layout that was named" grep -qx "chat     chatml" "$dir/out"
+
+# Another layout is other data.
+expects="run train $c --set spillway.steps=21 --resume $dir/ckpt"
+check "a run goes on with its layout" $expects --set spillway.checkpoint_dir=
+check "a name for what auto took is no other" $expects --set spillway.checkpoint_dir= --set data.chat=chatml
+expect 2 "encoder of training data" "and not with another" --set "data.chat=$dir/layout.json"
+check "unless that is meant" $expects --set spillway.checkpoint_dir= --set "data.chat=$dir/layout.json" --resume-anyway
+
+# Evaluation and answers.
+check "eval counts the assistant's tokens" run eval "$dir/ckpt" --data "$dir/c.jsonl" --json
+grep -o '"tokens": *[0-9]*' "$dir/out" | grep -o '[0-9]*' >"$dir/count"
+check "three of each line, the end of the turn among them" test "$(cat "$dir/count")" -eq 600
+check "generate answers a user's turn" run generate "$dir/ckpt" --chat auto --prompt "What is 5?" --temperature 0 --tokens 30 --json
+check "up to the end of the answer's turn" grep -q '"text":"yes",.*"stop":"end"' "$dir/out"
+check "on a line of its own" run generate "$dir/ckpt" --chat chatml --prompt "What is 5?" --temperature 0 --tokens 30
+check "below the prompt" test "$(cat "$dir/out")" = "What is 5?
+yes"
+
+# Conversations that no window cuts.
+check "whole conversations" run train "$c" --set data.documents=whole --set spillway.checkpoint_dir="$dir/whole" --set spillway.steps=3
+check "fill windows but for a little" grep -Eq 'c.jsonl: 200 documents in [0-9]+ windows of [0-9]+ tokens, [0-9.]+% of them padding' "$dir/err"
+check "are evaluated" run eval "$dir/whole" --data "$dir/c.jsonl" --json
+grep -o '"tokens": *[0-9]*' "$dir/out" | grep -o '[0-9]*' >"$dir/count"
+check "with as many tokens" test "$(cat "$dir/count")" -eq 600
+
+# Refusals.
+expects="run train $c --set spillway.checkpoint_dir= --set spillway.steps=1"
+expect 1 "bad.jsonl: line 2 (byte" "an image" --set "data.path=$dir/bad.jsonl"
+check "which message and part is said" said "message 1: part 0 of the content is \"image\""
+expect 2 "data.chat: chat \"llama3\"" "a layout of another tokenizer" --set data.chat=llama3
+check "the token is named" said "has no token <|begin_of_text|>"
+expect 2 "chatml, llama3, mistral" "a layout that is none" --set data.chat=chatlm
+expect 2 "needs a tokenizer" "bytes" --set data.tokenizer=bytes
+expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations without a layout" --set data.chat=
+expects="run"
+expect 1 "(data.chat, and --chat of eval, are for conversations)" "conversations in a format without loss" tokenize "$dir/c.jsonl" --tokenizer tests/vectors/tok_qwen2.json -o "$dir/c.bin"
+expect 2 "--ids" "an answer in numbers" generate "$dir/ckpt" --chat auto --ids --prompt 5
+echo "1..$n"
