@@ -15,11 +15,12 @@ lines, least = [], float("inf")
 for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
     model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
-    positions = getattr(model.config, "n_positions", None) or model.config.max_position_embeddings
+    config = model.config.get_text_config()
+    positions = getattr(config, "n_positions", None) or config.max_position_embeddings
     for length in (1, 6, 11):
         margin = 0
         while margin < 1e-3:
-            prompt = torch.randint(0, model.config.vocab_size, (1, length))
+            prompt = torch.randint(0, config.vocab_size, (1, length))
             count = min(40, positions - length)
             with torch.no_grad():
                 out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,

@@ -24,7 +24,7 @@ static const char *const cases[] = {"gpt2",         "gpt2_untied",  "llama",    
                                     "qwen3_bias",   "mixtral",      "qwen3_moe", "qwen3_moe_sum", "qwen3_moe_balance",
                                     "llama_yarn",   "qwen2_yarn",   "phi3",      "phi3_full",     "smollm3",
                                     "smollm3_list", "qwen2_moe",    "olmo2",     "olmo2_bias",    "gemma3",
-                                    "gemma3_new"};
+                                    "gemma3_new",   "gemma3_images"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 
