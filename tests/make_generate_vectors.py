@@ -6,14 +6,14 @@ best, so that rounding in another order turns none. With names of cases: those l
 """
 import os, sys
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors")
 torch.set_num_threads(1)
 torch.manual_seed(5)
 lines, least = [], float("inf")
 for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
+    model = (AutoModelForImageTextToText if case.endswith("_images") else AutoModelForCausalLM).from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
     config = model.config.get_text_config()
     positions = getattr(config, "n_positions", None) or config.max_position_embeddings

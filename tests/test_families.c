@@ -41,7 +41,8 @@ static const char *const cases[] = {"gpt2",
                                     "olmo2_bias",
                                     "gemma3",
                                     "gemma3_new",
-                                    "gemma3_images"};
+                                    "gemma3_images",
+                                    "mistral3_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \

@@ -254,13 +254,11 @@ spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t 
 
 /* ---------------------------------------------------------------- a model's parameters */
 
-/* GPT-2's files may have one, and the text part of Gemma with images has. */
+/* GPT-2's files may have one, and the text part of a model with images has. */
 static const char *
 without_prefix(const char *name, spw_family family)
 {
-    const char *prefix = family == SPW_FAMILY_GPT2     ? "transformer."
-                         : family == SPW_FAMILY_GEMMA3 ? "language_model."
-                                                       : "";
+    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
     return strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
 }
 
@@ -271,11 +269,11 @@ ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What files hold besides a text model's parameters: old ones masks and the table of frequencies, Gemma's what reads images. */
+/* What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images. */
 static bool
 is_passed_over(const char *name, spw_family family)
 {
-    if (family == SPW_FAMILY_GEMMA3 &&
+    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
         (strncmp(name, "vision_tower.", 13) == 0 || strncmp(name, "multi_modal_projector.", 22) == 0))
         return true;
     if (family == SPW_FAMILY_GPT2)
