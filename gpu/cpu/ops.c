@@ -166,16 +166,9 @@ gelu_mul_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     gate_backward_rows(ctx, part_idx, ((const args *)ctx)->k->gelu_mul_backward);
 }
 
-void
-spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
-{
-    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
-        silu_part);
-}
-
-void
-spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+static void
+gate_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up, uint64_t M,
+              uint64_t C, uint64_t stride, unsigned flags, spw_pool_fn part)
 {
     run(q,
         &(args){.out = dgate,
@@ -187,7 +180,21 @@ spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy
                 .cols = C,
                 .stride = stride,
                 .flags = flags},
-        M * C, ELEMENT_GRAIN, silu_backward_part);
+        M * C, ELEMENT_GRAIN, part);
+}
+
+void
+spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+{
+    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
+        silu_part);
+}
+
+void
+spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
+                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    gate_backward(q, dgate, dup, dy, gate, up, M, C, stride, flags, silu_backward_part);
 }
 
 void
@@ -201,17 +208,7 @@ void
 spw__cpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
                            uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
-    run(q,
-        &(args){.out = dgate,
-                .out2 = dup,
-                .a = dy,
-                .b = gate,
-                .c = up,
-                .n = M * C,
-                .cols = C,
-                .stride = stride,
-                .flags = flags},
-        M * C, ELEMENT_GRAIN, gelu_mul_backward_part);
+    gate_backward(q, dgate, dup, dy, gate, up, M, C, stride, flags, gelu_mul_backward_part);
 }
 
 static void
