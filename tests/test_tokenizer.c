@@ -686,7 +686,8 @@ test_lookup(void **state)
     assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
     assert_int_equal(spw_tokenizer_end(t), -1);
     spw_tokenizer_close(t);
-    write_text(dir, "tokenizer_config.json", "{\"eos_token\": {\"content\": \"<end>\"}}");
+    write_text(dir, "tokenizer_config.json",
+               "{\"eos_token\": {\"content\": \"<end>\"}, \"model_max_length\": 1000000000000000019884624838656}");
     assert_int_equal(spw_tokenizer_open(&t, dir, &err), SPW_OK);
     assert_int_equal(spw_tokenizer_end(t), 1105);
     spw_tokenizer_close(t);

@@ -13,14 +13,14 @@
 enum { FILE_BYTES_MAX = 1 << 29, DEPTH_MAX = 4 };
 
 static spw_status
-read_json(spw_tokenizer *t, json_t **out, const char *path, spw_error *err)
+read_json(spw_tokenizer *t, json_t **out, const char *path, size_t flags, spw_error *err)
 {
     json_error_t why;
     char *text;
     *out = NULL;
     SPW_TRY(spw_file_read_text(path, FILE_BYTES_MAX, &text, err));
     t->key = spw_checksum_more(t->key, text, strlen(text));
-    *out = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    *out = json_loads(text, JSON_REJECT_DUPLICATES | flags, &why);
     spw_mem_free(text);
     if (*out == NULL)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s, line %d: %s", path, why.line, why.text);
@@ -456,9 +456,9 @@ spw__tok_load(spw_tokenizer *t, const char *path, spw_error *err)
     }
     if (!join(merges_path, folder, "merges.txt") || !join(config_path, folder, "tokenizer_config.json"))
         return SPW_RAISE(err, SPW_EINVAL, "the path of tokenizer %s is too long", path);
-    st = read_json(t, &root, t->path, err);
+    st = read_json(t, &root, t->path, 0, err);
     if (st == SPW_OK && exists(config_path))
-        st = read_json(t, &config, config_path, err);
+        st = read_json(t, &config, config_path, JSON_DECODE_INT_AS_REAL, err); /* "model_max_length": 10^30 */
     if (st == SPW_OK)
         st = pair ? load_pair(t, root, config, config_path, merges_path, err)
                   : load_tokenizer_json(t, root, t->path, err);
