@@ -64,7 +64,26 @@ def in_double(model):
         torch.Tensor.float = to_single
 
 
+def results(model, config, tokens, targets, balance):
+    B, T = tokens.shape
+    result = model(tokens, output_router_logits=True) if balance else model(tokens)
+    logits = result.logits
+    loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
+    k = getattr(config, "num_experts_per_tok", 1)
+    (loss + (balance / k * load_balancing_loss_func(result.router_logits, config.num_local_experts, k) if balance else 0)).backward()
+    expect = {"tokens": tokens, "targets": targets, "logits": logits.detach(), "loss": loss.detach().view(1)}
+    return expect | {"grad." + name: grad for name, grad in gradients(model, config)}
+
+
+# How far gradients in fp32 are from those in double, at most, by test_families.c's measure.
+def rounding(single, double):
+    names = [name for name in double if name.startswith("grad.")]
+    norm = math.sqrt(sum(double[name].square().sum().item() for name in names))
+    return max((single[name] - double[name]).norm().item() / (double[name].norm().item() + 0.01 * norm) for name in names)
+
+
 # balance: of a loss that spreads tokens over experts; with one layer transformers' is ours with this weight over the choices.
+# double: what is expected is computed so, and "rounding" says what fp32 does to it.
 def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T, balance=0, double=False):
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
@@ -76,15 +95,15 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
     os.remove(os.path.join(folder, "generation_config.json"))
     tokens = torch.randint(0, config.vocab_size, (B, T))
     targets = torch.randint(0, config.vocab_size, (B, T))
-    with in_double(model) if double else contextlib.nullcontext():
-        result = model(tokens, output_router_logits=True) if balance else model(tokens)
-        logits = result.logits
-        loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
-        k = getattr(config, "num_experts_per_tok", 1)
-        (loss + (balance / k * load_balancing_loss_func(result.router_logits, config.num_local_experts, k) if balance else 0)).backward()
-    assert not double or (logits.dtype == torch.float64 and logits.requires_grad)
-    expect = {"tokens": tokens, "targets": targets, "logits": logits.detach(), "loss": loss.detach().view(1)}
-    expect |= {"grad." + name: grad for name, grad in gradients(model, config)}
+    expect = results(model, config, tokens, targets, balance)
+    if double:
+        single = expect
+        model.zero_grad()
+        with in_double(model):
+            expect = results(model, config, tokens, targets, balance)
+        assert all(expect[name].dtype == torch.float64 for name in expect if name not in ("tokens", "targets"))
+        expect["rounding"] = torch.tensor([rounding(single, expect)])
+    loss, logits = expect["loss"], expect["logits"]
     save_file({k: v.float().contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
     if rewrite:
         rewrite(folder)
