@@ -82,6 +82,8 @@ open_all(job *j, spw_error *err)
     if (j->batch_size == 0)
         j->batch_size = c->micro_batch > 0 ? c->micro_batch : 1;
     c->data.seq_length = j->seq_length;
+    if (j->chat != NULL) /* as training on conversations would have it */
+        snprintf(c->data.documents, sizeof c->data.documents, "whole");
     SPW_TRY(open_data(j, err));
     SPW_TRY(spw_model_from_config(&j->model, c, err));
     cli_place_model(&j->place, j->model);

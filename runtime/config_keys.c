@@ -326,8 +326,8 @@ const key_row spw__config_rows[] = {
          "field with a conversation; empty: messages, or conversations where that is missing"),
     TEXT("data.documents", data.documents, "\"packed\"", "packed|mask|separate|whole",
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "
-         "separate: and attention and positions begin anew with each; whole: and windows cut none that fits, padded "
-         "without loss"),
+         "separate: and attention and positions begin anew with each; whole, which data.chat makes the default: and "
+         "windows cut none that fits, padded without loss"),
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,

@@ -311,6 +311,8 @@ spw__config_settle(const config_reader *r, const json_t *root)
                 r->name, c->optimizer.type);
         c->optimizer.adam_w_mode = true;
     }
+    if (!given(json_object_get(root, "data"), "documents") && c->data.chat[0] != '\0')
+        snprintf(c->data.documents, sizeof c->data.documents, "whole"); /* half a conversation teaches half an answer */
     if (!given(own, "state_format"))
         c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
     if (!given(own, "grad_dtype"))

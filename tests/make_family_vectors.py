@@ -11,8 +11,9 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Olmo2Config,
-                          Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+                          Phi3Config, PixtralVisionConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
+                          SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -30,7 +31,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and model.config.model_type != "gemma3_text" else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma3") else 0.0)
         p.data = x.to(dtype).float()
 
 
@@ -38,7 +39,9 @@ def draw(model, dtype):
 def gradients(model, config):
     for name, p in model.named_parameters():
         grad, mixtral = p.grad, config.model_type == "mixtral"
-        name = name.removeprefix("transformer.").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        if grad is None:  # of what reads images
+            continue
+        name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
         if p.ndim < 3:
             yield name, grad
             continue
@@ -88,13 +91,15 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
+    kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     draw(model, dtype)
     # A copy: to() rounds buffers too, and with them the frequencies of the rotary positions.
     copy.deepcopy(model).to(dtype).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     os.remove(os.path.join(folder, "generation_config.json"))
-    tokens = torch.randint(0, config.vocab_size, (B, T))
-    targets = torch.randint(0, config.vocab_size, (B, T))
+    vocab = config.get_text_config().vocab_size
+    tokens = torch.randint(0, vocab, (B, T))
+    targets = torch.randint(0, vocab, (B, T))
     expect = results(model, config, tokens, targets, balance)
     if double:
         single = expect
@@ -127,6 +132,18 @@ def phi3_rope(folder):
     c = json.load(open(path))
     c |= {"rope_theta": c.pop("rope_parameters")["rope_theta"], "rope_scaling": None, "partial_rotary_factor": 1.0,
           "original_max_position_embeddings": 48, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Gemma 3's folders with images have it: what is the class's default is not there.
+def bare_text(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    for key in ("num_attention_heads", "num_key_value_heads", "query_pre_attn_scalar", "tie_word_embeddings", "rms_norm_eps", "hidden_activation",
+                "layer_types", "initializer_range"):
+        del c["text_config"][key]
+    c["text_config"].pop("rope_parameters")
+    c["text_config"] |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 2}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -299,3 +316,11 @@ elif __name__ == "__main__":
          bf16, rewrite=older_layers)
     make("gemma3_new", Gemma3TextConfig(**gemma | dict(num_hidden_layers=3), head_dim=8, sliding_window=4, attention_bias=True,
                                         tie_word_embeddings=False, layer_types=["sliding_attention"] * 2 + ["full_attention"]), f32)
+    images = Gemma3TextConfig(vocab_size=41, hidden_size=24, intermediate_size=29, num_hidden_layers=2, head_dim=8, max_position_embeddings=64,
+                              sliding_window=5, pad_token_id=None, layer_types=["sliding_attention", "full_attention"],
+                              rope_parameters={"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(1e4)})
+    vision = SiglipVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    make("gemma3_images", Gemma3Config(text_config=images, vision_config=vision, mm_tokens_per_image=4), bf16, rewrite=bare_text)
+    images = MistralConfig(**common | dict(hidden_size=24), head_dim=6, sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e9))
+    vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    make("mistral3_images", Mistral3Config(text_config=images, vision_config=vision, tie_word_embeddings=False), bf16)

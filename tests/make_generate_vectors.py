@@ -6,20 +6,21 @@ best, so that rounding in another order turns none. With names of cases: those l
 """
 import os, sys
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors")
 torch.set_num_threads(1)
 torch.manual_seed(5)
 lines, least = [], float("inf")
 for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
+    model = (AutoModelForImageTextToText if case.endswith("_images") else AutoModelForCausalLM).from_pretrained(os.path.join(HERE, "families", case), dtype=torch.float32, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
-    positions = getattr(model.config, "n_positions", None) or model.config.max_position_embeddings
+    config = model.config.get_text_config()
+    positions = getattr(config, "n_positions", None) or config.max_position_embeddings
     for length in (1, 6, 11):
         margin = 0
         while margin < 1e-3:
-            prompt = torch.randint(0, model.config.vocab_size, (1, length))
+            prompt = torch.randint(0, config.vocab_size, (1, length))
             count = min(40, positions - length)
             with torch.no_grad():
                 out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,

@@ -31,6 +31,7 @@ c=$dir/c.json
 losses() { grep -o '"step":[0-9]*,"loss":[^,]*' "$1"; }
 
 check "a model is trained on conversations" run train "$c" --set spillway.run_log="$dir/a.log"
+check "windows cut none" grep -Eq 'c.jsonl: 200 documents in [0-9]+ windows of 32 tokens, [0-9.]+% of them padding' "$dir/err"
 check "the layout that the tokenizer decides is said" grep -qF "chat     auto: chatml, whose <|im_start|> <|im_end|> the tokenizer has" "$dir/out"
 check "by a plan too, among its decisions" run plan "$c" --no-measure
 check "with the reason" grep -q "data.chat  *chatml  *whose <|im_start|> <|im_end|> the tokenizer has" "$dir/out"
@@ -57,10 +58,10 @@ check "on a line of its own" run generate "$dir/ckpt" --chat chatml --prompt "Wh
 check "below the prompt" test "$(cat "$dir/out")" = "What is 5?
 yes"
 
-# Conversations that no window cuts.
-check "whole conversations" run train "$c" --set data.documents=whole --set spillway.checkpoint_dir="$dir/whole" --set spillway.steps=3
-check "fill windows but for a little" grep -Eq 'c.jsonl: 200 documents in [0-9]+ windows of [0-9]+ tokens, [0-9.]+% of them padding' "$dir/err"
-check "are evaluated" run eval "$dir/whole" --data "$dir/c.jsonl" --json
+# Conversations that windows cut, where that is asked for.
+check "packed conversations" run train "$c" --set data.documents=packed --set spillway.checkpoint_dir="$dir/packed" --set spillway.steps=3
+check "nor padded" test ! -s "$dir/err"
+check "and are evaluated" run eval "$dir/packed" --data "$dir/c.jsonl" --json
 grep -o '"tokens": *[0-9]*' "$dir/out" | grep -o '[0-9]*' >"$dir/count"
 check "with as many tokens" test "$(cat "$dir/count")" -eq 600
 

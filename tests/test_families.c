@@ -40,7 +40,9 @@ static const char *const cases[] = {"gpt2",
                                     "olmo2",
                                     "olmo2_bias",
                                     "gemma3",
-                                    "gemma3_new"};
+                                    "gemma3_new",
+                                    "gemma3_images",
+                                    "mistral3_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -392,7 +394,7 @@ test_refusals(void **state)
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
          "shared_expert_intermediate_size: expected integer in [1, "},
         {"gemma3", "",
-         "not supported yet: model_type \"gemma3\": a model of text and images; gemma3_text is text alone"},
+         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text_config is read"},
         {"gemma2", "", "not supported yet: model_type \"gemma2\": its scores and logits are soft-capped"},
         {"gemma3_text", "\"final_logit_softcapping\":30.0", "not supported yet: final_logit_softcapping 30.0"},
         {"gemma3_text", "\"attn_logit_softcapping\":50.0", "not supported yet: attn_logit_softcapping 50.0"},
@@ -518,6 +520,22 @@ test_defaults(void **state)
                                    "\"num_attention_heads\":2,\"intermediate_size\":7,\"resid_pdrop\":0.1}";
         DONE(spw_hf_config_parse(&m, text, "section", true, &err));
         assert_true(m.dropout == 0);
+    }
+    { /* of a folder with images the text part, in which every key may be missing; not in a section, which has no folder */
+        static const char whole[] = "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
+                          other[] = "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"llama\"}}",
+                          head[] = "{\"model_type\":\"gemma3\",\"architectures\":[\"Gemma3ForX\"],\"text_config\":{}}";
+        DONE(spw_hf_config_parse(&m, whole, "config.json", false, &err));
+        assert_true(m.family == SPW_FAMILY_GEMMA3 && m.vocab == 262208 && m.positions == 131072 && m.width == 2304);
+        assert_true(m.layers == 26 && m.heads == 8 && m.kv_heads == 4 && m.head_dim == 256 && m.mlp_width == 9216);
+        assert_true(m.tied && m.window == 4096 && m.full_every == 6 && m.query_scalar == 256);
+        assert_int_equal(spw_hf_config_parse(&m, whole, "section", true, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "only a folder's text_config is read"));
+        assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "text_config.model_type \"llama\""));
+        assert_int_equal(spw_hf_config_parse(&m, head, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "architectures[0] \"Gemma3ForX\""));
+        err = (spw_error){0};
     }
     DONE(parse("gpt2", "\"n_ctx\":77,\"tie_word_embeddings\":false", &m, &err));
     assert_true(!m.tied && m.positions == 77);

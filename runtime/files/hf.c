@@ -656,7 +656,8 @@ read_dropout(const source *s, spw_model_config *c)
 static const char *
 missing_of(const char *type)
 {
-    return strcmp(type, "gemma3") == 0   ? ": a model of text and images; gemma3_text is text alone"
+    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0
+               ? ": of a model of text and images only a folder's text_config is read"
            : strcmp(type, "gemma2") == 0 ? ": its scores and logits are soft-capped"
                                          : "";
 }
@@ -697,17 +698,20 @@ check_activation(const source *s, spw_family family)
     return refuse(s, key, v);
 }
 
+/* inner: Gemma's text_config, in which a missing key has its class's value, sizes too. */
 static spw_status
-read_config(const source *s, bool section, spw_model_config *c)
+read_config(const source *s, bool section, bool inner, spw_model_config *c)
 {
     memset(c, 0, sizeof *c);
+    if (inner)
+        *c = (spw_model_config){.width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216};
     SPW_TRY(read_family(s, &c->family));
     SPW_TRY(check_activation(s, c->family));
     if (get(s, "quantization_config") != NULL)
         return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
-    c->vocab = 256;
-    c->positions = 1024;
+    c->vocab = inner ? 262208 : 256;
+    c->positions = inner ? 131072 : 1024;
     c->init_std = 0.02;
     c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GEMMA3;
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
@@ -724,6 +728,39 @@ read_config(const source *s, bool section, spw_model_config *c)
     return SPW_OK;
 }
 
+/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
+static const struct with_images {
+    const char *type, *architecture;
+    spw_family text;
+} with_images[] = {{"gemma3", "Gemma3ForConditionalGeneration", SPW_FAMILY_GEMMA3},
+                   {"mistral3", "Mistral3ForConditionalGeneration", SPW_FAMILY_MISTRAL}};
+
+/* NULL: it is none of them. */
+static const struct with_images *
+find_images(const source *s)
+{
+    const char *type = json_string_value(get(s, "model_type"));
+    for (size_t i = 0; i < sizeof with_images / sizeof with_images[0]; i++) {
+        if (type != NULL && strcmp(type, with_images[i].type) == 0 && json_is_object(get(s, "text_config")))
+            return &with_images[i];
+    }
+    return NULL;
+}
+
+static spw_status
+read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
+{
+    const json_t *list = get(s, "architectures"), *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
+    source text = {get(s, "text_config"), s->name, "text_config.", s->err};
+    if (built_as != NULL && (!json_is_string(built_as) || strcmp(json_string_value(built_as), kind->architecture) != 0))
+        return refuse(s, "architectures[0]", built_as);
+    SPW_TRY(read_config(&text, false, kind->text == SPW_FAMILY_GEMMA3, c));
+    if (c->family != kind->text)
+        return refuse(&text, "model_type", get(&text, "model_type"));
+    spw_log(SPW_LOG_NOTE, "%s: a model of text and images: its text part is taken, and the rest left out", s->name);
+    return SPW_OK;
+}
+
 spw_status
 spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err)
 {
@@ -735,8 +772,11 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
         return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
     if (section)
         snprintf(s.prefix, sizeof s.prefix, "model.");
-    st = json_is_object(root) ? read_config(&s, section, out)
-                              : SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
+    if (!json_is_object(root))
+        st = SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
+    else
+        st = !section && find_images(&s) != NULL ? read_text_part(&s, find_images(&s), out)
+                                                 : read_config(&s, section, false, out);
     json_decref(root);
     return st;
 }

@@ -254,10 +254,12 @@ spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t 
 
 /* ---------------------------------------------------------------- a model's parameters */
 
+/* GPT-2's files may have one, and the text part of a model with images has. */
 static const char *
 without_prefix(const char *name, spw_family family)
 {
-    return family == SPW_FAMILY_GPT2 && strncmp(name, "transformer.", 12) == 0 ? name + 12 : name;
+    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
+    return strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
 }
 
 static bool
@@ -267,10 +269,13 @@ ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What old files hold besides parameters: masks, and the table of frequencies. */
+/* What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images. */
 static bool
-is_buffer(const char *name, spw_family family)
+is_passed_over(const char *name, spw_family family)
 {
+    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
+        (strncmp(name, "vision_tower.", 13) == 0 || strncmp(name, "multi_modal_projector.", 22) == 0))
+        return true;
     if (family == SPW_FAMILY_GPT2)
         return strncmp(name, "h.", 2) == 0 && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
     return ends_with(name, ".rotary_emb.inv_freq");
@@ -377,7 +382,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named
         } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
-        } else if (id < m->param_count || !is_buffer(name, family)) {
+        } else if (id < m->param_count || !is_passed_over(name, family)) {
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
                              r->tensors[i].info->name,
                              id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
