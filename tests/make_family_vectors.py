@@ -7,7 +7,7 @@ targets (B, T) as fp32, logits (B, T, vocab), the mean loss, and the gradient of
 cases are rewritten by hand into what older releases wrote: rope_theta and rope_scaling, and GPT-2 without its prefix but with
 its mask buffers. Weights are drawn large enough that every part of the model shows in the logits.
 """
-import copy, json, math, os, random, shutil, sys
+import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -51,8 +51,43 @@ def gradients(model, config):
                 yield f"{name.rsplit('.', 1)[0]}.{e}.{kind[0] if mixtral else kind[1]}.weight", part[e]
 
 
+# Parameters in double, and with them all that is computed but rope's tables, which are fp32 in every implementation: what the
+# classes raise to float32 before norms and softmax stays what it is.
+@contextlib.contextmanager
+def in_double(model):
+    single, to_single = torch.float32, torch.Tensor.float
+    for p in model.parameters():
+        p.data = p.data.double()
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else to_single(x)
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = single
+        torch.Tensor.float = to_single
+
+
+def results(model, config, tokens, targets, balance):
+    B, T = tokens.shape
+    result = model(tokens, output_router_logits=True) if balance else model(tokens)
+    logits = result.logits
+    loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
+    k = getattr(config, "num_experts_per_tok", 1)
+    (loss + (balance / k * load_balancing_loss_func(result.router_logits, config.num_local_experts, k) if balance else 0)).backward()
+    expect = {"tokens": tokens, "targets": targets, "logits": logits.detach(), "loss": loss.detach().view(1)}
+    return expect | {"grad." + name: grad for name, grad in gradients(model, config)}
+
+
+# How far gradients in fp32 are from those in double, at most, by test_families.c's measure.
+def rounding(single, double):
+    names = [name for name in double if name.startswith("grad.")]
+    norm = math.sqrt(sum(double[name].square().sum().item() for name in names))
+    return max((single[name] - double[name]).norm().item() / (double[name].norm().item() + 0.01 * norm) for name in names)
+
+
 # balance: of a loss that spreads tokens over experts; with one layer transformers' is ours with this weight over the choices.
-def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T, balance=0):
+# double: what is expected is computed so, and "rounding" says what fp32 does to it.
+def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T, balance=0, double=False):
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
@@ -65,14 +100,16 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
     vocab = config.get_text_config().vocab_size
     tokens = torch.randint(0, vocab, (B, T))
     targets = torch.randint(0, vocab, (B, T))
-    result = model(tokens, output_router_logits=True) if balance else model(tokens)
-    logits = result.logits
-    loss = F.cross_entropy(logits.view(B * T, -1), targets.view(-1))
-    k = getattr(config, "num_experts_per_tok", 1)
-    (loss + (balance / k * load_balancing_loss_func(result.router_logits, config.num_local_experts, k) if balance else 0)).backward()
-    expect = {"tokens": tokens.float(), "targets": targets.float(), "logits": logits.detach(), "loss": loss.detach().view(1)}
-    expect |= {"grad." + name: grad for name, grad in gradients(model, config)}
-    save_file({k: v.contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
+    expect = results(model, config, tokens, targets, balance)
+    if double:
+        single = expect
+        model.zero_grad()
+        with in_double(model):
+            expect = results(model, config, tokens, targets, balance)
+        assert all(expect[name].dtype == torch.float64 for name in expect if name not in ("tokens", "targets"))
+        expect["rounding"] = torch.tensor([rounding(single, expect)])
+    loss, logits = expect["loss"], expect["logits"]
+    save_file({k: v.float().contiguous() for k, v in expect.items()}, os.path.join(folder, "expect.safetensors"))
     if rewrite:
         rewrite(folder)
     size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
@@ -222,7 +259,7 @@ def make_random(seed, count, out):
         config = random_case(rng, family)
         dtype = rng.choice([torch.float32, torch.bfloat16, torch.float16])
         make(f"{i:03}_{family}", config, dtype, rng.choice([None, "6KB"]), out=out, seed=rng.randrange(1 << 30), B=rng.randrange(1, 4),
-             T=rng.randrange(2, 30))
+             T=rng.randrange(2, 30), double=True)
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--random"]:

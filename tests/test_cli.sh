@@ -54,8 +54,11 @@ check "train 10 steps" run train "$c" --trace "$dir/trace.json"
 cp "$dir/out" "$dir/alone"
 check "nothing is left in the swap folder" nothing_left
 check "trace is JSON" python3 -c "import json,sys; json.load(open('$dir/trace.json'))"
-check "train 5 steps" run train "$c" --set spillway.steps=5 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl"
-check "resume to 10" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl"
+monitor="--set csv_monitor.enabled=true --set csv_monitor.output_path=$dir/monitor --set csv_monitor.job_name=job"
+check "train 5 steps" run train "$c" --set spillway.steps=5 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl" $monitor
+check "resume to 10" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log="$dir/b.jsonl" $monitor
+check "csv_monitor has a row for each step of both" test "$(wc -l <"$dir/monitor/job/Train_Samples_train_loss.csv")" -eq 11
+check "and for each evaluation" test "$(wc -l <"$dir/monitor/job/Train_Samples_eval_loss.csv")" -eq 3
 same_tensors() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer-00001-of-00001.safetensors" "$2/optimizer-00001-of-00001.safetensors"; }
 check "resumed state is byte-identical" same_tensors "$dir/a/step-10" "$dir/b/step-10"
 

@@ -72,6 +72,8 @@ check "separate documents" train a.log --set "data.path=$dir/m" --set data.docum
 check "losses differ again" test "$(losses "$dir/a.log")" != "$(losses "$dir/k.log")"
 check "whole documents" train w.log --set "data.path=$dir/l.jsonl" --set data.documents=whole
 check "are said to be padded" grep -Eq 'l.jsonl: [0-9]+ documents in [0-9]+ windows of 32 tokens, [0-9.]+% of them padding' "$dir/err"
+check "which may be of one token" train w1.log --set "data.path=$dir/l.jsonl" --set data.documents=whole --set data.seq_length=1
+check "and are counted" grep -qF "l.jsonl: 600 documents in $(wc -c <"$dir/text.txt") windows of 1 tokens, 0.0% of them" "$dir/err"
 check "and files of tokens not to be" train w2.log --set "data.path=$dir/m" --set data.documents=whole
 check "whole" grep -q 'windows cut documents of megatron tokens' "$dir/err"
 check "and are separate" same a.log w2.log

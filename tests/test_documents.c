@@ -160,7 +160,11 @@ static const struct {
 } models[] = {{"gpt2", SPW_FAMILY_GPT2, 0},
               {"llama", SPW_FAMILY_LLAMA, 0},
               {"mistral with a window", SPW_FAMILY_MISTRAL, 5},
-              {"qwen3_moe", SPW_FAMILY_QWEN3_MOE, 0}};
+              {"qwen3_moe", SPW_FAMILY_QWEN3_MOE, 0},
+              {"phi3 with a window", SPW_FAMILY_PHI3, 5},
+              {"qwen2_moe", SPW_FAMILY_QWEN2_MOE, 0},
+              {"olmo2", SPW_FAMILY_OLMO2, 0},
+              {"gemma3 with two tables of positions", SPW_FAMILY_GEMMA3, 4}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void
@@ -187,7 +191,7 @@ test_emulated(void **state)
     if (SANITIZED || !tiny_emulated_device())
         skip();
     setenv("SPW_CUDA_COMPUTE", "fp32", 1);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         spw_config c;
         outcome there, here;
         configure(&c);

@@ -162,9 +162,23 @@ compare_logits(spw_engine *e, spw_st_reader *r, const char *name, uint64_t rows,
 
 /*
  * Of drawn models: a gradient that is small because large terms cancel, as that of a query over few keys, has their rounding
- * in it, in transformers' fp32 as in ours. So a difference may also be this share of all gradients' norm.
+ * in it. So a difference is one from the tensor's norm and this share of all gradients'. What is expected of them is computed
+ * in double, and beside it stands how far transformers' fp32 is from that: three times as far is no worse than it, up to
+ * where a model would be another one.
  */
 static double cancel;
+
+static double
+allowed(spw_st_reader *r)
+{
+    double out = 1e-5;
+    if (spw_st_reader_find(r, "rounding") != NULL) {
+        float *rounding = expected(r, "rounding", 1);
+        out = fmax(out, fmin(3 * (double)*rounding, 1e-3));
+        free(rounding);
+    }
+    return out;
+}
 
 /* Norm of the difference relative to the tensor's norm. */
 static double
@@ -172,7 +186,7 @@ compare_grads(spw_engine *e, spw_st_reader *r, const char *name)
 {
     const spw_model *m = spw_engine_model(e);
     const spw_layout *l = spw_engine_layout(e);
-    double worst = 0, all = 0;
+    double worst = 0, all = 0, most = allowed(r);
     for (uint32_t id = 0; id < l->param_count; id++) {
         char key[160];
         float *want;
@@ -194,7 +208,7 @@ compare_grads(spw_engine *e, spw_st_reader *r, const char *name)
             diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
             norm += (double)want[i] * (double)want[i];
         }
-        if (!(sqrt(diff) <= 1e-5 * sqrt(norm) + cancel * sqrt(all)) || (norm == 0 && cancel == 0))
+        if (!(sqrt(diff) <= most * (sqrt(norm) + cancel * sqrt(all))) || (norm == 0 && cancel == 0))
             fail_msg("%s: gradient of %s: relative error %.3g", name, m->params[id].name, sqrt(diff / norm));
         worst = fmax(worst, norm > 0 ? sqrt(diff / norm) : 0);
         free(want);
@@ -871,7 +885,7 @@ test_given(void **state)
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
-    cancel = 1e-7;
+    cancel = 0.01;
     for (uint32_t i = 0; given[i] != NULL; i++)
         run_folder(given[i], i % 2 == 1 ? dir : NULL);
     tiny_dir_remove(dir);

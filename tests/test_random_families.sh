@@ -1,6 +1,7 @@
 #!/bin/bash
-# Random small models of every family against transformers in fp32: logits, loss and gradients to 1e-5 (test_families.c), from
-# weights as it writes them. SPW_SEED= and SPW_CASES= replay or widen a run. Speaks TAP.
+# Random small models of every family against transformers: logits, loss and gradients to 1e-5 of what it computes in double, or to
+# what rounding leaves of its fp32 (test_families.c), from weights as it writes them. SPW_SEED= and SPW_CASES= replay or widen a
+# run. Speaks TAP.
 set -u
 cd "$(dirname "$0")/.."
 build=${SPW_BUILD:-build/release}

@@ -40,7 +40,8 @@ void spw__data_file_close(data_file *f); /* accepts a zeroed one */
 /* The same, for the two formats that have a header; f->path and f->store are set. */
 spw_status spw__data_llmc_open(data_file *f, int fd, const spw_data_options *o, spw_error *err);
 spw_status spw__data_megatron_open(data_file *f, int fd, spw_error *err);
-/* Megatron: sets targets[x - first - 1] to -1 for every document that begins at x, first < x <= first + count. */
+/* Megatron: for every document that begins at x, first < x <= first + count, targets[x - first - 1] becomes -1, and tokens[x - first],
+ * if it is one of count, gets the mark (0: none). */
 spw_status spw__data_megatron_mask(const data_file *f, uint64_t first, uint64_t count, int32_t mark, int32_t *tokens,
                                    int32_t *targets, spw_error *err);
 /* Finds f's tokens in the cache, or makes them: sets store, element, begin, tokens and made. */

@@ -448,7 +448,7 @@ finish_windows(encoding *e, spw_error *err)
         return SPW_OK;
     SPW_TRY(spw__data_pack_finish(e->packer, &padding, err));
     spw_log(SPW_LOG_NOTE, "data: %s: %llu documents in %llu windows of %llu tokens, %.1f%% of them padding", e->path,
-            (unsigned long long)e->documents, (unsigned long long)(e->tokens / e->o->seq_length),
+            (unsigned long long)e->documents, (unsigned long long)((e->tokens - 1) / e->o->seq_length),
             (unsigned long long)e->o->seq_length, 100.0 * (double)padding / (double)e->tokens);
     return SPW_OK;
 }

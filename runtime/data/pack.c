@@ -1,8 +1,8 @@
 /*
- * Documents into windows that cut none of them, for a cache of tokens: best fit among a few open windows, which is within a percent or
- * two of what can be had where documents are much shorter than windows (Johnson 1974, with a bound on the open ones). What is
- * longer than a window fills whole ones, one behind the other, and its rest goes where it fits. Windows come in an order of their own, and what is left of
- * one is padding without loss. Tokens are words as the cache has them, marks included.
+ * Documents into windows that cut none of them, for a cache of tokens: best fit among a few open windows, which is within a percent
+ * or two of what can be had where documents are much shorter than windows (Johnson 1974, with a bound on the open ones). What is
+ * longer than a window fills whole ones, one behind the other, and its rest goes where it fits. Windows come in an order of their
+ * own, and what is left of one is padding without loss. Tokens are words as the cache has them, marks included.
  */
 #include "data_internal.h"
 
@@ -46,7 +46,7 @@ emit_open(data_packer *p, uint32_t k, spw_error *err)
     for (uint64_t i = p->used[k]; i < p->o.window; i++, p->padding++)
         w[i] = p->o.pad | (i == p->used[k] ? p->o.first : 0);
     SPW_TRY(p->o.emit(p->o.ctx, w, p->o.window, err));
-    memcpy(w, window_of(p, last), p->used[last] * sizeof *w);
+    memmove(w, window_of(p, last), p->used[last] * sizeof *w); /* which may be this one */
     p->used[k] = p->used[last];
     p->age[k] = p->age[last];
     p->open--;

@@ -33,9 +33,10 @@ typedef struct spw_chat spw_chat;
 spw_status spw_chat_open(spw_chat **out, const char *layout, const spw_tokenizer *t, spw_error *err);
 void spw_chat_close(spw_chat *c); /* NULL is fine */
 
-const char *spw_chat_names(void);             /* "chatml, llama3, ..." */
-const char *spw_chat_says(const spw_chat *c); /* "chatml", or "auto: chatml, as the tokenizer has <|im_start|> ..." */
-uint64_t spw_chat_key(const spw_chat *c);     /* a checksum of the layout */
+const char *spw_chat_names(void); /* "chatml, llama3, ..." */
+const char *
+spw_chat_says(const spw_chat *c);         /* "chatml", or "auto: chatml, whose <|im_start|> ... the tokenizer has" */
+uint64_t spw_chat_key(const spw_chat *c); /* a checksum of the layout */
 int32_t spw_chat_end_of_turn(const spw_chat *c); /* the special token that ends an assistant's turn; -1: none */
 
 /*
