@@ -93,9 +93,10 @@ kill -TERM $pid
 wait $pid
 check "a signal ends generate" test $? -eq 1 -a -n "$(grep stopped "$dir/err")"
 check "which leaves no swap file" nothing_left
+# Its name goes as soon as it is open.
 "$spw" bench io "$dir/swap" --size 64MiB --seconds 20 >"$dir/out" 2>"$dir/err" &
 pid=$!
-holds_file() { ls -l /proc/$pid/fd 2>/dev/null | grep -q spw-bench-; }
+holds_file() { ls -l /proc/$pid/fd 2>/dev/null | grep -q "spw-bench-.*(deleted)"; }
 check "bench io holds a file" comes holds_file
 kill -KILL $pid
 { wait $pid; } 2>/dev/null
