@@ -334,7 +334,8 @@ void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing 
  */
 void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
                      uint64_t C);
-/* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]]. */
+/* dx[places[m,j]] = weights[m,j] dy[m], dx (M k, C); dweights[m,j] (fp32) = the dot product of dy[m] and x[places[m,j]].
+ * Either may be NULL; without dweights x is not read. */
 void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                               const spw_routing *r, uint64_t C);
 /* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */

@@ -374,6 +374,9 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
+    U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
+        "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "
+        "there is room for"),
     U32("spillway.optimizer_threads", NULL, run.optimizer_threads, 0, 1024, "0", "0: one per CPU"),
     U32("spillway.compute_threads", NULL, run.compute_threads, 0, 1024, "0", "of the cpu device; 0: one per CPU"),
     BOOL("spillway.pin_threads", NULL, run.pin_threads, "true",

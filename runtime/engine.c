@@ -248,13 +248,16 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 
 /* ---------------------------------------------------------------- lifetime */
 
+/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 static spw_status
-build(spw_engine *e, const spw_engine_options *o, spw_error *err)
+build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
     const spw_config *c = &e->config;
     uint64_t chunk = c->run.chunk_elems, partial_count = 0;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
     bool parted = e->world > 1 && c->zero.stage > 0;
+    uint32_t experts = (uint32_t)e->model->config.experts;
+    uint32_t experts_each = turns > 1 ? (experts + turns - 1) / turns : o->inference && !parted && experts > 0 ? 1 : 0;
     uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
@@ -279,6 +282,9 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
                 ? accumulation
                 : (uint32_t)c->run.micro_batches_per_pass;
+    if (turns > 1) /* what a turn brings serves one micro-batch */
+        group = 1;
+    e->in_turns = turns > 1;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
@@ -297,7 +303,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, code_bits, parted ? e->rank : 0,
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, parted ? e->rank : 0,
                             parted ? e->world : 1, err));
     if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
         spw__layout_trained(&e->layout) < e->layout.elems)
@@ -318,7 +324,7 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         partial_count += e->layout.units[u].elems / 4096;
     e->future_max = 4 * e->layout.unit_count + 64;
-    e->buffers = spw_mem_calloc(e->layout.unit_count + 2 + o->chain_extra, sizeof *e->buffers);
+    e->buffers = spw_mem_calloc(e->layout.unit_count + 4 + o->chain_extra, sizeof *e->buffers);
     e->partials = spw_mem_calloc(partial_count, sizeof *e->partials);
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
@@ -347,9 +353,11 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
     for (int k = 0; k < MODE_COUNT; k++)
-        SPW_TRY(spw_trace_init(
-            &e->traces[k],
-            (accumulation / group + 1) * 8 * e->chain_max + 64 + (o->inference ? e->layout.unit_count : 0), err));
+        SPW_TRY(spw_trace_init(&e->traces[k],
+                               (accumulation / group + 1) *
+                                       (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
+                                   64 + (o->inference ? e->layout.unit_count : 0),
+                               err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
     SPW_TRY(spw__engine_make_plan(e, o, err));
@@ -363,8 +371,8 @@ build(spw_engine *e, const spw_engine_options *o, spw_error *err)
     return e->comm == NULL ? SPW_OK : spw__ranks_create(&e->ranks, e, e->comm, e->between + e->plan.grads_device, err);
 }
 
-spw_status
-spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+static spw_status
+create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
     spw_engine *e = spw_mem_zalloc(sizeof *e);
     uint32_t asked = o->config->run.ranks > 0 ? o->config->run.ranks : 1;
@@ -394,13 +402,81 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     spw_loss_scale_init(&e->scaler, &e->config);
     e->rates = (spw_rates){.shared_cores = spw_cpu_allowed_count()};
     e->optimizer = o->config->optimizer.type[0] != '\0' ? spw_optimizer_find(o->config->optimizer.type) : &spw_opt_adam;
-    st = e->optimizer != NULL ? build(e, o, err)
+    st = e->optimizer != NULL ? build(e, o, turns, err)
                               : SPW_RAISE(err, SPW_ECONFIG, "there is no optimizer %s", o->config->optimizer.type);
     if (st != SPW_OK)
         spw_engine_destroy(e);
     else
         *out = e;
     return st;
+}
+
+/* Into how many turns a layer's experts can be cut; *why: not at all, because ... */
+static uint32_t
+most_turns(const spw_engine_options *o, const char **why)
+{
+    const spw_model_config *m = &o->model->config;
+    const spw_config *c = o->config;
+    bool sums = c->accumulation > 1;
+    *why =
+        m->experts == 0                ? "the model has no experts"
+        : o->inference                 ? "nothing is trained"
+        : o->chain_extra > 0           ? "blocks are repeated"
+        : m->norms != SPW_NORMS_BEFORE ? "what its layers give is normed"
+        : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
+            ? "micro-batches then come one by one, and their gradients are added up in host memory: "
+              "spillway.grad_dtype must be fp32, and spillway.gradients host"
+        : sums && c->run.micro_batches_per_pass != 1 && (m->tied || c->run.ranks > 1)
+            ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied weights "
+              "differently: spillway.micro_batches_per_pass must be 1"
+            : NULL;
+    return *why == NULL ? (uint32_t)m->experts : 1;
+}
+
+/* Do all ranks have room? Collective. */
+static bool
+all_fit(const spw_engine_options *o, spw_status st)
+{
+    double lacking = st == SPW_ENOFIT;
+    spw_channel *channel = NULL;
+    spw_error err = {0};
+    if (o->comm == NULL || o->plan_only || spw_comm_get_info(o->comm)->world == 1)
+        return lacking == 0;
+    if (spw_channel_open(&channel, o->comm, NULL, 0, "room", &err) != SPW_OK ||
+        spw_sum(channel, &lacking, 1, &err) != SPW_OK)
+        lacking = 0; /* what comes next together says so too */
+    spw_channel_close(channel);
+    return lacking == 0;
+}
+
+/* In as few turns as there is room for. */
+spw_status
+spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
+{
+    const char *why;
+    uint32_t asked = o->config->run.expert_turns, most = most_turns(o, &why), turns = 1;
+    spw_status st;
+    *out = NULL;
+    if (asked > 1 && most == 1 && !o->inference)
+        return SPW_RAISE(err, SPW_ECONFIG, "spillway.expert_turns is %u: %s", asked, why);
+    if (asked > 0 || most == 1)
+        return create(out, o, asked < most && asked > 0 ? asked : most, err);
+    if (o->plan_only) { /* at once, if none will do */
+        spw_error ignored = {0};
+        st = create(out, o, most, &ignored);
+        spw_engine_destroy(*out);
+        turns = st == SPW_ENOFIT ? most : 1;
+    }
+    for (;; turns = 2 * turns < most ? 2 * turns : most) {
+        spw_error now = {0};
+        st = create(out, o, turns, &now);
+        if (all_fit(o, st) || turns == most) {
+            if (st != SPW_OK && err != NULL)
+                *err = now;
+            return st;
+        }
+        spw_engine_destroy(*out);
+    }
 }
 
 void

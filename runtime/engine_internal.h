@@ -12,8 +12,10 @@ enum { MODE_TRAIN, MODE_EVAL, MODE_CHOICE, MODE_COUNT };
 typedef struct grad_buffer {
     float *data;
     uint64_t elems;
-    uint32_t unit_idx;   /* UINT32_MAX: free */
-    uint32_t owner;      /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
+    uint32_t unit_idx; /* UINT32_MAX: free */
+    uint32_t owner;    /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
+    bool
+        of_experts; /* it is for units of experts, whose turns come while another unit's is being made; else for others */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the host */
     spw_gpu_event *made; /* what is to be copied */
@@ -74,6 +76,7 @@ struct spw_engine {
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
+    bool in_turns;           /* a layer's experts come to the device a unit at a time, while the layer is computed */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */
@@ -154,12 +157,23 @@ struct spw_engine {
     saved_model saved;
 };
 
+/* Of the thread's own computing: when it began, and what it had waited before. */
+typedef struct compute_span {
+    const char *name;
+    uint64_t begin_ns, waited_ns;
+} compute_span;
+
 /* One use of a block: its units, and where their weights and gradients are. */
 typedef struct block_run {
-    uint32_t block_idx;
+    uint32_t block_idx, at;        /* at: position in the chain */
+    bool later_group, final_group; /* backward: micro-batches have come before, none come after */
+    compute_span timed;
+    spw_engine *e;
+    spw_value *params[SPW_BLOCK_PARAMS_MAX];
     const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
     float *grads[SPW_BLOCK_PARAMS_MAX];
     uint32_t units[SPW_BLOCK_PARAMS_MAX], unit_count;
+    uint32_t held; /* units that stay while those of experts come and go */
     int mode;
 } block_run;
 
@@ -202,6 +216,10 @@ spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw
 /* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
 
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
+/* Of these, a block_units() list, the first that comes in a turn, behind those that come at once: count if none does. */
+uint32_t spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t count);
+/* How many of these, units of experts in order, come in the turn of the first, or of the last. */
+uint32_t spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool last);
 uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
 /* Of a unit's gradient on the device: a part for each rank. */
 uint64_t spw__grad_elems(const spw_engine *e, uint32_t unit_idx);

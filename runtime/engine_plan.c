@@ -63,59 +63,77 @@ users_of(const spw_engine *e, uint32_t unit_idx)
 }
 
 static uint64_t
-add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner)
+add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool of_experts)
 {
     if (elems == 0)
         return 0;
-    e->buffers[e->buffer_count++] = (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner};
+    e->buffers[e->buffer_count++] =
+        (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner, .of_experts = of_experts};
     return elems * sizeof(float);
 }
 
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
- * next begins.
+ * next begins. Experts that come in turns have theirs made while their layer's other one is being made: in one or two more.
  */
 static uint64_t
 size_grad_buffers(spw_engine *e, uint32_t chain_extra, bool single)
 {
-    uint64_t largest = 0, second = 0, before = 0, bytes = 0;
+    uint64_t largest = 0, second = 0, before = 0, experts = 0, bytes = 0;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
         if (users_of(e, u) > 1) {
-            bytes += add_grad_buffer(e, elems, u);
+            bytes += add_grad_buffer(e, elems, u, e->layout.of_experts[u]);
+            continue;
+        }
+        if (e->layout.of_experts[u]) {
+            experts = elems > experts ? elems : experts;
             continue;
         }
         largest = elems > largest ? elems : largest;
         second = (elems < before ? elems : before) > second ? (elems < before ? elems : before) : second;
         before = elems;
     }
-    bytes += add_grad_buffer(e, largest, UINT32_MAX);
+    bytes += add_grad_buffer(e, largest, UINT32_MAX, false);
     for (uint32_t k = 0; k < chain_extra; k++) /* in any order */
-        bytes += add_grad_buffer(e, largest, UINT32_MAX);
+        bytes += add_grad_buffer(e, largest, UINT32_MAX, false);
     if (!single)
-        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX);
+        bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX, false);
+    for (int k = 0; k < (single ? 1 : 2); k++)
+        bytes += add_grad_buffer(e, experts, UINT32_MAX, true);
     return bytes;
 }
 
-/* The units of one pass in the order of their use; returns how many. uses and walk may be NULL. */
+/* Adds units that are used together, and stay until the use `until`; NULL: are counted only. */
+static void
+note_together(plan_use *uses, uint32_t *n, const uint32_t *units, uint32_t count, uint32_t until)
+{
+    for (uint32_t k = 0; uses != NULL && k < count; k++)
+        uses[*n + k] = (plan_use){units[k], *n + count, until};
+    *n += count;
+}
+
+/* The units of one pass in the order of their use; returns how many. uses may be NULL. */
 static uint32_t
-pass_uses(const spw_engine *e, uint32_t *uses, uint32_t *walk, uint32_t *forward_count)
+pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
 {
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = 0, last = e->chain_count - 1;
     for (uint32_t at = 0; at < last + e->chain_count - e->lowest;
          at++) { /* the last block runs in the backward pass only */
         uint32_t count = spw__block_units(e, e->chain[at < last ? at : 2 * last - at], units);
+        uint32_t held = spw__block_turns(e, units, count), turns = count - held, each;
         if (at == last)
             *forward_count = n;
-        for (uint32_t k = 0; k < count; k++, n++) {
-            if (uses != NULL) {
-                uses[n] = units[k];
-                walk[n] = at;
-            }
+        note_together(uses, &n, units, held, n + count);
+        for (uint32_t done = 0; done < turns; done += each) {
+            const uint32_t *rest = units + held, *turn;
+            each = spw__turn_units(e, at < last ? rest + done : rest, turns - done, at >= last);
+            turn = at < last ? rest + done : rest + turns - done - each; /* backward begins with the last */
+            note_together(uses, &n, turn, each, n + each);
         }
     }
     return n;
@@ -402,6 +420,9 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .gather_all = e->gather_all,
         .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
         .micro_batches = (uint32_t)e->config.accumulation,
+        .expert_turns =
+            e->in_turns ? (uint32_t)((e->model->config.experts + e->layout.experts_each - 1) / e->layout.experts_each)
+                        : 0,
         .future_max = e->future_max,
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),
@@ -410,7 +431,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .coded_grads = e->zeropp.grads,
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows * e->world};
-    uint32_t *uses, *walk;
+    plan_use *uses;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
     in.flops = step_flops(e, &in.recompute_flops);
@@ -446,11 +467,10 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
-    in.use_count = pass_uses(e, NULL, NULL, &in.forward_count);
+    in.use_count = pass_uses(e, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
-    in.walk = walk = spw_mem_calloc(in.use_count, sizeof *walk);
-    if (uses != NULL && walk != NULL) {
-        (void)pass_uses(e, uses, walk, &in.forward_count);
+    if (uses != NULL) {
+        (void)pass_uses(e, uses, &in.forward_count);
         st = spw__plan_make(&e->plan, &in, err);
         if (e->plan.single_grad)
             (void)size_grad_buffers(e, o->chain_extra, true);
@@ -458,7 +478,6 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
     }
     spw_mem_free(uses);
-    spw_mem_free(walk);
     if (o->plan_out != NULL) {
         *o->plan_out = e->plan;
         for (uint32_t i = 0; i < e->plan.path_count;

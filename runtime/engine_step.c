@@ -28,37 +28,24 @@ sum_losses(const spw_engine *e, uint32_t micro_batches)
     return total;
 }
 
-/* Of the squares of one rank's part of all gradients; whole units are cut as if they were parted. */
-static double
-sum_part(const spw_engine *e, uint32_t part)
-{
-    double sum = 0;
-    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
-        uint64_t count = e->unit_partial[u + 1] - e->unit_partial[u], first = 0, end = count;
-        if (!e->takes_part[u])
-            continue;
-        if (e->layout.parts < e->world) {
-            uint64_t each = spw_layout_part(count * 4096, e->world) / 4096;
-            first = part * each < count ? part * each : count;
-            end = first + each < count ? first + each : count;
-        }
-        for (uint64_t i = first; i < end; i++)
-            sum += e->partials[e->unit_partial[u] + i];
-    }
-    return sum;
-}
-
-/* Over all ranks, in their order, so that the bits are the same whatever is parted. */
+/* Over all ranks. The norm's bits depend neither on their number, nor on what of the gradients each has, nor on the units. */
 static spw_status
 sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm, spw_error *err)
 {
-    double sums[2] = {sum_losses(e, micro_batches), sum_part(e, e->rank)}, whole = 0;
-    for (uint32_t part = 0; part < e->world && e->layout.parts < e->world; part++)
-        whole += sum_part(e, part);
+    double sums[1 + EXACT_VALUES] = {sum_losses(e, micro_batches)};
+    exact_sum squares = {.adds = 0};
+    bool parted = e->layout.parts > 1;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        for (uint64_t i = e->unit_partial[u]; e->takes_part[u] && i < e->unit_partial[u + 1]; i++)
+            spw__exact_add(&squares, e->partials[i]);
+    }
+    spw__exact_save(&squares, sums + 1);
     if (e->ranks != NULL)
-        SPW_TRY(spw__ranks_sum(e->ranks, sums, 2, err));
+        SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? 1 + EXACT_VALUES : 1, err));
+    if (parted)
+        spw__exact_load(&squares, sums + 1);
     *loss = sums[0] / (double)e->target_count;
-    *grad_norm = sqrt(e->layout.parts < e->world ? whole : sums[1]);
+    *grad_norm = sqrt(spw__exact_value(&squares));
     return SPW_OK;
 }
 

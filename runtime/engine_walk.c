@@ -6,9 +6,27 @@
 
 /* ---------------------------------------------------------------- units of a block */
 
+/* Which turn of its layer's experts a unit of experts is. */
+static uint32_t
+turn_of(const spw_engine *e, uint32_t unit_idx)
+{
+    uint32_t id = e->layout.param_ids[e->layout.param_first[unit_idx]];
+    return (e->model->params[id].expert - 1) / e->layout.experts_each;
+}
+
+static bool
+comes_before(const spw_engine *e, uint32_t a, uint32_t b)
+{
+    const spw_layout *l = &e->layout;
+    if (l->of_experts[a] || l->of_experts[b])
+        return l->of_experts[a] == l->of_experts[b] ? a < b : l->of_experts[b];
+    return l->units[a].elems > l->units[b].elems;
+}
+
 /*
  * Units whose parameters a block uses, its own and external ones, without repeats; the largest first, which is the order
- * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good.
+ * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good. Those of experts
+ * come last, in the order of the experts.
  */
 uint32_t
 spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
@@ -21,10 +39,28 @@ spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
             j++;
         if (j < n)
             continue;
-        for (n++; j > 0 && e->layout.units[out[j - 1]].elems < e->layout.units[u].elems; j--)
+        for (n++; j > 0 && comes_before(e, u, out[j - 1]); j--)
             out[j] = out[j - 1];
         out[j] = u;
     }
+    return n;
+}
+
+uint32_t
+spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t count)
+{
+    uint32_t k = 0;
+    while (k < count && !(e->in_turns && e->layout.of_experts[units[k]]))
+        k++;
+    return k;
+}
+
+uint32_t
+spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool last)
+{
+    uint32_t n = 0;
+    while (n < count && turn_of(e, units[last ? count - 1 - n : n]) == turn_of(e, units[last ? count - 1 : 0]))
+        n++;
     return n;
 }
 
@@ -35,25 +71,39 @@ spw__grad_elems(const spw_engine *e, uint32_t unit_idx)
 }
 
 /*
- * Elements of device cache in which a block's units fit one after another, wherever those before lie: k units that are
- * held leave k + 1 gaps at most, and when all of them together hold k + 1 times the next one, it fits in one of them.
+ * Elements of device cache in which units fit one after another, wherever those before lie: k units that are held leave k + 1
+ * gaps at most, and when all of them together hold k + 1 times the next one, it fits in one of them.
  */
+static uint64_t
+elems_for(const spw_engine *e, const uint32_t *units, uint32_t count, uint32_t already, uint64_t held)
+{
+    uint64_t least = 0;
+    for (uint32_t k = 0; k < count; k++) {
+        uint64_t elems = spw__layout_on_device(&e->layout, units[k]), next = held + (already + k + 1) * elems;
+        least = next > least ? next : least;
+        held += elems;
+    }
+    return least;
+}
+
+/* Of a block's units; of experts that come in turns, one turn's. */
 uint64_t
 spw__block_elems(const spw_engine *e, uint32_t block_idx)
 {
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units), count = 0;
-    uint64_t held = 0, least = 0, experts = 0;
-    for (uint32_t k = 0; k < n; k++) {
-        uint64_t elems = spw__layout_on_device(&e->layout, units[k]);
-        if (e->layout.by_choice[units[k]]) { /* multiples of these lie in front of and between all others */
-            experts += elems;
-            continue;
-        }
-        count++;
-        least = held + count * elems > least ? held + count * elems : least;
-        held += elems;
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units), core = 0;
+    uint64_t held = 0, least, experts = 0;
+    for (; core < n && !e->layout.of_experts[units[core]]; core++)
+        held += spw__layout_on_device(&e->layout, units[core]);
+    least = elems_for(e, units, core, 0, 0);
+    for (uint32_t k = core, count; k < n; k += count) {
+        uint64_t turn;
+        count = spw__turn_units(e, units + k, n - k, false);
+        turn = elems_for(e, units + k, count, core, held);
+        least = e->in_turns && turn > least ? turn : least;
+        for (uint32_t i = k; i < k + count; i++) /* multiples of these lie in front of and between all others */
+            experts += spw__layout_on_device(&e->layout, units[i]);
     }
-    return least > held + experts ? least : held + experts;
+    return e->in_turns || least > held + experts ? least : held + experts;
 }
 
 uint32_t
@@ -97,15 +147,9 @@ spw__note_uses(spw_engine *e)
 }
 
 static void tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count);
+static spw_status take_turn(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
 
 /* ---------------------------------------------------------------- running one block */
-
-/* A forward call whose experts come when they are chosen. */
-typedef struct chosen_call {
-    spw_engine *e;
-    block_run *run;
-    spw_value **params;
-} chosen_call;
 
 static uint32_t
 unit_in_run(const block_run *run, uint32_t unit_idx)
@@ -116,36 +160,57 @@ unit_in_run(const block_run *run, uint32_t unit_idx)
     return j;
 }
 
-/* Brings the experts that rows have chosen to the device, and tells the parameters where they are. */
-static spw_status
-fetch_chosen(void *ctx, const spw_routed *routed, spw_error *err)
+/* Puts units behind those that the run has, which get no weights yet. */
+static uint32_t
+ask_for(const spw_engine *e, block_run *run, uint32_t unit_idx, spw_store_use *uses, uint32_t count)
 {
-    const chosen_call *call = ctx;
-    spw_engine *e = call->e;
-    block_run *run = call->run;
+    uint32_t at = run->unit_count + count;
+    uses[count] = (spw_store_use){unit_idx, e->generations[unit_idx]};
+    run->units[at] = unit_idx;
+    run->weights[at] = NULL;
+    run->grads[at] = NULL;
+    return count + 1;
+}
+
+/* Tells the parameters where their weights and gradients are. */
+static void
+bind_params(block_run *run)
+{
+    const spw_engine *e = run->e;
     const spw_block *b = &e->model->blocks[run->block_idx];
-    spw_store_use uses[SPW_EXPERTS_MAX];
-    uint32_t held = run->unit_count, count = 0;
-    for (uint32_t k = 0; k < b->param_count; k++) {
-        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
-        if (expert == 0 || routed->ends[expert - 1] == (expert > 1 ? routed->ends[expert - 2] : 0) ||
-            unit_in_run(run, u) < run->unit_count)
-            continue;
-        uses[count++] = (spw_store_use){u, e->generations[u]};
-        run->units[run->unit_count++] = u;
-    }
-    run->unit_count = held; /* until they are there */
-    if (count > 0) {
-        tell(e, run->mode, uses, count);
-        SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + held, err));
-        run->unit_count = held + count;
-    }
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_place *at = &e->layout.places[b->param_ids[k]];
         uint32_t j = unit_in_run(run, at->unit_idx);
-        if (j < run->unit_count)
-            call->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
+        if (j == run->unit_count)
+            continue;
+        run->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
+        run->params[k]->w_grad = run->grads[j] == NULL ? NULL : run->grads[j] + at->first;
     }
+}
+
+/* Brings the experts that rows have chosen to the device. */
+static spw_status
+fetch_chosen(void *ctx, const spw_routed *routed, spw_error *err)
+{
+    block_run *run = ctx;
+    spw_engine *e = run->e;
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    spw_store_use uses[SPW_EXPERTS_MAX];
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
+        bool new = expert > 0 && unit_in_run(run, u) == run->unit_count;
+        for (uint32_t i = 0; i < count && new; i++)
+            new = uses[i].unit_idx != u;
+        if (new && routed->ends[expert - 1] > (expert > 1 ? routed->ends[expert - 2] : 0))
+            count = ask_for(e, run, u, uses, count);
+    }
+    if (count > 0) {
+        tell(e, run->mode, uses, count);
+        SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + run->unit_count, err));
+        run->unit_count += count;
+    }
+    bind_params(run);
     return SPW_OK;
 }
 
@@ -169,32 +234,33 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     const spw_block *b = &e->model->blocks[run->block_idx];
     const spw_model_config *m = &e->model->config;
     uint64_t table = spw_model_rope_table(m, b->layer_idx) * spw__table_positions(e) * m->head_dim;
-    spw_value *params[SPW_BLOCK_PARAMS_MAX];
-    chosen_call chosen = {e, run, params};
     static act *const want_logits = (act *)(uintptr_t)1;
     spw_call call = {.tape = e->tape,
                      .batch = batch,
                      .block = b,
-                     .params = params,
+                     .params = run->params,
                      .model = e->model,
                      .cos_sin = e->cos_sin + table,
                      .training = training,
                      .logits_out = logits ? want_logits : NULL};
+    run->e = e;
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];
         uint32_t j = unit_in_run(run, at->unit_idx);
-        bool there = j < run->unit_count; /* or it comes when it is chosen */
-        params[k] = spw_tape_param(
+        bool there = j < run->unit_count; /* or it comes when it is chosen, or in its turn */
+        run->params[k] = spw_tape_param(
             e->tape,
             !there || run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
             !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
             p->rows, p->cols);
     }
     if (run->mode == MODE_CHOICE)
-        spw_tape_on_route(e->tape, fetch_chosen, &chosen);
+        spw_tape_on_route(e->tape, fetch_chosen, run);
     else if (training)
         spw_tape_on_route(e->tape, note_peak, e);
+    if (e->in_turns)
+        spw_tape_on_turn(e->tape, e->layout.experts_each, take_turn, run);
     return b->forward(&call, x);
 }
 
@@ -294,36 +360,51 @@ spw__tell_future(spw_engine *e, int mode)
         tell(e, mode, NULL, 0);
 }
 
+/* Acquires the units, notes that they were used, and makes them the run's. */
+static spw_status
+acquire(spw_engine *e, block_run *run, const spw_store_use *uses, uint32_t count, spw_error *err)
+{
+    const void **weights = run->weights + run->unit_count;
+    SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, count, weights, err)
+                                : spw_store_acquire(e->store, uses, count, weights, err));
+    run->unit_count += count;
+    for (uint32_t k = 0; k < count; k++)
+        spw_trace_use(&e->traces[run->mode], uses[k].unit_idx);
+    spw__tell_future(e, run->mode);
+    return SPW_OK;
+}
+
 spw_status
 spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t all = spw__block_units(e, run->block_idx, run->units);
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0;
     run->mode = mode;
     run->unit_count = 0;
     for (uint32_t k = 0; k < all; k++) {
-        if (mode != MODE_CHOICE || !e->layout.by_choice[run->units[k]])
-            run->units[run->unit_count++] = run->units[k];
+        if (!e->layout.of_experts[units[k]] || (mode != MODE_CHOICE && !e->in_turns))
+            count = ask_for(e, run, units[k], uses, count);
     }
-    for (uint32_t k = 0; k < run->unit_count; k++)
-        uses[k] = (spw_store_use){run->units[k], e->generations[run->units[k]]};
-    SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, run->unit_count, run->weights, err)
-                                : spw_store_acquire(e->store, uses, run->unit_count, run->weights, err));
-    for (uint32_t k = 0; k < run->unit_count; k++)
-        spw_trace_use(&e->traces[mode], run->units[k]);
-    spw__tell_future(e, mode);
-    return SPW_OK;
+    run->held = count;
+    return acquire(e, run, uses, count, err);
 }
 
-void
-spw__release_block(spw_engine *e, const block_run *run)
+/* Units from the first on. */
+static void
+release(spw_engine *e, const block_run *run, uint32_t first)
 {
-    for (uint32_t k = 0; k < run->unit_count; k++) {
+    for (uint32_t k = first; k < run->unit_count; k++) {
         if (e->layout.parts > 1)
             spw__ranks_release(e->ranks, run->units[k]);
         else
             spw_store_release(e->store, run->units[k], e->compute);
     }
+}
+
+void
+spw__release_block(spw_engine *e, const block_run *run)
+{
+    release(e, run, 0);
 }
 
 /* ---------------------------------------------------------------- forward and backward over a group */
@@ -353,31 +434,26 @@ copied_out(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, ui
     spw_timeline_add(SPW_LANE_D2H, name, unit_idx, begin_ns, end_ns);
 }
 
-/* Of the thread's own computing: when it began, and what it had waited before. */
-typedef struct computing {
-    const char *name;
-    uint64_t begin_ns, waited_ns;
-} computing;
-
-static computing
+static compute_span
 begin_compute(spw_engine *e, const char *name)
 {
     if (!e->host_addressable)
         spw_gpu_span_begin(e->compute, name);
-    return (computing){name, spw_now_ns(), waited_ns(e)};
+    return (compute_span){name, spw_now_ns(), waited_ns(e)};
 }
 
 /* Counts what the thread computed, or lets a device that works by itself tell what it did. */
 static void
-end_compute(spw_engine *e, const computing *c, uint32_t block_idx)
+end_compute(spw_engine *e, const block_run *run)
 {
+    const compute_span *c = &run->timed;
     uint64_t now = spw_now_ns();
     if (!e->host_addressable) {
-        spw_gpu_span_end(e->compute, block_idx, computed, e);
+        spw_gpu_span_end(e->compute, run->block_idx, computed, e);
         return;
     }
     e->compute_ns += now - c->begin_ns - (waited_ns(e) - c->waited_ns);
-    spw_timeline_add(SPW_LANE_COMPUTE, c->name, block_idx, c->begin_ns, now);
+    spw_timeline_add(SPW_LANE_COMPUTE, c->name, run->block_idx, c->begin_ns, now);
 }
 
 enum { NOT_LENT = UINT32_MAX };
@@ -423,11 +499,10 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
     if (keep)
         SPW_TRY(begin_keeping(e, err));
     for (uint32_t c = 0; c < last + (keep ? 0u : 1u); c++) {
-        block_run run = {.block_idx = e->chain[c]};
-        computing timed;
+        block_run run = {.block_idx = e->chain[c], .at = c};
         spw_status st = SPW_OK;
         SPW_TRY(spw__acquire_block(e, mode, &run, err));
-        timed = begin_compute(e, "forward");
+        run.timed = begin_compute(e, "forward");
         for (uint32_t i = 0; i < count && st == SPW_OK; i++) {
             spw_batch batch = batch_of(e, first + i);
             spw_value *x = NULL, *y;
@@ -442,7 +517,7 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
             if (st == SPW_OK && c < last)
                 st = pass_on(e, y, c + 1, i, keep, err);
         }
-        end_compute(e, &timed, run.block_idx);
+        end_compute(e, &run);
         spw__release_block(e, &run);
         SPW_TRY(st);
     }
@@ -562,7 +637,8 @@ free_buffer(spw_engine *e, uint32_t unit_idx)
     grad_buffer *best = NULL;
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         grad_buffer *b = &e->buffers[i];
-        bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems;
+        bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems &&
+                    b->of_experts == e->layout.of_experts[unit_idx];
         if (b->owner == unit_idx)
             return b->unit_idx == UINT32_MAX ? b : NULL;
         if (fits && (best == NULL || b->turn < best->turn))
@@ -672,38 +748,102 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t first, uint32
     return SPW_OK;
 }
 
+/* A buffer will be free for the gradient of each of the run's units from the first on that is made here first. */
+static spw_status
+free_buffers(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
+{
+    for (uint32_t k = first; k < run->unit_count; k++) {
+        if (e->layout.units[run->units[k]].trainable && e->last_use[run->units[k]] == (int32_t)run->at)
+            SPW_TRY(make_free(e, run->units[k], err));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
+{
+    for (uint32_t k = first; k < run->unit_count; k++) {
+        uint32_t u = run->units[k];
+        if (!e->layout.units[u].trainable)
+            continue;
+        if (e->first_use[u] == (int32_t)run->at)
+            spw_store_grad_ask(e->store, u);
+        if (e->last_use[u] == (int32_t)run->at)
+            SPW_TRY(open_grad(e, u, run->later_group, err));
+        run->grads[k] = buffer_of(e, u)->data;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
+{
+    for (uint32_t k = first; k < run->unit_count; k++) {
+        if (run->grads[k] != NULL && e->first_use[run->units[k]] == (int32_t)run->at)
+            SPW_TRY(send_grad(e, run->units[k], run->later_group, run->final_group, err));
+    }
+    return SPW_OK;
+}
+
+/* Brings the units of these experts, which stay until their turn is over. */
+static spw_status
+begin_turn(spw_engine *e, block_run *run, uint64_t first, uint64_t end, bool backward, spw_error *err)
+{
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0;
+    for (uint32_t k = spw__block_turns(e, units, all); k < all; k++) {
+        if (turn_of(e, units[k]) == first / e->layout.experts_each)
+            count = ask_for(e, run, units[k], uses, count);
+    }
+    SPW_ASSERT(count > 0 && run->unit_count == run->held && end - first <= e->layout.experts_each);
+    SPW_TRY(acquire(e, run, uses, count, err));
+    return backward ? free_buffers(e, run, run->held, err) : SPW_OK;
+}
+
+static spw_status
+end_turn(spw_engine *e, block_run *run, spw_error *err)
+{
+    spw_status st;
+    release(e, run, run->held);
+    st = send_grads(e, run, run->held, err);
+    run->unit_count = run->held;
+    return st;
+}
+
+/* What the tape tells of turns; ctx is the block_run. */
+static spw_status
+take_turn(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+{
+    block_run *run = ctx;
+    spw_engine *e = run->e;
+    spw_status st;
+    end_compute(e, run); /* a wait is none of compute's time */
+    st = turn == SPW_TURN_OVER ? end_turn(e, run, err) : begin_turn(e, run, first, end, turn == SPW_TURN_BACKWARD, err);
+    run->timed = begin_compute(e, run->timed.name);
+    if (st == SPW_OK && turn == SPW_TURN_BACKWARD)
+        st = open_grads(e, run, run->held, err);
+    if (st == SPW_OK && turn != SPW_TURN_OVER)
+        bind_params(run);
+    return st;
+}
+
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
 {
     for (uint32_t c = e->chain_count; c-- > e->lowest;) {
-        block_run run = {.block_idx = e->chain[c]};
-        computing timed;
+        block_run run = {.block_idx = e->chain[c], .at = c, .later_group = later_group, .final_group = final_group};
         spw_status st;
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
-        st = SPW_OK;
-        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) { /* a wait is none of compute's time */
-            if (e->layout.units[run.units[k]].trainable && e->last_use[run.units[k]] == (int32_t)c)
-                st = make_free(e, run.units[k], err);
-        }
-        timed = begin_compute(e, "backward");
-        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
-            if (!e->layout.units[run.units[k]].trainable)
-                continue;
-            if (e->first_use[run.units[k]] == (int32_t)c)
-                spw_store_grad_ask(e->store, run.units[k]);
-            if (e->last_use[run.units[k]] == (int32_t)c)
-                st = open_grad(e, run.units[k], later_group, err);
-            if (st == SPW_OK)
-                run.grads[k] = buffer_of(e, run.units[k])->data;
-        }
+        st = free_buffers(e, &run, 0, err); /* a wait is none of compute's time */
+        run.timed = begin_compute(e, "backward");
+        if (st == SPW_OK)
+            st = open_grads(e, &run, 0, err);
         if (st == SPW_OK)
             st = backward_block(e, &run, c, first, count, err);
-        end_compute(e, &timed, run.block_idx);
+        end_compute(e, &run);
         spw__release_block(e, &run);
-        for (uint32_t k = 0; k < run.unit_count && st == SPW_OK; k++) {
-            if (e->layout.units[run.units[k]].trainable && e->first_use[run.units[k]] == (int32_t)c)
-                st = send_grad(e, run.units[k], later_group, final_group, err);
-        }
+        if (st == SPW_OK)
+            st = send_grads(e, &run, 0, err);
         if (st != SPW_OK)
             return st;
     }

@@ -2,8 +2,8 @@
  * The element space: parameters to units, units to chunks. Parameters start at multiples of 128 elements, units are
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
- * more for those that are stored as codes. Without gradients every expert of a layer has its own, because a few rows need
- * a few of them.
+ * more for those that are stored as codes. Experts may have units apart from the rest of their layer, each of one or several: where
+ * a few rows need a few of them, or the device has no room for all.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
  * and the parts of all ranks in a row are the unit, so that gathering and reducing it needs no packing.
@@ -19,7 +19,7 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->param_ids);
     spw_mem_free(l->param_first);
     spw_mem_free(l->bases);
-    spw_mem_free(l->by_choice);
+    spw_mem_free(l->of_experts);
     memset(l, 0, sizeof *l);
 }
 
@@ -30,33 +30,42 @@ may_be_coded(const spw_model *m, uint32_t b, uint32_t id)
     return m->params[id].frozen && !m->params[id].adapter && b > 0 && b + 1 < m->block_count && m->params[id].ndim > 1;
 }
 
-/* Without gradients, and whole: 1 + the expert that a parameter belongs to; 0: none. */
-static uint32_t
-expert_of(const spw_layout *l, const spw_model *m, uint32_t id, bool trainable)
+/* What place_kind() takes up. */
+typedef struct kind {
+    uint32_t block_idx, first, end; /* of its parameters, those whose .expert is in this range */
+    bool frozen, coded;
+    bool of_experts;
+} kind;
+
+static bool
+is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uint32_t expert, bool trainable)
 {
-    return trainable || l->parts > 1 ? 0 : m->params[id].expert;
+    return m->params[id].owner_block == k->block_idx && m->params[id].expert == expert &&
+           (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
+           (k->coded || (trainable && m->params[id].frozen) == k->frozen);
 }
 
 /*
- * The unit of a block's own parameters, of one expert or of none, that are frozen, or of those that are not; without a gradient these
- * are alike.
+ * The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. An expert's
+ * lie together and begin at a multiple of 4096, so that sums over 4096 elements are the same in whatever unit they are.
  */
 static void
-place_kind(spw_layout *l, const spw_model *m, uint32_t b, uint32_t expert, bool frozen, bool trainable, bool coded,
-           uint64_t *base)
+place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uint64_t *base)
 {
+    const spw_block *b = &m->blocks[k->block_idx];
     uint64_t at = 0;
     uint32_t count = l->param_first[l->unit_count];
-    for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
-        uint32_t id = m->blocks[b].param_ids[k];
-        if (m->params[id].owner_block != b || expert_of(l, m, id, trainable) != expert ||
-            (l->code_bits > 0 && may_be_coded(m, b, id)) != coded ||
-            (!coded && (trainable && m->params[id].frozen) != frozen))
-            continue;
-        l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
-        l->param_ids[count++] = id;
-        at = spw_round_up(at + l->places[id].elems, 128);
-        l->params += l->places[id].elems;
+    for (uint32_t x = k->first; x < k->end; x++) {
+        at = spw_round_up(at, 4096);
+        for (uint32_t i = 0; i < b->param_count; i++) {
+            uint32_t id = b->param_ids[i];
+            if (!is_kind(l, m, k, id, x, trainable))
+                continue;
+            l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
+            l->param_ids[count++] = id;
+            at = spw_round_up(at + l->places[id].elems, 128);
+            l->params += l->places[id].elems;
+        }
     }
     if (at == 0)
         return;
@@ -64,10 +73,10 @@ place_kind(spw_layout *l, const spw_model *m, uint32_t b, uint32_t expert, bool 
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
-    l->by_choice[l->unit_count] = expert > 0;
-    l->granule = expert > 0 && at > l->granule ? at : l->granule;
+    l->of_experts[l->unit_count] = k->of_experts;
+    l->granule = k->of_experts && !trainable && at > l->granule ? at : l->granule;
     l->units[l->unit_count++] =
-        (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !frozen, .coded = coded};
+        (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .coded = k->coded};
     l->elems += at;
 }
 
@@ -118,12 +127,13 @@ spw__layout_trained(const spw_layout *l)
 }
 
 spw_status
-spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t code_bits,
-                uint32_t part, uint32_t parts, spw_error *err)
+spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
+                uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err)
 {
     uint64_t chunks = 0, base = 0, units;
-    uint32_t experts = 0;
+    uint32_t experts = (uint32_t)m->config.experts, groups;
     memset(l, 0, sizeof *l);
+    l->experts_each = experts_each;
     l->code_bits = code_bits;
     SPW_ASSERT(part < parts);
     l->part = part;
@@ -132,23 +142,27 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         return SPW_RAISE(err, SPW_EINVAL, "chunk_elems %llu is not a multiple of 4096",
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
-    for (uint32_t id = 0; id < m->param_count; id++)
-        experts = expert_of(l, m, id, trainable) > experts ? m->params[id].expert : experts;
-    units = 3 * (uint64_t)m->block_count * (1 + experts);
+    groups = experts_each > 0 ? (experts + experts_each - 1) / experts_each : 0;
+    units = 3 * (uint64_t)m->block_count * (1 + groups);
     l->units = spw_mem_calloc(units, sizeof *l->units);
-    l->by_choice = spw_mem_calloc(units, sizeof *l->by_choice);
+    l->of_experts = spw_mem_calloc(units, sizeof *l->of_experts);
     l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
     l->param_ids = spw_mem_calloc(m->param_count, sizeof *l->param_ids);
     l->param_first = spw_mem_calloc(units + 1, sizeof *l->param_first);
     l->bases = spw_mem_calloc(units, sizeof *l->bases);
-    if (l->units == NULL || l->by_choice == NULL || l->places == NULL || l->bases == NULL || l->param_ids == NULL ||
+    if (l->units == NULL || l->of_experts == NULL || l->places == NULL || l->bases == NULL || l->param_ids == NULL ||
         l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
-        for (uint32_t x = 0; x <= experts; x++) {
-            place_kind(l, m, b, x, true, trainable, true, &base);
-            place_kind(l, m, b, x, true, trainable, false, &base);
-            place_kind(l, m, b, x, false, trainable, false, &base);
+        for (uint32_t g = 0; g <= groups; g++) {
+            kind k = {.block_idx = b, .of_experts = g > 0};
+            k.first = g > 0 ? (g - 1) * experts_each + 1 : 0;
+            k.end = g > 0 ? k.first + experts_each : groups > 0 ? 1 : experts + 1;
+            for (int i = 0; i < 3; i++) {
+                k.coded = i == 0;
+                k.frozen = i < 2;
+                place_kind(l, m, &k, trainable, &base);
+            }
         }
     }
     for (uint32_t u = 0; u < l->unit_count; u++)

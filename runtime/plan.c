@@ -133,7 +133,6 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
 {
     rehearsal_input r = {.layout = in->layout,
                          .uses = in->uses,
-                         .walk = in->walk,
                          .use_count = in->use_count,
                          .forward_count = in->forward_count,
                          .passes = in->passes,

@@ -179,7 +179,11 @@ explain_device(spw_plan *p, const plan_input *in)
                "device memory that is left keeps %.0f %% of what lies between checkpoints, which need not be computed "
                "again",
                100.0 * p->tape_count / in->activation_slots_used / in->activation_micros);
-    if (in->config->run.micro_batches_per_pass == 0 && in->micro_batches > 1)
+    if (c->run.expert_turns == 0 && in->expert_turns > 1)
+        decide(p, "spillway.expert_turns", number(value, sizeof value, in->expert_turns),
+               "the device has no room for all experts of a layer at once%s",
+               in->micro_batches > 1 ? "; micro-batches come one by one, each with all weights" : "");
+    if (c->run.micro_batches_per_pass == 0 && in->micro_batches > 1 && in->passes == 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
             "all of them: weights are fetched once per pass however many there are; checkpoints of activations take "

@@ -275,7 +275,7 @@ tell_future(sim *s)
     if (!in->prefetch || s->first_step)
         return;
     for (uint32_t i = s->position; i < 2 * n && s->future_count < in->future_max; i++) {
-        uint32_t u = in->uses[i % n % in->use_count];
+        uint32_t u = in->uses[i % n % in->use_count].unit_idx;
         sim_unit *unit = &s->units[u];
         if (unit->next_use == UINT32_MAX)
             unit->next_use = s->future_count;
@@ -321,15 +321,35 @@ begin_updates(sim *s)
     s->gate_open = s->in->early_gate;
 }
 
-/* Is this the last time in the step that the block at this position of the walk uses the unit? */
+/* Is this the last time in the step that the unit is used? */
 static bool
-last_use(const rehearsal_input *in, uint32_t at, uint32_t unit_idx)
+last_use(const rehearsal_input *in, uint32_t at)
 {
     for (uint32_t i = at + 1; i < in->use_count; i++) {
-        if (in->uses[i] == unit_idx)
+        if (in->uses[i].unit_idx == in->uses[at].unit_idx)
             return false;
     }
     return true;
+}
+
+/* What was used up to `end`, from `open` on, and is not needed any longer; returns the first that still is. */
+static uint32_t
+let_go(sim *s, uint32_t open, uint32_t end, bool makes_gradients)
+{
+    const rehearsal_input *in = s->in;
+    uint32_t first = end;
+    for (uint32_t i = end; i-- > open;) {
+        sim_unit *u = &s->units[in->uses[i].unit_idx];
+        if (in->uses[i].until > end) {
+            first = i;
+            continue;
+        }
+        if (!u->pinned)
+            continue; /* before */
+        u->pinned = false;
+        u->grad_ready |= makes_gradients && last_use(in, i);
+    }
+    return first;
 }
 
 static void
@@ -342,17 +362,14 @@ step(sim *s)
     tell_future(s);
     serve_future(s);
     for (uint32_t p = 0; p < in->passes; p++) {
-        for (uint32_t at = 0, end; at < in->use_count; at = end) {
+        for (uint32_t at = 0, end, open = 0; at < in->use_count; at = end) {
             if (p + 1 == in->passes && at == in->forward_count)
                 begin_updates(s);
-            for (end = at; end < in->use_count && in->walk[end] == in->walk[at]; end++)
-                use_unit(s, in->uses[end]);
+            for (end = at; end < in->uses[at].end; end++)
+                use_unit(s, in->uses[end].unit_idx);
             meanwhile(s, (double)in->layout->elems * in->pace * (at < in->forward_count ? 1 : in->backward) *
                              (end - at) / whole);
-            for (uint32_t i = at; i < end; i++)
-                s->units[in->uses[i]].pinned = false;
-            for (uint32_t i = at; p + 1 == in->passes && at >= in->forward_count && i < end; i++)
-                s->units[in->uses[i]].grad_ready |= last_use(in, end - 1, in->uses[i]);
+            open = let_go(s, open, end, p + 1 == in->passes && at >= in->forward_count);
             serve_future(s);
         }
     }

@@ -4,6 +4,11 @@
 
 #include "spw_engine.h"
 
+/* One of the uses of a pass, in their order. Those up to `end` are made together; it stays on the device until the use `until`. */
+typedef struct plan_use {
+    uint32_t unit_idx, end, until;
+} plan_use;
+
 /* Measured or derived before planning; plain numbers. */
 typedef struct plan_input {
     const spw_config *config;
@@ -41,10 +46,10 @@ typedef struct plan_input {
     bool device_updates;   /* where records are on the device, gradients stay there and updates run there */
     bool direct;           /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;       /* the configuration wants the weights on the device: room for all of them, if there is */
-    /* The step: units of one pass in the order of their use, forward then backward; walk: their place in the chain. */
-    const uint32_t *uses, *walk;
+    const plan_use *uses;  /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
-    uint32_t future_max; /* uses that the store is told at most */
+    uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
+    uint32_t future_max;   /* uses that the store is told at most */
     uint32_t optimizer_threads;
     bool update_reads_weights;
     uint64_t tokens;               /* of a step, of all ranks */
@@ -75,7 +80,7 @@ uint64_t spw__plan_largest_trained(const spw_layout *layout);
 /* One step of the store on paper (rehearse.c): which weights its rules move. */
 typedef struct rehearsal_input {
     const spw_layout *layout; /* tiers and paths of its chunks */
-    const uint32_t *uses, *walk;
+    const plan_use *uses;
     uint32_t use_count, forward_count, passes, future_max;
     uint32_t weight_slots, weight_bytes, compute_bytes;
     bool direct; /* plan_input's */
@@ -151,6 +156,19 @@ typedef struct stripe_path {
  */
 spw_status spw__stripe(stripe_path *paths, uint32_t path_count, const uint64_t *chunk_bytes, uint32_t chunk_count,
                        uint32_t *path_idx, spw_error *err);
+
+/* A sum of doubles that are not negative, without rounding: the same bits in any order (exact_sum.c). Zeroed it is 0. */
+enum { EXACT_DIGITS = 68, EXACT_VALUES = 1 + EXACT_DIGITS };
+typedef struct exact_sum {
+    uint64_t digits[EXACT_DIGITS];
+    double special; /* infinities and NaN */
+    uint32_t adds;
+} exact_sum;
+void spw__exact_add(exact_sum *s, double x);
+double spw__exact_value(exact_sum *s);
+/* To and from values that may be added up over ranks, up to 2^21 of them, one by one. */
+void spw__exact_save(exact_sum *s, double values[EXACT_VALUES]);
+void spw__exact_load(exact_sum *s, const double values[EXACT_VALUES]);
 
 /* What a device that has the choice computes in. Pure. */
 static inline spw_dtype

@@ -38,19 +38,21 @@ typedef struct spw_layout {
     spw_place *places;     /* (param_count) in whole units */
     uint32_t *param_ids;   /* (param_count) by unit, then place; an id that no block owns is not there */
     uint32_t *param_first; /* (unit_count + 1) where each unit's begin in param_ids */
-    bool *by_choice;       /* (unit_count) an expert's, fetched when rows have chosen it, where few rows are computed */
-    uint64_t granule;      /* elements: on the device units take multiples of it; 0: what they have */
-    uint64_t *bases;       /* (unit_count) where each unit begins when all lie in a row, uncut */
+    uint32_t
+        experts_each; /* experts of a layer in one unit, apart from what else the layer has; 0: they are with that */
+    bool *of_experts; /* (unit_count) such a unit */
+    uint64_t granule; /* elements: on the device units take multiples of it; 0: what they have */
+    uint64_t *bases;  /* (unit_count) where each unit begins when all lie in a row, uncut */
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*
- * trainable: with gradients; without, frozen parameters are laid out like all others, and where parts is 1 each expert of a layer is a unit
- * of its own. code_bits 8 or 4: matrices of the blocks
+ * trainable: with gradients; without, frozen parameters are laid out like all others. experts_each: of the layout; units that are not
+ * trainable then take multiples of the largest of experts. code_bits 8 or 4: matrices of the blocks
  * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
  * parts of a small unit may hold padding alone.
  */
 spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable,
-                           uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err);
+                           uint32_t experts_each, uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err);
 /* Elements of a unit over all parts, padded. */
 uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
 /* What one part of so many takes of a unit of elems elements: a multiple of 4096. */

@@ -178,7 +178,12 @@ run(const mixture *m, spw_gpu_queue *q, void **p)
     spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
     spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
                     m->C);
-    spw_gpu_combine_backward(q, p[DX], p[DOTS], p[DY], p[MOVED], &r, m->C);
+    if (m->add) { /* in two calls, of which each makes one */
+        spw_gpu_combine_backward(q, p[DX], NULL, p[DY], NULL, &r, m->C);
+        spw_gpu_combine_backward(q, NULL, p[DOTS], p[DY], p[MOVED], &r, m->C);
+    } else {
+        spw_gpu_combine_backward(q, p[DX], p[DOTS], p[DY], p[MOVED], &r, m->C);
+    }
     memset(&r, 0, sizeof r); /* the caller's again */
 }
 

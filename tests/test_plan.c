@@ -781,7 +781,8 @@ test_random_plans(void **state)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         spw_store_unit units[UNITS];
         static spw_store_chunk chunks[CHUNKS];
-        uint32_t uses[2 * UNITS], walk[2 * UNITS], n = 0;
+        plan_use uses[2 * UNITS];
+        uint32_t n = 0;
         uint64_t at = 0, weights, records, on_paths = 0, act_moves = 0, act_nvme = 0, act_bytes, act_pages, there,
                  moved = 0;
         spw_layout l = {.parts = 1, .units = units, .chunks = chunks};
@@ -843,11 +844,9 @@ test_random_plans(void **state)
         n = 0;
         for (uint32_t k = 0; k < 2 * l.unit_count - 1; k++) {
             in.forward_count += k + 1 < l.unit_count;
-            walk[n] = k;
-            uses[n++] = k < l.unit_count ? k : 2 * (l.unit_count - 1) - k;
+            uses[n++] = (plan_use){k < l.unit_count ? k : 2 * (l.unit_count - 1) - k, k + 1, k + 1};
         }
         in.uses = uses;
-        in.walk = walk;
         in.use_count = n;
         if (PICK(2))
             c.run.host_memory = in.process_bytes + PICK(2 * l.elems * 20);

@@ -205,7 +205,10 @@ combine_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
         const float *dy = g->dy + m * g->C;
         for (uint64_t i = m * r->k; i < (m + 1) * r->k; i++) {
             uint64_t at = (uint64_t)r->places[i] * g->C;
-            g->dweights[i] = g->k->dot(dy, g->x + at, g->C);
+            if (g->dweights != NULL)
+                g->dweights[i] = g->k->dot(dy, g->x + at, g->C);
+            if (g->y == NULL)
+                continue;
             memcpy(g->y + at, dy, g->C * sizeof *dy);
             g->k->scale(g->y + at, r->weights[i], g->C);
         }

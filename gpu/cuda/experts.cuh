@@ -364,16 +364,20 @@ combine_backward_kernel(T *dx, float *dweights, const T *dy, const T *x, spw_rou
     dy += (uint64_t)((unsigned)pair / (unsigned)r.k) * C;
     for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
         uint64_t left = left_of<WIDE>(C, c);
-        float d[8], v[8];
+        float d[8], v[8] = {0};
         load8(d, dy + c, left, WIDE);
-        load8(v, x + at + c, left, WIDE); /* zeros behind the end */
+        if (dweights != NULL)
+            load8(v, x + at + c, left, WIDE); /* zeros behind the end */
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             dot += d[i] * v[i];
             d[i] *= w;
         }
-        store8(dx + at + c, d, left, WIDE);
+        if (dx != NULL)
+            store8(dx + at + c, d, left, WIDE);
     }
+    if (dweights == NULL)
+        return;
     dot = warp_sum(dot);
     if (threadIdx.x % WARP == 0)
         dweights[pair] = dot;

@@ -78,6 +78,15 @@ void spw_tape_use_cache(spw_tape *tape, const spw_attention_cache *cache, uint64
  */
 typedef spw_status (*spw_route_fn)(void *ctx, const spw_routed *routed, spw_error *err);
 void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
+/*
+ * spw_tape_on_turn - until the next reset, what lies between a dispatch and its combine is computed for so many experts at a time, upwards
+ * in forward and downwards in backward. fn is told of each turn before it (the weights, and in backward their w_grad, of experts [first, end)
+ * are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
+ * again before it uses it: what combine gives then is undefined, so it must be for sums alone. The same bits as without.
+ */
+typedef enum spw_turn { SPW_TURN_FORWARD, SPW_TURN_BACKWARD, SPW_TURN_OVER } spw_turn;
+typedef spw_status (*spw_turn_fn)(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
+void spw_tape_on_turn(spw_tape *tape, uint64_t experts, spw_turn_fn fn, void *ctx);
 /* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
 spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
 /*
@@ -116,7 +125,7 @@ spw_value *spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
- * rows were, onto what is there. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
+ * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance);

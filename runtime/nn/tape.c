@@ -37,6 +37,8 @@ typedef struct op {
     uint64_t T, heads, D, col[3];
     spw_attention_shape shape;
     spw_value **each; /* weights by expert */
+    act *dx[2];       /* of what is done in turns: where its inputs' gradients go */
+    bool later;       /* combine: what it combines is computed in the backward pass */
     float p;
     uint64_t key, counter;
 } op;
@@ -59,6 +61,11 @@ struct spw_tape {
     spw_route_fn on_route;
     void *on_route_ctx;
     spw_error route_error;
+    spw_turn_fn on_turn;
+    void *on_turn_ctx;
+    uint64_t turn_experts;
+    bool in_experts;        /* between a dispatch and its combine */
+    uint32_t experts_first; /* the first operation there */
     uint32_t op_count, value_count, routing_count, each_count;
     op unrecorded; /* written, never read: keeps callers free of a branch */
     op ops[OPS_MAX];
@@ -102,6 +109,8 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->places = NULL;
     t->by_row = t->cache_taken = false;
     t->on_route = NULL;
+    t->on_turn = NULL;
+    t->in_experts = false;
     t->route_error = (spw_error){0};
 }
 
@@ -110,6 +119,15 @@ spw_tape_on_route(spw_tape *t, spw_route_fn fn, void *ctx)
 {
     t->on_route = fn;
     t->on_route_ctx = ctx;
+}
+
+void
+spw_tape_on_turn(spw_tape *t, uint64_t experts, spw_turn_fn fn, void *ctx)
+{
+    SPW_ASSERT(experts > 0);
+    t->turn_experts = experts;
+    t->on_turn = fn;
+    t->on_turn_ctx = ctx;
 }
 
 void
@@ -200,7 +218,7 @@ static op *
 new_op(spw_tape *t, op_kind kind, spw_value *out)
 {
     op *o = &t->unrecorded;
-    if (t->record) {
+    if (t->record || t->in_experts) {
         if (t->op_count == OPS_MAX) {
             fail(t);
             return NULL;
@@ -456,6 +474,21 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
     return y;
 }
 
+static act *
+at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
+{
+    return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
+}
+
+static void
+gate_mul_forward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
+{
+    const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
+    (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(
+        t->queue, at_row(t, y, y->data, first), at_row(t, gate, gate->data, first),
+        at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols);
+}
+
 /* up begins at the column; in a value of its own at 0. */
 static spw_value *
 gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up, uint64_t up_col)
@@ -464,12 +497,13 @@ gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up, uint64_t up_
     op *o;
     if (y == NULL || (o = new_op(t, kind, y)) == NULL)
         return fail(t);
-    if (computes(t))
-        (kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(
-            t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
+    o->kind = kind;
+    o->out = y;
     o->in[0] = gate;
     o->in[1] = up;
     o->col[1] = up_col;
+    if (computes(t) && !t->in_experts)
+        gate_mul_forward(t, o, 0, y->rows);
     return y;
 }
 
@@ -555,7 +589,7 @@ spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
 {
     spw_value *y;
     op *o;
-    if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows)
+    if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows || t->in_experts)
         return fail(t);
     y = new_value(t, routing->rows * routing->cols, x->cols, NULL);
     if (y == NULL || (o = new_op(t, T_DISPATCH, y)) == NULL)
@@ -564,6 +598,8 @@ spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
         spw_gpu_dispatch(t->queue, y->data, x->data, &routing->routed->on_device, x->cols);
     o->in[0] = x;
     o->in[1] = routing;
+    t->in_experts = true;
+    t->experts_first = t->op_count;
     return y;
 }
 
@@ -575,20 +611,26 @@ rows_of(const spw_routed *r, uint64_t e, uint64_t *first)
     return (uint64_t)r->ends[e] - *first;
 }
 
-static act *
-at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
+static void
+linear_each_forward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t end)
 {
-    return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
+    const spw_value *y = o->out, *x = o->in[0];
+    unsigned how = t->by_row ? SPW_OP_BY_ROW : 0u;
+    for (uint64_t e = first_expert; e < end; e++) {
+        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
+        if (n > 0)
+            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), o->each[e]->data, NULL,
+                           n, y->cols, x->cols, how);
+    }
 }
 
 spw_value *
 spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w)
 {
-    unsigned how = t->by_row ? SPW_OP_BY_ROW : 0u;
-    uint64_t E, first, n;
+    uint64_t E;
     spw_value *y;
     op *o;
-    if (!fits_routing(x, routing))
+    if (!fits_routing(x, routing) || !t->in_experts)
         return fail(t);
     E = routing->routed->on_device.E;
     if (t->each_count + E > VALUES_MAX)
@@ -600,11 +642,6 @@ spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *con
     y = new_value(t, x->rows, w[0]->rows, NULL);
     if (y == NULL || (o = new_op(t, T_LINEAR_EACH, y)) == NULL)
         return fail(t);
-    for (uint64_t e = 0; e < E && computes(t); e++) {
-        if ((n = rows_of(routing->routed, e, &first)) > 0)
-            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), w[e]->data, NULL, n,
-                           y->cols, x->cols, how);
-    }
     o->in[0] = x;
     o->in[1] = routing;
     o->each = memcpy(t->each + t->each_count, w, E * sizeof *w);
@@ -612,17 +649,76 @@ spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *con
     return y;
 }
 
+/* ---------------------------------------------------------------- experts in turns */
+
+/* Tells of a turn of experts; false: it failed. */
+static bool
+tell_turn(spw_tape *t, uint64_t first, uint64_t end, spw_turn what)
+{
+    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, first, end, what, &t->route_error) != SPW_OK)
+        (void)fail(t);
+    return t->status == SPW_OK;
+}
+
+static uint64_t
+turn_end(const spw_tape *t, uint64_t first, uint64_t E)
+{
+    return t->on_turn == NULL || E - first < t->turn_experts ? E : first + t->turn_experts;
+}
+
+static void
+experts_forward(spw_tape *t, const spw_routed *r, uint32_t op_first, uint32_t op_end, uint64_t first, uint64_t end)
+{
+    uint64_t row, last, rows = rows_of(r, end - 1, &last);
+    (void)rows_of(r, first, &row);
+    rows += last - row;
+    for (uint32_t i = op_first; i < op_end; i++) {
+        if (t->ops[i].kind == T_LINEAR_EACH)
+            linear_each_forward(t, &t->ops[i], first, end);
+        else if (rows > 0)
+            gate_mul_forward(t, &t->ops[i], row, rows);
+    }
+}
+
+/* Where combine closes what dispatch has opened: the experts are computed, unless the backward pass does it. */
+static bool
+close_experts(spw_tape *t, const spw_routed *r, bool later)
+{
+    uint32_t first = t->experts_first, end = t->op_count;
+    if (!t->in_experts)
+        return false;
+    t->in_experts = false;
+    for (uint32_t i = first; i < end; i++) {
+        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_SILU_MUL && t->ops[i].kind != T_GELU_MUL)
+            return false;
+    }
+    for (uint64_t e = 0, past; computes(t) && !later && e < r->on_device.E; e = past) {
+        past = turn_end(t, e, r->on_device.E);
+        if (!tell_turn(t, e, past, SPW_TURN_FORWARD))
+            return false;
+        experts_forward(t, r, first, end, e, past);
+        if (!tell_turn(t, e, past, SPW_TURN_OVER))
+            return false;
+    }
+    if (!t->record)
+        t->op_count = first;
+    return true;
+}
+
 spw_value *
 spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
 {
     spw_value *y;
     op *o;
-    if (!fits_routing(x, routing) || (onto != NULL && (onto->rows != routing->rows || onto->cols != x->cols)))
+    bool later = t->record && t->on_turn != NULL && computes(t);
+    if (!fits_routing(x, routing) || (onto != NULL && (onto->rows != routing->rows || onto->cols != x->cols)) ||
+        !close_experts(t, routing->routed, later))
         return fail(t);
     y = new_value(t, routing->rows, x->cols, NULL);
     if (y == NULL || (o = new_op(t, T_COMBINE, y)) == NULL)
         return fail(t);
-    if (computes(t))
+    o->later = later;
+    if (computes(t) && !later)
         spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &routing->routed->on_device, true,
                         x->cols);
     o->in[0] = x;
@@ -895,21 +991,90 @@ linear_backward(spw_tape *t, op *o)
 
 /* An expert without rows has a gradient too: zeros. */
 static void
-linear_each_backward(spw_tape *t, op *o)
+linear_each_backward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t end)
 {
     spw_value *y = o->out, *x = o->in[0];
-    const spw_routed *r = o->in[1]->routed;
-    unsigned flags = 0;
-    act *dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
-    for (uint64_t e = 0; e < r->on_device.E && !t->dry; e++) {
-        uint64_t first, n = rows_of(r, e, &first);
+    for (uint64_t e = first_expert; e < end; e++) {
+        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
         if (n > 0)
-            spw_gpu_linear_backward(t->queue, at_row(t, x, dx, first), o->each[e]->w_grad, NULL,
+            spw_gpu_linear_backward(t->queue, at_row(t, x, o->dx[0], first), o->each[e]->w_grad, NULL,
                                     at_row(t, y, y->grad, first), at_row(t, x, x->data, first), o->each[e]->data, n,
-                                    y->cols, x->cols, begins(t, o->each[e]) ? flags | SPW_OP_SET_DW : flags);
+                                    y->cols, x->cols, begins(t, o->each[e]) ? o->flags | SPW_OP_SET_DW : o->flags);
         else
             (void)sum_of(t, o->each[e]);
     }
+}
+
+static void
+gate_mul_backward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
+{
+    const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
+    (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
+        t->queue, at_row(t, gate, o->dx[0], first), at_row(t, up, o->dx[1], first), at_row(t, y, y->grad, first),
+        at_row(t, gate, gate->data, first), at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols,
+        gate->cols, o->flags);
+}
+
+/* Where the inputs' gradients go, and whether something is there already. */
+static void
+prepare_linear_each(spw_tape *t, op *o)
+{
+    o->dx[0] = grad_of(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+}
+
+static void
+prepare_gate_mul(spw_tape *t, op *o)
+{
+    o->dx[0] = grad_of(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+    if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
+        o->dx[1] = o->dx[0] == NULL ? NULL : at_col(t, o->dx[0], o->col[1]);
+        o->flags |= (o->flags & SPW_OP_ACC_DX) != 0 ? SPW_OP_ACC_DX2 : 0u;
+    } else {
+        o->dx[1] = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &o->flags);
+    }
+}
+
+static void
+experts_backward(spw_tape *t, const spw_routed *r, const op *dispatch, const op *combine, uint64_t first, uint64_t end)
+{
+    uint64_t row, last, rows = rows_of(r, end - 1, &last);
+    (void)rows_of(r, first, &row);
+    rows += last - row;
+    if (combine->later)
+        experts_forward(t, r, (uint32_t)(dispatch + 1 - t->ops), (uint32_t)(combine - t->ops), first, end);
+    for (const op *o = combine - 1; o > dispatch; o--) {
+        if (o->kind == T_LINEAR_EACH)
+            linear_each_backward(t, o, first, end);
+        else if (rows > 0)
+            gate_mul_backward(t, o, row, rows);
+    }
+}
+
+/* What combine is given is made here if forward left it out; what dispatch gave gets all of its gradient. */
+static void
+dispatch_backward(spw_tape *t, op *o)
+{
+    spw_value *y = o->out, *x = o->in[0];
+    spw_routed *r = o->in[1]->routed;
+    const op *combine = o + 1;
+    const act *onto;
+    act *dx = grad_onto(t, x, &onto);
+    while (combine->kind != T_COMBINE)
+        combine++;
+    for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
+        uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
+        first = (end - 1) / each * each;
+        if (!tell_turn(t, first, end, SPW_TURN_BACKWARD))
+            return;
+        experts_backward(t, r, o, combine, first, end);
+        if (!tell_turn(t, first, end, SPW_TURN_OVER))
+            return;
+    }
+    if (!t->dry && combine->later)
+        spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
+                                 combine->out->cols);
+    if (!t->dry && dx != NULL)
+        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, false, y->cols);
 }
 
 static void
@@ -922,7 +1087,7 @@ combine_backward(spw_tape *t, op *o)
     SPW_ASSERT(!added && r->dweights == NULL);
     r->dweights = take(t, r->on_device.M * r->on_device.k * sizeof(float));
     if (!t->dry && dx != NULL && r->dweights != NULL)
-        spw_gpu_combine_backward(t->queue, dx, r->dweights, y->grad, x->data, &r->on_device, y->cols);
+        spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
     o->in[1]->grad_set = true;
     hand_over(t, o->in[2], y);
 }
@@ -994,16 +1159,9 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_SILU_MUL:
     case T_GELU_MUL:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
-        if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
-            d2 = dx == NULL ? NULL : at_col(t, dx, o->col[1]);
-            flags |= (flags & SPW_OP_ACC_DX) != 0 ? SPW_OP_ACC_DX2 : 0u;
-        } else {
-            d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
-        }
-        if (!t->dry)
-            (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
-                q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows, y->cols, x->cols, flags);
+        prepare_gate_mul(t, o);
+        if (!t->dry && !t->in_experts)
+            gate_mul_backward(t, o, 0, y->rows);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
@@ -1012,12 +1170,14 @@ backward_op(spw_tape *t, op *o)
                                    y->routed->balance, flags);
         return;
     case T_DISPATCH:
-        dx = grad_onto(t, x, &onto);
-        if (!t->dry && dx != NULL)
-            spw_gpu_combine(q, dx, onto, y->grad, &o->in[1]->routed->on_device, false, y->cols);
+        dispatch_backward(t, o);
+        t->in_experts = false;
         return;
-    case T_LINEAR_EACH: linear_each_backward(t, o); return;
-    case T_COMBINE: combine_backward(t, o); return;
+    case T_LINEAR_EACH: prepare_linear_each(t, o); return;
+    case T_COMBINE:
+        combine_backward(t, o);
+        t->in_experts = true;
+        return;
     case T_ADD_GATED: add_gated_backward(t, o); return;
     case T_ADD:
         pass_through(t, o->in[1], y);

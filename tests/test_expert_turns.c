@@ -1,0 +1,331 @@
+/*
+ * Experts that come to the device in turns, because a layer's do not fit there at once: the same bits as if they did, in every
+ * placement, on one rank and on several; as few turns as there is room for; and no more bytes than this must move.
+ */
+#include "lib_rig.h"
+#include "lib_worlds.h"
+#include "runtime_internal.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+typedef struct variant {
+    const char *name;
+    uint32_t turns;
+    spw_tier param, optimizer;
+    uint64_t chunk;
+    uint32_t slots;
+    bool no_prefetch, spills, again;
+    uint64_t chaos;
+} variant;
+
+static const variant variants[] = {
+    {"all at once", 1, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 0},
+    {"two turns", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 0},
+    {"two turns, computed again", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, true, 0},
+    {"four turns, on the device", 4, SPW_TIER_DEVICE, SPW_TIER_DEVICE, 4096, 0, false, false, true, 0},
+    {"each alone, records on nvme", 64, SPW_TIER_HOST, SPW_TIER_NVME, 8192, 0, false, true, true, 0},
+    {"two turns, nvme", 2, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 0, false, true, false, 0},
+    {"four turns, nvme, one slot", 4, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 1, true, false, true, 0},
+    {"each alone, nvme, chaos", 64, SPW_TIER_NVME, SPW_TIER_NVME, 4096, 2, false, true, true, 31},
+    {"two turns, host, chaos", 2, SPW_TIER_HOST, SPW_TIER_HOST, 8192, 0, false, false, false, 32},
+};
+
+static void
+configure(rig *r, const variant *v, spw_family family, spw_state_format format, void (*change)(rig *r))
+{
+    rig_config(r, family, format, SPW_TIER_HOST);
+    r->c.zero.offload_param = v->param;
+    r->c.zero.offload_optimizer = v->optimizer;
+    r->c.accumulation = 1;
+    r->c.run.chunk_elems = v->chunk;
+    r->c.run.expert_turns = v->turns;
+    r->c.run.weight_slots = r->c.run.record_slots = v->slots;
+    r->c.run.prefetch = !v->no_prefetch;
+    r->c.run.chaos_seed = v->chaos;
+    snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "%s", v->again ? "always" : "auto");
+    if (change != NULL)
+        change(r);
+    if (v->spills && r->c.accumulation == 1)
+        snprintf(r->c.run.gradients, sizeof r->c.run.gradients, "nvme");
+}
+
+static void
+train(rig *r)
+{
+    rig_open(r);
+    rig_need(r, spw_engine_init_params(r->e, 7, &r->err));
+    rig_train(r, 0, RIG_STEPS);
+}
+
+/* Losses, norms, an evaluation and the state of every variant are those of the first. */
+static void
+compare(spw_family family, spw_state_format format, void (*change)(rig *r))
+{
+    rig one;
+    double want, got;
+    configure(&one, &variants[0], family, format, change);
+    train(&one);
+    assert_true(one.losses[RIG_STEPS - 1] < one.losses[0]);
+    rig_need(&one, spw_engine_eval(one.e, rig_tokens, rig_targets, (uint32_t)one.c.accumulation, &want, &one.err));
+    for (size_t i = 1; i < sizeof variants / sizeof variants[0]; i++) {
+        rig r;
+        configure(&r, &variants[i], family, format, change);
+        train(&r);
+        for (int s = 0; s < RIG_STEPS; s++) {
+            if (one.losses[s] != r.losses[s] || one.norms[s] != r.norms[s])
+                fail_msg("%s, %s: step %d has loss %.17g and norm %.17g, all at once %.17g and %.17g",
+                         spw_state_name(format), variants[i].name, s + 1, r.losses[s], r.norms[s], one.losses[s],
+                         one.norms[s]);
+        }
+        rig_need(&r, spw_engine_eval(r.e, rig_tokens, rig_targets, (uint32_t)r.c.accumulation, &got, &r.err));
+        assert_true(got == want);
+        rig_same_state(&one, &r, variants[i].name);
+        rig_remove(&r);
+    }
+    rig_remove(&one);
+}
+
+static void
+clipped(rig *r)
+{
+    r->c.gradient_clipping = 0.5;
+}
+
+/* Micro-batches come one by one in any case: in one pass there is one. */
+static void
+accumulated(rig *r)
+{
+    clipped(r);
+    r->c.accumulation = 2;
+    r->c.run.micro_batches_per_pass = 1;
+}
+
+/* Two units in each turn, one without gradient. */
+static void
+half_frozen(rig *r)
+{
+    clipped(r);
+    rig_freeze(r, "*.experts.*.gate_proj.weight");
+}
+
+static void
+lora_and_codes(rig *r)
+{
+    rig_lora(r);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "int8");
+}
+
+static void
+test_same_bits(void **state)
+{
+    (void)state;
+    compare(SPW_FAMILY_MIXTRAL, SPW_STATE_FP32, NULL);
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, clipped);
+    compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_MIXED, accumulated);
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, half_frozen);
+    compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
+}
+
+/* Several ranks, each stage: the same bits whether experts come at once or in turns, also where the norm clips. */
+static void
+test_ranks(void **state)
+{
+    static const struct {
+        uint32_t ranks, stage, turns;
+        spw_tier tier;
+        uint64_t chaos;
+    } kinds[] = {{2, 3, 1, SPW_TIER_HOST, 0},  {2, 3, 2, SPW_TIER_HOST, 0},   {2, 3, 6, SPW_TIER_NVME, 41},
+                 {2, 2, 3, SPW_TIER_HOST, 0},  {2, 0, 2, SPW_TIER_DEVICE, 0}, {3, 3, 1, SPW_TIER_NVME, 0},
+                 {3, 3, 3, SPW_TIER_NVME, 42}, {3, 1, 6, SPW_TIER_HOST, 0}};
+    outcome *first = outcome_new(), *other = outcome_new();
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        bool reference = k == 0 || kinds[k].ranks != kinds[k - 1].ranks;
+        outcome *out = reference ? first : other;
+        spw_config c;
+        char what[80];
+        ranks_config(&c, SPW_STATE_SPLIT);
+        ranks_use_dir(&c, dir);
+        c.gradient_clipping = 0.5;
+        c.run.micro_batches_per_pass = 1;
+        c.zero.stage = kinds[k].stage;
+        c.zero.offload_optimizer = kinds[k].tier;
+        c.zero.offload_param = kinds[k].stage == 3 ? kinds[k].tier : SPW_TIER_DEVICE;
+        c.run.expert_turns = kinds[k].turns;
+        c.run.chaos_seed = kinds[k].chaos;
+        memset(out, 0, sizeof *out);
+        world_run(&(world){
+            .ranks = kinds[k].ranks, .steps = STEPS, .config = &c, .family = SPW_FAMILY_QWEN3_MOE, .out = out});
+        snprintf(what, sizeof what, "%u ranks, stage %u, %u turns", kinds[k].ranks, kinds[k].stage, kinds[k].turns);
+        if (!reference)
+            outcome_same(first, out, what);
+    }
+    tiny_dir_remove(dir);
+    outcome_free(first);
+    outcome_free(other);
+}
+
+/* ---------------------------------------------------------------- room and bytes */
+
+/* A layer's experts are nearly all of it. */
+static void
+large_layers(rig *r)
+{
+    rig_config(r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r->c.model.width = 64;
+    r->c.model.mlp_width = 128;
+    r->c.model.experts = 16;
+    r->c.accumulation = 1;
+    r->c.gradient_clipping = 0;
+    snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "always");
+}
+
+static const char *
+decision_of(const spw_plan *p, const char *name)
+{
+    for (uint32_t k = 0; k < p->decision_count; k++) {
+        if (strcmp(p->decisions[k].name, name) == 0)
+            return p->decisions[k].value;
+    }
+    return NULL;
+}
+
+/* The least device memory with so many turns. */
+static uint64_t
+least_device(uint32_t turns)
+{
+    uint64_t least;
+    rig r;
+    large_layers(&r);
+    r.c.run.expert_turns = turns;
+    r.c.run.device_memory = 4096;
+    assert_int_equal(rig_begin(&r), SPW_ENOFIT);
+    least = rig_least_named(&r, "spillway.device_memory");
+    rig_remove(&r);
+    return least;
+}
+
+/*
+ * Each budget gets the fewest turns of 1, 2, 4, 8 and 16 that it holds, says so, and trains as the one with room for all does; a budget
+ * that holds none names what sixteen turns need.
+ */
+static void
+test_fewest_turns(void **state)
+{
+    uint64_t least[5], all, one;
+    rig whole;
+    (void)state;
+    large_layers(&whole);
+    rig_open(&whole);
+    assert_null(decision_of(spw_engine_plan(whole.e), "spillway.expert_turns"));
+    rig_need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
+    rig_train(&whole, 0, RIG_STEPS);
+    for (int k = 0; k < 5; k++) {
+        least[k] = least_device(1u << k);
+        assert_true(k == 0 || least[k] < least[k - 1]);
+    }
+    all = least[0];
+    one = least[4];
+    print_message("device memory: %llu bytes for all experts of a layer at once, %llu for one\n",
+                  (unsigned long long)all, (unsigned long long)one);
+    for (int k = 0; k < 5; k++) {
+        const char *value;
+        char want[8];
+        rig r;
+        large_layers(&r);
+        r.c.run.device_memory = least[k];
+        assert_int_equal(rig_begin(&r), SPW_OK);
+        value = decision_of(spw_engine_plan(r.e), "spillway.expert_turns");
+        snprintf(want, sizeof want, "%d", 1 << k);
+        assert_true(k == 0 ? value == NULL : value != NULL && strcmp(value, want) == 0);
+        rig_train(&r, 0, RIG_STEPS);
+        assert_memory_equal(whole.losses, r.losses, sizeof r.losses);
+        rig_same_state(&whole, &r, "state");
+        rig_remove(&r);
+    }
+    rig_remove(&whole);
+    large_layers(&whole);
+    whole.c.run.device_memory = one - 1;
+    assert_int_equal(rig_begin(&whole), SPW_ENOFIT);
+    assert_int_equal(rig_least_named(&whole, "spillway.device_memory"), one);
+    rig_remove(&whole);
+}
+
+/* With room for a turn or two a weight comes to the device twice a step, forward and backward, however many turns there are. */
+static void
+test_bytes(void **state)
+{
+    (void)state;
+    for (uint32_t turns = 2; turns <= 16; turns *= 2) {
+        spw_step_result result;
+        uint64_t weights, planned, layers = 0;
+        const spw_layout *l;
+        rig r;
+        large_layers(&r);
+        r.c.run.expert_turns = turns;
+        r.c.run.device_memory = least_device(turns);
+        assert_int_equal(rig_begin(&r), SPW_OK);
+        l = spw_engine_layout(r.e);
+        for (uint32_t u = 0; u < l->unit_count; u++)
+            layers += l->of_experts[u] ? l->units[u].elems : 0;
+        for (int s = 0; s < 3; s++)
+            rig_need(&r, rig_step(&r, (uint64_t)s, &result));
+        weights = l->elems * 2;
+        print_message("%u turns: %llu bytes to the device, of %llu of weights\n", turns, (unsigned long long)result.h2d,
+                      (unsigned long long)weights);
+        assert_true(result.h2d <= 2 * weights);
+        assert_true(result.h2d >= 2 * (layers - layers / r.c.model.layers) * 2);
+        planned = spw_engine_plan(r.e)->traffic[SPW_PACE_DEFAULT].h2d;
+        assert_true(planned < result.h2d + weights / 50 && result.h2d < planned + weights / 50);
+        rig_remove(&r);
+    }
+}
+
+/* ---------------------------------------------------------------- what cannot be */
+
+static void
+refuse(const rig *from, const char *says)
+{
+    rig r = *from;
+    assert_int_equal(rig_begin(&r), SPW_ECONFIG);
+    if (strstr(r.err.message, says) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", r.err.message, says);
+    spw_model_destroy(r.model);
+}
+
+static void
+test_refusals(void **state)
+{
+    rig r;
+    (void)state;
+    rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r.c.run.expert_turns = 2;
+    refuse(&r, "spillway.expert_turns is 2: the model has no experts");
+    tiny_dir_remove(r.dir);
+    rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    r.c.run.expert_turns = 2;
+    r.c.accumulation = 2;
+    r.c.run.grad_dtype = SPW_BF16;
+    refuse(&r, "spillway.grad_dtype must be fp32");
+    r.c.run.grad_dtype = SPW_F32;
+    r.c.model.tied = true;
+    refuse(&r, "spillway.micro_batches_per_pass must be 1");
+    r.c.run.micro_batches_per_pass = 1;
+    r.chain_extra = 1;
+    refuse(&r, "blocks are repeated");
+    tiny_dir_remove(r.dir);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_ranks),
+                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_refusals)};
+    return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
+}
