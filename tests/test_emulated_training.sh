@@ -161,8 +161,11 @@ JSON
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
     check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 10
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
-    for place in there nvme kept; do
+    case $family in experts | shared) turns="turns all_turns" ;; *) turns= ;; esac
+    for place in there nvme kept $turns; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.chaos_seed=9
+        [ $place = turns ] && set -- "$@" --set spillway.expert_turns=3 --set spillway.recompute=always --set "zero_optimization.offload_optimizer=$nvme"
+        [ $place = all_turns ] && set -- "$@" --set spillway.expert_turns=6 "${all_there[@]}"
         [ $place = there ] && set -- "$@" "${all_there[@]}"
         [ $place = nvme ] && set -- "$@" --set spillway.recompute=always --set "zero_optimization.offload_param=$nvme" --set "zero_optimization.offload_optimizer=$nvme"
         [ $place = kept ] && set -- "$@" --set spillway.device_memory=1GiB
