@@ -448,9 +448,9 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         unit *victim = NULL;
         for (uint32_t i = 0; i < s->resident_count; i++) {
             unit *o = &s->units[s->resident[i]];
-            bool idle =
-                (o->d == D_READY && o->pins == 0) || /* or it was begun for a use that is not fetched any more */
-                (o->d == D_FILLING && o->copies_inflight == 0 && o->next_use >= s->fetch_count);
+            bool idle = (o->d == D_READY &&
+                         o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
+                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight));
             if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 better_victim(o, victim))
                 victim = o;

@@ -257,7 +257,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
     bool parted = e->world > 1 && c->zero.stage > 0;
     uint32_t experts = (uint32_t)e->model->config.experts;
-    uint32_t experts_each = turns > 1 ? (experts + turns - 1) / turns : o->inference && !parted && experts > 0 ? 1 : 0;
+    uint32_t experts_each = o->inference && !parted && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
     uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
@@ -285,6 +285,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (turns > 1) /* what a turn brings serves one micro-batch */
         group = 1;
     e->in_turns = turns > 1;
+    e->turn_experts = (experts + turns - 1) / turns;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
@@ -418,9 +419,12 @@ most_turns(const spw_engine_options *o, const char **why)
     const spw_model_config *m = &o->model->config;
     const spw_config *c = o->config;
     bool sums = c->accumulation > 1;
+    if (o->inference) {
+        *why = NULL;
+        return m->experts > 0 ? (uint32_t)m->experts : 1;
+    }
     *why =
         m->experts == 0                ? "the model has no experts"
-        : o->inference                 ? "nothing is trained"
         : o->chain_extra > 0           ? "blocks are repeated"
         : m->norms != SPW_NORMS_BEFORE ? "what its layers give is normed"
         : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)

@@ -76,7 +76,8 @@ struct spw_engine {
     char *wire_memory;       /* device, for wire.c */
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
-    bool in_turns;           /* a layer's experts come to the device a unit at a time, while the layer is computed */
+    bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
+    uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
     bool gather_all;         /* the device was to hold the weights: it holds them gathered, as far as they fit */

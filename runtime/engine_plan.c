@@ -420,9 +420,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .gather_all = e->gather_all,
         .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
         .micro_batches = (uint32_t)e->config.accumulation,
-        .expert_turns =
-            e->in_turns ? (uint32_t)((e->model->config.experts + e->layout.experts_each - 1) / e->layout.experts_each)
-                        : 0,
+        .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
         .future_max = e->future_max,
         .optimizer_threads = spw__engine_workers(e),
         .tables_bytes = table_bytes(e, o, e->traces[MODE_TRAIN].capacity),

@@ -11,7 +11,7 @@ static uint32_t
 turn_of(const spw_engine *e, uint32_t unit_idx)
 {
     uint32_t id = e->layout.param_ids[e->layout.param_first[unit_idx]];
-    return (e->model->params[id].expert - 1) / e->layout.experts_each;
+    return (e->model->params[id].expert - 1) / e->turn_experts;
 }
 
 static bool
@@ -91,19 +91,21 @@ uint64_t
 spw__block_elems(const spw_engine *e, uint32_t block_idx)
 {
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units), core = 0;
-    uint64_t held = 0, least, experts = 0;
+    uint64_t held = 0, least;
     for (; core < n && !e->layout.of_experts[units[core]]; core++)
         held += spw__layout_on_device(&e->layout, units[core]);
     least = elems_for(e, units, core, 0, 0);
     for (uint32_t k = core, count; k < n; k += count) {
         uint64_t turn;
         count = spw__turn_units(e, units + k, n - k, false);
-        turn = elems_for(e, units + k, count, core, held);
-        least = e->in_turns && turn > least ? turn : least;
-        for (uint32_t i = k; i < k + count; i++) /* multiples of these lie in front of and between all others */
-            experts += spw__layout_on_device(&e->layout, units[i]);
+        turn = held;
+        for (uint32_t i = k; i < k + count; i++)
+            turn += spw__layout_on_device(&e->layout, units[i]);
+        if (e->layout.granule == 0) /* else multiples of an expert lie in front of and between all others */
+            turn = elems_for(e, units + k, count, core, held);
+        least = turn > least ? turn : least;
     }
-    return e->in_turns || least > held + experts ? least : held + experts;
+    return least;
 }
 
 uint32_t
@@ -147,7 +149,8 @@ spw__note_uses(spw_engine *e)
 }
 
 static void tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count);
-static spw_status take_turn(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
+static spw_status
+take_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
 
 /* ---------------------------------------------------------------- running one block */
 
@@ -186,32 +189,6 @@ bind_params(block_run *run)
         run->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
         run->params[k]->w_grad = run->grads[j] == NULL ? NULL : run->grads[j] + at->first;
     }
-}
-
-/* Brings the experts that rows have chosen to the device. */
-static spw_status
-fetch_chosen(void *ctx, const spw_routed *routed, spw_error *err)
-{
-    block_run *run = ctx;
-    spw_engine *e = run->e;
-    const spw_block *b = &e->model->blocks[run->block_idx];
-    spw_store_use uses[SPW_EXPERTS_MAX];
-    uint32_t count = 0;
-    for (uint32_t k = 0; k < b->param_count; k++) {
-        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
-        bool new = expert > 0 && unit_in_run(run, u) == run->unit_count;
-        for (uint32_t i = 0; i < count && new; i++)
-            new = uses[i].unit_idx != u;
-        if (new && routed->ends[expert - 1] > (expert > 1 ? routed->ends[expert - 2] : 0))
-            count = ask_for(e, run, u, uses, count);
-    }
-    if (count > 0) {
-        tell(e, run->mode, uses, count);
-        SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + run->unit_count, err));
-        run->unit_count += count;
-    }
-    bind_params(run);
-    return SPW_OK;
 }
 
 static spw_status
@@ -255,12 +232,10 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
             !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
             p->rows, p->cols);
     }
-    if (run->mode == MODE_CHOICE)
-        spw_tape_on_route(e->tape, fetch_chosen, run);
-    else if (training)
+    if (training)
         spw_tape_on_route(e->tape, note_peak, e);
-    if (e->in_turns)
-        spw_tape_on_turn(e->tape, e->layout.experts_each, take_turn, run);
+    if (e->in_turns || run->mode == MODE_CHOICE)
+        spw_tape_on_turn(e->tape, e->turn_experts, take_turn, run);
     return b->forward(&call, x);
 }
 
@@ -365,6 +340,8 @@ static spw_status
 acquire(spw_engine *e, block_run *run, const spw_store_use *uses, uint32_t count, spw_error *err)
 {
     const void **weights = run->weights + run->unit_count;
+    if (count == 0)
+        return SPW_OK;
     SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, count, weights, err)
                                 : spw_store_acquire(e->store, uses, count, weights, err));
     run->unit_count += count;
@@ -785,19 +762,44 @@ send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
     return SPW_OK;
 }
 
-/* Brings the units of these experts, which stay until their turn is over. */
+/* Without gradients, and whole, only experts with rows are needed. */
+static bool
+has_rows(const spw_engine *e, const spw_routed *routed, uint32_t unit_idx)
+{
+    uint32_t x = e->model->params[e->layout.param_ids[e->layout.param_first[unit_idx]]].expert - 1;
+    return !e->inference || e->layout.parts > 1 || routed->ends[x] > (x > 0 ? routed->ends[x - 1] : 0);
+}
+
+/*
+ * Brings the units of the turn that begins with this expert, which stay until it is over. Those that few rows have chosen are in no
+ * trace: all that are still to come in this layer are put in front of the future.
+ */
 static spw_status
-begin_turn(spw_engine *e, block_run *run, uint64_t first, uint64_t end, bool backward, spw_error *err)
+begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t first, bool backward, spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0;
-    for (uint32_t k = spw__block_turns(e, units, all); k < all; k++) {
-        if (turn_of(e, units[k]) == first / e->layout.experts_each)
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0, to_come;
+    const uint32_t turn = (uint32_t)(first / e->turn_experts);
+    for (uint32_t k = 0; k < all; k++) {
+        if (e->layout.of_experts[units[k]] && turn_of(e, units[k]) == turn && has_rows(e, routed, units[k]))
             count = ask_for(e, run, units[k], uses, count);
     }
-    SPW_ASSERT(count > 0 && run->unit_count == run->held && end - first <= e->layout.experts_each);
-    SPW_TRY(acquire(e, run, uses, count, err));
-    return backward ? free_buffers(e, run, run->held, err) : SPW_OK;
+    SPW_ASSERT(run->unit_count == run->held);
+    if (run->mode != MODE_CHOICE) {
+        SPW_TRY(acquire(e, run, uses, count, err));
+        return backward ? free_buffers(e, run, run->held, err) : SPW_OK;
+    }
+    to_come = count;
+    for (uint32_t k = 0; k < all; k++) {
+        if (e->layout.of_experts[units[k]] && turn_of(e, units[k]) > turn && has_rows(e, routed, units[k]))
+            uses[to_come++] = (spw_store_use){units[k], e->generations[units[k]]};
+    }
+    if (count == 0)
+        return SPW_OK;
+    tell(e, run->mode, uses, to_come);
+    SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + run->held, err));
+    run->unit_count += count;
+    return SPW_OK;
 }
 
 static spw_status
@@ -810,16 +812,21 @@ end_turn(spw_engine *e, block_run *run, spw_error *err)
     return st;
 }
 
-/* What the tape tells of turns; ctx is the block_run. */
+/* What the tape tells of turns; ctx is the block_run. A wait is none of compute's time, where that is taken. */
 static spw_status
-take_turn(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+take_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
 {
     block_run *run = ctx;
     spw_engine *e = run->e;
+    bool timed = run->timed.name != NULL;
     spw_status st;
-    end_compute(e, run); /* a wait is none of compute's time */
-    st = turn == SPW_TURN_OVER ? end_turn(e, run, err) : begin_turn(e, run, first, end, turn == SPW_TURN_BACKWARD, err);
-    run->timed = begin_compute(e, run->timed.name);
+    (void)end;
+    if (timed)
+        end_compute(e, run);
+    st = turn == SPW_TURN_OVER ? end_turn(e, run, err)
+                               : begin_turn(e, run, routed, first, turn == SPW_TURN_BACKWARD, err);
+    if (timed)
+        run->timed = begin_compute(e, run->timed.name);
     if (st == SPW_OK && turn == SPW_TURN_BACKWARD)
         st = open_grads(e, run, run->held, err);
     if (st == SPW_OK && turn != SPW_TURN_OVER)

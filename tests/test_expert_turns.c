@@ -60,16 +60,26 @@ train(rig *r)
     rig_train(r, 0, RIG_STEPS);
 }
 
-/* Losses, norms, an evaluation and the state of every variant are those of the first. */
+/* The logits that follow some tokens. */
+static void
+predict(rig *r, float *logits)
+{
+    rig_need(r, spw_engine_logits(r->e, (int32_t[]){5, 17, 40}, 3, logits, &r->err));
+}
+
+/* Losses, norms, an evaluation, logits and the state of every variant are those of the first. */
 static void
 compare(spw_family family, spw_state_format format, void (*change)(rig *r))
 {
+    static float logits[2][1024];
     rig one;
     double want, got;
     configure(&one, &variants[0], family, format, change);
     train(&one);
     assert_true(one.losses[RIG_STEPS - 1] < one.losses[0]);
     rig_need(&one, spw_engine_eval(one.e, rig_tokens, rig_targets, (uint32_t)one.c.accumulation, &want, &one.err));
+    assert_true(one.model->config.vocab <= 1024);
+    predict(&one, logits[0]);
     for (size_t i = 1; i < sizeof variants / sizeof variants[0]; i++) {
         rig r;
         configure(&r, &variants[i], family, format, change);
@@ -82,6 +92,8 @@ compare(spw_family family, spw_state_format format, void (*change)(rig *r))
         }
         rig_need(&r, spw_engine_eval(r.e, rig_tokens, rig_targets, (uint32_t)r.c.accumulation, &got, &r.err));
         assert_true(got == want);
+        predict(&r, logits[1]);
+        assert_memory_equal(logits[0], logits[1], r.model->config.vocab * sizeof **logits);
         rig_same_state(&one, &r, variants[i].name);
         rig_remove(&r);
     }

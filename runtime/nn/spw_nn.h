@@ -80,12 +80,13 @@ typedef spw_status (*spw_route_fn)(void *ctx, const spw_routed *routed, spw_erro
 void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
 /*
  * spw_tape_on_turn - until the next reset, what lies between a dispatch and its combine is computed for so many experts at a time, upwards
- * in forward and downwards in backward. fn is told of each turn before it (the weights, and in backward their w_grad, of experts [first, end)
- * are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
+ * in forward and downwards in backward. fn is told of each turn before it (the weights of experts [first, end) that have rows, and in
+ * backward the w_grad of all of them, are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
  * again before it uses it: what combine gives then is undefined, so it must be for sums alone. The same bits as without.
  */
 typedef enum spw_turn { SPW_TURN_FORWARD, SPW_TURN_BACKWARD, SPW_TURN_OVER } spw_turn;
-typedef spw_status (*spw_turn_fn)(void *ctx, uint64_t first, uint64_t end, spw_turn turn, spw_error *err);
+typedef spw_status (*spw_turn_fn)(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn,
+                                  spw_error *err);
 void spw_tape_on_turn(spw_tape *tape, uint64_t experts, spw_turn_fn fn, void *ctx);
 /* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
 spw_status spw_tape_check(const spw_tape *tape, spw_error *err);

@@ -653,9 +653,9 @@ spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *con
 
 /* Tells of a turn of experts; false: it failed. */
 static bool
-tell_turn(spw_tape *t, uint64_t first, uint64_t end, spw_turn what)
+tell_turn(spw_tape *t, const spw_routed *r, uint64_t first, uint64_t end, spw_turn what)
 {
-    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, first, end, what, &t->route_error) != SPW_OK)
+    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, r, first, end, what, &t->route_error) != SPW_OK)
         (void)fail(t);
     return t->status == SPW_OK;
 }
@@ -694,10 +694,10 @@ close_experts(spw_tape *t, const spw_routed *r, bool later)
     }
     for (uint64_t e = 0, past; computes(t) && !later && e < r->on_device.E; e = past) {
         past = turn_end(t, e, r->on_device.E);
-        if (!tell_turn(t, e, past, SPW_TURN_FORWARD))
+        if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
             return false;
         experts_forward(t, r, first, end, e, past);
-        if (!tell_turn(t, e, past, SPW_TURN_OVER))
+        if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
             return false;
     }
     if (!t->record)
@@ -1064,10 +1064,10 @@ dispatch_backward(spw_tape *t, op *o)
     for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
         uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
         first = (end - 1) / each * each;
-        if (!tell_turn(t, first, end, SPW_TURN_BACKWARD))
+        if (!tell_turn(t, r, first, end, SPW_TURN_BACKWARD))
             return;
         experts_backward(t, r, o, combine, first, end);
-        if (!tell_turn(t, first, end, SPW_TURN_OVER))
+        if (!tell_turn(t, r, first, end, SPW_TURN_OVER))
             return;
     }
     if (!t->dry && combine->later)
