@@ -297,7 +297,7 @@ test_bytes(void **state)
         planned = spw_engine_plan(r.e)->traffic[SPW_PACE_DEFAULT].h2d;
         print_message("%u turns: %llu bytes to the device, planned were %llu, of %llu of weights\n", turns,
                       (unsigned long long)result.h2d, (unsigned long long)planned, (unsigned long long)weights);
-        assert_true(result.h2d <= 2 * weights);
+        assert_true(result.h2d <= 2 * weights + weights / 10); /* what is fetched too early may have to go again */
         assert_true(result.h2d >= 2 * (layers - layers / r.c.model.layers) * 2);
         assert_true(planned + turn < 2 * weights + SMALL && planned + turn > 2 * weights - SMALL);
         rig_remove(&r);
