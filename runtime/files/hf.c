@@ -747,6 +747,16 @@ find_images(const source *s)
     return NULL;
 }
 
+bool
+spw_hf_config_has_images(const char *json_text)
+{
+    json_t *root = json_loads(json_text, 0, NULL);
+    source s = {root, "", "", NULL};
+    bool has = root != NULL && find_images(&s) != NULL;
+    json_decref(root);
+    return has;
+}
+
 static spw_status
 read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
 {
