@@ -208,7 +208,7 @@ const key_row spw__config_rows[] = {
     UNBUILT(ZO "zeropp_loco_param", "null", "ZeRO++ error feedback"),
     UNBUILT(ZO "mics_shard_size", "-1", "MiCS"),
     UNBUILT(ZO "mics_hierarchical_params_gather", "false", "MiCS"),
-    UNBUILT(ZO "log_trace_cache_warnings", "false", "trace warnings"),
+    INERT_BOOL(ZO "log_trace_cache_warnings", "false", "the order of uses is known, nothing is learned in steps"),
     UNBUILT(ZO "zenflow", "null", "ZenFlow"),
     UNBUILT(ZO "leaf_module", "{}", "there are no Python modules"),
     INERT_ZERO3("allgather_sequential", K_BOOL, 1, "false", "units are gathered one after the other"),

@@ -140,6 +140,9 @@ test_without_effect(void **state)
     takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
           "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
     assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO "\"amp\":{\"enabled\":\"auto\",\"opt_level\":\"auto\"},"
+          "\"zero_optimization\":{\"log_trace_cache_warnings\":true}}");
+    assert_string_equal(heard, "");
     takes("{" NEEDED MICRO
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_string_equal(heard, "");
@@ -168,10 +171,15 @@ test_missing(void **state)
             "scheduler.type \"Cyclic\" (one of WarmupLR|");
     refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"max_grad_norm\":1}}}",
             "did you mean \"gradient_clipping\"?");
+    refuses("{" NEEDED MICRO "\"max_steps\":4}", "unknown key \"max_steps\"; did you mean \"spillway.steps\"?");
+    refuses("{" NEEDED MICRO "\"data_types\":{\"target_modules\":[]}}", "did you mean \"spillway.lora.targets\"?");
     refuses("{" NEEDED
             "\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":8,\"gradient_accumulation_steps\":2}",
             "times 1 rank; it is for 4 ranks (train -n 4, plan --set spillway.ranks=4)");
-    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}", "times 1 rank");
+    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}",
+            "train_batch_size 3 is not a multiple of train_micro_batch_size_per_gpu 8 times 1 rank");
+    refuses("{" NEEDED "\"train_batch_size\":7,\"gradient_accumulation_steps\":2}",
+            "train_batch_size 7 is not a multiple of gradient_accumulation_steps 2 times 1 rank");
 }
 
 /* Where a Trainer would fill in an argument, what stands instead is said once; the number of steps is known. */
