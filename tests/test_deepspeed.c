@@ -246,11 +246,11 @@ test_weights(void **state)
     assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
 }
 
-/* Text is not bytes to a model whose tokenizer cannot be read; tokens in a file need none. */
+/* Text is not bytes to a model whose tokenizer cannot be read; where its folder has none at all, that is said. */
 static void
 test_unread_tokenizer(void **state)
 {
-    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], text[600];
+    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], other[200], text[600];
     const char *const bytes[] = {"data.tokenizer=bytes"};
     spw_data *d = NULL;
     (void)state;
@@ -268,9 +268,21 @@ test_unread_tokenizer(void **state)
     takes(text);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
     assert_non_null(strstr(err.message, "has a tokenizer that is not read: tokenizer.json is"));
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    snprintf(other, sizeof other, "%s/tokenizer_config.json", folder);
+    assert_int_equal(rename(path, other), 0);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    assert_int_equal(remove(other), 0);
+    spw_log_set(hear, NULL);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
+    assert_non_null(strstr(heard, "bytes are tokens, because model.path"));
+    spw_data_close(d);
+    heard[0] = '\0';
     assert_int_equal(spw_config_parse(&c, text, "ds.json", bytes, 1, &err), SPW_OK);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
     spw_data_close(d);
+    assert_string_equal(heard, "");
+    spw_log_set(NULL, NULL);
     assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
 }
 
