@@ -238,6 +238,10 @@ test_weights(void **state)
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     write_file(path, "version https://git-lfs.github.com/spec/v1\n");
     takes(text); /* what is in it is looked at when it is opened */
+    assert_int_equal(parse("{" MICRO "\"model\":{\"path\":\"owner/name\"},\"data\":{\"path\":\"a\"}}"), SPW_ENOENT);
+    assert_non_null(strstr(err.message, "\"hf download owner/name --local-dir DIR\" fetches it"));
+    assert_int_equal(parse("{" MICRO "\"model\":{\"path\":\"./name\"},\"data\":{\"path\":\"a\"}}"), SPW_ENOENT);
+    assert_non_null(strstr(err.message, "open ./name/config.json: No such"));
     {
         spw_hf_reader *weights = NULL;
         assert_int_equal(spw_hf_reader_open(&weights, folder, &err), SPW_ECORRUPT);

@@ -234,6 +234,9 @@ PY
     check "as the same model" cmp -s "$dir/before" "$dir/after"
 done
 
+expect 1 '"hf download owner/name --local-dir DIR" fetches it' "a name of the hub is no folder" export owner/name --to "$dir/hub"
+expect 1 '"hf download owner/name --local-dir DIR" fetches it' "nor to generate from" generate owner/name --prompt a
+
 # Memory does not grow with the model: 350 M parameters, 700 MB, from a file without blocks.
 python3 - "$dir" <<'PY'
 import json, os, struct, sys

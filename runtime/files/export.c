@@ -80,6 +80,7 @@ static spw_status
 open_source(job *j, spw_error *err)
 {
     struct stat info;
+    SPW_TRY(spw_hf_check_folder(j->o->source, err));
     if (stat(j->o->source, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "%s", j->o->source);
     if (S_ISDIR(info.st_mode))

@@ -81,6 +81,8 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
+/* SPW_ENOENT with what to do, where the path is not there and may be a model's name on the hub ("owner/name"); else SPW_OK. */
+spw_status spw_hf_check_folder(const char *path, spw_error *err);
 /* Whether it is the config.json of a model of text and images, whose text part spw_hf_config_parse takes. */
 bool spw_hf_config_has_images(const char *json_text);
 /*
