@@ -73,6 +73,8 @@ LAYOUTS = [
         "", two(pipes("user")), pipes("assistant"), end="<|endoftext|>", system=two(pipes("system")))),
     ("phi4", "llama3", new("<|im_start|>", "<|im_sep|>", "<|im_end|>", lstrip=True, rstrip=True), turns(
         "", two(sep("user")), sep("assistant"), system=two(sep("system")))),
+    ("deepseek", "qwen2", new("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>") + new("<｜User｜>", "<｜Assistant｜>", special=False), turns(
+        "<｜begin▁of▁sentence｜>", ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>", ""), system=("", ""))),
     ("zephyr", "mistral", [], turns("", two(zephyr("user")), zephyr("assistant"), system=two(zephyr("system")))),
 ]
 
