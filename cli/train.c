@@ -371,6 +371,8 @@ describe(const run *r)
         printf("start    the weights in %s\n", c->model_path);
     if (r->resumed)
         printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
+    if (c->run.checkpoint_dir[0] == '\0')
+        printf("saves    nothing: spillway.checkpoint_dir is empty\n");
 }
 
 /* The log's first line: what is trained, and what the plan says of it. */

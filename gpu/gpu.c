@@ -51,7 +51,7 @@ spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err)
             return SPW_OK;
         spw_log(SPW_LOG_DEBUG, "device auto: cpu, because %s", why.message);
     } else if (strcmp(name, "cpu") != 0) {
-        return SPW_RAISE(err, SPW_EINVAL, "device %s is unknown: auto, cpu or cuda[:i]", name);
+        return SPW_RAISE(err, SPW_ECONFIG, "device %s is unknown: auto, cpu or cuda[:i]", name);
     }
     return spw__cpu_calls.open(out, options, 0, err);
 }

@@ -122,7 +122,29 @@ unknown_key(const config_reader *r, const char *key)
     } meant[] = {{"max_grad_norm", "gradient_clipping"},
                  {"learning_rate", "optimizer.params.lr"},
                  {"opt_level", "fp16.enabled"},
-                 {"cos_min_lr", "scheduler.params.cos_min_ratio"}};
+                 {"cos_min_lr", "scheduler.params.cos_min_ratio"},
+                 {"warmup_steps", "scheduler.params.warmup_num_steps"},
+                 {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+                 {"train_micro_batch_size", "train_micro_batch_size_per_gpu"},
+                 {"max_steps", "spillway.steps"},
+                 {"num_train_epochs", "spillway.steps"},
+                 {"epochs", "spillway.steps"},
+                 {"output_dir", "spillway.checkpoint_dir"},
+                 {"save_steps", "spillway.checkpoint_interval"},
+                 {"save_total_limit", "spillway.keep_last"},
+                 {"eval_steps", "spillway.eval_interval"},
+                 {"gradient_checkpointing", "spillway.recompute"},
+                 {"r", "spillway.lora.rank"},
+                 {"lora_alpha", "spillway.lora.alpha"},
+                 {"lora_dropout", "spillway.lora.dropout"},
+                 {"target_modules", "spillway.lora.targets"},
+                 {"model_name_or_path", "model.path"},
+                 {"train_file", "data.path"},
+                 {"files", "data.path"},
+                 {"chat_template", "data.chat"},
+                 {"seqlen", "data.seq_length"},
+                 {"max_seq_length", "data.seq_length"},
+                 {"max_length", "data.seq_length"}};
     guess g = {.near_distance = 4, .elsewhere_distance = UINT32_MAX};
     char candidate[KEY_BYTES];
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
@@ -132,8 +154,10 @@ unknown_key(const config_reader *r, const char *key)
     }
     consider_model_keys(&g, key);
     for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++) {
-        if (strcmp(spw__config_last_part(key), meant[i].name) == 0)
+        if (strcmp(spw__config_last_part(key), meant[i].name) == 0) {
             snprintf(g.near, sizeof g.near, "%s", meant[i].key);
+            g.elsewhere[0] = '\0';
+        }
     }
     if (g.elsewhere[0] != '\0') {
         int section = (int)(spw__config_last_part(g.elsewhere) - g.elsewhere);
@@ -438,12 +462,18 @@ dump_groups(const spw_config *c)
     return list;
 }
 
+static bool
+is_auto(const json_t *v)
+{
+    return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
+}
+
 static spw_status
 read_unbuilt(const config_reader *r, const key_row *row, const json_t *v)
 {
     json_t *inert = json_loads(row->fallback, JSON_DECODE_ANY, NULL);
     bool off = json_equal(inert, v) || json_is_null(v) || (json_is_false(v) && !json_is_number(inert)) ||
-               (!json_is_object(inert) && json_is_string(v) && strcmp(json_string_value(v), "auto") == 0) ||
+               (!json_is_object(inert) && is_auto(v)) || is_auto(json_object_get(v, "enabled")) ||
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
                (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
     off = off ||
@@ -493,8 +523,7 @@ read_value(const config_reader *r, const key_row *row, json_t *v)
         return read_deprecated(r, row, v);
     if (row->type == K_ANY)
         return SPW_OK;
-    if (json_is_string(v) && strcmp(json_string_value(v), "auto") == 0 && row->type != K_BYTES && row->type != K_TEXT &&
-        row->type != K_BACKEND && row->type != K_PLACE) {
+    if (is_auto(v) && row->type != K_BYTES && row->type != K_TEXT && row->type != K_BACKEND && row->type != K_PLACE) {
         if (row->fallback != NULL && trainer_fills(row->key))
             spw__config_remark(r->remarks->autos, "%s %s", row->key, row->fallback);
         return SPW_OK; /* the default stands */

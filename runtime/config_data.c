@@ -58,11 +58,24 @@ unread_tokenizer(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t
 static bool
 has_unread_tokenizer(const spw_config *c)
 {
-    static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model", "vocab.txt"};
+    static const char *const forms[] = {"tokenizer.model", "tekken.json", "spiece.model", "vocab.txt",
+                                        "tokenizer_config.json"};
     bool found = false;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
         found = found || spw_dir_has(c->model_path, forms[i]);
     return found && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0';
+}
+
+/* A model's folder may have been fetched without its tokenizer, whose ids are not bytes. */
+static void
+warn_of_bytes(const spw_config *c, const char *encoder)
+{
+    if (strcmp(encoder, "bytes") == 0 && strcmp(c->data.tokenizer, "auto") == 0 && c->model_path[0] != '\0' &&
+        c->model.vocab != 256)
+        spw_log(SPW_LOG_WARN,
+                "data: bytes are tokens, because model.path %s has no tokenizer for its vocabulary of %llu; "
+                "data.tokenizer names another folder, or says bytes",
+                c->model_path, (unsigned long long)c->model.vocab);
 }
 
 static spw_status
@@ -124,6 +137,8 @@ spw_config_open_data(spw_data **out, const spw_config *c, spw_error *err)
     st = open_chat(&o.chat, c, tokenizer, err);
     if (st == SPW_OK)
         st = spw_data_open(out, &o, err);
+    if (st == SPW_OK)
+        warn_of_bytes(c, spw_data_encoder(*out));
     spw_chat_close(o.chat);
     spw_tokenizer_close(tokenizer); /* text is tokens in a file now */
     return st;

@@ -208,7 +208,7 @@ const key_row spw__config_rows[] = {
     UNBUILT(ZO "zeropp_loco_param", "null", "ZeRO++ error feedback"),
     UNBUILT(ZO "mics_shard_size", "-1", "MiCS"),
     UNBUILT(ZO "mics_hierarchical_params_gather", "false", "MiCS"),
-    UNBUILT(ZO "log_trace_cache_warnings", "false", "trace warnings"),
+    INERT_BOOL(ZO "log_trace_cache_warnings", "false", "the order of uses is known, nothing is learned in steps"),
     UNBUILT(ZO "zenflow", "null", "ZenFlow"),
     UNBUILT(ZO "leaf_module", "{}", "there are no Python modules"),
     INERT_ZERO3("allgather_sequential", K_BOOL, 1, "false", "units are gathered one after the other"),
@@ -320,7 +320,7 @@ const key_row spw__config_rows[] = {
     TEXT("data.chat", data.chat, "\"\"", NULL,
          "layout of conversations in JSON lines, whose assistant's turns alone get loss: auto (by the tokenizer's "
          "special tokens), "
-         "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, zephyr, or a file that "
+         "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, deepseek, zephyr, or a file that "
          "describes one and ends in .json; empty: lines are text"),
     TEXT("data.messages_field", data.messages_field, "\"\"", NULL,
          "field with a conversation; empty: messages, or conversations where that is missing"),

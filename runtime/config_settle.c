@@ -56,16 +56,19 @@ settle_batch(const config_reader *r)
     if (all == 0)
         all = micro * steps * ranks;
     if (all != micro * steps * ranks || all == 0) {
-        char meant[160] = "";
+        char meant[160] = "", given[128] = "";
         if (steps > 0 && all >= micro * steps && all % (micro * steps) == 0)
             snprintf(meant, sizeof meant, "; it is for %llu rank%s (train -n %llu, plan --set spillway.ranks=%llu)",
                      (unsigned long long)(all / (micro * steps)), all > micro * steps ? "s" : "",
                      (unsigned long long)(all / (micro * steps)), (unsigned long long)(all / (micro * steps)));
-        return SPW_RAISE(r->err, SPW_ECONFIG,
-                         "%s: train_batch_size %llu is not train_micro_batch_size_per_gpu %llu times "
-                         "gradient_accumulation_steps %llu times %llu rank%s%s",
-                         r->name, (unsigned long long)all, (unsigned long long)micro, (unsigned long long)steps,
-                         (unsigned long long)ranks, ranks > 1 ? "s" : "", meant);
+        if (c->micro_batch > 0)
+            snprintf(given, sizeof given, "train_micro_batch_size_per_gpu %llu times ", (unsigned long long)micro);
+        if (c->accumulation > 0)
+            snprintf(given + strlen(given), sizeof given - strlen(given), "gradient_accumulation_steps %llu times ",
+                     (unsigned long long)steps);
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: train_batch_size %llu is not %s%s%llu rank%s%s", r->name,
+                         (unsigned long long)all, c->micro_batch > 0 && c->accumulation > 0 ? "" : "a multiple of ",
+                         given, (unsigned long long)ranks, ranks > 1 ? "s" : "", meant);
     }
     c->train_batch_size = all;
     c->micro_batch = micro;

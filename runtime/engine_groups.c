@@ -95,7 +95,6 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                      .grad_scale = grad_scale,
                      .seed = c->run.seed,
                      .nearest = c->run.nearest_moments};
-    spw_schedule_betas(c, hp.step, &hp.beta1, &hp.beta2);
     for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
         const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
         for (int kind = MATRIX; kind < KINDS; kind++) {
@@ -110,6 +109,7 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                 with.beta1 = own->beta1;
                 with.beta2 = own->beta2;
             }
+            spw_schedule_betas(c, with.step, &with.beta1, &with.beta2); /* whose cycle is every group's, as there */
             SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + (uint32_t)kind], e->optimizer, &with, err));
         }
     }

@@ -103,6 +103,7 @@ spw_weights_find(spw_weights *w, const char *path, spw_error *err)
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
+    SPW_TRY(spw_hf_check_folder(path, err));
     w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");
     if (w->is_checkpoint) {
         SPW_TRY(spw_checkpoint_find(path, w->path, err));

@@ -69,10 +69,14 @@ LAYOUTS = [
     ("mistral-v1", "across", [], turns("<s>", (" [INST] ", " [/INST]"), (" ", "</s>", ""))),
     ("gemma", "bare", new("<bos>", "<start_of_turn>", "<end_of_turn>"), turns("<bos>", ("<start_of_turn>user\n", "<end_of_turn>\n"), (
         "<start_of_turn>model\n", "<end_of_turn>", "\n"), trim=True)),
+    ("gemma", "gemma", new("<bos>", "<start_of_turn>", "<end_of_turn>"), turns("<bos>", ("<start_of_turn>user\n", "<end_of_turn>\n"), (
+        "<start_of_turn>model\n", "<end_of_turn>", "\n"), trim=True)),
     ("phi3", "llama2", new("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", rstrip=True) + new("<|endoftext|>"), turns(
         "", two(pipes("user")), pipes("assistant"), end="<|endoftext|>", system=two(pipes("system")))),
     ("phi4", "llama3", new("<|im_start|>", "<|im_sep|>", "<|im_end|>", lstrip=True, rstrip=True), turns(
         "", two(sep("user")), sep("assistant"), system=two(sep("system")))),
+    ("deepseek", "qwen2", new("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>") + new("<｜User｜>", "<｜Assistant｜>", special=False), turns(
+        "<｜begin▁of▁sentence｜>", ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>", ""), system=("", ""))),
     ("zephyr", "mistral", [], turns("", two(zephyr("user")), zephyr("assistant"), system=two(zephyr("system")))),
 ]
 
@@ -86,7 +90,7 @@ TALKS = [
     talk("Hello", "Hello! The water is high."), talk("How high is the lake?", "3500 metres.", "And the second?", "1,024 metres; I'd say."),
     talk("What is a spillway?", "A dam's way out.", system="You're an engineer who doesn't guess."), talk("Only a question"),
     talk("", ""), talk("a", "b", "c", system=""), talk("Größe é e\u0301 \u212b", "caf\u00e9s, cafe\u0301s und n\u0303 水库 👍🏽\u0301", "日本 か\u3099", "は\u309a"),
-    talk("x\n", "def f():\n\treturn 1\n"), talk("x \n\n", "two\n\nlines  \n and more\n\n"), talk("<mask> and spam <tool_call>{}</tool_call> spa caf\u00e9s", "<tool_call>{\"a\": 1}</tool_call> spam <mask>x"),
+    talk("x\n", "def f():\n\treturn 1\n"), talk("x \n\n", "two\n\nlines  \n and more\n\n"), talk("x", "if  a:\n  b   c"), talk("<mask> and spam <tool_call>{}</tool_call> spa caf\u00e9s", "<tool_call>{\"a\": 1}</tool_call> spam <mask>x"),
     talk("▁sign ▁ x", "▁s▁ ▁"), talk("'s", "'ll do", "123", "45"),
 ]
 LEADING = [talk("\nx", "\n\nfoo"), talk(" x", "  bar "), talk("\n \n x", " \n y\n")]

@@ -334,11 +334,11 @@ test_lora_refusals(void **state)
     static const struct {
         uint64_t rank;
         const char *target, *says;
-    } cases[] = {{4, "q_proj", "\"q_proj\""},
+    } cases[] = {{4, "q_proj", "target \"q_proj\"; there are c_attn, c_proj, c_fc, and * is all"},
                  {4, "wte", "\"wte\""},
                  {4, "lm_head", "\"lm_head\""},
                  {0, "c_attn", "no rank"},
-                 {4, NULL, "no targets"}};
+                 {4, NULL, "no targets; there are c_attn, c_proj, c_fc, and"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         rig r;

@@ -94,7 +94,7 @@ expect 2 "more than 16" "too many sizes" bench copy --size 4,4,4,4,4,4,4,4,4,4,4
 expect 1 "of memory" "more than the memory" bench copy --size 1TiB
 expect 2 "--seconds 0 " "no time" bench copy --seconds 0
 expect 2 "--seconds nan " "no number" bench copy --seconds nan
-expect 1 "nowhere" "an unknown device" bench copy --smoke --device nowhere
+expect 2 "device nowhere is unknown: auto, cpu or cuda[:i]" "an unknown device" bench copy --smoke --device nowhere
 expect 1 "cuda" "a device that is not there" bench copy --smoke --device cuda:7
 check "help" run help bench
 echo "1..$n"

@@ -167,6 +167,7 @@ wear() { # KEY: of the last object of run log $dir/w.jsonl
 }
 w="--set spillway.checkpoint_dir=$dir/w --set spillway.run_log=$dir/w.jsonl --set spillway.tbw=1GB --set spillway.eval_interval=0"
 check "train and count what is written" run train "$c" $w --set spillway.checkpoint_dir=
+check "that nothing will be saved is said before" grep -q "^saves    nothing: spillway.checkpoint_dir is empty" "$dir/out"
 check "the closing table shows wear" grep -qE 'wrote [0-9.]+ MiB to swap, .* a step, .* a token, [0-9.]+ % of the disk.s rated 0.001 TB' "$dir/out"
 check "step lines too" grep -qE '^step 10/10 .* wrote [0-9.]+ [KMi]*B \([0-9.]+ [KMi]*B/token\)' "$dir/out"
 all=$(wear bytes_written_total)

@@ -3,11 +3,14 @@
  * comes from the cache from then on.
  */
 #include "lib_dataset.h"
+#include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -467,6 +470,41 @@ test_cache(void **state)
     dataset_refuse(&o, SPW_EINVAL, "data.cache_dir", "c.jsonl is not a folder", NULL);
 }
 
+static spw_status
+encode_and_die(void *ctx, const char *text, uint64_t bytes, bool rest, int32_t *tokens, uint64_t token_max,
+               uint64_t *token_count, spw_error *err)
+{
+    (void)ctx, (void)text, (void)bytes, (void)rest, (void)tokens, (void)token_max, (void)token_count;
+    (void)raise(SIGKILL);
+    return SPW_RAISE(err, SPW_ECANCELED, "not killed");
+}
+
+/* A kill in the middle of making a cache leaves no part of it: such parts were as large as the data, and nobody's. */
+static void
+test_cache_killed(void **state)
+{
+    spw_data_options o = dataset_options("k.txt");
+    int status, probe;
+    glob_t found;
+    pid_t pid;
+    (void)state;
+    probe = open(dataset_dir, O_TMPFILE | O_RDWR, 0600);
+    if (probe < 0)
+        skip(); /* the file system has no files without a name */
+    close(probe);
+    dataset_write_text("k.txt", "some words of text");
+    o.encode = encode_and_die;
+    pid = fork();
+    if (pid == 0) {
+        spw_data *d = NULL;
+        (void)spw_data_open(&d, &o, NULL);
+        _exit(0);
+    }
+    assert_true(pid > 0 && waitpid(pid, &status, 0) == pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(glob(dataset_path("cache/*"), 0, NULL, &found), GLOB_NOMATCH);
+}
+
 int
 main(void)
 {
@@ -481,6 +519,7 @@ main(void)
         IN_DIR(test_prompt_mask),
         IN_DIR(test_encoded_text),
         IN_DIR(test_cache),
+        IN_DIR(test_cache_killed),
     };
     return cmocka_run_group_tests_name("data_files", tests, NULL, NULL);
 }

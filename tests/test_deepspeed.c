@@ -140,6 +140,9 @@ test_without_effect(void **state)
     takes("{" NEEDED MICRO "\"wandb\":{\"project\":\"p\"},\"flops_profiler\":{\"profile_step\":1},"
           "\"autotuning\":{\"enabled\":false,\"fast\":true},\"amp\":{\"opt_level\":\"O1\"}}");
     assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO "\"amp\":{\"enabled\":\"auto\",\"opt_level\":\"auto\"},"
+          "\"zero_optimization\":{\"log_trace_cache_warnings\":true}}");
+    assert_string_equal(heard, "");
     takes("{" NEEDED MICRO
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_string_equal(heard, "");
@@ -168,10 +171,15 @@ test_missing(void **state)
             "scheduler.type \"Cyclic\" (one of WarmupLR|");
     refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"max_grad_norm\":1}}}",
             "did you mean \"gradient_clipping\"?");
+    refuses("{" NEEDED MICRO "\"max_steps\":4}", "unknown key \"max_steps\"; did you mean \"spillway.steps\"?");
+    refuses("{" NEEDED MICRO "\"data_types\":{\"target_modules\":[]}}", "did you mean \"spillway.lora.targets\"?");
     refuses("{" NEEDED
             "\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":8,\"gradient_accumulation_steps\":2}",
             "times 1 rank; it is for 4 ranks (train -n 4, plan --set spillway.ranks=4)");
-    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}", "times 1 rank");
+    refuses("{" NEEDED "\"train_batch_size\":3,\"train_micro_batch_size_per_gpu\":8}",
+            "train_batch_size 3 is not a multiple of train_micro_batch_size_per_gpu 8 times 1 rank");
+    refuses("{" NEEDED "\"train_batch_size\":7,\"gradient_accumulation_steps\":2}",
+            "train_batch_size 7 is not a multiple of gradient_accumulation_steps 2 times 1 rank");
 }
 
 /* Where a Trainer would fill in an argument, what stands instead is said once; the number of steps is known. */
@@ -230,6 +238,10 @@ test_weights(void **state)
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     write_file(path, "version https://git-lfs.github.com/spec/v1\n");
     takes(text); /* what is in it is looked at when it is opened */
+    assert_int_equal(parse("{" MICRO "\"model\":{\"path\":\"owner/name\"},\"data\":{\"path\":\"a\"}}"), SPW_ENOENT);
+    assert_non_null(strstr(err.message, "\"hf download owner/name --local-dir DIR\" fetches it"));
+    assert_int_equal(parse("{" MICRO "\"model\":{\"path\":\"./name\"},\"data\":{\"path\":\"a\"}}"), SPW_ENOENT);
+    assert_non_null(strstr(err.message, "open ./name/config.json: No such"));
     {
         spw_hf_reader *weights = NULL;
         assert_int_equal(spw_hf_reader_open(&weights, folder, &err), SPW_ECORRUPT);
@@ -238,11 +250,11 @@ test_weights(void **state)
     assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
 }
 
-/* Text is not bytes to a model whose tokenizer cannot be read; tokens in a file need none. */
+/* Text is not bytes to a model whose tokenizer cannot be read; where its folder has none at all, that is said. */
 static void
 test_unread_tokenizer(void **state)
 {
-    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], text[600];
+    char folder[] = "/tmp/spw-tokenizer-XXXXXX", path[200], other[200], text[600];
     const char *const bytes[] = {"data.tokenizer=bytes"};
     spw_data *d = NULL;
     (void)state;
@@ -260,9 +272,21 @@ test_unread_tokenizer(void **state)
     takes(text);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
     assert_non_null(strstr(err.message, "has a tokenizer that is not read: tokenizer.json is"));
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    snprintf(other, sizeof other, "%s/tokenizer_config.json", folder);
+    assert_int_equal(rename(path, other), 0);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_ECONFIG);
+    assert_int_equal(remove(other), 0);
+    spw_log_set(hear, NULL);
+    assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
+    assert_non_null(strstr(heard, "bytes are tokens, because model.path"));
+    spw_data_close(d);
+    heard[0] = '\0';
     assert_int_equal(spw_config_parse(&c, text, "ds.json", bytes, 1, &err), SPW_OK);
     assert_int_equal(spw_config_open_data(&d, &c, &err), SPW_OK);
     spw_data_close(d);
+    assert_string_equal(heard, "");
+    spw_log_set(NULL, NULL);
     assert_int_equal(spw_dir_remove(folder, &err), SPW_OK);
 }
 

@@ -262,7 +262,7 @@ test_nonfinite(void **state)
 
 /* Three steps on host; the digest of what they lead to, and optionally whether each parameter has moved. */
 static uint64_t
-groups_digest(const spw_param_group *groups, uint32_t count, double weight_decay, bool *moved)
+groups_digest(const spw_param_group *groups, uint32_t count, double weight_decay, const char *scheduler, bool *moved)
 {
     rig r;
     spw_step_result result;
@@ -270,6 +270,14 @@ groups_digest(const spw_param_group *groups, uint32_t count, double weight_decay
     float *before, *after;
     rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
     r.c.optimizer.weight_decay = weight_decay;
+    snprintf(r.c.scheduler.type, sizeof r.c.scheduler.type, "%s", scheduler);
+    r.c.scheduler.cycle_min_lr = 1e-3;
+    r.c.scheduler.cycle_max_lr = 1e-2;
+    r.c.scheduler.first_steps = 2;
+    r.c.scheduler.second_steps = NAN;
+    r.c.scheduler.cycle_momentum = true;
+    r.c.scheduler.cycle_min_mom = 0.8;
+    r.c.scheduler.cycle_max_mom = 0.9;
     r.c.optimizer.group_count = count;
     for (uint32_t g = 0; g < count; g++)
         r.c.optimizer.groups[g] = groups[g];
@@ -295,22 +303,25 @@ groups_digest(const spw_param_group *groups, uint32_t count, double weight_decay
 }
 
 /* Parameter groups: one that says nothing new changes nothing, lr 0 keeps its parameters, norms and biases are decayed
- * only when asked; a group without parameters is refused by name. */
+ * only when asked; OneCycle's moments are those of groups with their own, too; a group without parameters is refused by name. */
 static void
 test_param_groups(void **state)
 {
     const double no = NAN;
     spw_param_group all = {"*", no, no, no, no}, same = {"*", 1e-2, no, 0.9, 0.95}, still = {"*h.1.*", 0, no, no, no},
-                    none = {"*", no, 0, no, no}, flat = {"*", no, 0.1, no, no}, nobody = {"nothing.*", no, no, no, no};
+                    none = {"*", no, 0, no, no}, flat = {"*", no, 0.1, no, no}, other = {"*", no, no, 0.5, 0.6},
+                    nobody = {"nothing.*", no, no, no, no};
     bool moved[256];
-    uint64_t usual = groups_digest(NULL, 0, 0.1, NULL);
+    uint64_t usual = groups_digest(NULL, 0, 0.1, "", NULL);
     rig r;
     (void)state;
-    assert_true(groups_digest(&all, 1, 0.1, NULL) == usual);
-    assert_true(groups_digest(&same, 1, 0.1, NULL) == usual);
-    (void)groups_digest(&still, 1, 0.1, moved);
-    assert_true(groups_digest(&none, 1, 0.1, NULL) == groups_digest(NULL, 0, 0.0, NULL));
-    assert_true(groups_digest(&flat, 1, 0.1, NULL) != usual); /* decays norms and biases too */
+    assert_true(groups_digest(&all, 1, 0.1, "", NULL) == usual);
+    assert_true(groups_digest(&same, 1, 0.1, "", NULL) == usual);
+    (void)groups_digest(&still, 1, 0.1, "", moved);
+    assert_true(groups_digest(&none, 1, 0.1, "", NULL) == groups_digest(NULL, 0, 0.0, "", NULL));
+    assert_true(groups_digest(&flat, 1, 0.1, "", NULL) != usual); /* decays norms and biases too */
+    assert_true(groups_digest(&other, 1, 0.1, "", NULL) != usual);
+    assert_true(groups_digest(&other, 1, 0.1, "OneCycle", NULL) == groups_digest(NULL, 0, 0.1, "OneCycle", NULL));
     rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_FP32, SPW_TIER_HOST);
     r.c.optimizer.group_count = 1;
     r.c.optimizer.groups[0] = nobody;

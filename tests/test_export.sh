@@ -71,11 +71,15 @@ out = tensors(sys.argv[1] + "/x3/model.safetensors")
 sys.exit(0 if out and all(masters[k + ".master"] == v for k, v in out.items()) else 1)
 PY
 echo '{"a": 1}' >"$dir/x3/tokenizer.json"
+echo '{{ messages }}' >"$dir/x3/chat_template.jinja"
+echo x >"$dir/x3/tokenizer.model"
 check "to bf16, with companions" run export "$dir/x3" --to "$dir/x4" --dtype bf16
 check "the tokenizer came along" cmp -s "$dir/x3/tokenizer.json" "$dir/x4/tokenizer.json"
+check "so did the chat template" cmp -s "$dir/x3/chat_template.jinja" "$dir/x4/chat_template.jinja"
+check "and SentencePiece's model" cmp -s "$dir/x3/tokenizer.model" "$dir/x4/tokenizer.model"
 check "config.json names the type" grep -q '"torch_dtype": "bfloat16"' "$dir/x4/config.json"
 check "to fp16" run export "$dir/x3" --to "$dir/x5" --dtype fp16
-rm "$dir/x5/tokenizer.json"
+rm "$dir/x5/tokenizer.json" "$dir/x5/tokenizer.model"
 check "trains from it" run train "$c" --set "$(folder "$dir/x5")" $still --set spillway.checkpoint_dir=
 
 # GPT-2's masks, as old files have them beside the weights: of a type that nothing here computes with, and first in the file.
@@ -210,6 +214,28 @@ expect 0 "--shard-size" "help" help export
 full() { (ulimit -f 100; exec timeout -s KILL 60 "$spw" export "$dir/a" --to "$dir/no" >"$dir/out" 2>"$dir/err"); }
 check "a file that may not grow is an error" test "$(full; echo $?)" -ne 0
 check "and nothing is left of it" test ! -e "$dir/no" -a ! -e "$dir/no.partial"
+
+# Of a model of text and images the text part goes out, and its configuration with it: with the outer one transformers finds none of the
+# tensors' names and draws the weights anew.
+for kind in gemma3:gemma3_text:Gemma3ForCausalLM mistral3:mistral:MistralForCausalLM; do
+    IFS=: read -r outer inner class <<<"$kind"
+    check "$outer's folder" run export "tests/vectors/families/${outer}_images" --to "$dir/$outer"
+    check "its configuration is the text part's" python3 - "$dir/$outer/config.json" "$inner" "$class" "tests/vectors/families/${outer}_images/config.json" <<'PY'
+import json, sys
+c, source = json.load(open(sys.argv[1])), json.load(open(sys.argv[4]))
+eos = source.get("eos_token_id", source["text_config"]["eos_token_id"])
+sys.exit(not (c["model_type"] == sys.argv[2] and c["architectures"] == [sys.argv[3]] and c["torch_dtype"] == "bfloat16"
+              and c["eos_token_id"] == eos is not None and "vision_config" not in c and "text_config" not in c))
+PY
+    run inspect "tests/vectors/families/${outer}_images"
+    tail -2 "$dir/out" >"$dir/before"
+    check "$outer's export is read" run inspect "$dir/$outer"
+    tail -2 "$dir/out" >"$dir/after"
+    check "as the same model" cmp -s "$dir/before" "$dir/after"
+done
+
+expect 1 '"hf download owner/name --local-dir DIR" fetches it' "a name of the hub is no folder" export owner/name --to "$dir/hub"
+expect 1 '"hf download owner/name --local-dir DIR" fetches it' "nor to generate from" generate owner/name --prompt a
 
 # Memory does not grow with the model: 350 M parameters, 700 MB, from a file without blocks.
 python3 - "$dir" <<'PY'

@@ -85,6 +85,12 @@ static const chat_layout layouts[] = {
      .end = "",
      .turns = {SEP("system"), SEP("user"), SEP("assistant"), {NULL, NULL}},
      .tokens = {"<|im_start|>", "<|im_sep|>", "<|im_end|>"}},
+    /* V2.5, V3 and R1, and what R1 was distilled to; its reasoning is content. */
+    {.name = "deepseek",
+     .begin = "<｜begin▁of▁sentence｜>",
+     .end = "",
+     .turns = {{"", ""}, {"<｜User｜>", ""}, {"<｜Assistant｜>", "<｜end▁of▁sentence｜>"}, {NULL, NULL}},
+     .tokens = {"<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"}},
     {.name = "zephyr",
      .begin = "",
      .end = "",
@@ -97,7 +103,7 @@ enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 const char *
 spw_chat_names(void)
 {
-    return "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4 or zephyr";
+    return "chatml, llama3, mistral, mistral-tekken, mistral-v1, gemma, phi3, phi4, deepseek or zephyr";
 }
 
 /* ---------------------------------------------------------------- of the table */

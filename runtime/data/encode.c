@@ -6,9 +6,9 @@
  *   40  zeros up to 64 | tokens: the two top bits are CACHE_FIRST and CACHE_NO_LOSS
  *
  * Two bytes hold vocabularies up to 16384. The key says what the tokens were made from and how: the file's path, size and
- * time, the fields, the encoder, the layout of conversations, the token that ends texts; the file is named by it. It is written beside its place
- * and moved there when complete, so a kill leaves nothing that looks like a cache, and runs that make it at the same time
- * do not meet. Nothing deletes caches; anybody may.
+ * time, the fields, the encoder, the layout of conversations, the token that ends texts; the file is named by it. It is written without a name, or
+ * beside its place where the file system knows no such files, and put there when complete: a kill leaves nothing that looks like a
+ * cache, or nothing at all, and runs that make it at the same time do not meet. Nothing deletes caches; anybody may.
  */
 #include "data_internal.h"
 #include "spw_files.h"
@@ -35,7 +35,8 @@ typedef struct encoding {
     const spw_data_options *o;
     const char *path; /* that is read */
     int fd, out;
-    char *part; /* the file that is written */
+    char *part; /* the file that is written: a name for messages, and its own unless it is nameless */
+    bool nameless;
     bool wide;
     uint64_t vocab; /* ids are below it */
     uint64_t tokens, documents, line, line_offset;
@@ -453,8 +454,43 @@ finish_windows(encoding *e, spw_error *err)
     return SPW_OK;
 }
 
+/* O_TMPFILE needs the file system's help, and giving such a file its name /proc. */
 static spw_status
-make(data_file *f, encoding *e, uint64_t key, spw_error *err)
+open_part(encoding *e, const char *folder, spw_error *err)
+{
+    char link[64];
+    e->out = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (e->out >= 0) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
+        e->nameless = access(link, F_OK) == 0;
+    }
+    if (e->nameless)
+        return SPW_OK;
+    if (e->out >= 0)
+        close(e->out);
+    e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
+    return e->out >= 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
+}
+
+/* What has the name already is another run's, as complete, or no cache that is accepted: this one takes its place. */
+static spw_status
+place(const encoding *e, const char *name, spw_error *err)
+{
+    char link[64];
+    if (!e->nameless)
+        return SPW_CALL(EIO, rename(e->part, name)) == 0
+                   ? SPW_OK
+                   : SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, name);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", e->out);
+    while (SPW_CALL(EIO, linkat(AT_FDCWD, link, AT_FDCWD, name, AT_SYMLINK_FOLLOW)) != 0) {
+        if (errno != EEXIST || (unlink(name) != 0 && errno != ENOENT))
+            return SPW_RAISE_SYS(err, errno, "data.cache_dir: name %s", name);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+make(data_file *f, encoding *e, uint64_t key, const char *folder, spw_error *err)
 {
     spw_status st = spw__data_fd(&e->fd, f->path, false, err);
     if (st != SPW_OK)
@@ -462,9 +498,7 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
     f->made = true;
     spw_log(f->bytes >= NOTED_BYTES ? SPW_LOG_NOTE : SPW_LOG_INFO, "data: making tokens of %s (%llu bytes) in %s",
             f->path, (unsigned long long)f->bytes, f->store);
-    e->out = SPW_CALL(EIO, mkostemp(e->part, O_CLOEXEC));
-    if (e->out < 0)
-        return SPW_RAISE_SYS(err, errno, "data.cache_dir: make %s", e->part);
+    SPW_TRY(open_part(e, folder, err));
     e->buffered = HEADER_BYTES; /* zeros until the rest is known */
     st = open_packer(e, err);
     if (st == SPW_OK)
@@ -475,9 +509,9 @@ make(data_file *f, encoding *e, uint64_t key, spw_error *err)
         st = flush(e, err);
     if (st == SPW_OK)
         st = write_header(e, key, err);
-    if (st == SPW_OK && SPW_CALL(EIO, rename(e->part, f->store)) != 0)
-        st = SPW_RAISE_SYS(err, errno, "data.cache_dir: rename %s to %s", e->part, f->store);
-    if (st != SPW_OK)
+    if (st == SPW_OK)
+        st = place(e, f->store, err);
+    if (st != SPW_OK && !e->nameless)
         (void)unlink(e->part);
     return st;
 }
@@ -515,7 +549,7 @@ spw__data_encode(data_file *f, const spw_data_options *o, spw_error *err)
     *e = (encoding){.o = o, .path = f->path, .fd = -1, .out = -1, .part = part, .wide = wide};
     e->vocab = wide ? 1 << 30 : NARROW_VOCAB;
     e->vocab = o->vocab > 0 && o->vocab < e->vocab ? o->vocab : e->vocab;
-    st = make(f, e, key, err);
+    st = make(f, e, key, folder, err);
     if (e->fd >= 0)
         close(e->fd);
     if (e->out >= 0)

@@ -212,9 +212,10 @@ take_added(spw_tokenizer *t, json_t *vocab, json_t *v, size_t i, const char *pat
     a->id = id;
     memcpy(t->pool + t->pool_used, content, a->bytes);
     a->text = t->pool + t->pool_used;
-    *k = (tok_token){.offset = t->pool_used,
-                     .bytes = (uint32_t)a->bytes,
-                     .flags = TOK_PRESENT | TOK_ADDED | (a->special ? TOK_SPECIAL : 0)};
+    if (!t->chars ||
+        in_vocab == NULL) /* else merges make it too, and what it stands for is as it was: "▁▁" two spaces */
+        *k = (tok_token){.offset = t->pool_used, .bytes = (uint32_t)a->bytes};
+    k->flags = TOK_PRESENT | TOK_ADDED | (a->special ? TOK_SPECIAL : 0);
     t->pool_used += a->bytes;
     return SPW_OK;
 }

@@ -80,6 +80,7 @@ static spw_status
 open_source(job *j, spw_error *err)
 {
     struct stat info;
+    SPW_TRY(spw_hf_check_folder(j->o->source, err));
     if (stat(j->o->source, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "%s", j->o->source);
     if (S_ISDIR(info.st_mode))
@@ -287,22 +288,45 @@ write_index(job *j, spw_error *err)
     return st;
 }
 
+/* The wrapped model's own config, with the token ids that the source has outside or in its text part. */
+static json_t *
+text_part(const spw_model_config *config, const json_t *source, spw_dtype dtype)
+{
+    static const char *const ids[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    const json_t *inner = json_object_get(source, "text_config");
+    char *text = spw_hf_config_text(config, dtype);
+    json_t *root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    spw_mem_free(text);
+    for (size_t i = 0; root != NULL && i < sizeof ids / sizeof ids[0]; i++) {
+        json_t *outside = json_object_get(source, ids[i]);
+        json_object_set(root, ids[i], outside != NULL ? outside : json_object_get(inner, ids[i]));
+    }
+    return root;
+}
+
 spw_status
 spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
                     spw_error *err)
 {
     static const char *const names[] = {[SPW_F32] = "float32", [SPW_BF16] = "bfloat16", [SPW_F16] = "float16"};
     char path[PATH_MAX_BYTES + 64], *text = NULL;
-    json_t *root = NULL;
+    json_t *root = NULL, *whole;
+    bool has_images = false;
     *text_out = NULL;
     if (source != NULL) {
         snprintf(path, sizeof path, "%.1000s/config.json", source);
         SPW_TRY(spw_file_read_text(path, CONFIG_BYTES_MAX, &text, err));
+        has_images = spw_hf_config_has_images(text);
     } else {
         text = spw_hf_config_text(config, dtype);
     }
     root = text != NULL ? json_loads(text, 0, NULL) : NULL;
     spw_mem_free(text);
+    if (has_images) {
+        whole = root;
+        root = text_part(config, whole, dtype);
+        json_decref(whole);
+    }
     if (json_object_get(root, "dtype") != NULL)
         json_object_set_new(root, "dtype", json_string(names[dtype]));
     if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)
@@ -348,9 +372,9 @@ copy_file(const char *source, const char *target, spw_error *err)
 spw_status
 spw_hf_copy_companions(const char *from, const char *to, spw_error *err)
 {
-    static const char *const names[] = {
-        "tokenizer.json",    "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-        "added_tokens.json", "generation_config.json"};
+    static const char *const names[] = {"tokenizer.json",    "tokenizer_config.json", "vocab.json",
+                                        "merges.txt",        "tokenizer.model",       "special_tokens_map.json",
+                                        "added_tokens.json", "chat_template.jinja",   "generation_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char source[PATH_MAX_BYTES + 64], target[PATH_MAX_BYTES + 64];
         snprintf(source, sizeof source, "%.1000s/%s", from, names[i]);

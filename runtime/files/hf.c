@@ -4,11 +4,13 @@
  * Source: FORMATS S7 (the configuration classes of several releases, older and newer rope keys).
  */
 #include "spw_files.h"
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum { CONFIG_BYTES_MAX = 4 << 20, KEY_BYTES = 160 };
 
@@ -747,6 +749,16 @@ find_images(const source *s)
     return NULL;
 }
 
+bool
+spw_hf_config_has_images(const char *json_text)
+{
+    json_t *root = json_loads(json_text, 0, NULL);
+    source s = {root, "", "", NULL};
+    bool has = root != NULL && find_images(&s) != NULL;
+    json_decref(root);
+    return has;
+}
+
 static spw_status
 read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
 {
@@ -782,10 +794,25 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
 }
 
 spw_status
+spw_hf_check_folder(const char *path, spw_error *err)
+{
+    const char *slash = strchr(path, '/');
+    if (access(path, F_OK) == 0 || errno != ENOENT || path[0] == '.' || slash == NULL || slash == path ||
+        slash[1] == '\0' || strchr(slash + 1, '/') != NULL)
+        return SPW_OK;
+    return SPW_RAISE(
+        err, SPW_ENOENT,
+        "%s: there is no such folder; if it is a model on the Hugging Face hub, \"hf download %s --local-dir "
+        "DIR\" fetches it to a folder that can be named here",
+        path, path);
+}
+
+spw_status
 spw_hf_config_load(spw_model_config *out, const char *folder, spw_error *err)
 {
     char file[4096], *text;
     spw_status st;
+    SPW_TRY(spw_hf_check_folder(folder, err));
     if (snprintf(file, sizeof file, "%s/config.json", folder) >= (int)sizeof file)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", folder);
     SPW_TRY(spw_file_read_text(file, CONFIG_BYTES_MAX, &text, err));

@@ -81,10 +81,17 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
-/* The text of the source folder's own config.json, whatever else it says, with this dtype; source NULL: the text above. */
+/* SPW_ENOENT with what to do, where the path is not there and may be a model's name on the hub ("owner/name"); else SPW_OK. */
+spw_status spw_hf_check_folder(const char *path, spw_error *err);
+/* Whether it is the config.json of a model of text and images, whose text part spw_hf_config_parse takes. */
+bool spw_hf_config_has_images(const char *json_text);
+/*
+ * The text of the source folder's own config.json, whatever else it says, with this dtype; source NULL: the text above, and
+ * so for a model of text and images, but for its token ids: the weights that are written are those of its text part.
+ */
 spw_status spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
                                spw_error *err);
-/* Copies what lies beside a model's weights: the tokenizer's files and generation_config.json, where there are any. */
+/* Copies what lies beside a model's weights: the tokenizer's files, the chat template and generation_config.json. */
 spw_status spw_hf_copy_companions(const char *from, const char *to, spw_error *err);
 /* All keys that are read, one by one; NULL past the last. And whether a family has this one. */
 const char *spw_hf_config_key(uint32_t i);

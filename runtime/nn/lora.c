@@ -111,22 +111,44 @@ adapt_block(spw_model *m, spw_block *b, const char *const *targets, uint32_t cou
     }
 }
 
+/* What the linear weights are called after their last dot, each once: " q_proj, k_proj, ...". */
+static void
+list_names(const spw_model *m, char *list, size_t bytes)
+{
+    char name[96], member[100];
+    list[0] = '\0';
+    for (uint32_t b = 0; b < m->block_count; b++) {
+        for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
+            size_t used = strlen(list);
+            if (!linear_name(m, &m->blocks[b], m->blocks[b].param_ids[k], name))
+                continue;
+            snprintf(member, sizeof member, " %s,", strrchr(name, '.') + 1);
+            if (strstr(list, member) == NULL)
+                snprintf(list + used, bytes - used, "%s", member);
+        }
+    }
+    if (list[0] != '\0')
+        list[strlen(list) - 1] = '\0';
+}
+
 static spw_status
 check(const spw_model *m, const spw_lora *lora, const char *const *targets, uint32_t count, spw_error *err)
 {
+    char names[256];
     if (lora->rank == 0 || lora->rank > 65536 || !(lora->alpha >= 0) || !(lora->dropout >= 0 && lora->dropout < 1))
         return SPW_RAISE(err, SPW_ECONFIG,
-                         "lora: rank %llu, alpha %g, dropout %g; they must be 1 to 65536, 0 or more, and in [0, 1)",
+                         "rank %llu, alpha %g, dropout %g; they must be 1 to 65536, 0 or more, and in [0, 1)",
                          (unsigned long long)lora->rank, lora->alpha, lora->dropout);
     if (m->lora.rank > 0)
-        return SPW_RAISE(err, SPW_ECONFIG, "lora: the model has adapters already");
+        return SPW_RAISE(err, SPW_ECONFIG, "the model has adapters already");
+    list_names(m, names, sizeof names);
     for (uint32_t i = 0; i < count; i++) {
         if (count_targets(m, &targets[i], 1) == 0)
             return SPW_RAISE(err, SPW_ECONFIG,
-                             "lora: no linear weight of a layer matches the target \"%s\" (names look like %.80s)",
-                             targets[i], m->params[m->blocks[m->block_count / 2].param_ids[2]].name);
+                             "no linear weight of a layer matches the target \"%s\"; there are%s, and * is all",
+                             targets[i], names);
     }
-    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "lora: no targets; name linear weights, such as q_proj");
+    return count > 0 ? SPW_OK : SPW_RAISE(err, SPW_ECONFIG, "no targets; there are%s, and * is all", names);
 }
 
 spw_status
