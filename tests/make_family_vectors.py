@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
                           Phi3Config, PixtralVisionConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -31,7 +31,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma3") else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma") else 0.0)
         p.data = x.to(dtype).float()
 
 
@@ -223,6 +223,12 @@ def random_case(rng, family):
         more |= dict(head_dim=more["head_dim"] + 6, rope_parameters={"full_attention": more["rope_parameters"], "sliding_attention": local})
         return Gemma3TextConfig(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types, pad_token_id=None,
                                 attention_bias=rng.random() < 0.3)
+    if family == "gemma2":
+        more |= dict(head_dim=more["head_dim"] + 6, rope_parameters=rope(more["rope_parameters"]["rope_theta"]))
+        types = rng.choice([["sliding_attention", "full_attention"] * layers, ["full_attention"] * layers, ["sliding_attention"] * layers])
+        return Gemma2Config(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types[:layers], pad_token_id=None,
+                            attention_bias=rng.random() < 0.3, attn_logit_softcapping=rng.choice([None, 0.7, 3.0, 50.0]),
+                            final_logit_softcapping=rng.choice([None, 2.0, 30.0]))
     if family == "olmo2":
         return Olmo2Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.5)
     if family == "mistral":
@@ -253,7 +259,7 @@ def random_case(rng, family):
 
 def make_random(seed, count, out):
     rng = random.Random(seed)
-    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3"]
+    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -316,6 +322,11 @@ elif __name__ == "__main__":
          bf16, rewrite=older_layers)
     make("gemma3_new", Gemma3TextConfig(**gemma | dict(num_hidden_layers=3), head_dim=8, sliding_window=4, attention_bias=True,
                                         tie_word_embeddings=False, layer_types=["sliding_attention"] * 2 + ["full_attention"]), f32)
+    gemma2 = gemma | dict(num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=10)
+    make("gemma2", Gemma2Config(**gemma2 | dict(num_hidden_layers=3), sliding_window=5, attn_logit_softcapping=1.5, final_logit_softcapping=3.0),
+         bf16)
+    make("gemma2_full", Gemma2Config(**gemma2, layer_types=["full_attention"] * 2, attention_bias=True, tie_word_embeddings=False,
+                                     attn_logit_softcapping=None, final_logit_softcapping=4.0, rope_parameters=rope(500.0)), f32)
     images = Gemma3TextConfig(vocab_size=41, hidden_size=24, intermediate_size=29, num_hidden_layers=2, head_dim=8, max_position_embeddings=64,
                               sliding_window=5, pad_token_id=None, layer_types=["sliding_attention", "full_attention"],
                               rope_parameters={"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(1e4)})

@@ -41,6 +41,8 @@ static const char *const cases[] = {"gpt2",
                                     "olmo2_bias",
                                     "gemma3",
                                     "gemma3_new",
+                                    "gemma2",
+                                    "gemma2_full",
                                     "gemma3_images",
                                     "mistral3_images"};
 
@@ -289,6 +291,7 @@ test_streamed(void **state)
     run("phi3", dir);
     run("qwen2_moe", dir);
     run("gemma3", dir);
+    run("gemma2", dir);
     tiny_dir_remove(dir);
 }
 
@@ -297,7 +300,7 @@ static void
 test_same_bits(void **state)
 {
     static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
-                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3"};
+                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gemma2"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -395,7 +398,12 @@ test_refusals(void **state)
          "shared_expert_intermediate_size: expected integer in [1, "},
         {"gemma3", "",
          "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text_config is read"},
-        {"gemma2", "", "not supported yet: model_type \"gemma2\": its scores and logits are soft-capped"},
+        {"gemma2", "\"attn_logit_softcapping\":0", "attn_logit_softcapping: expected number above 0, or null, got 0"},
+        {"gemma2", "\"final_logit_softcapping\":-3", "final_logit_softcapping: expected number in [0, 1e12], got -3"},
+        {"gemma2", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"sliding_attention\""},
+        {"gemma2", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma2", "\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
         {"gemma3_text", "\"final_logit_softcapping\":30.0", "not supported yet: final_logit_softcapping 30.0"},
         {"gemma3_text", "\"attn_logit_softcapping\":50.0", "not supported yet: attn_logit_softcapping 50.0"},
         {"gemma3_text", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
@@ -607,6 +615,13 @@ test_defaults(void **state)
     assert_true(m.rope == SPW_ROPE_LINEAR && m.rope_theta == 1e6 && m.rope_local_theta == 77);
     DONE(parse("gemma3_text", "\"sliding_window\":null,\"sliding_window_pattern\":1", &m, &err));
     assert_true(m.window == 0 && m.full_every == 0 && spw_model_rope_tables(&m) == 1);
+    DONE(parse("gemma2", "\"hidden_act\":\"gelu_pytorch_tanh\",\"sliding_window_pattern\":3", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
+    assert_true(m.rope_theta == 10000 && spw_model_rope_tables(&m) == 1 && m.window == 4096 && m.full_every == 2);
+    assert_true(!m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    assert_true(m.score_cap == 50 && m.logit_cap == 30);
+    DONE(parse("gemma2", "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null", &m, &err));
+    assert_true(m.score_cap == 0 && m.logit_cap == 0);
     DONE(parse("olmo2", "", &m, &err));
     assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && m.rope_theta == 10000);
     assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && !m.qkv_bias && m.window == 0);
@@ -664,6 +679,8 @@ test_norms_begin(void **state)
             assert_int_equal(p->init, strncmp(cases[i], "gemma", 5) == 0 ? SPW_INIT_ZEROS : SPW_INIT_ONES);
             norms++;
         }
+        if (strcmp(cases[i], "gemma2") == 0)
+            assert_int_equal(norms, 3 * 4 + 1);
         if (strcmp(cases[i], "gemma3") == 0)
             assert_int_equal(norms, 4 * 6 + 1);
         if (strcmp(cases[i], "olmo2") == 0)

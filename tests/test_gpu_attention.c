@@ -11,17 +11,18 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0; packed */
+/* ------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters; packed */
 
 typedef struct heads {
     const int32_t *begins, *ends; /* in ops_ids */
     uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
+    float cap;
 } heads;
 
 static heads
 heads_of(const ops_subject *s)
 {
-    heads h = {NULL, NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0};
+    heads h = {.B = s->d[0], .T = s->d[1], .Hq = s->d[2], .Hk = s->d[3], .D = s->d[4], .window = s->d[5]};
     if (s->d[6] > 0) {
         assert_true(2 * h.B * h.T <= OPS_N_MAX);
         parity_documents(h.B, h.T, s->d[6], ops_ids, ops_ids + h.B * h.T);
@@ -32,6 +33,7 @@ heads_of(const ops_subject *s)
     h.kv_stride = h.q_stride;
     h.k_at = h.Hq * h.D;
     h.v_at = (h.Hq + h.Hk) * h.D;
+    h.cap = (float)s->d[7] / 4;
     return h;
 }
 
@@ -55,7 +57,8 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
                     double dot = 0;
                     for (uint64_t d = 0; d < h.D; d++)
                         dot += q[d] * k[d];
-                    sum += p[u] = exp(dot * scale);
+                    dot *= scale;
+                    sum += p[u] = exp(s->d[7] > 0 ? (double)s->d[7] / 4 * tanh(dot * 4 / (double)s->d[7]) : dot);
                 }
                 for (uint64_t d = 0; d < h.D; d++) {
                     o[d] = 0;
@@ -71,7 +74,7 @@ shape_of(const heads *h)
 {
     return (spw_attention_shape){h->B,      h->T,        h->Hq,        h->Hk,
                                  h->D,      h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
-                                 h->window, h->begins,   h->ends};
+                                 h->window, h->begins,   h->ends,      h->cap};
 }
 
 static void
@@ -94,16 +97,18 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 
 /*
  * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
- * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several.
+ * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several; scores with a
+ * cap.
  */
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][7] = {
-        {1, 1, 1, 1, 8, 0},     {2, 7, 2, 2, 8, 0},       {1, 65, 2, 1, 20, 0},     {2, 33, 6, 2, 4, 0},
-        {1, 150, 2, 1, 8, 0},   {1, 200, 1, 1, 4, 0},     {1, 40, 2, 1, 4, 1},      {2, 33, 4, 2, 6, 5},
-        {1, 150, 2, 2, 8, 149}, {1, 200, 2, 1, 4, 100},   {1, 300, 1, 1, 4, 37},    {1, 290, 1, 1, 4, 129},
-        {2, 40, 2, 1, 4, 0, 1}, {1, 150, 2, 1, 8, 0, 12}, {1, 290, 2, 2, 4, 0, 90}, {1, 200, 1, 1, 4, 21, 40}};
+    static const uint64_t sizes[][8] = {
+        {1, 1, 1, 1, 8, 0},       {2, 7, 2, 2, 8, 0},          {1, 65, 2, 1, 20, 0},       {2, 33, 6, 2, 4, 0},
+        {1, 150, 2, 1, 8, 0},     {1, 200, 1, 1, 4, 0},        {1, 40, 2, 1, 4, 1},        {2, 33, 4, 2, 6, 5},
+        {1, 150, 2, 2, 8, 149},   {1, 200, 2, 1, 4, 100},      {1, 300, 1, 1, 4, 37},      {1, 290, 1, 1, 4, 129},
+        {2, 40, 2, 1, 4, 0, 1},   {1, 150, 2, 1, 8, 0, 12},    {1, 290, 2, 2, 4, 0, 90},   {1, 200, 1, 1, 4, 21, 40},
+        {2, 7, 2, 2, 8, 0, 0, 1}, {1, 150, 4, 2, 8, 37, 0, 1}, {1, 200, 1, 1, 4, 0, 40, 3}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
@@ -111,7 +116,7 @@ test_attention(void **state)
                                    1,
                                    {rows * (Hq + 2 * Hk) * D},
                                    rows * Hq * D,
-                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6]},
+                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7]},
                                    0,
                                    attention_ref,
                                    attention_fwd,
@@ -147,12 +152,13 @@ attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t
 static void
 test_attention_cached(void **state)
 {
-    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 20, 0},
-                                        {1, 150, 4, 2, 8, 0},  {1, 300, 2, 1, 4, 0},  {1, 40, 2, 1, 4, 1},
-                                        {1, 200, 2, 1, 4, 37}, {1, 290, 1, 1, 4, 129}};
+    static const uint64_t sizes[][7] = {{1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},     {1, 65, 2, 1, 20, 0},
+                                        {1, 150, 4, 2, 8, 0},  {1, 300, 2, 1, 4, 0},   {1, 40, 2, 1, 4, 1},
+                                        {1, 200, 2, 1, 4, 37}, {1, 290, 1, 1, 4, 129}, {1, 200, 2, 1, 4, 37, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        ops_subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
+        const uint64_t *d = sizes[i];
+        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
         heads h = heads_of(&s);
         spw_attention_shape shape = shape_of(&h);
         uint64_t n = h.T * h.Hq * h.D, seed = i;

@@ -346,6 +346,23 @@ add_scaled_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *
     spw_gpu_add_scaled(q, out, in[0], in[1], 0.375f, s->d[0]);
 }
 
+static void
+soft_cap_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0; i < s->d[0]; i++)
+        out[i] = 0.4 * tanh(in[0][i] / 0.4);
+}
+
+/* Between arrays and in place. */
+static void
+soft_cap_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    spw_gpu_soft_cap(q, ops_saved[0], in[0], 0.4f, s->d[0]);
+    memcpy(out, in[0], s->d[0] * sizeof *out);
+    spw_gpu_soft_cap(q, out, out, 0.4f, s->d[0]);
+    assert_memory_equal(out, ops_saved[0], s->d[0] * sizeof *out);
+}
+
 /* Onto nothing, and onto itself. */
 static void
 scaled_ref(const ops_subject *s, double *const *in, double *out)
@@ -397,6 +414,7 @@ test_elementwise(void **state)
                                    gelu_mul_fwd,
                                    gelu_mul_bwd});
         ops_examine(&(ops_subject){"add", 2, {n, n}, n, {n}, 0, add_ref, add_fwd, NULL});
+        ops_examine(&(ops_subject){"soft_cap", 1, {n}, n, {n}, 0, soft_cap_ref, soft_cap_fwd, NULL});
         ops_examine(&(ops_subject){"add_scaled", 2, {n, n}, n, {n}, 0, add_scaled_ref, add_scaled_fwd, NULL});
         ops_examine(&(ops_subject){"add_scaled, in place", 1, {n}, n, {n}, 0, scaled_ref, scaled_fwd, NULL});
     }
@@ -532,7 +550,7 @@ test_rope_at(void **state)
     spw_gpu_close(gpu);
 }
 
-/* ---------------------------------------------------------------- head and loss: d = M, V, C, rows per chunk */
+/* ---------------------------------------------------------------- head and loss: d = M, V, C, rows per chunk, cap in quarters */
 
 static void
 loss_ref(const ops_subject *s, double *const *in, double *out)
@@ -544,6 +562,7 @@ loss_ref(const ops_subject *s, double *const *in, double *out)
             double x = 0;
             for (uint64_t c = 0; c < C; c++)
                 x += in[0][m * C + c] * in[1][v * C + c];
+            x = s->d[4] > 0 ? (double)s->d[4] / 4 * tanh(x / ((double)s->d[4] / 4)) : x;
             sum += exp(x);
             if ((int32_t)v == ops_ids[m])
                 at_target = x;
@@ -556,7 +575,7 @@ static void
 loss_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     spw_gpu_linear_cross_entropy(q, out, NULL, NULL, in[0], in[1], ops_ids, ops_saved[0], s->d[3], s->d[0], s->d[1],
-                                 s->d[2], 1, 0);
+                                 s->d[2], 1, (float)s->d[4] / 4, 0);
 }
 
 /* Each row's loss weighs the same here, so the weights of the check are applied by running row by row. */
@@ -567,26 +586,34 @@ loss_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     (void)out;
     for (uint64_t m = 0; m < s->d[0]; m++)
         spw_gpu_linear_cross_entropy(q, &loss, g[0] + m * s->d[2], g[1], in[0] + m * s->d[2], in[1], ops_ids + m,
-                                     ops_saved[0], 1, 1, s->d[1], s->d[2], dout[m], s->flags);
+                                     ops_saved[0], 1, 1, s->d[1], s->d[2], dout[m], (float)s->d[4] / 4, s->flags);
 }
 
-/* Linear head and cross-entropy: chunks that divide the rows and that do not, rows without a target. */
+/* Linear head and cross-entropy: chunks that divide the rows and that do not, rows without a target, logits with a cap. */
 static void
 test_loss(void **state)
 {
-    static const uint64_t sizes[][4] = {{1, 2, 1, 1}, {5, 61, 16, 2}, {9, 17, 33, 4}, {40, 100, 24, 40}};
+    static const uint64_t sizes[][5] = {{1, 2, 1, 1},      {5, 61, 16, 2},    {9, 17, 33, 4},    {40, 100, 24, 40},
+                                        {5, 61, 16, 2, 3}, {9, 17, 33, 4, 9}, {2, 1500, 8, 2, 4}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *d = sizes[i];
         for (uint64_t m = 0; m < d[0]; m++)
             ops_ids[m] = m % 4 == 3 ? -1 : (int32_t)(m * 5 % d[1]);
-        ops_examine(&(ops_subject){
-            "loss", 2, {d[0] * d[2], d[1] * d[2]}, d[0], {d[0], d[1], d[2], d[3]}, 0, loss_ref, loss_fwd, loss_bwd});
+        ops_examine(&(ops_subject){"loss",
+                                   2,
+                                   {d[0] * d[2], d[1] * d[2]},
+                                   d[0],
+                                   {d[0], d[1], d[2], d[3], d[4]},
+                                   0,
+                                   loss_ref,
+                                   loss_fwd,
+                                   loss_bwd});
         ops_examine(&(ops_subject){"loss, added",
                                    2,
                                    {d[0] * d[2], d[1] * d[2]},
                                    d[0],
-                                   {d[0], d[1], d[2], d[3]},
+                                   {d[0], d[1], d[2], d[3], d[4]},
                                    SPW_OP_ACC_DX,
                                    loss_ref,
                                    loss_fwd,
@@ -738,13 +765,17 @@ test_nan_spreads(void **state)
     assert_true(isnan(y[21]));
     spw_gpu_gelu_mul(q, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
+    spw_gpu_soft_cap(q, y, x, 30, C);
+    assert_true(isnan(y[21]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_linear(q, y, x, w, NULL, 1, V, C, 0);
     assert_true(isnan(y[0]));
-    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, logits, 1, 1, V, C, 1, 0);
+    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, logits, 1, 1, V, C, 1, 0, 0);
+    assert_true(isnan(loss));
+    spw_gpu_linear_cross_entropy(q, &loss, NULL, NULL, x, w, &target, logits, 1, 1, V, C, 1, 30, 0);
     assert_true(isnan(loss));
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);

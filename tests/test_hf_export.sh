@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe olmo2 gemma3 gemma3_full"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -46,6 +46,9 @@ train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
 train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"tie_word_embeddings\":false"
+train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"attn_logit_softcapping\":1.5,\"rope_theta\":500"
+train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
+    \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -78,6 +81,10 @@ want = {
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False,
                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "gemma2": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
+                   attn_logit_softcapping=1.5, final_logit_softcapping=30, hidden_activation="gelu_pytorch_tanh",
+                   rope_parameters={"rope_type": "default", "rope_theta": 500}),
+    "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
     "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 

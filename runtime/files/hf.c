@@ -25,7 +25,9 @@ enum {
     PHI3 = 1 << SPW_FAMILY_PHI3,
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
     OLMO = 1 << SPW_FAMILY_OLMO2,
-    GEMMA = 1 << SPW_FAMILY_GEMMA3,
+    GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
+    GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
+    GEMMA = GEMMA2 | GEMMA3,
     LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA,
     ALL = GPT2 | LLAMAS
 };
@@ -52,7 +54,7 @@ static const struct {
     {"max_position_embeddings", LLAMAS},
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
-    {"hidden_act", LLAMAS & ~GEMMA},
+    {"hidden_act", LLAMAS & ~GEMMA3}, /* Gemma 2's files have both, and its class looks at the other */
     {"hidden_activation", GEMMA},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
@@ -64,14 +66,14 @@ static const struct {
     {"partial_rotary_factor", LLAMAS},
     {"no_rope_layers", SMOLLM3},
     {"no_rope_layer_interval", SMOLLM3},
-    {"rope_local_base_freq", GEMMA},
+    {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
     {"use_sliding_window", LLAMAS & ~GEMMA},
     {"max_window_layers", QWEN | QWEN_MOE},
-    {"sliding_window_pattern", GEMMA},
-    {"_sliding_window_pattern", GEMMA}, /* a note beside layer_types, which transformers does not read either */
+    {"sliding_window_pattern", GEMMA3},
+    {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
     {"final_logit_softcapping", GEMMA},
@@ -109,9 +111,9 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM",  "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",   "MixtralForCausalLM",  "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Olmo2ForCausalLM",    "Gemma3ForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
+    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -127,6 +129,12 @@ spw_hf_config_has_key(spw_family family, const char *key)
             return (keys[i].families & 1u << family) != 0;
     }
     return false;
+}
+
+static bool
+is_gemma(spw_family family)
+{
+    return family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3;
 }
 
 /* ---------------------------------------------------------------- values */
@@ -370,18 +378,18 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
 static spw_status
 read_rope(const source *s, spw_model_config *c)
 {
-    bool newer = get(s, "rope_parameters") != NULL, gemma = c->family == SPW_FAMILY_GEMMA3;
+    bool newer = get(s, "rope_parameters") != NULL, by_layer = c->family == SPW_FAMILY_GEMMA3;
     double part = 1;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || gemma ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
     if (part != 1)
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
-    return gemma ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
+    return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
@@ -446,15 +454,16 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Gemma's windows: in all layers but each so many-th, by sliding_window_pattern, or by layer_types where that is given. */
+/* Gemma's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
     c->window = 4096; /* the class' default */
-    c->full_every = 6;
+    c->full_every = c->family == SPW_FAMILY_GEMMA2 ? 2 : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-    SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
+    if (c->family == SPW_FAMILY_GEMMA3)
+        SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list)) {
         c->full_every = 1;
         while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
@@ -479,7 +488,7 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (c->family == SPW_FAMILY_GEMMA3)
+    if (is_gemma(c->family))
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
@@ -537,15 +546,30 @@ read_experts(const source *s, spw_model_config *c)
                                                                                   : refuse(s, "mlp_only_layers", dense);
 }
 
+/* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
+static spw_status
+read_cap(const source *s, const char *key, double otherwise, double *out)
+{
+    const json_t *v = get(s, key);
+    *out = json_object_get(s->object, key) == NULL ? otherwise : 0;
+    SPW_TRY(read_real(s, key, out));
+    return v == NULL || *out > 0 ? SPW_OK : wrong(s, key, "number above 0, or null", v);
+}
+
 static spw_status
 read_gemma(const source *s, spw_model_config *c)
 {
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
-    if (c->family != SPW_FAMILY_GEMMA3)
+    bool capped = c->family == SPW_FAMILY_GEMMA2;
+    if (!is_gemma(c->family))
         return SPW_OK;
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
-        if (get(s, caps[i]) != NULL)
+        if (!capped && get(s, caps[i]) != NULL)
             return refuse(s, caps[i], get(s, caps[i]));
+    }
+    if (capped) {
+        SPW_TRY(read_cap(s, caps[0], 50, &c->score_cap));
+        SPW_TRY(read_cap(s, caps[1], 30, &c->logit_cap));
     }
     c->norms = SPW_NORMS_BOTH;
     c->norms_from_one = c->gelu = c->embedding_scaled = true;
@@ -559,7 +583,7 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = c->family == SPW_FAMILY_GEMMA3;
+    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
@@ -596,7 +620,7 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3 || olmo || gemma;
+    c->qk_norm = qwen3 || olmo || c->family == SPW_FAMILY_GEMMA3;
     c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
@@ -658,8 +682,7 @@ missing_of(const char *type)
 {
     return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0
                ? ": of a model of text and images only a folder's text_config is read"
-           : strcmp(type, "gemma2") == 0 ? ": its scores and logits are soft-capped"
-                                         : "";
+               : "";
 }
 
 static spw_status
@@ -670,7 +693,7 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2 or gemma3_text)",
+                         "smollm3, qwen2_moe, olmo2, gemma2 or gemma3_text)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -686,10 +709,10 @@ read_family(const source *s, spw_family *out)
 static spw_status
 check_activation(const source *s, spw_family family)
 {
-    bool gelu = family == SPW_FAMILY_GPT2 || family == SPW_FAMILY_GEMMA3;
-    const char *key = family == SPW_FAMILY_GPT2     ? "activation_function"
-                      : family == SPW_FAMILY_GEMMA3 ? "hidden_activation"
-                                                    : "hidden_act";
+    bool gelu = family == SPW_FAMILY_GPT2 || is_gemma(family);
+    const char *key = family == SPW_FAMILY_GPT2 ? "activation_function"
+                      : is_gemma(family)        ? "hidden_activation"
+                                                : "hidden_act";
     const json_t *v = get(s, key);
     const char *name = json_string_value(v);
     if (v == NULL || (name != NULL && !gelu && strcmp(name, "silu") == 0) ||
@@ -713,7 +736,7 @@ read_config(const source *s, bool section, bool inner, spw_model_config *c)
     c->vocab = inner ? 262208 : 256;
     c->positions = inner ? 131072 : 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GEMMA3;
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
@@ -854,16 +877,31 @@ no_rope_list(const spw_model_config *c)
     return list;
 }
 
+static json_t *
+layer_types(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    return list;
+}
+
 static void
 write_gemma(json_t *o, const spw_model_config *c)
 {
     json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
     set_size(o, "query_pre_attn_scalar", c->query_scalar);
-    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
-    if (c->window > 0) { /* transformers computes nothing by a window of null, even where no layer has one */
+    if (c->window > 0) /* transformers computes nothing by a window of null, even where no layer has one */
         set_size(o, "sliding_window", c->window);
-        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
+    if (c->family == SPW_FAMILY_GEMMA2) {
+        json_object_set_new(o, "layer_types", layer_types(c));
+        json_object_set_new(o, "attn_logit_softcapping", c->score_cap > 0 ? json_real(c->score_cap) : json_null());
+        json_object_set_new(o, "final_logit_softcapping", c->logit_cap > 0 ? json_real(c->logit_cap) : json_null());
+        return;
     }
+    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
+    if (c->window > 0)
+        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
 }
 
 static void
@@ -877,7 +915,7 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "head_dim", c->head_dim);
     set_size(o, "intermediate_size", c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
-    if (c->family == SPW_FAMILY_GEMMA3)
+    if (is_gemma(c->family))
         write_gemma(o, c);
     else
         json_object_set_new(o, "hidden_act", json_string("silu"));
@@ -889,7 +927,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "no_rope_layers", no_rope_list(c));
     if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (biases || c->qk_norm)
+    if (biases || c->qk_norm || is_gemma(c->family))
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
         set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);

@@ -133,9 +133,11 @@ spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
- * recording also all gradients.
+ * recording also all gradients. cap: of the logits, as spw_gpu_linear_cross_entropy() takes it; 0: none.
  */
-spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch);
+spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap);
+/* cap tanh(x / cap), in x's memory: of logits that are made for themselves. It has no backward: SPW_EINVAL while recording. */
+spw_value *spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap);
 
 /* ---------------------------------------------------------------- models */
 
@@ -194,6 +196,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN2_MOE,
     SPW_FAMILY_OLMO2,
     SPW_FAMILY_GEMMA3,
+    SPW_FAMILY_GEMMA2,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -222,6 +225,7 @@ typedef struct spw_model_config {
     bool gelu;                    /* of the MLP's gate, instead of silu */
     bool embedding_scaled;        /* times the square root of width */
     uint64_t query_scalar;        /* attention's scores are divided by its square root; 0: by head_dim's */
+    double score_cap, logit_cap;  /* what they, and the head's logits, come to at most, by a tanh; 0: no end */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
     uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */

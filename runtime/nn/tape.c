@@ -703,6 +703,16 @@ spw_nn_scale(spw_tape *t, spw_value *x, float scale)
 }
 
 spw_value *
+spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap)
+{
+    if (x == NULL || t->record)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_soft_cap(t->queue, x->data, x->data, cap, x->rows * x->cols);
+    return x;
+}
+
+spw_value *
 spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
 {
     spw_value *y;
@@ -793,7 +803,7 @@ rows_at_a_time(const spw_tape *t, uint64_t M, uint64_t V)
 }
 
 spw_value *
-spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch)
+spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap)
 {
     uint64_t M = batch->sequences * batch->positions, rows;
     unsigned flags = 0;
@@ -811,7 +821,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
         return fail(t);
     if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
-                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, flags);
+                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap, flags);
     return y;
 }
 
