@@ -236,14 +236,14 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float 
                               const act *g, float offset, const float *rstd, uint64_t M, uint64_t C);
 
 /*
- * Rotary embedding, rotate-half form, in place, on H heads of D at x + row * stride: pairs (j, j + D/2).
- * Row i has position i % T. cos_sin (T, D): cos of D/2 frequencies, then sin. sign +1 forward, -1 backward.
+ * Rotary embedding, rotate-half form, in place, on the first R elements of each of H heads of D at x + row * stride: pairs
+ * (j, j + R/2). Row i has position i % T. cos_sin (T, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
  */
 void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-                  uint64_t D, int sign);
+                  uint64_t D, uint64_t R, int sign);
 /* The same forward, where row i has position places[i] (device memory). */
 void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                     uint64_t H, uint64_t D);
+                     uint64_t H, uint64_t D, uint64_t R);
 
 /*
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).

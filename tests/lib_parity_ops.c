@@ -344,7 +344,7 @@ parity_norms(const parity *p)
         }
 }
 
-/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride */
+/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride, forward, R */
 
 static void
 run_embedding(const subject *s, spw_gpu_queue *q, void **p)
@@ -357,16 +357,16 @@ static void
 run_rope(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
-    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[5] ? 1 : -1);
-    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3]);
+    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[6], d[5] ? 1 : -1);
+    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3], d[6]);
 }
 
 void
 parity_embedding_and_rope(const parity *p)
 {
     static const uint64_t tables[][3] = {{1, 1, 1}, {50, 7, 130}, {300, 40, 8}, {140, 2, 300}, {8192, 50257, 768}};
-    static const uint64_t ropes[][5] = {
-        {1, 1, 1, 2, 2}, {22, 11, 3, 12, 40}, {5, 9, 2, 64, 128}, {2048, 1024, 12, 64, 2304}};
+    static const uint64_t ropes[][6] = {
+        {1, 1, 1, 2, 2, 2}, {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48}, {2048, 1024, 12, 64, 2304, 64}};
     for (size_t i = 0; i < (p->large ? 5 : 4); i++)
         for (int add = 0; add < 2; add++) {
             uint64_t M = tables[i][0], V = tables[i][1], C = tables[i][2];
@@ -387,7 +387,7 @@ parity_embedding_and_rope(const parity *p)
                                                 {FP32, d[1] * d[3], 0, 0},
                                                 {ACT, d[0] * d[4], 0, 0},
                                                 {INT, d[0], d[1], 0}},
-                                          .d = {d[0], d[1], d[2], d[3], d[4], forward},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], forward, d[5]},
                                           .run = run_rope});
         }
 }

@@ -83,6 +83,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .window = gemma ? 5 : 0,
                             .full_every = gemma ? 2 : 0,
                             .rope_local_theta = family == SPW_FAMILY_GEMMA3 ? 100 : 0,
+                            .rope_part = family == SPW_FAMILY_PHI3 ? 0.5 : 0,
                             .positions = 40,
                             .norm_eps = 1e-5f,
                             .rope_theta = 10000.0f,

@@ -135,6 +135,16 @@ def phi3_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As those of Phi-3 with 128k positions and of Phi-4-mini have it.
+def long_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"],
+          "rope_scaling": {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 # As Gemma 3's folders with images have it: what is the class's default is not there.
 def bare_text(folder):
     path = os.path.join(folder, "config.json")
@@ -235,9 +245,16 @@ def random_case(rng, family):
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
         return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
-    if family == "phi3":  # whose class has plain rope and a longrope
-        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"])
-        return Phi3Config(**more, sliding_window=rng.choice([None, window]), pad_token_id=None)
+    if family == "phi3":  # whose class has plain rope and a longrope, of whole heads or a part, and checks lists by heads of this size
+        D = 2 * rng.randrange(4, 9)
+        k = rng.choice([k for k in range(1, D // 2 + 1) if int(D * (2 * k / D)) == 2 * k])
+        more |= dict(hidden_size=heads * D, head_dim=D)
+        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=2 * k / D)
+        original = rng.choice([2, 8, 48])
+        if rng.random() < 0.7:
+            lists = {name: [rng.uniform(1, 9) for _ in range(k)] for name in ("short_factor", "long_factor")}
+            more["rope_parameters"] |= dict(rope_type="longrope", **lists, **rng.choice([{}, dict(factor=3.0), dict(attention_factor=1.2)]))
+        return Phi3Config(**more, original_max_position_embeddings=original, sliding_window=rng.choice([None, window]), pad_token_id=None)
     if family == "smollm3":
         return SmolLM3Config(**more, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, no_rope_layer_interval=rng.randrange(1, 5),
                              pad_token_id=None)
@@ -305,6 +322,15 @@ elif __name__ == "__main__":
     phi3 = dict(hidden_size=24, pad_token_id=None)
     make("phi3", Phi3Config(**common | phi3, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=phi3_rope)
     make("phi3_full", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=8, tie_word_embeddings=True), f16, shard="12KB")
+    # Texts of 18 tokens are beyond 12 positions and not beyond 64.
+    make("phi3_long", Phi3Config(**common | phi3 | dict(hidden_size=32, num_hidden_layers=3, num_key_value_heads=1), tie_word_embeddings=True,
+                                 original_max_position_embeddings=12, rope_parameters=rope(
+                                     1000.0, "longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.25, 1.5], long_factor=[1.08, 2.7, 9.0])),
+         bf16, rewrite=long_rope)
+    make("phi3_short", Phi3Config(**common | phi3, original_max_position_embeddings=64, rope_parameters=rope(
+        500.0, "longrope", factor=4.0, short_factor=[1.0, 1.3, 1.7], long_factor=[1.1, 3.1, 20.0])), f16)
+    make("phi3_part", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=10, rope_parameters=rope(1000.0, partial_rotary_factor=0.4)),
+         f32)
     # Without rope a bias of the keys changes nothing, and its gradient is nothing but rounding.
     make("smollm3", SmolLM3Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=6, no_rope_layer_interval=2), bf16)
     make("smollm3_list", SmolLM3Config(**common | dict(num_key_value_heads=4, pad_token_id=None), head_dim=8, tie_word_embeddings=False,

@@ -15,36 +15,13 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",
-                                    "gpt2_untied",
-                                    "llama",
-                                    "llama3",
-                                    "llama_linear",
-                                    "llama_yarn",
-                                    "qwen2_yarn",
-                                    "mistral",
-                                    "mistral_full",
-                                    "qwen2",
-                                    "qwen2_window",
-                                    "qwen3",
-                                    "qwen3_bias",
-                                    "mixtral",
-                                    "qwen3_moe",
-                                    "qwen3_moe_sum",
-                                    "qwen3_moe_balance",
-                                    "phi3",
-                                    "phi3_full",
-                                    "smollm3",
-                                    "smollm3_list",
-                                    "qwen2_moe",
-                                    "olmo2",
-                                    "olmo2_bias",
-                                    "gemma3",
-                                    "gemma3_new",
-                                    "gemma2",
-                                    "gemma2_full",
-                                    "gemma3_images",
-                                    "mistral3_images"};
+static const char *const cases[] = {
+    "gpt2",        "gpt2_untied",   "llama",          "llama3",        "llama_linear",      "llama_yarn",
+    "qwen2_yarn",  "mistral",       "mistral_full",   "qwen2",         "qwen2_window",      "qwen3",
+    "qwen3_bias",  "mixtral",       "qwen3_moe",      "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
+    "phi3_full",   "phi3_long",     "phi3_short",     "phi3_part",     "smollm3",           "smollm3_list",
+    "qwen2_moe",   "olmo2",         "olmo2_bias",     "gemma3",        "gemma3_new",        "gemma2",
+    "gemma2_full", "gemma3_images", "mistral3_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -289,6 +266,7 @@ test_streamed(void **state)
     run("qwen3_bias", dir);
     run("mixtral", dir);
     run("phi3", dir);
+    run("phi3_long", dir);
     run("qwen2_moe", dir);
     run("gemma3", dir);
     run("gemma2", dir);
@@ -299,8 +277,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
-                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gemma2"};
+    static const char *const some[] = {"llama3",    "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
+                                       "phi3_long", "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gemma2"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -380,11 +358,21 @@ test_refusals(void **state)
         {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
         {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
         {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
-        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[1]}",
-         "not supported yet: rope_scaling.type \"su\""},
-        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}", "not supported yet: rope_scaling.type \"longrope\""},
-        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "not supported yet: rope_scaling.type \"yarn\""},
-        {"phi3", "\"partial_rotary_factor\":0.75", "not supported yet: partial_rotary_factor 0.75"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1],\"long_factor\":[1]}",
+         "rope_scaling.long_factor: expected a list of 3 numbers above 0, got [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}",
+         "rope_scaling.short_factor: expected a list of 3 numbers above 0, got nothing"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0,1]}", "numbers above 0, got [1,0,1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "rope_scaling.short_factor: expected a list"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"original_max_position_embeddings\":7}",
+         "rope_scaling.original_max_position_embeddings: expected the same as outside, got 7"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"long_mscale\":1}",
+         "not supported yet: rope_scaling.long_mscale 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"default\",\"long_factor\":[1]}",
+         "not supported yet: rope_scaling.long_factor [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"phi3", "\"partial_rotary_factor\":1.5", "partial_rotary_factor: expected number above 0, at most 1, got 1.5"},
         {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
         {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
         {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
@@ -631,6 +619,20 @@ test_defaults(void **state)
     DONE(parse("phi3", "\"resid_pdrop\":0.1", &m, &err));
     assert_true(m.packed && m.kv_heads == 2 && m.head_dim == 6 && m.window == 0 && m.norm_eps == 1e-5);
     assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
+    DONE(parse("phi3", /* as in the rope object first, then beside it; by all names */
+               "\"partial_rotary_factor\":0.5,\"rope_parameters\":{\"rope_type\":\"su\",\"partial_rotary_factor\":0.75,"
+               "\"short_factor\":[1,2],\"long_factor\":[3,4]},\"max_position_embeddings\":8192",
+               &m, &err));
+    assert_true(m.rope == SPW_ROPE_LONG && m.rope_positions == 4096 && spw_model_rope_width(&m) == 4);
+    assert_true(m.rope_short[1] == 2 && m.rope_long[0] == 3);
+    assert_true(fabs(m.rope_attention - sqrt(1 + log(2) / log(4096))) < 1e-15);
+    DONE(parse("phi3", "\"partial_rotary_factor\":0.5", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "partial_rotary_factor 0.5 turns 3 of a head's 6 elements"));
+        err = (spw_error){0};
+    }
     DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
     assert_true(m.window == 9 && m.window_from == 0);
     DONE(parse("smollm3", "\"sliding_window\":9", &m, &err));

@@ -527,14 +527,14 @@ test_norms(void **state)
 static void
 test_rope_at(void **state)
 {
-    enum { H = 3, D = 6, LAST = 9 };
-    float table[(LAST + 1) * D], x[(LAST + 1) * H * D], some[3 * H * D];
+    enum { H = 3, D = 6, R = 4, LAST = 9 };
+    float table[(LAST + 1) * R], x[(LAST + 1) * H * D], some[3 * H * D];
     static const int32_t places[3] = {7, 0, LAST};
     uint64_t seed = 1;
     spw_gpu *gpu = NULL;
     spw_gpu_queue *q = NULL;
     (void)state;
-    for (int i = 0; i < (LAST + 1) * D; i++)
+    for (int i = 0; i < (LAST + 1) * R; i++)
         table[i] = ops_draw(&seed);
     for (int i = 0; i < (LAST + 1) * H * D; i++)
         x[i] = ops_draw(&seed);
@@ -542,8 +542,8 @@ test_rope_at(void **state)
         memcpy(some + k * H * D, x + places[k] * H * D, H * D * 4);
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
-    spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, 1);
-    spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D);
+    spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, R, 1);
+    spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R);
     for (int k = 0; k < 3; k++)
         assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
     spw_gpu_queue_destroy(q);
@@ -621,7 +621,7 @@ test_loss(void **state)
     }
 }
 
-/* ---------------------------------------------------------------- embedding and rope: d = M, V, C / M, T, H, D */
+/* ---------------------------------------------------------------- embedding and rope: d = M, V, C / M, T, H, D, R */
 
 static void
 embedding_ref(const ops_subject *s, double *const *in, double *out)
@@ -648,20 +648,24 @@ embedding_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 static void
 rope_ref(const ops_subject *s, double *const *in, double *out)
 {
-    uint64_t T = s->d[1], H = s->d[2], D = s->d[3];
-    for (uint64_t i = 0; i < s->d[0] * H; i++)
-        for (uint64_t j = 0; j < D / 2; j++) {
-            double c = (double)ops_saved[1][(i / H % T) * D + j], n = (double)ops_saved[1][(i / H % T) * D + D / 2 + j];
-            out[i * D + j] = in[0][i * D + j] * c - in[0][i * D + j + D / 2] * n;
-            out[i * D + j + D / 2] = in[0][i * D + j + D / 2] * c + in[0][i * D + j] * n;
+    uint64_t T = s->d[1], H = s->d[2], D = s->d[3], R = s->d[4];
+    for (uint64_t i = 0; i < s->d[0] * H; i++) {
+        const float *table = ops_saved[1] + i / H % T * R;
+        for (uint64_t j = 0; j < R / 2; j++) {
+            double c = (double)table[j], n = (double)table[R / 2 + j];
+            out[i * D + j] = in[0][i * D + j] * c - in[0][i * D + j + R / 2] * n;
+            out[i * D + j + R / 2] = in[0][i * D + j + R / 2] * c + in[0][i * D + j] * n;
         }
+        for (uint64_t j = R; j < D; j++)
+            out[i * D + j] = in[0][i * D + j];
+    }
 }
 
 static void
 rope_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     memcpy(out, in[0], s->out_n * 4);
-    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], 1);
+    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], 1);
 }
 
 static void
@@ -670,7 +674,7 @@ rope_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     (void)in;
     (void)out;
     memcpy(g[0], dout, s->out_n * 4);
-    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], -1);
+    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], -1);
 }
 
 /* Embedding with repeated ops_ids and with the add form; rotary embedding and its inverse. */
@@ -689,7 +693,9 @@ test_embedding_and_rope(void **state)
         ops_saved[1][i] = (float)(i % 12 < 6 ? cos((double)i) : sin((double)i - 6));
     }
     ops_examine(
-        &(ops_subject){"rope", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12}, 0, rope_ref, rope_fwd, rope_bwd});
+        &(ops_subject){"rope", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12, 12}, 0, rope_ref, rope_fwd, rope_bwd});
+    ops_examine(&(ops_subject){
+        "rope of a part", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12, 6}, 0, rope_ref, rope_fwd, rope_bwd});
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (int i = 0; i < 20; i++)

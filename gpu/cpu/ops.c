@@ -11,7 +11,7 @@ typedef struct args {
     float *fout, *fout2;
     const float *a, *b, *c, *d, *e;
     const int32_t *ids;
-    uint64_t rows, cols, n, grain, T, H, D, stride;
+    uint64_t rows, cols, n, grain, T, H, D, R, stride;
     float eps, offset, cap;
     int sign;
     unsigned flags;
@@ -572,23 +572,24 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t r = first; r < first + n; r++)
         for (uint64_t h = 0; h < g->H; h++)
             g->k->rope_row((float *)g->out + r * g->stride + h * g->D,
-                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->D, g->D / 2, (float)g->sign);
+                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->R, g->R / 2, (float)g->sign);
 }
 
 void
 spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-              uint64_t D, int sign)
+              uint64_t D, uint64_t R, int sign)
 {
-    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .stride = stride, .sign = sign}, M,
-        row_grain(H * D), rope_part);
+    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .R = R, .stride = stride, .sign = sign},
+        M, row_grain(H * D), rope_part);
 }
 
 void
 spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                 uint64_t H, uint64_t D)
+                 uint64_t H, uint64_t D, uint64_t R)
 {
-    run(q, &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .stride = stride, .sign = 1}, M,
-        row_grain(H * D), rope_part);
+    run(q,
+        &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .R = R, .stride = stride, .sign = 1},
+        M, row_grain(H * D), rope_part);
 }
 
 /* ---------------------------------------------------------------- loss */

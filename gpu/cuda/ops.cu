@@ -169,28 +169,28 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
 
 static void
 rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-     uint64_t T_, uint64_t H, uint64_t D, int sign)
+     uint64_t T_, uint64_t H, uint64_t D, uint64_t R, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint64_t n = M * H * (D / 2);
+    uint64_t n = M * H * (R / 2);
     if (n == 0)
         return;
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
-                      D, (float)sign));
+                      D, R, (float)sign));
 }
 
 void
 spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-               uint64_t D, int sign)
+               uint64_t D, uint64_t R, int sign)
 {
-    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, sign);
+    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, R, sign);
 }
 
 void
 spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
-                  uint64_t M, uint64_t H, uint64_t D)
+                  uint64_t M, uint64_t H, uint64_t D, uint64_t R)
 {
-    rope(queue, x, stride, cos_sin, places, M, 1, H, D, 1);
+    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, 1);
 }
 
 /* ---------------------------------------------------------------- norms */

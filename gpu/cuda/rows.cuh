@@ -80,17 +80,17 @@ embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const 
         dtable[(uint64_t)id * C + c1] = sum1;
 }
 
-/* A thread per pair (j, j + D/2); places NULL: row i is at i % T. */
+/* A thread per pair (j, j + R/2); places NULL: row i is at i % T. */
 template <class T>
 __global__ void
 rope_kernel(T *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M, uint64_t positions,
-            uint64_t H, uint64_t D, float sign)
+            uint64_t H, uint64_t D, uint64_t R, float sign)
 {
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = D / 2;
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
     uint64_t j = i % half, h = i / half % H, row = i / half / H;
     if (row >= M)
         return;
-    const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * D;
+    const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * R;
     T *pair = x + row * stride + h * D + j;
     float a = widen(pair[0]), b = widen(pair[half]), c = at[j], s = sign * at[j + half];
     narrow(pair, a * c - b * s);

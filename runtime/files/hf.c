@@ -234,13 +234,17 @@ read_rope_kind(const source *s, spw_model_config *c)
     const char *kind = json_string_value(v);
     if (v == NULL && get(s, "factor") != NULL)
         return wrong(s, "rope_type", "default, linear, llama3 or yarn", NULL);
+    if (c->family == SPW_FAMILY_PHI3 && kind != NULL &&
+        (strcmp(kind, "longrope") == 0 || strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0)) {
+        c->rope = SPW_ROPE_LONG; /* by all of its class's names */
+        return SPW_OK;
+    }
     if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    /* phi3's class has longrope alone, and takes yarn for that */
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
 
@@ -269,6 +273,52 @@ read_yarn(const source *s, spw_model_config *c)
     return read_bool(s, "truncate", &c->rope_truncate);
 }
 
+/* A number above 0 for each frequency. */
+static spw_status
+read_factors(const source *s, const char *key, const spw_model_config *c, float *out)
+{
+    const json_t *list = get(s, key);
+    uint64_t count = spw_model_rope_width(c) / 2;
+    char expected[64];
+    snprintf(expected, sizeof expected, "a list of %llu numbers above 0", (unsigned long long)count);
+    if (count > SPW_ROPE_FACTORS_MAX)
+        return refuse(s, key, list);
+    if (!json_is_array(list) || json_array_size(list) != count)
+        return wrong(s, key, expected, list);
+    for (uint64_t i = 0; i < count; i++) {
+        out[i] = (float)json_number_value(json_array_get(list, i));
+        if (!(out[i] > 0 && out[i] <= 1e12f))
+            return wrong(s, key, expected, list);
+    }
+    return SPW_OK;
+}
+
+/* What the class makes of both lengths, and of a factor that is said, where nothing else is. */
+static double
+long_attention(double factor, uint64_t positions)
+{
+    return factor <= 1 ? 1 : sqrt(1 + log(factor) / log((double)positions));
+}
+
+/* The original length counts beside the rope object alone; transformers writes it in both. */
+static spw_status
+read_long(const source *s, const source *top, spw_model_config *c)
+{
+    static const char *const original = "original_max_position_embeddings";
+    double factor;
+    c->rope_positions = 4096;
+    SPW_TRY(read_size(top, original, 2, &c->rope_positions));
+    if (get(s, original) != NULL && json_number_value(get(s, original)) != (double)c->rope_positions)
+        return wrong(s, original, "the same as outside", get(s, original));
+    SPW_TRY(read_factors(s, "short_factor", c, c->rope_short));
+    SPW_TRY(read_factors(s, "long_factor", c, c->rope_long));
+    factor = (double)c->positions / (double)c->rope_positions;
+    SPW_TRY(read_real(s, "factor", &factor));
+    c->rope_factor = 1; /* for cos and sin alone */
+    c->rope_attention = long_attention(factor, c->rope_positions);
+    return read_real(s, "attention_factor", &c->rope_attention);
+}
+
 /* A value beside the rope object counts more than one in it. */
 static spw_status
 read_rope_positions(const source *s, const source *top, spw_model_config *c)
@@ -284,6 +334,8 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 {
     if (c->rope == SPW_ROPE_PLAIN)
         return SPW_OK;
+    if (c->rope == SPW_ROPE_LONG)
+        return read_long(s, top, c);
     SPW_TRY(read_real(s, "factor", &c->rope_factor));
     if (!(c->rope_factor >= 1))
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
@@ -312,6 +364,20 @@ read_member(const source *s, const char *key, source *out)
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
 
+/* Phi-3's class turns the first part of a head, and looks in the rope object before it looks beside; the others know of no part. */
+static spw_status
+read_rope_part(const source *s, spw_model_config *c)
+{
+    double part = c->rope_part > 0 ? c->rope_part : 1;
+    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    if (part != 1 && c->family != SPW_FAMILY_PHI3)
+        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+    if (!(part > 0 && part <= 1))
+        return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
+    c->rope_part = part < 1 ? part : 0;
+    return SPW_OK;
+}
+
 /* What rope says, and the key in s that may say theta; c has the theta that is meant without both. */
 static spw_status
 read_rope_object(const source *s, const source *rope, const char *theta, spw_model_config *c)
@@ -328,7 +394,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
                                         "mscale",
                                         "mscale_all_dim",
                                         "attention_factor",
-                                        "truncate"};
+                                        "truncate",
+                                        "partial_rotary_factor"};
     const json_t *top = get(s, theta);
     const char *name;
     json_t *v;
@@ -336,12 +403,14 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
     SPW_TRY(read_rope_kind(rope, c)); /* first: what it is called says more than the members that only it has */
     json_object_foreach((json_t *)(uintptr_t)rope->object, name, v)
     {
-        bool found = strcmp(name, "partial_rotary_factor") == 0 && json_number_value(v) == 1;
+        bool found =
+            c->rope == SPW_ROPE_LONG && (strcmp(name, "short_factor") == 0 || strcmp(name, "long_factor") == 0);
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
+    SPW_TRY(read_rope_part(rope, c));
     SPW_TRY(read_real(rope, "rope_theta", &c->rope_theta));
     if (top != NULL && c->rope_theta != json_number_value(top))
         return wrong(rope, "rope_theta", "the same as outside", get(rope, "rope_theta"));
@@ -379,15 +448,12 @@ static spw_status
 read_rope(const source *s, spw_model_config *c)
 {
     bool newer = get(s, "rope_parameters") != NULL, by_layer = c->family == SPW_FAMILY_GEMMA3;
-    double part = 1;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
     c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
-    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
-    if (part != 1)
-        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+    SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
     return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
@@ -851,6 +917,27 @@ yarn_object(const spw_model_config *c)
     return o;
 }
 
+static json_t *
+factor_list(const float *factors, uint64_t count)
+{
+    json_t *list = json_array();
+    for (uint64_t i = 0; i < count; i++)
+        json_array_append_new(list, json_real((double)factors[i]));
+    return list;
+}
+
+/* Older releases take no more than the three members. */
+static json_t *
+long_object(const spw_model_config *c)
+{
+    uint64_t count = spw_model_rope_width(c) / 2;
+    json_t *o = json_pack("{s:s, s:o, s:o}", "type", "longrope", "short_factor", factor_list(c->rope_short, count),
+                          "long_factor", factor_list(c->rope_long, count));
+    if (c->rope_attention != long_attention((double)c->positions / (double)c->rope_positions, c->rope_positions))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
@@ -859,6 +946,12 @@ write_rope(json_t *o, const spw_model_config *c)
     if (c->rope == SPW_ROPE_LINEAR)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope_part > 0)
+        json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part));
+    if (c->rope == SPW_ROPE_LONG) {
+        json_object_set_new(o, "rope_scaling", long_object(c));
+        set_size(o, "original_max_position_embeddings", c->rope_positions);
+    }
     if (c->rope == SPW_ROPE_YARN)
         json_object_set_new(o, "rope_scaling", yarn_object(c));
     if (c->rope == SPW_ROPE_LLAMA3)

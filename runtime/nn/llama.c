@@ -53,7 +53,8 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
         x = norm(call, at, x);
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
-    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
+    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim,
+                       spw_model_rope_width(c));
 }
 
 static spw_value *

@@ -34,7 +34,7 @@ typedef struct op {
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
-    uint64_t T, heads, D, col[3];
+    uint64_t T, heads, D, R, col[3];
     spw_attention_shape shape;
     spw_value **each; /* weights by expert */
     float p;
@@ -378,24 +378,25 @@ spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps)
 }
 
 spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D)
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
 {
     spw_value *y;
     op *o;
-    if (x == NULL || x->cols < heads * D || D % 2 != 0)
+    if (x == NULL || x->cols < heads * D || R % 2 != 0 || R > D)
         return fail(t);
     y = new_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
         return fail(t);
     if (computes(t) && t->places != NULL)
-        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D);
+        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D, R);
     else if (computes(t))
-        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, 1);
+        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, R, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
     o->T = T;
     o->heads = heads;
     o->D = D;
+    o->R = R;
     return y;
 }
 
@@ -980,7 +981,7 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_ROPE:
         if (!t->dry)
-            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, -1);
+            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, o->R, -1);
         share_grad(x, y);
         return;
     case T_ATTENTION: {
