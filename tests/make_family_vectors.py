@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
-                          Phi3Config, PixtralVisionConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -154,6 +154,17 @@ def bare_text(folder):
         del c["text_config"][key]
     c["text_config"].pop("rope_parameters")
     c["text_config"] |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 2}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Qwen2.5-VL's and Qwen2-VL's folders have it: the text's keys beside the others, rope by the name that older releases know.
+def flat_text(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c.pop("text_config")
+    rope = text.pop("rope_parameters")
+    del text["model_type"], text["layer_types"], text["pad_token_id"]
+    c |= text | {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}, "sliding_window": 4096}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -361,3 +372,9 @@ elif __name__ == "__main__":
     images = MistralConfig(**common | dict(hidden_size=24), head_dim=6, sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e9))
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
     make("mistral3_images", Mistral3Config(text_config=images, vision_config=vision, tie_word_embeddings=False), bf16)
+    axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
+    tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
+    vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)
+    make("qwen2_vl_images", Qwen2VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=True, **tokens), bf16)
+    vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, fullatt_block_indexes=[0])
+    make("qwen2_5_vl_images", Qwen2_5_VLConfig(text_config=axes | dict(num_hidden_layers=3), vision_config=vision, **tokens), bf16, rewrite=flat_text)

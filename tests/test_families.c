@@ -16,12 +16,12 @@
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
 static const char *const cases[] = {
-    "gpt2",        "gpt2_untied",   "llama",          "llama3",        "llama_linear",      "llama_yarn",
-    "qwen2_yarn",  "mistral",       "mistral_full",   "qwen2",         "qwen2_window",      "qwen3",
-    "qwen3_bias",  "mixtral",       "qwen3_moe",      "qwen3_moe_sum", "qwen3_moe_balance", "phi3",
-    "phi3_full",   "phi3_long",     "phi3_short",     "phi3_part",     "smollm3",           "smollm3_list",
-    "qwen2_moe",   "olmo2",         "olmo2_bias",     "gemma3",        "gemma3_new",        "gemma2",
-    "gemma2_full", "gemma3_images", "mistral3_images"};
+    "gpt2",        "gpt2_untied",   "llama",           "llama3",          "llama_linear",      "llama_yarn",
+    "qwen2_yarn",  "mistral",       "mistral_full",    "qwen2",           "qwen2_window",      "qwen3",
+    "qwen3_bias",  "mixtral",       "qwen3_moe",       "qwen3_moe_sum",   "qwen3_moe_balance", "phi3",
+    "phi3_full",   "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
+    "qwen2_moe",   "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
+    "gemma2_full", "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -385,7 +385,7 @@ test_refusals(void **state)
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
          "shared_expert_intermediate_size: expected integer in [1, "},
         {"gemma3", "",
-         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text_config is read"},
+         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text part is read"},
         {"gemma2", "\"attn_logit_softcapping\":0", "attn_logit_softcapping: expected number above 0, or null, got 0"},
         {"gemma2", "\"final_logit_softcapping\":-3", "final_logit_softcapping: expected number in [0, 1e12], got -3"},
         {"gemma2", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]",
@@ -526,11 +526,34 @@ test_defaults(void **state)
         assert_true(m.layers == 26 && m.heads == 8 && m.kv_heads == 4 && m.head_dim == 256 && m.mlp_width == 9216);
         assert_true(m.tied && m.window == 4096 && m.full_every == 6 && m.query_scalar == 256);
         assert_int_equal(spw_hf_config_parse(&m, whole, "section", true, &err), SPW_ECONFIG);
-        assert_non_null(strstr(err.message, "only a folder's text_config is read"));
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
         assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "text_config.model_type \"llama\""));
         assert_int_equal(spw_hf_config_parse(&m, head, "config.json", false, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "architectures[0] \"Gemma3ForX\""));
+        err = (spw_error){0};
+    }
+    { /* of Qwen's the text part may be apart or not, and what the heads share is said in either place */
+        static const char whole[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2_vl_text\"}}",
+                          flat[] =
+                              "{\"model_type\":\"qwen2_5_vl\",\"num_hidden_layers\":3,\"tie_word_embeddings\":true,"
+                              "\"use_sliding_window\":true,\"max_window_layers\":1,"
+                              "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]}}",
+                          tied[] = "{\"model_type\":\"qwen2_vl\",\"tie_word_embeddings\":false,"
+                                   "\"text_config\":{\"model_type\":\"qwen2_vl_text\",\"tie_word_embeddings\":true}}",
+                          other[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2\"}}";
+        DONE(spw_hf_config_parse(&m, whole, "config.json", false, &err));
+        assert_true(m.family == SPW_FAMILY_QWEN2 && m.vocab == 152064 && m.positions == 32768 && m.width == 8192);
+        assert_true(m.layers == 80 && m.heads == 64 && m.kv_heads == 8 && m.head_dim == 128 && m.mlp_width == 29568);
+        assert_true(m.norm_eps == 1e-5 && m.rope_theta == 1e6 && m.qkv_bias && !m.tied && m.window == 0);
+        DONE(spw_hf_config_parse(&m, flat, "config.json", false, &err));
+        assert_true(m.layers == 3 && m.tied && m.rope == SPW_ROPE_PLAIN && m.window == 4096 && m.window_from == 1);
+        DONE(spw_hf_config_parse(&m, tied, "config.json", false, &err));
+        assert_true(m.tied);
+        assert_int_equal(spw_hf_config_parse(&m, flat, "section", true, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
+        assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "text_config.model_type \"qwen2\""));
         err = (spw_error){0};
     }
     DONE(parse("gpt2", "\"n_ctx\":77,\"tie_word_embeddings\":false", &m, &err));

@@ -50,6 +50,8 @@ static const char *const cases[] = {"gpt2",
                                     "gemma3_new",
                                     "gemma3_images",
                                     "mistral3_images",
+                                    "qwen2_vl_images",
+                                    "qwen2_5_vl_images",
                                     "gemma2",
                                     "gemma2_full"};
 

@@ -51,6 +51,12 @@ train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"
 train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"attn_logit_softcapping\":1.5,\"rope_theta\":500"
 train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
     \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
+# Of a folder with images what is written is a text model's, configuration and all.
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images; do
+    mkdir "$dir/$name"
+    check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
+    names="$names $name"
+done
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -90,6 +96,8 @@ want = {
                    attn_logit_softcapping=1.5, final_logit_softcapping=30, hidden_activation="gelu_pytorch_tanh",
                    rope_parameters={"rope_type": "default", "rope_theta": 500}),
     "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3_images": dict(model_type="gemma3_text", vocab_size=41, sliding_window=5), "mistral3_images": dict(model_type="mistral", head_dim=6),
+    "qwen2_vl_images": dict(model_type="qwen2", tie_word_embeddings=True), "qwen2_5_vl_images": dict(model_type="qwen2", num_hidden_layers=3),
     "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 

@@ -302,6 +302,12 @@ spw_hf_config_carry(char **text_out, const spw_model_config *config, const char 
         text = spw_hf_config_text(config, dtype);
     }
     root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    if (json_object_get(root, "vision_config") != NULL) { /* what is written is the text's part alone */
+        spw_mem_free(text);
+        json_decref(root);
+        text = spw_hf_config_text(config, dtype);
+        root = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    }
     spw_mem_free(text);
     if (json_object_get(root, "dtype") != NULL)
         json_object_set_new(root, "dtype", json_string(names[dtype]));

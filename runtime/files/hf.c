@@ -145,6 +145,7 @@ typedef struct source {
     const char *name; /* of the file */
     char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
     spw_error *err;
+    bool qwen_vl; /* of a Qwen2-VL or 2.5-VL, whose positions have three axes, alike where there is text alone */
 } source;
 
 /* NULL for a key that is not there or null. */
@@ -239,7 +240,7 @@ read_rope_kind(const source *s, spw_model_config *c)
         c->rope = SPW_ROPE_LONG; /* by all of its class's names */
         return SPW_OK;
     }
-    if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
+    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (s->qwen_vl && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
@@ -359,7 +360,7 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 static spw_status
 read_member(const source *s, const char *key, source *out)
 {
-    *out = (source){get(s, key), s->name, "", s->err};
+    *out = (source){get(s, key), s->name, "", s->err, s->qwen_vl};
     snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
@@ -407,6 +408,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             c->rope == SPW_ROPE_LONG && (strcmp(name, "short_factor") == 0 || strcmp(name, "long_factor") == 0);
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
+        found = found || (s->qwen_vl && strcmp(name, "mrope_section") == 0);
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
@@ -425,7 +427,7 @@ static spw_status
 read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
 {
     spw_model_config local = {.rope_theta = 10000};
-    source full = *rope, sliding = {NULL, s->name, "", s->err};
+    source full = *rope, sliding = {NULL, s->name, "", s->err, false};
     const char *name;
     json_t *v;
     if (newer) {
@@ -452,7 +454,9 @@ read_rope(const source *s, spw_model_config *c)
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer || s->qwen_vl ? 1e6
+                    : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
+                                                                              : 10000;
     SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
     return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
@@ -563,7 +567,7 @@ read_window(const source *s, spw_model_config *c)
     if (used) {
         c->window = said ? 0 : 4096; /* the classes' default; null is none */
         SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-        c->window_from = qwen ? 28 : 0;
+        c->window_from = s->qwen_vl ? 80 : qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
     } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {
@@ -653,10 +657,11 @@ read_llama(const source *s, spw_model_config *c)
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
+                          : s->qwen_vl                                                                    ? 8
                           : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
                                                                                                           : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo ? 1e-5 : 1e-6;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -746,8 +751,9 @@ read_dropout(const source *s, spw_model_config *c)
 static const char *
 missing_of(const char *type)
 {
-    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0
-               ? ": of a model of text and images only a folder's text_config is read"
+    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0 || strcmp(type, "qwen2_vl") == 0 ||
+                   strcmp(type, "qwen2_5_vl") == 0
+               ? ": of a model of text and images only a folder's text part is read"
                : "";
 }
 
@@ -787,20 +793,54 @@ check_activation(const source *s, spw_family family)
     return refuse(s, key, v);
 }
 
-/* inner: Gemma's text_config, in which a missing key has its class's value, sizes too. */
+/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
+static const struct with_images {
+    const char *type, *architecture, *text_type;
+    spw_family text;
+    bool qwen_vl; /* then the text's keys may also stand beside the others */
+    uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
+} with_images[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, 262208, 131072, 2304, 26, 8,
+     9216},
+    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, 0, 0, 0, 0, 0, 0},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192, 80,
+     64, 29568},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192,
+     80, 64, 29568}};
+
+/* The family of a Qwen's text part is not what it is called. */
 static spw_status
-read_config(const source *s, bool section, bool inner, spw_model_config *c)
+read_text_family(const source *s, const struct with_images *kind, spw_family *out)
+{
+    const json_t *type = get(s, "model_type");
+    const char *name = json_string_value(type);
+    if (!kind->qwen_vl)
+        SPW_TRY(read_family(s, out));
+    else if (name != NULL && (strcmp(name, kind->text_type) == 0 || strcmp(name, kind->type) == 0))
+        *out = kind->text;
+    else
+        return refuse(s, "model_type", type);
+    return *out == kind->text ? SPW_OK : refuse(s, "model_type", type);
+}
+
+/* kind: whose text part this is; NULL: a model of text. */
+static spw_status
+read_config(const source *s, bool section, const struct with_images *kind, spw_model_config *c)
 {
     memset(c, 0, sizeof *c);
-    if (inner)
-        *c = (spw_model_config){.width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216};
-    SPW_TRY(read_family(s, &c->family));
+    SPW_TRY(kind != NULL ? read_text_family(s, kind, &c->family) : read_family(s, &c->family));
+    if (kind != NULL) {
+        c->width = kind->width;
+        c->layers = kind->layers;
+        c->heads = kind->heads;
+        c->mlp_width = kind->mlp_width;
+    }
     SPW_TRY(check_activation(s, c->family));
     if (get(s, "quantization_config") != NULL)
         return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
-    c->vocab = inner ? 262208 : 256;
-    c->positions = inner ? 131072 : 1024;
+    c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
+    c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
     c->init_std = 0.02;
     c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
@@ -817,20 +857,14 @@ read_config(const source *s, bool section, bool inner, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
-static const struct with_images {
-    const char *type, *architecture;
-    spw_family text;
-} with_images[] = {{"gemma3", "Gemma3ForConditionalGeneration", SPW_FAMILY_GEMMA3},
-                   {"mistral3", "Mistral3ForConditionalGeneration", SPW_FAMILY_MISTRAL}};
-
 /* NULL: it is none of them. */
 static const struct with_images *
 find_images(const source *s)
 {
     const char *type = json_string_value(get(s, "model_type"));
     for (size_t i = 0; i < sizeof with_images / sizeof with_images[0]; i++) {
-        if (type != NULL && strcmp(type, with_images[i].type) == 0 && json_is_object(get(s, "text_config")))
+        if (type != NULL && strcmp(type, with_images[i].type) == 0 &&
+            (with_images[i].qwen_vl || json_is_object(get(s, "text_config"))))
             return &with_images[i];
     }
     return NULL;
@@ -840,12 +874,15 @@ static spw_status
 read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
 {
     const json_t *list = get(s, "architectures"), *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
-    source text = {get(s, "text_config"), s->name, "text_config.", s->err};
+    bool apart = json_is_object(get(s, "text_config")), tied = false;
+    source text = {apart ? get(s, "text_config") : s->object, s->name, "", s->err, kind->qwen_vl};
     if (built_as != NULL && (!json_is_string(built_as) || strcmp(json_string_value(built_as), kind->architecture) != 0))
         return refuse(s, "architectures[0]", built_as);
-    SPW_TRY(read_config(&text, false, kind->text == SPW_FAMILY_GEMMA3, c));
-    if (c->family != kind->text)
-        return refuse(&text, "model_type", get(&text, "model_type"));
+    snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
+    SPW_TRY(read_config(&text, false, kind, c));
+    if (kind->qwen_vl) /* said in either place */
+        SPW_TRY(read_bool(s, "tie_word_embeddings", &tied));
+    c->tied = c->tied || tied;
     spw_log(SPW_LOG_NOTE, "%s: a model of text and images: its text part is taken, and the rest left out", s->name);
     return SPW_OK;
 }
@@ -855,7 +892,7 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
 {
     json_error_t where;
     json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    source s = {root, name, "", err};
+    source s = {root, name, "", err, false};
     spw_status st;
     if (root == NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
@@ -865,7 +902,7 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
         st = SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
     else
         st = !section && find_images(&s) != NULL ? read_text_part(&s, find_images(&s), out)
-                                                 : read_config(&s, section, false, out);
+                                                 : read_config(&s, section, NULL, out);
     json_decref(root);
     return st;
 }

@@ -8,7 +8,7 @@
 
 #include "spw_nn.h"
 
-enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 4 };
+enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 5 }; /* 5: what reads images in Qwen2-VL */
 
 typedef struct spw_tensor_info {
     char name[SPW_TENSOR_NAME_BYTES];
@@ -81,7 +81,7 @@ spw_status spw_hf_config_load(spw_model_config *out, const char *folder, spw_err
  * that of the weights beside it; SPW_DTYPE_COUNT: the model's own keys only, for a section. spw_mem_free; NULL: no memory.
  */
 char *spw_hf_config_text(const spw_model_config *config, spw_dtype dtype);
-/* The text of the source folder's own config.json, whatever else it says, with this dtype; source NULL: the text above. */
+/* The text of the source folder's own config.json, whatever else it says, with this dtype; source NULL, or one with images: the text above. */
 spw_status spw_hf_config_carry(char **text_out, const spw_model_config *config, const char *source, spw_dtype dtype,
                                spw_error *err);
 /* Copies what lies beside a model's weights: the tokenizer's files and generation_config.json, where there are any. */
