@@ -1024,7 +1024,9 @@ write_gemma(json_t *o, const spw_model_config *c)
     if (c->window > 0) /* transformers computes nothing by a window of null, even where no layer has one */
         set_size(o, "sliding_window", c->window);
     if (c->family == SPW_FAMILY_GEMMA2) {
-        json_object_set_new(o, "layer_types", layer_types(c));
+        if (c->window == 0 ||
+            (c->full_every != 2 && c->layers > 1)) /* older releases know no other than every second */
+            json_object_set_new(o, "layer_types", layer_types(c));
         json_object_set_new(o, "attn_logit_softcapping", c->score_cap > 0 ? json_real(c->score_cap) : json_null());
         json_object_set_new(o, "final_logit_softcapping", c->logit_cap > 0 ? json_real(c->logit_cap) : json_null());
         return;
