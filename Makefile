@@ -247,7 +247,7 @@ bench-formats: all
 
 # A folder with all that a GPU machine needs (it may have no compiler and no network); tests and benchmarks run from it.
 gpu-kit:
-	@$(MAKE) --no-print-directory -j$(NPROC) objects build/release/tests/test_cuda build/release/tests/test_link build/release/tests/test_gpu_ops VARIANT=release
+	@$(MAKE) --no-print-directory -j$(NPROC) objects build/release/tests/test_cuda build/release/tests/test_link build/release/tests/test_gpu_ops build/release/tests/test_gpu_attention VARIANT=release
 	@if [ -f build/release/spillway-cuda.so ]; then sh tests/gpu_kit.sh build/release $(GPU_KIT); else echo "no nvcc: no cuda device to test"; fi
 
 # 77 says that there is no GPU here: no failure of the build.

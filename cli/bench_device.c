@@ -199,7 +199,7 @@ whole_loss(bench *b, const row *r)
 {
     void *const *a = r->a;
     spw_gpu_linear_cross_entropy(b->queue, a[LOSSES], a[DX], a[DW], a[X], a[W], a[TARGETS], a[LOGITS], loss_rows(b, r),
-                                 r->M, r->N, r->K, 1.0f / (float)r->M, SPW_OP_SET_DW);
+                                 r->M, r->N, r->K, 1.0f / (float)r->M, 0, SPW_OP_SET_DW);
 }
 
 static double

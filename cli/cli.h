@@ -50,6 +50,9 @@ void cli_nearest(char out[SPW_PATH_BYTES], const char *path);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */
 void cli_show_no_fit(const spw_config *config, const spw_model *model, const spw_plan *plan);
 
+/* With longrope: which factors a run's windows take ("long_factor"), and why; NULL: it is another rope. */
+const char *cli_rope_choice(const spw_config *config, char reason[160]);
+
 /* How weights live that are only read: --host-memory, --device-memory, --nvme (which may stand several times), --codes. */
 typedef struct cli_place {
     uint64_t host_memory, device_memory; /* 0: not given */

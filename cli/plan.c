@@ -300,6 +300,30 @@ add_chat(spw_plan *p, const char *says)
     snprintf(d->reason, sizeof d->reason, "%s", comma + 2);
 }
 
+const char *
+cli_rope_choice(const spw_config *c, char reason[160])
+{
+    bool beyond = c->data.seq_length > c->model.rope_positions;
+    snprintf(reason, 160, "windows of %llu tokens are %s the model's original %llu",
+             (unsigned long long)c->data.seq_length, beyond ? "longer than" : "within",
+             (unsigned long long)c->model.rope_positions);
+    return c->model.rope != SPW_ROPE_LONG ? NULL : beyond ? "long_factor" : "short_factor";
+}
+
+static void
+add_rope(spw_plan *p, const spw_config *c)
+{
+    spw_decision *d = &p->decisions[p->decision_count];
+    char reason[160];
+    const char *choice = cli_rope_choice(c, reason);
+    if (choice == NULL || p->decision_count == SPW_DECISIONS_MAX)
+        return;
+    p->decision_count++;
+    snprintf(d->name, sizeof d->name, "rope");
+    snprintf(d->value, sizeof d->value, "%s", choice);
+    snprintf(d->reason, sizeof d->reason, "%s", reason);
+}
+
 static int
 plan_config(const job *j)
 {
@@ -333,6 +357,7 @@ plan_config(const job *j)
     }
     if (r.data != NULL)
         add_chat(&plan, spw_data_chat(r.data));
+    add_rope(&plan, &r.config);
     if (st == SPW_ENOFIT)
         (void)suggest(&r.config, r.model, &plan, &s);
     if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {

@@ -348,7 +348,8 @@ describe(const run *r)
 {
     const spw_config *c = &r->config;
     const spw_layout *l = spw_engine_layout(r->engine);
-    char bytes[32];
+    char bytes[32], reason[160];
+    const char *rope = cli_rope_choice(c, reason);
     printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION,
            spw_family_name(c->model.family), (double)l->params * 1e-6, l->unit_count,
            spw_state_name(c->run.state_format));
@@ -365,6 +366,8 @@ describe(const run *r)
            (unsigned long long)c->data.seq_length);
     if (spw_data_chat(r->data)[0] != '\0')
         printf("chat     %s\n", spw_data_chat(r->data));
+    if (rope != NULL)
+        printf("rope     %s: %s\n", rope, reason);
     printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
     describe_paths(spw_engine_plan(r->engine));
     if (r->from_folder)

@@ -340,16 +340,16 @@ spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, 
 
 void
 spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-             uint64_t D, int sign)
+             uint64_t D, uint64_t R, int sign)
 {
-    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, sign);
+    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, R, sign);
 }
 
 void
 spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                uint64_t H, uint64_t D)
+                uint64_t H, uint64_t D, uint64_t R)
 {
-    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D);
+    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R);
 }
 
 void
@@ -463,6 +463,12 @@ spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy,
 }
 
 void
+spw_gpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n)
+{
+    q->calls->soft_cap(q, y, x, cap, n);
+}
+
+void
 spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
 {
     q->calls->dropout(q, y, x, n, p, key, counter_hi);
@@ -471,9 +477,9 @@ spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uin
 void
 spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                              const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                             uint64_t C, float grad_scale, unsigned flags)
+                             uint64_t C, float grad_scale, float cap, unsigned flags)
 {
-    q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, logits, rows_per_chunk, M, V, C, grad_scale,
+    q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, logits, rows_per_chunk, M, V, C, grad_scale, cap,
                                    flags);
 }
 

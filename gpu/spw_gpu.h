@@ -236,14 +236,14 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float 
                               const act *g, float offset, const float *rstd, uint64_t M, uint64_t C);
 
 /*
- * Rotary embedding, rotate-half form, in place, on H heads of D at x + row * stride: pairs (j, j + D/2).
- * Row i has position i % T. cos_sin (T, D): cos of D/2 frequencies, then sin. sign +1 forward, -1 backward.
+ * Rotary embedding, rotate-half form, in place, on the first R elements of each of H heads of D at x + row * stride: pairs
+ * (j, j + R/2). Row i has position i % T. cos_sin (T, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
  */
 void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-                  uint64_t D, int sign);
+                  uint64_t D, uint64_t R, int sign);
 /* The same forward, where row i has position places[i] (device memory). */
 void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                     uint64_t H, uint64_t D);
+                     uint64_t H, uint64_t D, uint64_t R);
 
 /*
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
@@ -260,6 +260,7 @@ typedef struct spw_attention_shape {
     float scale;
     uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
     const int32_t *begins, *ends; /* device memory; both NULL: a sequence is one document. Not with a cache. */
+    float cap;                    /* scaled scores become cap tanh(score / cap) before the softmax; 0: they stay */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
@@ -344,6 +345,8 @@ spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const
 /* dx (M,C) = s dy, dgate (M) = s (1 - s) times the dot product of dy[m] and x[m], with s = sigmoid(gate[m]); both written. */
 void spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act *dy, const act *x, const act *gate,
                                 uint64_t M, uint64_t C);
+/* y = cap tanh(x / cap), cap above 0: of logits whose loss is not taken here. y may be x. */
+void spw_gpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n);
 /* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
 void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
 
@@ -352,6 +355,7 @@ void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p
  *   x (M,C), w (V,C), targets (M) int32 in [0,V) or -1 for no loss; logits: scratch (rows_per_chunk, spw_gpu_logits_stride(V)) act
  *   losses (M) fp32 out: -log p(target), 0 where there is no target
  *   dx (M,C) act written (or ACC_DX), dw (V,C) fp32 added to (or SET_DW): gradients of grad_scale * sum(losses); dx NULL: loss only
+ *   cap  above 0: logits are those of spw_gpu_soft_cap(); 0: as they come
  */
 /* A row of logits begins where every load of a tensor core may begin, whatever V is: products that read them are slow elsewhere. */
 static inline uint64_t
@@ -361,7 +365,7 @@ spw_gpu_logits_stride(uint64_t V)
 }
 void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                                   const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                                  uint64_t C, float grad_scale, unsigned flags);
+                                  uint64_t C, float grad_scale, float cap, unsigned flags);
 
 /*
  * out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory, and like

@@ -5,7 +5,7 @@ set -eu
 build=$1 kit=$2
 rm -rf "$kit"
 mkdir -p "$kit/bin" "$kit/lib"
-cp "$build/spillway" "$build/tests/test_cuda" "$build/tests/test_link" "$build/tests/test_gpu_ops" "$kit/bin/"
+cp "$build/spillway" "$build/tests/test_cuda" "$build/tests/test_link" "$build/tests/test_gpu_ops" "$build/tests/test_gpu_attention" "$kit/bin/"
 cp "$build/spillway-cuda.so" "$kit/lib/"
 cp "$(dirname "$0")/gpu_run.sh" "$kit/run.sh"
 cp "$(dirname "$0")/gpu_train.sh" "$kit/train.sh"

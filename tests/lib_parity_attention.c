@@ -26,7 +26,7 @@ parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32
         }
 }
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0; packed */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters; packed */
 
 static spw_attention_shape
 shape_of(const subject *s)
@@ -41,7 +41,8 @@ shape_of(const subject *s)
                                  .q_stride = stride,
                                  .kv_stride = stride,
                                  .scale = 1 / sqrtf((float)d[4]),
-                                 .window = d[5]};
+                                 .window = d[5],
+                                 .cap = (float)d[7] / 4};
 }
 
 static void
@@ -87,7 +88,7 @@ fill_documents(const subject *s, float **host, int32_t **ints)
         parity_documents(s->d[0], s->d[1], s->d[6], ints[5], ints[6]);
 }
 
-static const uint64_t attentions[][7] = {
+static const uint64_t attentions[][8] = {
     {1, 1, 1, 1, 8, 0},
     {2, 7, 2, 2, 8, 0},
     {1, 65, 2, 1, 24, 0},
@@ -108,6 +109,11 @@ static const uint64_t attentions[][7] = {
     {2, 150, 2, 1, 128, 33, 60},
     {1, 90, 1, 1, 256, 0, 25},
     {1, 130, 2, 2, 80, 0, 300},
+    {1, 65, 2, 1, 24, 0, 0, 1},
+    {2, 33, 4, 2, 6, 5, 0, 2},
+    {1, 90, 2, 1, 80, 33, 0, 1},
+    {2, 130, 2, 1, 128, 0, 30, 2},
+    {1, 70, 2, 2, 256, 9, 0, 1},
     {2, 1024, 12, 12, 64, 0},
     {1, 1000, 8, 2, 128, 0},
     {1, 700, 4, 1, 256, 0},
@@ -117,8 +123,10 @@ static const uint64_t attentions[][7] = {
     {2, 1024, 12, 12, 64, 0, 100},
     {1, 1000, 8, 2, 128, 0, 400},
     {1, 2048, 8, 2, 128, 300, 700},
+    {1, 1000, 8, 4, 256, 0, 0, 4},
+    {1, 2048, 8, 2, 128, 300, 0, 2},
 };
-enum { SMALL_ATTENTIONS = 20, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+enum { SMALL_ATTENTIONS = 25, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 void
 parity_attention(const parity *p)
@@ -134,7 +142,7 @@ parity_attention(const parity *p)
                                             {ACT_OUT, packed, 0, 0},
                                             {INT, rows, 1, 0},
                                             {INT, rows, 1, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
                                       .slack = d[6] > 0 ? 3 : 2, /* short rows average fewer roundings */
                                       .run = run_attention,
                                       .prepare = fill_documents});
@@ -144,11 +152,12 @@ parity_attention(const parity *p)
 void
 parity_attention_cached(const parity *p)
 {
-    static const uint64_t sizes[][7] = {
-        {1, 1, 1, 1, 8, 0, 1},     {3, 1, 4, 2, 16, 0, 90},  {2, 9, 2, 1, 24, 0, 70},  {3, 1, 2, 1, 8, 20, 150},
-        {2, 70, 2, 2, 8, 33, 140}, {2, 5, 2, 1, 128, 0, 70}, {1, 3, 1, 1, 256, 0, 40}, {8, 1, 12, 12, 64, 0, 1024},
+    static const uint64_t sizes[][8] = {
+        {2, 9, 2, 1, 24, 5, 40, 1}, {1, 1, 1, 1, 8, 0, 1},    {3, 1, 4, 2, 16, 0, 90},
+        {2, 9, 2, 1, 24, 0, 70},    {3, 1, 2, 1, 8, 20, 150}, {2, 70, 2, 2, 8, 33, 140},
+        {2, 5, 2, 1, 128, 0, 70},   {1, 3, 1, 1, 256, 0, 40}, {8, 1, 12, 12, 64, 0, 1024},
     };
-    for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
+    for (size_t i = 0; i < (p->large ? 9 : 8); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1], width = d[3] * d[4];
         subject_examine(p, &(subject){.name = "attention cached",
@@ -158,7 +167,7 @@ parity_attention_cached(const parity *p)
                                             {ACT, d[0] * d[6] * width, 0, 0},
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
                                       .slack = 2,
                                       .run = run_attention_cached,
                                       .prepare = fill_cache});
@@ -223,10 +232,12 @@ attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint
 void
 parity_attention_bits(const parity *p)
 {
-    static const uint64_t sizes[][6] = {{1, 7, 2, 2, 8, 0},    {1, 65, 2, 1, 24, 0},    {1, 150, 2, 1, 8, 0},
-                                        {1, 140, 2, 1, 8, 37}, {1, 1000, 4, 2, 128, 0}, {1, 700, 2, 2, 64, 300}};
-    for (size_t i = 0; i < (p->large ? 6 : 4); i++) {
-        subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
+    static const uint64_t sizes[][7] = {{1, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},     {1, 150, 2, 1, 8, 0},
+                                        {1, 140, 2, 1, 8, 37},   {1, 70, 2, 1, 24, 0, 1},  {1, 1000, 4, 2, 128, 0},
+                                        {1, 700, 2, 2, 64, 300}, {1, 700, 2, 2, 256, 0, 2}};
+    for (size_t i = 0; i < (p->large ? 8 : 5); i++) {
+        const uint64_t *d = sizes[i];
+        subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
         spw_attention_shape shape = shape_of(&s);
         uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * shape.D, n = shape.T * k;
         spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;

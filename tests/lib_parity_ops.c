@@ -217,6 +217,13 @@ run_add(const subject *s, spw_gpu_queue *q, void **p)
 }
 
 static void
+run_soft_cap(const subject *s, spw_gpu_queue *q, void **p)
+{
+    spw_gpu_soft_cap(q, p[1], p[0], 0.4f, s->d[0]);
+    spw_gpu_soft_cap(q, p[2], p[2], 30, s->d[0]);
+}
+
+static void
 run_dropout(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_gpu_dropout(q, p[1], p[0], s->d[0], 0.25f, 42 + s->d[0], 3);
@@ -252,6 +259,10 @@ parity_elements(const parity *p)
         }
         subject_examine(
             p, &(subject){.name = "dropout", .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}}, .d = {n}, .run = run_dropout});
+        subject_examine(p, &(subject){.name = "soft cap",
+                                      .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}, {ACT, n, 0, 0}},
+                                      .d = {n},
+                                      .run = run_soft_cap});
         subject_examine(p, &(subject){.name = "add",
                                       .a = {{ACT, n, 0, 0},
                                             {ACT, n, 0, 0},
@@ -333,7 +344,7 @@ parity_norms(const parity *p)
         }
 }
 
-/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride */
+/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride, forward, R */
 
 static void
 run_embedding(const subject *s, spw_gpu_queue *q, void **p)
@@ -346,16 +357,16 @@ static void
 run_rope(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
-    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[5] ? 1 : -1);
-    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3]);
+    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[6], d[5] ? 1 : -1);
+    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3], d[6]);
 }
 
 void
 parity_embedding_and_rope(const parity *p)
 {
     static const uint64_t tables[][3] = {{1, 1, 1}, {50, 7, 130}, {300, 40, 8}, {140, 2, 300}, {8192, 50257, 768}};
-    static const uint64_t ropes[][5] = {
-        {1, 1, 1, 2, 2}, {22, 11, 3, 12, 40}, {5, 9, 2, 64, 128}, {2048, 1024, 12, 64, 2304}};
+    static const uint64_t ropes[][6] = {
+        {1, 1, 1, 2, 2, 2}, {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48}, {2048, 1024, 12, 64, 2304, 64}};
     for (size_t i = 0; i < (p->large ? 5 : 4); i++)
         for (int add = 0; add < 2; add++) {
             uint64_t M = tables[i][0], V = tables[i][1], C = tables[i][2];
@@ -376,19 +387,19 @@ parity_embedding_and_rope(const parity *p)
                                                 {FP32, d[1] * d[3], 0, 0},
                                                 {ACT, d[0] * d[4], 0, 0},
                                                 {INT, d[0], d[1], 0}},
-                                          .d = {d[0], d[1], d[2], d[3], d[4], forward},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], forward, d[5]},
                                           .run = run_rope});
         }
 }
 
-/* ---------------------------------------------------------------- loss: d = M, V, C, rows per chunk, has dx, has dw */
+/* ---------------------------------------------------------------- loss: d = M, V, C, rows per chunk, has dx, has dw, cap in quarters */
 
 static void
 run_loss(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
     spw_gpu_linear_cross_entropy(q, p[2], d[4] ? p[3] : NULL, d[5] ? p[4] : NULL, p[0], p[1], p[5], p[6], d[3], d[0],
-                                 d[1], d[2], 0.5f, s->flags);
+                                 d[1], d[2], 0.5f, (float)d[6] / 4, s->flags);
     spw_gpu_zero(q, p[6], d[3] * spw_gpu_logits_stride(d[1]) * 4); /* scratch: nothing to compare */
 }
 
@@ -398,18 +409,18 @@ parity_loss(const parity *p)
     static const uint64_t sizes[][4] = {{1, 2, 1, 1},      {5, 61, 16, 2},  {9, 17, 33, 4},
                                         {40, 104, 24, 40}, {2, 1500, 8, 2}, {600, 50257, 768, 256}};
     for (size_t i = 0; i < (p->large ? 6 : 5); i++)
-        for (unsigned f = 0; f < 5; f++) {
+        for (unsigned f = 0; f < 10; f++) {
             const uint64_t *d = sizes[i];
-            subject_examine(p, &(subject){.name = "loss",
+            subject_examine(p, &(subject){.name = f < 5 ? "loss" : "loss of capped logits",
                                           .a = {{ACT, d[0] * d[2], 0, 0},
                                                 {ACT, d[1] * d[2], 0, 0},
                                                 {FP32_OUT, d[0], 0, 0},
-                                                {f & 1 || f == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
-                                                {f == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
+                                                {f % 5 & 1 || f % 5 == 2 ? ACT : ACT_OUT, d[0] * d[2], 0, 0},
+                                                {f % 5 == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
                                                 {INT, d[0], d[1] + 1, -1},
                                                 {FP32_OUT, d[3] * spw_gpu_logits_stride(d[1]), 0, 0}},
-                                          .d = {d[0], d[1], d[2], d[3], f != 2, f != 3},
-                                          .flags = (f & 1 ? SPW_OP_ACC_DX : 0) | (f == 4 ? SPW_OP_SET_DW : 0),
+                                          .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, f < 5 ? 0 : 3},
+                                          .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
                                           .slack = 5,
                                           .run = run_loss});
         }
@@ -426,10 +437,11 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
-    spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
+    spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0, 0);
     spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
-    spw_gpu_attention(q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
-                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0, NULL, NULL});
+    spw_gpu_attention(
+        q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
+        &(spw_attention_shape){.B = 1, .T = 1, .Hq = 1, .Hk = 1, .D = C, .q_stride = C, .kv_stride = C, .scale = 1});
 }
 
 static void

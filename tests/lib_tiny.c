@@ -52,7 +52,7 @@ void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
     bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE;
-    bool gemma = family == SPW_FAMILY_GEMMA3;
+    bool gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2;
     *m = (spw_model_config){.family = family,
                             .vocab = 61,
                             .width = 32,
@@ -68,7 +68,8 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .sum_to_one = family == SPW_FAMILY_MIXTRAL,
                             .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40 : 0,
                             .packed = family == SPW_FAMILY_PHI3,
-                            .qk_norm = family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_OLMO2 || gemma,
+                            .qk_norm = family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_OLMO2 ||
+                                       family == SPW_FAMILY_GEMMA3,
                             .qk_norm_whole = family == SPW_FAMILY_OLMO2,
                             .norms = family == SPW_FAMILY_OLMO2 ? SPW_NORMS_AFTER
                                      : gemma                    ? SPW_NORMS_BOTH
@@ -77,9 +78,12 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .gelu = gemma,
                             .embedding_scaled = gemma,
                             .query_scalar = gemma ? 6 : 0,
+                            .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
+                            .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
                             .window = gemma ? 5 : 0,
                             .full_every = gemma ? 2 : 0,
-                            .rope_local_theta = gemma ? 100 : 0,
+                            .rope_local_theta = family == SPW_FAMILY_GEMMA3 ? 100 : 0,
+                            .rope_part = family == SPW_FAMILY_PHI3 ? 0.5 : 0,
                             .positions = 40,
                             .norm_eps = 1e-5f,
                             .rope_theta = 10000.0f,

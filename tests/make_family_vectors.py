@@ -11,8 +11,8 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
-                          Phi3Config, PixtralVisionConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -31,7 +31,7 @@ def draw(model, dtype):
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
         else:
-            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma3") else 0.0)
+            x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma") else 0.0)
         p.data = x.to(dtype).float()
 
 
@@ -135,6 +135,16 @@ def phi3_rope(folder):
     json.dump(c, open(path, "w"), indent=2)
 
 
+# As those of Phi-3 with 128k positions and of Phi-4-mini have it.
+def long_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"],
+          "rope_scaling": {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}}
+    json.dump(c, open(path, "w"), indent=2)
+
+
 # As Gemma 3's folders with images have it: what is the class's default is not there.
 def bare_text(folder):
     path = os.path.join(folder, "config.json")
@@ -144,6 +154,17 @@ def bare_text(folder):
         del c["text_config"][key]
     c["text_config"].pop("rope_parameters")
     c["text_config"] |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 2}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As Qwen2.5-VL's and Qwen2-VL's folders have it: the text's keys beside the others, rope by the name that older releases know.
+def flat_text(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    text = c.pop("text_config")
+    rope = text.pop("rope_parameters")
+    del text["model_type"], text["layer_types"], text["pad_token_id"]
+    c |= text | {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}, "sliding_window": 4096}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -223,15 +244,28 @@ def random_case(rng, family):
         more |= dict(head_dim=more["head_dim"] + 6, rope_parameters={"full_attention": more["rope_parameters"], "sliding_attention": local})
         return Gemma3TextConfig(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types, pad_token_id=None,
                                 attention_bias=rng.random() < 0.3)
+    if family == "gemma2":
+        more |= dict(head_dim=more["head_dim"] + 6, rope_parameters=rope(more["rope_parameters"]["rope_theta"]))
+        types = rng.choice([["sliding_attention", "full_attention"] * layers, ["full_attention"] * layers, ["sliding_attention"] * layers])
+        return Gemma2Config(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types[:layers], pad_token_id=None,
+                            attention_bias=rng.random() < 0.3, attn_logit_softcapping=rng.choice([None, 0.7, 3.0, 50.0]),
+                            final_logit_softcapping=rng.choice([None, 2.0, 30.0]))
     if family == "olmo2":
         return Olmo2Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.5)
     if family == "mistral":
         return MistralConfig(**more, sliding_window=rng.choice([None, window]))
     if family == "qwen2":
         return Qwen2Config(**more, use_sliding_window=rng.random() < 0.6, sliding_window=window, max_window_layers=rng.randrange(layers + 1))
-    if family == "phi3":  # whose class has plain rope and a longrope
-        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"])
-        return Phi3Config(**more, sliding_window=rng.choice([None, window]), pad_token_id=None)
+    if family == "phi3":  # whose class has plain rope and a longrope, of whole heads or a part, and checks lists by heads of this size
+        D = 2 * rng.randrange(4, 9)
+        k = rng.choice([k for k in range(1, D // 2 + 1) if int(D * (2 * k / D)) == 2 * k])
+        more |= dict(hidden_size=heads * D, head_dim=D)
+        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=2 * k / D)
+        original = rng.choice([2, 8, 48])
+        if rng.random() < 0.7:
+            lists = {name: [rng.uniform(1, 9) for _ in range(k)] for name in ("short_factor", "long_factor")}
+            more["rope_parameters"] |= dict(rope_type="longrope", **lists, **rng.choice([{}, dict(factor=3.0), dict(attention_factor=1.2)]))
+        return Phi3Config(**more, original_max_position_embeddings=original, sliding_window=rng.choice([None, window]), pad_token_id=None)
     if family == "smollm3":
         return SmolLM3Config(**more, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3, no_rope_layer_interval=rng.randrange(1, 5),
                              pad_token_id=None)
@@ -253,7 +287,7 @@ def random_case(rng, family):
 
 def make_random(seed, count, out):
     rng = random.Random(seed)
-    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3"]
+    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
@@ -299,6 +333,15 @@ elif __name__ == "__main__":
     phi3 = dict(hidden_size=24, pad_token_id=None)
     make("phi3", Phi3Config(**common | phi3, sliding_window=5, rope_parameters=rope(1000.0)), bf16, rewrite=phi3_rope)
     make("phi3_full", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=8, tie_word_embeddings=True), f16, shard="12KB")
+    # Texts of 18 tokens are beyond 12 positions and not beyond 64.
+    make("phi3_long", Phi3Config(**common | phi3 | dict(hidden_size=32, num_hidden_layers=3, num_key_value_heads=1), tie_word_embeddings=True,
+                                 original_max_position_embeddings=12, rope_parameters=rope(
+                                     1000.0, "longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.25, 1.5], long_factor=[1.08, 2.7, 9.0])),
+         bf16, rewrite=long_rope)
+    make("phi3_short", Phi3Config(**common | phi3, original_max_position_embeddings=64, rope_parameters=rope(
+        500.0, "longrope", factor=4.0, short_factor=[1.0, 1.3, 1.7], long_factor=[1.1, 3.1, 20.0])), f16)
+    make("phi3_part", Phi3Config(**common | phi3 | dict(num_key_value_heads=4), head_dim=10, rope_parameters=rope(1000.0, partial_rotary_factor=0.4)),
+         f32)
     # Without rope a bias of the keys changes nothing, and its gradient is nothing but rounding.
     make("smollm3", SmolLM3Config(**common | dict(num_hidden_layers=3, pad_token_id=None), head_dim=6, no_rope_layer_interval=2), bf16)
     make("smollm3_list", SmolLM3Config(**common | dict(num_key_value_heads=4, pad_token_id=None), head_dim=8, tie_word_embeddings=False,
@@ -316,6 +359,11 @@ elif __name__ == "__main__":
          bf16, rewrite=older_layers)
     make("gemma3_new", Gemma3TextConfig(**gemma | dict(num_hidden_layers=3), head_dim=8, sliding_window=4, attention_bias=True,
                                         tie_word_embeddings=False, layer_types=["sliding_attention"] * 2 + ["full_attention"]), f32)
+    gemma2 = gemma | dict(num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=10)
+    make("gemma2", Gemma2Config(**gemma2 | dict(num_hidden_layers=3), sliding_window=5, attn_logit_softcapping=1.5, final_logit_softcapping=3.0),
+         bf16)
+    make("gemma2_full", Gemma2Config(**gemma2, layer_types=["full_attention"] * 2, attention_bias=True, tie_word_embeddings=False,
+                                     attn_logit_softcapping=None, final_logit_softcapping=4.0, rope_parameters=rope(500.0)), f32)
     images = Gemma3TextConfig(vocab_size=41, hidden_size=24, intermediate_size=29, num_hidden_layers=2, head_dim=8, max_position_embeddings=64,
                               sliding_window=5, pad_token_id=None, layer_types=["sliding_attention", "full_attention"],
                               rope_parameters={"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(1e4)})
@@ -324,3 +372,9 @@ elif __name__ == "__main__":
     images = MistralConfig(**common | dict(hidden_size=24), head_dim=6, sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e9))
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
     make("mistral3_images", Mistral3Config(text_config=images, vision_config=vision, tie_word_embeddings=False), bf16)
+    axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
+    tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
+    vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)
+    make("qwen2_vl_images", Qwen2VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=True, **tokens), bf16)
+    vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, fullatt_block_indexes=[0])
+    make("qwen2_5_vl_images", Qwen2_5_VLConfig(text_config=axes | dict(num_hidden_layers=3), vision_config=vision, **tokens), bf16, rewrite=flat_text)

@@ -17,7 +17,10 @@ for case in sys.argv[1:] or sorted(os.listdir(os.path.join(HERE, "families"))):
                                                  experts_implementation="eager").eval()
     config = model.config.get_text_config()
     positions = getattr(config, "n_positions", None) or config.max_position_embeddings
-    for length in (1, 6, 11):
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Where rope changes at a length, the class draws what comes before by the one and goes on by the other: prompts are longer then.
+    beyond = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else 0
+    for length in (1, 6, 11) if beyond in (0, positions) else (beyond + 1, beyond + 6, beyond + 11):
         margin = 0
         while margin < 1e-3:
             prompt = torch.randint(0, config.vocab_size, (1, length))

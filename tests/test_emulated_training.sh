@@ -143,11 +143,14 @@ done
 # positions: the same in every placement.
 experts='"model_type": "qwen3_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 8' experts_more=', "router_balance": 0.02'
 shared='"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 60' shared_more=
-phi3='"model_type": "phi3", "intermediate_size": 60, "sliding_window": 30, "resid_pdrop": 0.1' phi3_more=
+phi3='"model_type": "phi3", "intermediate_size": 60, "sliding_window": 30, "resid_pdrop": 0.1, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 30,
+  "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.5, 9.0]}' phi3_more=
 gemma='"model_type": "gemma3_text", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 8,
   "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}' gemma_more=
+gemma2='"model_type": "gemma2", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "head_dim": 8, "attn_logit_softcapping": 0.3,
+  "final_logit_softcapping": 2.0' gemma2_more=
 first=host
-for family in experts shared phi3 gemma; do
+for family in experts shared phi3 gemma gemma2; do
     more=${family}_more
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,

@@ -15,34 +15,13 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {"gpt2",
-                                    "gpt2_untied",
-                                    "llama",
-                                    "llama3",
-                                    "llama_linear",
-                                    "llama_yarn",
-                                    "qwen2_yarn",
-                                    "mistral",
-                                    "mistral_full",
-                                    "qwen2",
-                                    "qwen2_window",
-                                    "qwen3",
-                                    "qwen3_bias",
-                                    "mixtral",
-                                    "qwen3_moe",
-                                    "qwen3_moe_sum",
-                                    "qwen3_moe_balance",
-                                    "phi3",
-                                    "phi3_full",
-                                    "smollm3",
-                                    "smollm3_list",
-                                    "qwen2_moe",
-                                    "olmo2",
-                                    "olmo2_bias",
-                                    "gemma3",
-                                    "gemma3_new",
-                                    "gemma3_images",
-                                    "mistral3_images"};
+static const char *const cases[] = {
+    "gpt2",        "gpt2_untied",   "llama",           "llama3",          "llama_linear",      "llama_yarn",
+    "qwen2_yarn",  "mistral",       "mistral_full",    "qwen2",           "qwen2_window",      "qwen3",
+    "qwen3_bias",  "mixtral",       "qwen3_moe",       "qwen3_moe_sum",   "qwen3_moe_balance", "phi3",
+    "phi3_full",   "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
+    "qwen2_moe",   "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
+    "gemma2_full", "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -287,8 +266,10 @@ test_streamed(void **state)
     run("qwen3_bias", dir);
     run("mixtral", dir);
     run("phi3", dir);
+    run("phi3_long", dir);
     run("qwen2_moe", dir);
     run("gemma3", dir);
+    run("gemma2", dir);
     tiny_dir_remove(dir);
 }
 
@@ -296,8 +277,8 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
-                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3"};
+    static const char *const some[] = {"llama3",    "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
+                                       "phi3_long", "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gemma2"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -377,11 +358,21 @@ test_refusals(void **state)
         {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
         {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
         {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
-        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1],\"long_factor\":[1]}",
-         "not supported yet: rope_scaling.type \"su\""},
-        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}", "not supported yet: rope_scaling.type \"longrope\""},
-        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "not supported yet: rope_scaling.type \"yarn\""},
-        {"phi3", "\"partial_rotary_factor\":0.75", "not supported yet: partial_rotary_factor 0.75"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1],\"long_factor\":[1]}",
+         "rope_scaling.long_factor: expected a list of 3 numbers above 0, got [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}",
+         "rope_scaling.short_factor: expected a list of 3 numbers above 0, got nothing"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0,1]}", "numbers above 0, got [1,0,1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "rope_scaling.short_factor: expected a list"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"original_max_position_embeddings\":7}",
+         "rope_scaling.original_max_position_embeddings: expected the same as outside, got 7"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"long_mscale\":1}",
+         "not supported yet: rope_scaling.long_mscale 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"default\",\"long_factor\":[1]}",
+         "not supported yet: rope_scaling.long_factor [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"phi3", "\"partial_rotary_factor\":1.5", "partial_rotary_factor: expected number above 0, at most 1, got 1.5"},
         {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
         {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
         {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
@@ -394,8 +385,13 @@ test_refusals(void **state)
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
          "shared_expert_intermediate_size: expected integer in [1, "},
         {"gemma3", "",
-         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text_config is read"},
-        {"gemma2", "", "not supported yet: model_type \"gemma2\": its scores and logits are soft-capped"},
+         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text part is read"},
+        {"gemma2", "\"attn_logit_softcapping\":0", "attn_logit_softcapping: expected number above 0, or null, got 0"},
+        {"gemma2", "\"final_logit_softcapping\":-3", "final_logit_softcapping: expected number in [0, 1e12], got -3"},
+        {"gemma2", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"sliding_attention\""},
+        {"gemma2", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma2", "\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
         {"gemma3_text", "\"final_logit_softcapping\":30.0", "not supported yet: final_logit_softcapping 30.0"},
         {"gemma3_text", "\"attn_logit_softcapping\":50.0", "not supported yet: attn_logit_softcapping 50.0"},
         {"gemma3_text", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
@@ -530,11 +526,34 @@ test_defaults(void **state)
         assert_true(m.layers == 26 && m.heads == 8 && m.kv_heads == 4 && m.head_dim == 256 && m.mlp_width == 9216);
         assert_true(m.tied && m.window == 4096 && m.full_every == 6 && m.query_scalar == 256);
         assert_int_equal(spw_hf_config_parse(&m, whole, "section", true, &err), SPW_ECONFIG);
-        assert_non_null(strstr(err.message, "only a folder's text_config is read"));
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
         assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "text_config.model_type \"llama\""));
         assert_int_equal(spw_hf_config_parse(&m, head, "config.json", false, &err), SPW_ECONFIG);
         assert_non_null(strstr(err.message, "architectures[0] \"Gemma3ForX\""));
+        err = (spw_error){0};
+    }
+    { /* of Qwen's the text part may be apart or not, and what the heads share is said in either place */
+        static const char whole[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2_vl_text\"}}",
+                          flat[] =
+                              "{\"model_type\":\"qwen2_5_vl\",\"num_hidden_layers\":3,\"tie_word_embeddings\":true,"
+                              "\"use_sliding_window\":true,\"max_window_layers\":1,"
+                              "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]}}",
+                          tied[] = "{\"model_type\":\"qwen2_vl\",\"tie_word_embeddings\":false,"
+                                   "\"text_config\":{\"model_type\":\"qwen2_vl_text\",\"tie_word_embeddings\":true}}",
+                          other[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2\"}}";
+        DONE(spw_hf_config_parse(&m, whole, "config.json", false, &err));
+        assert_true(m.family == SPW_FAMILY_QWEN2 && m.vocab == 152064 && m.positions == 32768 && m.width == 8192);
+        assert_true(m.layers == 80 && m.heads == 64 && m.kv_heads == 8 && m.head_dim == 128 && m.mlp_width == 29568);
+        assert_true(m.norm_eps == 1e-5 && m.rope_theta == 1e6 && m.qkv_bias && !m.tied && m.window == 0);
+        DONE(spw_hf_config_parse(&m, flat, "config.json", false, &err));
+        assert_true(m.layers == 3 && m.tied && m.rope == SPW_ROPE_PLAIN && m.window == 4096 && m.window_from == 1);
+        DONE(spw_hf_config_parse(&m, tied, "config.json", false, &err));
+        assert_true(m.tied);
+        assert_int_equal(spw_hf_config_parse(&m, flat, "section", true, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
+        assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "text_config.model_type \"qwen2\""));
         err = (spw_error){0};
     }
     DONE(parse("gpt2", "\"n_ctx\":77,\"tie_word_embeddings\":false", &m, &err));
@@ -607,6 +626,13 @@ test_defaults(void **state)
     assert_true(m.rope == SPW_ROPE_LINEAR && m.rope_theta == 1e6 && m.rope_local_theta == 77);
     DONE(parse("gemma3_text", "\"sliding_window\":null,\"sliding_window_pattern\":1", &m, &err));
     assert_true(m.window == 0 && m.full_every == 0 && spw_model_rope_tables(&m) == 1);
+    DONE(parse("gemma2", "\"hidden_act\":\"gelu_pytorch_tanh\",\"sliding_window_pattern\":3", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
+    assert_true(m.rope_theta == 10000 && spw_model_rope_tables(&m) == 1 && m.window == 4096 && m.full_every == 2);
+    assert_true(!m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    assert_true(m.score_cap == 50 && m.logit_cap == 30);
+    DONE(parse("gemma2", "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null", &m, &err));
+    assert_true(m.score_cap == 0 && m.logit_cap == 0);
     DONE(parse("olmo2", "", &m, &err));
     assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && m.rope_theta == 10000);
     assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && !m.qkv_bias && m.window == 0);
@@ -616,6 +642,20 @@ test_defaults(void **state)
     DONE(parse("phi3", "\"resid_pdrop\":0.1", &m, &err));
     assert_true(m.packed && m.kv_heads == 2 && m.head_dim == 6 && m.window == 0 && m.norm_eps == 1e-5);
     assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
+    DONE(parse("phi3", /* as in the rope object first, then beside it; by all names */
+               "\"partial_rotary_factor\":0.5,\"rope_parameters\":{\"rope_type\":\"su\",\"partial_rotary_factor\":0.75,"
+               "\"short_factor\":[1,2],\"long_factor\":[3,4]},\"max_position_embeddings\":8192",
+               &m, &err));
+    assert_true(m.rope == SPW_ROPE_LONG && m.rope_positions == 4096 && spw_model_rope_width(&m) == 4);
+    assert_true(m.rope_short[1] == 2 && m.rope_long[0] == 3);
+    assert_true(fabs(m.rope_attention - sqrt(1 + log(2) / log(4096))) < 1e-15);
+    DONE(parse("phi3", "\"partial_rotary_factor\":0.5", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "partial_rotary_factor 0.5 turns 3 of a head's 6 elements"));
+        err = (spw_error){0};
+    }
     DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
     assert_true(m.window == 9 && m.window_from == 0);
     DONE(parse("smollm3", "\"sliding_window\":9", &m, &err));
@@ -664,6 +704,8 @@ test_norms_begin(void **state)
             assert_int_equal(p->init, strncmp(cases[i], "gemma", 5) == 0 ? SPW_INIT_ZEROS : SPW_INIT_ONES);
             norms++;
         }
+        if (strcmp(cases[i], "gemma2") == 0)
+            assert_int_equal(norms, 3 * 4 + 1);
         if (strcmp(cases[i], "gemma3") == 0)
             assert_int_equal(norms, 4 * 6 + 1);
         if (strcmp(cases[i], "olmo2") == 0)

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 smollm3 qwen2_moe olmo2 gemma3 gemma3_full"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -40,12 +40,23 @@ train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attenti
 train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
 train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
+train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
+    \"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.25],\"long_factor\":[1.5,9],\"attention_factor\":1.25}"
 train smollm3 true "\"model_type\":\"smollm3\",$small,\"no_rope_layer_interval\":2,\"mlp_bias\":true"
 train qwen2_moe true "\"model_type\":\"qwen2_moe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"shared_expert_intermediate_size\":17"
 train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":5e5,\"attention_bias\":true"
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
 train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"tie_word_embeddings\":false"
+train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"attn_logit_softcapping\":1.5,\"rope_theta\":500"
+train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
+    \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
+# Of a folder with images what is written is a text model's, configuration and all.
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images; do
+    mkdir "$dir/$name"
+    check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
+    names="$names $name"
+done
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -70,6 +81,9 @@ want = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
     "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
+    "phi3_long": dict(original_max_position_embeddings=12, rope_parameters={
+        "rope_type": "longrope", "type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1, 1.25],
+        "long_factor": [1.5, 9], "attention_factor": 1.25, "original_max_position_embeddings": 12}),
     "qwen2_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, shared_expert_intermediate_size=17, qkv_bias=True),
     "smollm3": dict(no_rope_layers=[1, 0], mlp_bias=True, attention_bias=False, tie_word_embeddings=True, layer_types=["full_attention"] * 2,
                     rope_parameters={"rope_type": "default", "rope_theta": 2e6}),
@@ -78,6 +92,12 @@ want = {
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False,
                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "gemma2": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
+                   attn_logit_softcapping=1.5, final_logit_softcapping=30, hidden_activation="gelu_pytorch_tanh",
+                   rope_parameters={"rope_type": "default", "rope_theta": 500}),
+    "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3_images": dict(model_type="gemma3_text", vocab_size=41, sliding_window=5), "mistral3_images": dict(model_type="mistral", head_dim=6),
+    "qwen2_vl_images": dict(model_type="qwen2", tie_word_embeddings=True), "qwen2_5_vl_images": dict(model_type="qwen2", num_hidden_layers=3),
     "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 

@@ -57,6 +57,15 @@ check "without times" json 'p["fits"] and p["step_s"] is None and p["rates"] is 
 check "with reasons" json 'all(d["name"] and d["value"] and d["reason"] for d in p["decisions"]) and len(p["decisions"]) >= 3'
 check "sums agree" json 'all(sum(b[t] for b in p["bytes"].values()) == p["total"][t] for t in ("device", "host", "nvme"))'
 
+# Which of longrope's factors windows of this length take.
+factors='[1, 1, 1, 1, 2, 2, 2, 2]'
+phi3='"model_type": "phi3", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96'
+long="model={$phi3, \"max_position_embeddings\": 64, \"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": $factors, \"long_factor\": $factors}"
+check "longrope: windows within the original length" run plan "$c" --no-measure --set "$long, \"original_max_position_embeddings\": 32}"
+check "take the short factors" shows '^  rope +short_factor +windows of 32 tokens are within the model.s original 32$'
+check "longer windows" run train "$c" --set "$long, \"original_max_position_embeddings\": 31}" --set spillway.steps=1
+check "take the long ones" shows '^rope     long_factor: windows of 32 tokens are longer than the model.s original 31$'
+
 # Measured once, then from the cache; forced, damaged, unwritable.
 check "plan measures" run plan "$c" --json --set spillway.tbw=600TB
 check "all four" json 'p["rates"]["measured"] == 4 and p["rates"]["unknown"] == 0 and p["rates"]["seconds"] < 20'

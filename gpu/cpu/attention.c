@@ -84,6 +84,8 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             if (hi == 0)
                 continue;
             row += lo;
+            if (s->cap > 0)
+                a->k->soft_cap(row, s->cap, hi - lo);
             m = a->k->max(row, hi - lo);
             if (!started[i]) {
                 started[i] = true;
@@ -182,6 +184,11 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
         uint64_t lo, hi = seen_keys(s, b, q0 + i, k0, nk, &lo);
         float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->D);
+        if (s->cap > 0) {
+            a->k->soft_cap(pr + lo, s->cap, hi - lo);
+            a->k->soft_cap_backward(dr + lo, pr + lo, d, s->cap, hi - lo);
+            d = 0;
+        }
         a->k->softmax_grad_row(pr + lo, dr + lo, pr + lo, dr + lo, lse[i], d, s->scale, hi - lo);
         memset(pr, 0, lo * sizeof(float));
         memset(dr, 0, lo * sizeof(float));

@@ -39,6 +39,9 @@ typedef struct cpu_kernels {
     /* p <- p * (dp - d) * scale with p = exp(s - lse), in place in s; the softmax is also stored in p_out */
     void (*softmax_grad_row)(float *p_out, float *ds_out, const float *s, const float *dp, float lse, float d,
                              float scale, uint64_t n);
+    void (*soft_cap)(float *x, float cap, uint64_t n); /* x <- cap tanh(x / cap) */
+    /* dx <- (dx - d) times the derivative of that, where it gave y */
+    void (*soft_cap_backward)(float *dx, const float *y, float d, float cap, uint64_t n);
     void (*rope_row)(float *x, const float *cos_sin, uint64_t half, float sign);
     double (*sumsq)(const float *x, uint64_t n);
 } cpu_kernels;

@@ -331,6 +331,33 @@ k_softmax_grad_row(float *p_out, float *ds_out, const float *s, const float *dp,
     }
 }
 
+/* To about 2 ulp: near 0, where 1 - 2 / (e^2x + 1) cancels, by Cephes' polynomial. NaN stays NaN. */
+static inline float
+tanh_fast(float x)
+{
+    float a = fabsf(x), z = x * x, p = -5.70498872745e-3f, far;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    far = copysignf(1.0f - 2.0f / (exp_fast(2.0f * a) + 1.0f), x);
+    return a < 0.625f ? p * z * x + x : far;
+}
+
+static void
+k_soft_cap(float *x, float cap, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        x[i] = cap * tanh_fast(x[i] / cap);
+}
+
+static void
+k_soft_cap_backward(float *restrict dx, const float *restrict y, float d, float cap, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        dx[i] = (dx[i] - d) * (1.0f - (y[i] / cap) * (y[i] / cap));
+}
+
 static void
 k_rope_row(float *restrict x, const float *restrict cos_sin, uint64_t half, float sign)
 {
@@ -367,5 +394,7 @@ const cpu_kernels KERNELS = {k_add,
                              k_dot4,
                              k_exp_sum,
                              k_softmax_grad_row,
+                             k_soft_cap,
+                             k_soft_cap_backward,
                              k_rope_row,
                              k_sumsq};

@@ -11,8 +11,8 @@ typedef struct args {
     float *fout, *fout2;
     const float *a, *b, *c, *d, *e;
     const int32_t *ids;
-    uint64_t rows, cols, n, grain, T, H, D, stride;
-    float eps, offset;
+    uint64_t rows, cols, n, grain, T, H, D, R, stride;
+    float eps, offset, cap;
     int sign;
     unsigned flags;
     uint64_t key, counter;
@@ -92,6 +92,24 @@ void
 spw__cpu_add_scaled(spw_gpu_queue *q, act *y, const act *a, const act *b, float scale, uint64_t n)
 {
     run(q, &(args){.out = y, .a = a, .b = b, .eps = scale, .n = n}, n, ELEMENT_GRAIN, add_scaled_part);
+}
+
+static void
+soft_cap_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->n, part_idx, &first);
+    float *y = at(g->out, first);
+    (void)worker_idx;
+    if (g->a != g->out)
+        memcpy(y, g->a + first, n * sizeof *y);
+    g->k->soft_cap(y, g->cap, n);
+}
+
+void
+spw__cpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n)
+{
+    run(q, &(args){.out = y, .a = x, .cap = cap, .n = n}, n, ELEMENT_GRAIN, soft_cap_part);
 }
 
 void
@@ -554,26 +572,54 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t r = first; r < first + n; r++)
         for (uint64_t h = 0; h < g->H; h++)
             g->k->rope_row((float *)g->out + r * g->stride + h * g->D,
-                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->D, g->D / 2, (float)g->sign);
+                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->R, g->R / 2, (float)g->sign);
 }
 
 void
 spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-              uint64_t D, int sign)
+              uint64_t D, uint64_t R, int sign)
 {
-    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .stride = stride, .sign = sign}, M,
-        row_grain(H * D), rope_part);
+    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .R = R, .stride = stride, .sign = sign},
+        M, row_grain(H * D), rope_part);
 }
 
 void
 spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                 uint64_t H, uint64_t D)
+                 uint64_t H, uint64_t D, uint64_t R)
 {
-    run(q, &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .stride = stride, .sign = 1}, M,
-        row_grain(H * D), rope_part);
+    run(q,
+        &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .R = R, .stride = stride, .sign = 1},
+        M, row_grain(H * D), rope_part);
 }
 
 /* ---------------------------------------------------------------- loss */
+
+/*
+ * One row of logits without their cap: the loss, and in place the gradient. The softmax goes through a buffer: what it is made of says
+ * the slope of the cap, too.
+ */
+static void
+capped_row(const args *g, float *row, int32_t target, float *loss)
+{
+    enum { PIECE = 1024 };
+    float part[PIECE], max, sum = 0;
+    g->k->soft_cap(row, g->cap, g->cols);
+    max = g->k->max(row, g->cols);
+    for (uint64_t c = 0, n; c < g->cols; c += n) {
+        n = g->cols - c < PIECE ? g->cols - c : PIECE;
+        sum += g->k->exp_sum(part, row + c, max, n);
+    }
+    *loss = logf(sum) + max - row[target];
+    for (uint64_t c = 0, n; c < g->cols; c += n) {
+        n = g->cols - c < PIECE ? g->cols - c : PIECE;
+        g->k->exp_sum(part, row + c, max, n);
+        g->k->scale(part, g->eps / sum, n);
+        if ((uint64_t)target >= c && (uint64_t)target < c + n)
+            part[(uint64_t)target - c] -= g->eps;
+        g->k->soft_cap_backward(part, row + c, 0, g->cap, n);
+        memcpy(row + c, part, n * sizeof *part);
+    }
+}
 
 /* One row of logits: the loss, and in place the gradient scale * (softmax - one-hot) when wanted. */
 static void
@@ -590,6 +636,10 @@ cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             memset(row, 0, g->cols * sizeof(float));
             continue;
         }
+        if (g->cap > 0) {
+            capped_row(g, row, target, &g->fout[r]);
+            continue;
+        }
         at_target = row[target];
         max = g->k->max(row, g->cols);
         sum = g->k->exp_sum(row, row, max, g->cols);
@@ -602,15 +652,20 @@ cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 void
 spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                               const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                              uint64_t C, float grad_scale, unsigned flags)
+                              uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
         const float *xs = (const float *)x + first * C;
         spw__cpu_gemm(q, false, true, m, V, C, xs, C, w, C, 0.0f, logits, V);
         run(q,
-            &(args){
-                .out = logits, .fout = losses + first, .ids = targets + first, .rows = m, .cols = V, .eps = grad_scale},
+            &(args){.out = logits,
+                    .fout = losses + first,
+                    .ids = targets + first,
+                    .rows = m,
+                    .cols = V,
+                    .eps = grad_scale,
+                    .cap = cap},
             m, row_grain(V), cross_entropy_part);
         if (dx != NULL)
             spw__cpu_gemm(q, false, false, m, C, V, logits, V, w, C, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f,

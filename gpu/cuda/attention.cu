@@ -28,6 +28,7 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.D = (int)s->D;
     args.group = (int)(s->Hq / s->Hk);
     args.scale = s->scale;
+    args.cap = s->cap;
     args.wide = s->D % 8 == 0 && s->q_stride % 8 == 0 && s->kv_stride % 8 == 0 && spw__cuda_aligned(q, key, value);
     return args;
 }
@@ -40,11 +41,21 @@ head_fits(cuda_queue *q, const spw_attention_shape *s)
            spw__cuda_ok(q->gpu, cudaErrorInvalidValue, "attention with heads of more than 256 elements");
 }
 
+template <bool CAP>
+static void
+forward_f32(cuda_queue *q, const attention_args<float> &args, uint64_t B)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(args.T, F32_TILE), (unsigned)args.Hq, (unsigned)B), F32_THREADS,
+           f32_shared_bytes(3, args.D), (attention_f32_forward_kernel<CAP>), args);
+}
+
 static void
 launch_forward(cuda_queue *q, const attention_args<float> &args, uint64_t B)
 {
-    LAUNCH(q, dim3(spw__cuda_blocks(args.T, F32_TILE), (unsigned)args.Hq, (unsigned)B), F32_THREADS,
-           f32_shared_bytes(3, args.D), (attention_f32_forward_kernel), args);
+    if (args.cap > 0)
+        forward_f32<true>(q, args, B);
+    else
+        forward_f32<false>(q, args, B);
 }
 
 template <class E>
@@ -117,13 +128,23 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     return args;
 }
 
+template <bool CAP>
+static void
+backward_f32(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes(4, args.D), (attention_f32_dq_kernel<CAP>), args);
+    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hk, (unsigned)s->B), F32_THREADS,
+           f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel<CAP>), args);
+}
+
 static void
 launch_backward(cuda_queue *q, const attention_args<float> &args, const spw_attention_shape *s)
 {
-    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hq, (unsigned)s->B), F32_THREADS,
-           f32_shared_bytes(4, args.D), (attention_f32_dq_kernel), args);
-    LAUNCH(q, dim3(spw__cuda_blocks(s->T, F32_TILE), (unsigned)s->Hk, (unsigned)s->B), F32_THREADS,
-           f32_shared_bytes(4, args.D), (attention_f32_dkv_kernel), args);
+    if (args.cap > 0)
+        backward_f32<true>(q, args, s);
+    else
+        backward_f32<false>(q, args, s);
 }
 
 template <class E>

@@ -6,7 +6,8 @@
  *
  *   p = exp(s - lse)   dv = p^T dout   dp = dout v^T   ds = p (dp - delta) scale   dq = ds k   dk = ds^T q
  *
- * with delta the row sums of dout * out. Source: Dao et al. 2022, FlashAttention, Algorithm 4.
+ * with delta the row sums of dout * out; where scores have a cap, t = tanh(scale q k / cap) stands for s, and ds has 1 - t^2 besides.
+ * Source: Dao et al. 2022, FlashAttention, Algorithm 4.
  */
 #ifndef SPW_CUDA_ATTENTION_BACKWARD_CUH
 #define SPW_CUDA_ATTENTION_BACKWARD_CUH
@@ -39,7 +40,7 @@ backward_shared_bytes()
     return (size_t)(2 * 64 * MT + 2 * BUFFERS * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int STEP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 {
@@ -53,7 +54,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
     const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     const E *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
-    float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = g.scale * SPW_LOG2E;
+    float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -88,6 +89,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
         load(v_tile, value, next);
         copy_commit();
         add_scores<DP, STEP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
+        if (CAP)
+            cap_scores<MT, BN>(s, g.scale / g.cap);
         if (k0 + BN > q0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
         if (g.begins != NULL)
@@ -97,8 +100,11 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 #pragma unroll
             for (int n = 0; n < BN / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                for (int i = 0; i < 4; i++) {
+                    float slope = CAP ? cap_slope(s[m][n][i]) : 1.0f;
                     s[m][n][i] = power_of_2(s[m][n][i] * scale2 - lse2[m][i / 2]) * (dp[m][n][i] - delta[m][i / 2]);
+                    s[m][n][i] = CAP ? s[m][n][i] * slope : s[m][n][i];
+                }
         add_weighted<DP, STEP, MT, BN>(dq, s, k_tile, g.D);
         __syncthreads(); /* keys are read */
         load(k_tile, key, next);
@@ -124,7 +130,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
  * Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. With two BUFFERS the next tile
  * travels all the time that one is computed, and there is one barrier per tile; with one each half is loaded as soon as it has been read.
  */
-template <class E, int DP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV>
+template <class E, int DP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 {
@@ -140,7 +146,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
     float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? DP / 8 : 1][4] = {};
-    float scale2 = g.scale * SPW_LOG2E;
+    float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     static_assert(BN == 32, "a lane per query");
     if (g.ends != NULL)
         end = least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]);
@@ -175,6 +181,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
             add_scores<DP, STEP, MT, BN>(s, k_tile, my_row, q_tile, g.D);
             if (DK)
                 add_scores<DP, STEP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
+            if (CAP)
+                cap_scores<MT, BN>(s, g.scale / g.cap);
             if (q0 < k0 + BM || (g.window > 0 && q0 + BN > k0 + g.window)) /* this tile has unread scores */
                 hide_unread<true, MT, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
             if (g.ends != NULL)
@@ -192,8 +200,10 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
                     for (int m = 0; m < MT; m++)
 #pragma unroll
                         for (int i = j; i < 4; i += 2) {
+                            float slope = CAP && DK ? cap_slope(s[m][n][i]) : 1.0f;
                             s[m][n][i] = power_of_2(s[m][n][i] * scale2 - lse2);
                             dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - del);
+                            dp[m][n][i] = CAP && DK ? dp[m][n][i] * slope : dp[m][n][i];
                         }
                 }
             if constexpr (DV)

@@ -57,7 +57,17 @@ first_tile(const attention_args<float> &g, int b, uint64_t q0)
     return most(from, begin_of(g, b, q0)) / F32_TILE * F32_TILE;
 }
 
-SPW_KERNEL void
+/* A score with its scale, and its cap where there is one. */
+template <bool CAP>
+SPW_DEVICE float
+score_f32(const attention_args<float> &g, const float *q, const float *k)
+{
+    float s = dot_f32(q, k, g.D) * g.scale;
+    return CAP ? g.cap * tanhf(s / g.cap) : s;
+}
+
+template <bool CAP>
+__global__ void
 __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
@@ -83,9 +93,8 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         __syncthreads();
         for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
             int r = i / F32_TILE, c = i % F32_TILE;
-            s[r * (F32_TILE + 1) + c] = reads(g, b, p0 + (uint64_t)r, k0 + (uint64_t)c)
-                                            ? dot_f32(q + r * ld, k + c * ld, g.D) * g.scale
-                                            : -INFINITY;
+            s[r * (F32_TILE + 1) + c] =
+                reads(g, b, p0 + (uint64_t)r, k0 + (uint64_t)c) ? score_f32<CAP>(g, q + r * ld, k + c * ld) : -INFINITY;
         }
         __syncthreads();
         if (threadIdx.x < F32_TILE) {
@@ -131,6 +140,7 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
 }
 
 /* p and ds of rows q0 and keys k0 from their tiles, into s and ds. */
+template <bool CAP>
 SPW_DEVICE void
 backward_scores_f32(float *s, float *ds, const float *q, const float *dout, const float *k, const float *v,
                     const attention_args<float> &g, int b, uint64_t stats, uint64_t q0, uint64_t k0)
@@ -141,15 +151,18 @@ backward_scores_f32(float *s, float *ds, const float *q, const float *dout, cons
         uint64_t at = q0 + (uint64_t)r, u = k0 + (uint64_t)c;
         float p = 0.0f, d = 0.0f;
         if (at < g.T && reads(g, b, at, u)) {
-            p = expf(dot_f32(q + r * ld, k + c * ld, g.D) * g.scale - g.lse[stats + at]);
+            float y = score_f32<CAP>(g, q + r * ld, k + c * ld);
+            p = expf(y - g.lse[stats + at]);
             d = p * (dot_f32(dout + r * ld, v + c * ld, g.D) - g.delta[stats + at]) * g.scale;
+            d *= CAP ? 1.0f - (y / g.cap) * (y / g.cap) : 1.0f;
         }
         s[r * (F32_TILE + 1) + c] = p;
         ds[r * (F32_TILE + 1) + c] = d;
     }
 }
 
-SPW_KERNEL void
+template <bool CAP>
+__global__ void
 __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
@@ -170,7 +183,7 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
         load_f32(k, g.key + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         load_f32(v, g.value + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
         __syncthreads();
-        backward_scores_f32(s, ds, q, dout, k, v, g, b, stats, q0, k0);
+        backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, stats, q0, k0);
         __syncthreads();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -193,7 +206,8 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
     }
 }
 
-SPW_KERNEL void
+template <bool CAP>
+__global__ void
 __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
 {
     SPW_DYNAMIC_SHARED(shared);
@@ -215,7 +229,8 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
             load_f32(dout, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, (int64_t)(g.T - q0),
                      g.D);
             __syncthreads();
-            backward_scores_f32(s, ds, q, dout, k, v, g, b, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0, k0);
+            backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0,
+                                     k0);
             __syncthreads();
 #pragma unroll
             for (int half = 0; half < 2; half++) {

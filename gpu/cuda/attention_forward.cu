@@ -5,20 +5,26 @@
 #include "attention_forward.cuh"
 #include "attention_internal.h"
 
-template <class E, int DP, int STEP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN, bool CAP = false>
 static void
 forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
     LAUNCH(q, grid, ATTENTION_THREADS, (forward_shared_bytes<DP, MT, BN>()),
-           (attention_forward_kernel<E, DP, STEP, MT, BN>), args);
+           (attention_forward_kernel<E, DP, STEP, MT, BN, CAP>), args);
 }
 
 template <class E>
 void
 spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    if (args.D <= 32)
+    if (args.cap > 0 && args.D <= 64)
+        forward<E, 64, 32, 2, 64, true>(q, args, B);
+    else if (args.cap > 0 && args.D <= 128)
+        forward<E, 128, 32, 2, 64, true>(q, args, B);
+    else if (args.cap > 0)
+        forward<E, 256, 64, 1, 32, true>(q, args, B);
+    else if (args.D <= 32)
         forward<E, 32, 32, 2, 64>(q, args, B);
     else if (args.D <= 64)
         forward<E, 64, 64, 2, 64>(q, args, B);

@@ -122,6 +122,27 @@ hide_others(float (&s)[MT][BN / 8][4], int my_row, const int32_t *bounds, int64_
         }
 }
 
+/* Scores become the hyperbolic tangents that their cap is multiplied by. per_cap: scale / cap. */
+template <int MT, int BN>
+SPW_DEVICE void
+cap_scores(float (&s)[MT][BN / 8][4], float per_cap)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[m][n][i] = quick_tanh(s[m][n][i] * per_cap);
+}
+
+/* The slope of a capped score at its tangent; 0 for one that is not read, whose tangent is -inf. */
+SPW_DEVICE float
+cap_slope(float t)
+{
+    return fmaxf(1.0f - t * t, 0.0f);
+}
+
 template <int DP, int MT, int BN>
 constexpr size_t
 forward_shared_bytes()
@@ -129,7 +150,7 @@ forward_shared_bytes()
     return (size_t)(64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int STEP, int MT, int BN>
+template <class E, int DP, int STEP, int MT, int BN, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
@@ -146,7 +167,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
     const E *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
-    float o[MT][DP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = g.scale * SPW_LOG2E;
+    const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
+    float o[MT][DP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = scale * SPW_LOG2E;
 #pragma unroll
     for (int m = 0; m < MT; m++)
         max[m][0] = max[m][1] = -INFINITY;
@@ -172,6 +194,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                                                  g.D, g.wide);
         copy_commit();
 
+        if (CAP)
+            cap_scores<MT, BN>(s, g.scale / g.cap);
         if (k0 + BN > p0 + 1 || (g.window > 0 && k0 + g.window < keys)) /* this tile has unread scores */
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(p0 - k0), g.window);
         if (g.begins != NULL)
@@ -234,7 +258,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                            o[m][d][2 * r + 1] * inverse);
             if (g.lse != NULL && lane % 4 == 0)
                 g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] =
-                    max[m][r] * g.scale + logf(total);
+                    max[m][r] * scale + logf(total);
         }
 }
 

@@ -32,6 +32,22 @@ add_scaled_kernel(T *y, const T *a, const T *b, float scale, uint64_t n, bool wi
     store8(y + i, va, n - i, wide);
 }
 
+/* y = cap tanh(x / cap). */
+template <class T>
+__global__ void
+soft_cap_kernel(T *y, const T *x, float cap, uint64_t n, bool wide)
+{
+    uint64_t i = my_eight();
+    float v[8];
+    if (i >= n)
+        return;
+    load8(v, x + i, n - i, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] = cap * tanhf(v[j] / cap);
+    store8(y + i, v, n - i, wide);
+}
+
 /* gelu(x) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form without its cancellation. */
 SPW_DEVICE float
 gelu_sigmoid(float x)

@@ -38,6 +38,16 @@ spw__cuda_add(spw_gpu_queue *queue, act *y, const act *a, const act *b, uint64_t
 }
 
 void
+spw__cuda_soft_cap(spw_gpu_queue *queue, act *y, const act *x, float cap, uint64_t n)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (n == 0)
+        return;
+    BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (soft_cap_kernel<T>), (T *)y, (const T *)x, cap, n,
+                      spw__cuda_aligned(y, x)));
+}
+
+void
 spw__cuda_gelu(spw_gpu_queue *queue, act *y, const act *x, uint64_t n)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
@@ -159,28 +169,28 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
 
 static void
 rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-     uint64_t T_, uint64_t H, uint64_t D, int sign)
+     uint64_t T_, uint64_t H, uint64_t D, uint64_t R, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint64_t n = M * H * (D / 2);
+    uint64_t n = M * H * (R / 2);
     if (n == 0)
         return;
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
-                      D, (float)sign));
+                      D, R, (float)sign));
 }
 
 void
 spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-               uint64_t D, int sign)
+               uint64_t D, uint64_t R, int sign)
 {
-    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, sign);
+    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, R, sign);
 }
 
 void
 spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
-                  uint64_t M, uint64_t H, uint64_t D)
+                  uint64_t M, uint64_t H, uint64_t D, uint64_t R)
 {
-    rope(queue, x, stride, cos_sin, places, M, 1, H, D, 1);
+    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, 1);
 }
 
 /* ---------------------------------------------------------------- norms */
@@ -270,7 +280,7 @@ spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float
 void
 spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, float *dw, const act *x, const act *w,
                                const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
-                               uint64_t C, float grad_scale, unsigned flags)
+                               uint64_t C, float grad_scale, float cap, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint64_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype), stride = spw_gpu_logits_stride(V);
@@ -289,8 +299,14 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
         of_w.trans_a = of_w.f32_out = true;
         of_w.onto = set_dw ? NULL : dw;
         spw__cuda_gemm(q, &of_logits);
-        BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T>), losses + first, (T *)logits,
-                          targets + first, V, stride, grad_scale, want_grad, spw__cuda_aligned(logits)));
+        if (cap > 0)
+            BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, true>), losses + first,
+                              (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
+                              spw__cuda_aligned(logits)));
+        else
+            BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, false>), losses + first,
+                              (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
+                              spw__cuda_aligned(logits)));
         if (dx != NULL)
             spw__cuda_gemm(q, &of_x);
         if (dw != NULL)

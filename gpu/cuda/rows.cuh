@@ -80,17 +80,17 @@ embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const 
         dtable[(uint64_t)id * C + c1] = sum1;
 }
 
-/* A thread per pair (j, j + D/2); places NULL: row i is at i % T. */
+/* A thread per pair (j, j + R/2); places NULL: row i is at i % T. */
 template <class T>
 __global__ void
 rope_kernel(T *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M, uint64_t positions,
-            uint64_t H, uint64_t D, float sign)
+            uint64_t H, uint64_t D, uint64_t R, float sign)
 {
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = D / 2;
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
     uint64_t j = i % half, h = i / half % H, row = i / half / H;
     if (row >= M)
         return;
-    const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * D;
+    const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * R;
     T *pair = x + row * stride + h * D + j;
     float a = widen(pair[0]), b = widen(pair[half]), c = at[j], s = sign * at[j + half];
     narrow(pair, a * c - b * s);
@@ -111,16 +111,17 @@ put_rows_kernel(T *key, T *value, const T *new_key, const T *new_value, const in
     }
 }
 
-/* One row of logits: the loss, and in place scale * (softmax - one-hot) when wanted. */
-template <class T>
+/* One row of logits, CAP: without their cap: the loss, and in place scale * (softmax - one-hot), times the slope of the cap, when wanted. */
+template <class T, bool CAP>
 __global__ void
 cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, uint64_t stride, float scale,
-                     bool want_grad, bool wide)
+                     float cap, bool want_grad, bool wide)
 {
     uint64_t row = blockIdx.x;
     T *in = logits + row * stride;
     int32_t target = targets[row];
     float max = -INFINITY, sum = 0.0f, v[8], at_target = target >= 0 ? widen(in[target]) : 0.0f, all;
+    at_target = CAP ? cap * tanhf(at_target / cap) : at_target;
     if (target < 0) {
         float zero[8] = {0};
         for (uint64_t c = threadIdx.x * 8; c < V && want_grad; c += blockDim.x * 8)
@@ -134,6 +135,7 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
         load8(v, in + c, V - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
+            v[j] = CAP ? cap * tanhf(v[j] / cap) : v[j];
             v[j] = c + (unsigned)j < V ? v[j] : -INFINITY;
             top = fmaxf(top, v[j]);
         }
@@ -154,8 +156,11 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
     for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
         load8(v, in + c, V - c, wide);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = scale * (expf(v[j] - all) / sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
+        for (int j = 0; j < 8; j++) {
+            float t = CAP ? tanhf(v[j] / cap) : 0.0f, y = CAP ? cap * t : v[j];
+            v[j] = scale * (expf(y - all) / sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
+            v[j] = CAP ? v[j] * (1.0f - t * t) : v[j];
+        }
         store8(in + c, v, V - c, wide);
     }
 }

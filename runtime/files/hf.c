@@ -27,7 +27,9 @@ enum {
     PHI3 = 1 << SPW_FAMILY_PHI3,
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
     OLMO = 1 << SPW_FAMILY_OLMO2,
-    GEMMA = 1 << SPW_FAMILY_GEMMA3,
+    GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
+    GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
+    GEMMA = GEMMA2 | GEMMA3,
     LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA,
     ALL = GPT2 | LLAMAS
 };
@@ -54,7 +56,7 @@ static const struct {
     {"max_position_embeddings", LLAMAS},
     {"original_max_position_embeddings", LLAMAS},
     {"activation_function", GPT2},
-    {"hidden_act", LLAMAS & ~GEMMA},
+    {"hidden_act", LLAMAS & ~GEMMA3}, /* Gemma 2's files have both, and its class looks at the other */
     {"hidden_activation", GEMMA},
     {"layer_norm_epsilon", GPT2},
     {"rms_norm_eps", LLAMAS},
@@ -66,14 +68,14 @@ static const struct {
     {"partial_rotary_factor", LLAMAS},
     {"no_rope_layers", SMOLLM3},
     {"no_rope_layer_interval", SMOLLM3},
-    {"rope_local_base_freq", GEMMA},
+    {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
     {"use_sliding_window", LLAMAS & ~GEMMA},
     {"max_window_layers", QWEN | QWEN_MOE},
-    {"sliding_window_pattern", GEMMA},
-    {"_sliding_window_pattern", GEMMA}, /* a note beside layer_types, which transformers does not read either */
+    {"sliding_window_pattern", GEMMA3},
+    {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
     {"query_pre_attn_scalar", GEMMA},
     {"attn_logit_softcapping", GEMMA},
     {"final_logit_softcapping", GEMMA},
@@ -111,9 +113,9 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM",  "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",   "MixtralForCausalLM",  "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Olmo2ForCausalLM",    "Gemma3ForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
+    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -131,6 +133,12 @@ spw_hf_config_has_key(spw_family family, const char *key)
     return false;
 }
 
+static bool
+is_gemma(spw_family family)
+{
+    return family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3;
+}
+
 /* ---------------------------------------------------------------- values */
 
 /* An object that is read, and how messages call it. */
@@ -139,6 +147,7 @@ typedef struct source {
     const char *name; /* of the file */
     char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
     spw_error *err;
+    bool qwen_vl; /* of a Qwen2-VL or 2.5-VL, whose positions have three axes, alike where there is text alone */
 } source;
 
 /* NULL for a key that is not there or null. */
@@ -228,13 +237,17 @@ read_rope_kind(const source *s, spw_model_config *c)
     const char *kind = json_string_value(v);
     if (v == NULL && get(s, "factor") != NULL)
         return wrong(s, "rope_type", "default, linear, llama3 or yarn", NULL);
-    if (v == NULL || (kind != NULL && strcmp(kind, "default") == 0))
+    if (c->family == SPW_FAMILY_PHI3 && kind != NULL &&
+        (strcmp(kind, "longrope") == 0 || strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0)) {
+        c->rope = SPW_ROPE_LONG; /* by all of its class's names */
+        return SPW_OK;
+    }
+    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (s->qwen_vl && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
-    /* phi3's class has longrope alone, and takes yarn for that */
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
 
@@ -263,6 +276,52 @@ read_yarn(const source *s, spw_model_config *c)
     return read_bool(s, "truncate", &c->rope_truncate);
 }
 
+/* A number above 0 for each frequency. */
+static spw_status
+read_factors(const source *s, const char *key, const spw_model_config *c, float *out)
+{
+    const json_t *list = get(s, key);
+    uint64_t count = spw_model_rope_width(c) / 2;
+    char expected[64];
+    snprintf(expected, sizeof expected, "a list of %llu numbers above 0", (unsigned long long)count);
+    if (count > SPW_ROPE_FACTORS_MAX)
+        return refuse(s, key, list);
+    if (!json_is_array(list) || json_array_size(list) != count)
+        return wrong(s, key, expected, list);
+    for (uint64_t i = 0; i < count; i++) {
+        out[i] = (float)json_number_value(json_array_get(list, i));
+        if (!(out[i] > 0 && out[i] <= 1e12f))
+            return wrong(s, key, expected, list);
+    }
+    return SPW_OK;
+}
+
+/* What the class makes of both lengths, and of a factor that is said, where nothing else is. */
+static double
+long_attention(double factor, uint64_t positions)
+{
+    return factor <= 1 ? 1 : sqrt(1 + log(factor) / log((double)positions));
+}
+
+/* The original length counts beside the rope object alone; transformers writes it in both. */
+static spw_status
+read_long(const source *s, const source *top, spw_model_config *c)
+{
+    static const char *const original = "original_max_position_embeddings";
+    double factor;
+    c->rope_positions = 4096;
+    SPW_TRY(read_size(top, original, 2, &c->rope_positions));
+    if (get(s, original) != NULL && json_number_value(get(s, original)) != (double)c->rope_positions)
+        return wrong(s, original, "the same as outside", get(s, original));
+    SPW_TRY(read_factors(s, "short_factor", c, c->rope_short));
+    SPW_TRY(read_factors(s, "long_factor", c, c->rope_long));
+    factor = (double)c->positions / (double)c->rope_positions;
+    SPW_TRY(read_real(s, "factor", &factor));
+    c->rope_factor = 1; /* for cos and sin alone */
+    c->rope_attention = long_attention(factor, c->rope_positions);
+    return read_real(s, "attention_factor", &c->rope_attention);
+}
+
 /* A value beside the rope object counts more than one in it. */
 static spw_status
 read_rope_positions(const source *s, const source *top, spw_model_config *c)
@@ -278,6 +337,8 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 {
     if (c->rope == SPW_ROPE_PLAIN)
         return SPW_OK;
+    if (c->rope == SPW_ROPE_LONG)
+        return read_long(s, top, c);
     SPW_TRY(read_real(s, "factor", &c->rope_factor));
     if (!(c->rope_factor >= 1))
         return wrong(s, "factor", "number of at least 1", get(s, "factor"));
@@ -301,9 +362,23 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 static spw_status
 read_member(const source *s, const char *key, source *out)
 {
-    *out = (source){get(s, key), s->name, "", s->err};
+    *out = (source){get(s, key), s->name, "", s->err, s->qwen_vl};
     snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
+}
+
+/* Phi-3's class turns the first part of a head, and looks in the rope object before it looks beside; the others know of no part. */
+static spw_status
+read_rope_part(const source *s, spw_model_config *c)
+{
+    double part = c->rope_part > 0 ? c->rope_part : 1;
+    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
+    if (part != 1 && c->family != SPW_FAMILY_PHI3)
+        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+    if (!(part > 0 && part <= 1))
+        return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
+    c->rope_part = part < 1 ? part : 0;
+    return SPW_OK;
 }
 
 /* What rope says, and the key in s that may say theta; c has the theta that is meant without both. */
@@ -322,7 +397,8 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
                                         "mscale",
                                         "mscale_all_dim",
                                         "attention_factor",
-                                        "truncate"};
+                                        "truncate",
+                                        "partial_rotary_factor"};
     const json_t *top = get(s, theta);
     const char *name;
     json_t *v;
@@ -330,12 +406,15 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
     SPW_TRY(read_rope_kind(rope, c)); /* first: what it is called says more than the members that only it has */
     json_object_foreach((json_t *)(uintptr_t)rope->object, name, v)
     {
-        bool found = strcmp(name, "partial_rotary_factor") == 0 && json_number_value(v) == 1;
+        bool found =
+            c->rope == SPW_ROPE_LONG && (strcmp(name, "short_factor") == 0 || strcmp(name, "long_factor") == 0);
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
+        found = found || (s->qwen_vl && strcmp(name, "mrope_section") == 0);
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
+    SPW_TRY(read_rope_part(rope, c));
     SPW_TRY(read_real(rope, "rope_theta", &c->rope_theta));
     if (top != NULL && c->rope_theta != json_number_value(top))
         return wrong(rope, "rope_theta", "the same as outside", get(rope, "rope_theta"));
@@ -350,7 +429,7 @@ static spw_status
 read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
 {
     spw_model_config local = {.rope_theta = 10000};
-    source full = *rope, sliding = {NULL, s->name, "", s->err};
+    source full = *rope, sliding = {NULL, s->name, "", s->err, false};
     const char *name;
     json_t *v;
     if (newer) {
@@ -372,18 +451,17 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
 static spw_status
 read_rope(const source *s, spw_model_config *c)
 {
-    bool newer = get(s, "rope_parameters") != NULL, gemma = c->family == SPW_FAMILY_GEMMA3;
-    double part = 1;
+    bool newer = get(s, "rope_parameters") != NULL, by_layer = c->family == SPW_FAMILY_GEMMA3;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || gemma ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
-    SPW_TRY(read_real(s, "partial_rotary_factor", &part));
-    if (part != 1)
-        return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer || s->qwen_vl ? 1e6
+                    : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
+                                                                              : 10000;
+    SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
-    return gemma ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
+    return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
 
 /* ---------------------------------------------------------------- what sets the families apart */
@@ -448,15 +526,16 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Gemma's windows: in all layers but each so many-th, by sliding_window_pattern, or by layer_types where that is given. */
+/* Gemma's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
     c->window = 4096; /* the class' default */
-    c->full_every = 6;
+    c->full_every = c->family == SPW_FAMILY_GEMMA2 ? 2 : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-    SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
+    if (c->family == SPW_FAMILY_GEMMA3)
+        SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list)) {
         c->full_every = 1;
         while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
@@ -481,7 +560,7 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (c->family == SPW_FAMILY_GEMMA3)
+    if (is_gemma(c->family))
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
@@ -490,7 +569,7 @@ read_window(const source *s, spw_model_config *c)
     if (used) {
         c->window = said ? 0 : 4096; /* the classes' default; null is none */
         SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
-        c->window_from = qwen ? 28 : 0;
+        c->window_from = s->qwen_vl ? 80 : qwen ? 28 : 0;
         if (qwen)
             SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
     } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {
@@ -539,15 +618,30 @@ read_experts(const source *s, spw_model_config *c)
                                                                                   : refuse(s, "mlp_only_layers", dense);
 }
 
+/* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
+static spw_status
+read_cap(const source *s, const char *key, double otherwise, double *out)
+{
+    const json_t *v = get(s, key);
+    *out = json_object_get(s->object, key) == NULL ? otherwise : 0;
+    SPW_TRY(read_real(s, key, out));
+    return v == NULL || *out > 0 ? SPW_OK : wrong(s, key, "number above 0, or null", v);
+}
+
 static spw_status
 read_gemma(const source *s, spw_model_config *c)
 {
     static const char *const caps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
-    if (c->family != SPW_FAMILY_GEMMA3)
+    bool capped = c->family == SPW_FAMILY_GEMMA2;
+    if (!is_gemma(c->family))
         return SPW_OK;
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
-        if (get(s, caps[i]) != NULL)
+        if (!capped && get(s, caps[i]) != NULL)
             return refuse(s, caps[i], get(s, caps[i]));
+    }
+    if (capped) {
+        SPW_TRY(read_cap(s, caps[0], 50, &c->score_cap));
+        SPW_TRY(read_cap(s, caps[1], 30, &c->logit_cap));
     }
     c->norms = SPW_NORMS_BOTH;
     c->norms_from_one = c->gelu = c->embedding_scaled = true;
@@ -561,14 +655,15 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool bias = false;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = c->family == SPW_FAMILY_GEMMA3;
+    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
+                          : s->qwen_vl                                                                    ? 8
                           : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
                                                                                                           : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo ? 1e-5 : 1e-6;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -598,7 +693,7 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3 || olmo || gemma;
+    c->qk_norm = qwen3 || olmo || c->family == SPW_FAMILY_GEMMA3;
     c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
@@ -658,10 +753,10 @@ read_dropout(const source *s, spw_model_config *c)
 static const char *
 missing_of(const char *type)
 {
-    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0
-               ? ": of a model of text and images only a folder's text_config is read"
-           : strcmp(type, "gemma2") == 0 ? ": its scores and logits are soft-capped"
-                                         : "";
+    return strcmp(type, "gemma3") == 0 || strcmp(type, "mistral3") == 0 || strcmp(type, "qwen2_vl") == 0 ||
+                   strcmp(type, "qwen2_5_vl") == 0
+               ? ": of a model of text and images only a folder's text part is read"
+               : "";
 }
 
 static spw_status
@@ -672,7 +767,7 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2 or gemma3_text)",
+                         "smollm3, qwen2_moe, olmo2, gemma2 or gemma3_text)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -688,10 +783,10 @@ read_family(const source *s, spw_family *out)
 static spw_status
 check_activation(const source *s, spw_family family)
 {
-    bool gelu = family == SPW_FAMILY_GPT2 || family == SPW_FAMILY_GEMMA3;
-    const char *key = family == SPW_FAMILY_GPT2     ? "activation_function"
-                      : family == SPW_FAMILY_GEMMA3 ? "hidden_activation"
-                                                    : "hidden_act";
+    bool gelu = family == SPW_FAMILY_GPT2 || is_gemma(family);
+    const char *key = family == SPW_FAMILY_GPT2 ? "activation_function"
+                      : is_gemma(family)        ? "hidden_activation"
+                                                : "hidden_act";
     const json_t *v = get(s, key);
     const char *name = json_string_value(v);
     if (v == NULL || (name != NULL && !gelu && strcmp(name, "silu") == 0) ||
@@ -700,22 +795,56 @@ check_activation(const source *s, spw_family family)
     return refuse(s, key, v);
 }
 
-/* inner: Gemma's text_config, in which a missing key has its class's value, sizes too. */
+/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
+static const struct with_images {
+    const char *type, *architecture, *text_type;
+    spw_family text;
+    bool qwen_vl; /* then the text's keys may also stand beside the others */
+    uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
+} with_images[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, 262208, 131072, 2304, 26, 8,
+     9216},
+    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, 0, 0, 0, 0, 0, 0},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192, 80,
+     64, 29568},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192,
+     80, 64, 29568}};
+
+/* The family of a Qwen's text part is not what it is called. */
 static spw_status
-read_config(const source *s, bool section, bool inner, spw_model_config *c)
+read_text_family(const source *s, const struct with_images *kind, spw_family *out)
+{
+    const json_t *type = get(s, "model_type");
+    const char *name = json_string_value(type);
+    if (!kind->qwen_vl)
+        SPW_TRY(read_family(s, out));
+    else if (name != NULL && (strcmp(name, kind->text_type) == 0 || strcmp(name, kind->type) == 0))
+        *out = kind->text;
+    else
+        return refuse(s, "model_type", type);
+    return *out == kind->text ? SPW_OK : refuse(s, "model_type", type);
+}
+
+/* kind: whose text part this is; NULL: a model of text. */
+static spw_status
+read_config(const source *s, bool section, const struct with_images *kind, spw_model_config *c)
 {
     memset(c, 0, sizeof *c);
-    if (inner)
-        *c = (spw_model_config){.width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216};
-    SPW_TRY(read_family(s, &c->family));
+    SPW_TRY(kind != NULL ? read_text_family(s, kind, &c->family) : read_family(s, &c->family));
+    if (kind != NULL) {
+        c->width = kind->width;
+        c->layers = kind->layers;
+        c->heads = kind->heads;
+        c->mlp_width = kind->mlp_width;
+    }
     SPW_TRY(check_activation(s, c->family));
     if (get(s, "quantization_config") != NULL)
         return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
-    c->vocab = inner ? 262208 : 256;
-    c->positions = inner ? 131072 : 1024;
+    c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
+    c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
     c->init_std = 0.02;
-    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_GEMMA3;
+    c->tied = c->family == SPW_FAMILY_GPT2 || c->family == SPW_FAMILY_SMOLLM3 || is_gemma(c->family);
     SPW_TRY(read_size(s, "vocab_size", 1, &c->vocab));
     SPW_TRY(read_real(s, "initializer_range", &c->init_std));
     SPW_TRY(read_bool(s, "tie_word_embeddings", &c->tied));
@@ -730,20 +859,14 @@ read_config(const source *s, bool section, bool inner, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
-static const struct with_images {
-    const char *type, *architecture;
-    spw_family text;
-} with_images[] = {{"gemma3", "Gemma3ForConditionalGeneration", SPW_FAMILY_GEMMA3},
-                   {"mistral3", "Mistral3ForConditionalGeneration", SPW_FAMILY_MISTRAL}};
-
 /* NULL: it is none of them. */
 static const struct with_images *
 find_images(const source *s)
 {
     const char *type = json_string_value(get(s, "model_type"));
     for (size_t i = 0; i < sizeof with_images / sizeof with_images[0]; i++) {
-        if (type != NULL && strcmp(type, with_images[i].type) == 0 && json_is_object(get(s, "text_config")))
+        if (type != NULL && strcmp(type, with_images[i].type) == 0 &&
+            (with_images[i].qwen_vl || json_is_object(get(s, "text_config"))))
             return &with_images[i];
     }
     return NULL;
@@ -753,7 +876,7 @@ bool
 spw_hf_config_has_images(const char *json_text)
 {
     json_t *root = json_loads(json_text, 0, NULL);
-    source s = {root, "", "", NULL};
+    source s = {root, "", "", NULL, false};
     bool has = root != NULL && find_images(&s) != NULL;
     json_decref(root);
     return has;
@@ -763,12 +886,15 @@ static spw_status
 read_text_part(const source *s, const struct with_images *kind, spw_model_config *c)
 {
     const json_t *list = get(s, "architectures"), *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
-    source text = {get(s, "text_config"), s->name, "text_config.", s->err};
+    bool apart = json_is_object(get(s, "text_config")), tied = false;
+    source text = {apart ? get(s, "text_config") : s->object, s->name, "", s->err, kind->qwen_vl};
     if (built_as != NULL && (!json_is_string(built_as) || strcmp(json_string_value(built_as), kind->architecture) != 0))
         return refuse(s, "architectures[0]", built_as);
-    SPW_TRY(read_config(&text, false, kind->text == SPW_FAMILY_GEMMA3, c));
-    if (c->family != kind->text)
-        return refuse(&text, "model_type", get(&text, "model_type"));
+    snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
+    SPW_TRY(read_config(&text, false, kind, c));
+    if (kind->qwen_vl) /* said in either place */
+        SPW_TRY(read_bool(s, "tie_word_embeddings", &tied));
+    c->tied = c->tied || tied;
     spw_log(SPW_LOG_NOTE, "%s: a model of text and images: its text part is taken, and the rest left out", s->name);
     return SPW_OK;
 }
@@ -778,7 +904,7 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
 {
     json_error_t where;
     json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    source s = {root, name, "", err};
+    source s = {root, name, "", err, false};
     spw_status st;
     if (root == NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);
@@ -788,7 +914,7 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
         st = SPW_RAISE(err, SPW_ECONFIG, "%s: not a JSON object", name);
     else
         st = !section && find_images(&s) != NULL ? read_text_part(&s, find_images(&s), out)
-                                                 : read_config(&s, section, false, out);
+                                                 : read_config(&s, section, NULL, out);
     json_decref(root);
     return st;
 }
@@ -855,6 +981,27 @@ yarn_object(const spw_model_config *c)
     return o;
 }
 
+static json_t *
+factor_list(const float *factors, uint64_t count)
+{
+    json_t *list = json_array();
+    for (uint64_t i = 0; i < count; i++)
+        json_array_append_new(list, json_real((double)factors[i]));
+    return list;
+}
+
+/* Older releases take no more than the three members. */
+static json_t *
+long_object(const spw_model_config *c)
+{
+    uint64_t count = spw_model_rope_width(c) / 2;
+    json_t *o = json_pack("{s:s, s:o, s:o}", "type", "longrope", "short_factor", factor_list(c->rope_short, count),
+                          "long_factor", factor_list(c->rope_long, count));
+    if (c->rope_attention != long_attention((double)c->positions / (double)c->rope_positions, c->rope_positions))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
@@ -863,6 +1010,12 @@ write_rope(json_t *o, const spw_model_config *c)
     if (c->rope == SPW_ROPE_LINEAR)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope_part > 0)
+        json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part));
+    if (c->rope == SPW_ROPE_LONG) {
+        json_object_set_new(o, "rope_scaling", long_object(c));
+        set_size(o, "original_max_position_embeddings", c->rope_positions);
+    }
     if (c->rope == SPW_ROPE_YARN)
         json_object_set_new(o, "rope_scaling", yarn_object(c));
     if (c->rope == SPW_ROPE_LLAMA3)
@@ -881,16 +1034,33 @@ no_rope_list(const spw_model_config *c)
     return list;
 }
 
+static json_t *
+layer_types(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    return list;
+}
+
 static void
 write_gemma(json_t *o, const spw_model_config *c)
 {
     json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
     set_size(o, "query_pre_attn_scalar", c->query_scalar);
-    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
-    if (c->window > 0) { /* transformers computes nothing by a window of null, even where no layer has one */
+    if (c->window > 0) /* transformers computes nothing by a window of null, even where no layer has one */
         set_size(o, "sliding_window", c->window);
-        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
+    if (c->family == SPW_FAMILY_GEMMA2) {
+        if (c->window == 0 ||
+            (c->full_every != 2 && c->layers > 1)) /* older releases know no other than every second */
+            json_object_set_new(o, "layer_types", layer_types(c));
+        json_object_set_new(o, "attn_logit_softcapping", c->score_cap > 0 ? json_real(c->score_cap) : json_null());
+        json_object_set_new(o, "final_logit_softcapping", c->logit_cap > 0 ? json_real(c->logit_cap) : json_null());
+        return;
     }
+    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
+    if (c->window > 0)
+        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
 }
 
 static void
@@ -904,7 +1074,7 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "head_dim", c->head_dim);
     set_size(o, "intermediate_size", c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
-    if (c->family == SPW_FAMILY_GEMMA3)
+    if (is_gemma(c->family))
         write_gemma(o, c);
     else
         json_object_set_new(o, "hidden_act", json_string("silu"));
@@ -916,7 +1086,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "no_rope_layers", no_rope_list(c));
     if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (biases || c->qk_norm)
+    if (biases || c->qk_norm || is_gemma(c->family))
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
         set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);

@@ -276,6 +276,8 @@ is_passed_over(const char *name, spw_family family)
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
         (strncmp(name, "vision_tower.", 13) == 0 || strncmp(name, "multi_modal_projector.", 22) == 0))
         return true;
+    if (family == SPW_FAMILY_QWEN2 && strncmp(name, "visual.", 7) == 0)
+        return true;
     if (family == SPW_FAMILY_GPT2)
         return strncmp(name, "h.", 2) == 0 && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
     return ends_with(name, ".rotary_emb.inv_freq");

@@ -8,7 +8,7 @@
 
 #include "spw_nn.h"
 
-enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 4 };
+enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 5 }; /* 5: what reads images in Qwen2-VL */
 
 typedef struct spw_tensor_info {
     char name[SPW_TENSOR_NAME_BYTES];
@@ -67,7 +67,7 @@ spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info
  *   name     in messages, for the file
  *   section  false: a config.json; keys that no family has are not looked at, dropout is left at 0. true: the section
  *            "model" of a training configuration, which messages put before the key; dropout counts.
- * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma3_text. A missing key has the default that the model's class has there, but
+ * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text. A missing key has the default that the model's class has there, but
  *           vocab_size 256 and 1024 positions.
  * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
  *           ("not supported yet"): families, activations, rope types, quantised weights, mixed windows.

@@ -7,7 +7,7 @@
 
 static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",       "mistral", "qwen2",   "qwen3",
                                                            "mixtral", "qwen3_moe",   "phi3",    "smollm3", "qwen2_moe",
-                                                           "olmo2",   "gemma3_text", "custom"};
+                                                           "olmo2",   "gemma3_text", "gemma2",  "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -32,6 +32,12 @@ spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 {
     bool full = layer_idx < c->window_from || (c->full_every > 0 && (layer_idx + 1) % c->full_every == 0);
     return full ? 0 : c->window;
+}
+
+uint64_t
+spw_model_rope_width(const spw_model_config *c)
+{
+    return c->rope_part > 0 ? (uint64_t)((double)c->head_dim * c->rope_part) : c->head_dim;
 }
 
 uint64_t
@@ -87,23 +93,31 @@ scaled_frequency(const spw_model_config *c, uint64_t j, double f)
     return (1 - mix) * f / c->rope_factor + mix * f;
 }
 
+/* In fp32 step by step, as the usual implementation has it. */
+static float
+long_frequency(const spw_model_config *c, uint64_t j, uint64_t R, uint64_t T)
+{
+    float power = (float)pow(c->rope_theta, (double)((float)(2 * j) / (float)R));
+    return 1.0f / ((T > c->rope_positions ? c->rope_long[j] : c->rope_short[j]) * power);
+}
+
 void
 spw_rope_table(const spw_model_config *c, uint64_t table_idx, uint64_t T, float *out)
 {
-    uint64_t half = c->head_dim / 2;
+    uint64_t R = spw_model_rope_width(c), half = R / 2;
     spw_model_config local = *c;
     float scale;
     local.rope = SPW_ROPE_PLAIN;
     local.rope_theta = c->rope_local_theta;
     c = table_idx > 0 ? &local : c;
-    scale = c->rope == SPW_ROPE_YARN ? (float)c->rope_attention : 1;
+    scale = c->rope == SPW_ROPE_YARN || c->rope == SPW_ROPE_LONG ? (float)c->rope_attention : 1;
     for (uint64_t j = 0; j < half; j++) {
-        float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)c->head_dim));
-        f = (float)scaled_frequency(c, j, (double)f);
+        float f = (float)(1.0 / pow(c->rope_theta, (double)(2 * j) / (double)R));
+        f = c->rope == SPW_ROPE_LONG ? long_frequency(c, j, R, T) : (float)scaled_frequency(c, j, (double)f);
         for (uint64_t t = 0; t < T; t++) {
             float angle = (float)t * f;
-            out[t * c->head_dim + j] = (float)cos((double)angle) * scale;
-            out[t * c->head_dim + half + j] = (float)sin((double)angle) * scale;
+            out[t * R + j] = (float)cos((double)angle) * scale;
+            out[t * R + half + j] = (float)sin((double)angle) * scale;
         }
     }
 }

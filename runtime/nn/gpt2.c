@@ -9,11 +9,12 @@
 spw_value *
 spw__nn_head(const spw_call *call, spw_value *x, spw_value *w)
 {
+    float cap = (float)call->model->config.logit_cap;
     if (call->logits_out != NULL) {
         spw_value *y = spw_nn_linear(call->tape, x, w, NULL, 0);
-        return y;
+        return cap > 0 ? spw_nn_soft_cap(call->tape, y, cap) : y;
     }
-    return spw_nn_head_loss(call->tape, x, w, call->batch);
+    return spw_nn_head_loss(call->tape, x, w, call->batch, cap);
 }
 
 spw_value *

@@ -2,10 +2,10 @@
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
- * kinds of layers) apart are flags of the configuration, not functions.
+ * kinds of layers) and Gemma 2 (caps of scores and logits) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
- * (2501.00656), Gemma Team 2025 (2503.19786).
+ * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -53,7 +53,8 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
         x = norm(call, at, x);
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
-    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim);
+    return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim,
+                       spw_model_rope_width(c));
 }
 
 static spw_value *
@@ -114,7 +115,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .scale = 1.0f / sqrtf((float)(c->query_scalar > 0 ? c->query_scalar : c->head_dim)),
                                  .window = spw_model_window(c, call->block->layer_idx),
                                  .begins = call->batch->begins,
-                                 .ends = call->batch->ends};
+                                 .ends = call->batch->ends,
+                                 .cap = (float)c->score_cap};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;

@@ -148,6 +148,11 @@ check(const spw_model_config *c, spw_error *err)
             (unsigned long long)c->choices, (unsigned long long)c->experts, SPW_EXPERTS_MAX, SPW_CHOICES_MAX);
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
+    if (c->family != SPW_FAMILY_GPT2 && (spw_model_rope_width(c) == 0 || spw_model_rope_width(c) % 2 != 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: partial_rotary_factor %g turns %llu of a head's %llu elements; it must be an even number",
+            c->rope_part, (unsigned long long)spw_model_rope_width(c), (unsigned long long)c->head_dim);
     if (c->rope == SPW_ROPE_LLAMA3 && !(c->rope_low > 0 && c->rope_low < c->rope_high && c->rope_positions > 0))
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: llama3 rope needs 0 < low_freq_factor (%g) < high_freq_factor (%g) and "

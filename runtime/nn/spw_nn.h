@@ -113,8 +113,9 @@ spw_value *spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *
 spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* The same by 1 + g: weights of 0 are the norm alone. */
 spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
-/* Rotates x in place; x must have no other user. cos_sin (T, D) on the device. */
-spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D);
+/* Rotates the first R elements of each head of D in place; x must have no other user. cos_sin (T, R) on the device. */
+spw_value *
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R);
 /* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, const spw_attention_shape *shape);
@@ -143,9 +144,11 @@ spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
- * recording also all gradients.
+ * recording also all gradients. cap: of the logits, as spw_gpu_linear_cross_entropy() takes it; 0: none.
  */
-spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch);
+spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap);
+/* cap tanh(x / cap), in x's memory: of logits that are made for themselves. It has no backward: SPW_EINVAL while recording. */
+spw_value *spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap);
 
 /* ---------------------------------------------------------------- models */
 
@@ -204,6 +207,7 @@ typedef enum spw_family {
     SPW_FAMILY_QWEN2_MOE,
     SPW_FAMILY_OLMO2,
     SPW_FAMILY_GEMMA3,
+    SPW_FAMILY_GEMMA2,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -212,7 +216,8 @@ const char *spw_family_name(spw_family family);
 bool spw_family_parse(const char *name, spw_family *out);
 
 /* What is done to the frequencies of rotary positions. */
-typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN } spw_rope;
+typedef enum spw_rope { SPW_ROPE_PLAIN, SPW_ROPE_LINEAR, SPW_ROPE_LLAMA3, SPW_ROPE_YARN, SPW_ROPE_LONG } spw_rope;
+enum { SPW_ROPE_FACTORS_MAX = 128 };
 
 /* Where a layer has RMSNorms: of what attention and the MLP read, of what they give before it is added, or of both. */
 typedef enum spw_norms { SPW_NORMS_BEFORE, SPW_NORMS_AFTER, SPW_NORMS_BOTH } spw_norms;
@@ -232,6 +237,7 @@ typedef struct spw_model_config {
     bool gelu;                    /* of the MLP's gate, instead of silu */
     bool embedding_scaled;        /* times the square root of width */
     uint64_t query_scalar;        /* attention's scores are divided by its square root; 0: by head_dim's */
+    double score_cap, logit_cap;  /* what they, and the head's logits, come to at most, by a tanh; 0: no end */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
     bool sum_to_one;              /* the weights of the chosen ones do */
     uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
@@ -243,8 +249,10 @@ typedef struct spw_model_config {
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
-    double rope_attention;                   /* yarn: cos and sin are so many times as large */
+    double rope_attention;                   /* yarn, long: cos and sin are so many times as large */
     bool rope_truncate;                      /* yarn */
+    double rope_part;                        /* of each head's elements, the first, that are turned; 0: all are */
+    float rope_short[SPW_ROPE_FACTORS_MAX], rope_long[SPW_ROPE_FACTORS_MAX]; /* long: of each frequency */
 } spw_model_config;
 
 /* Adapters of low rank beside linear weights. */
@@ -315,18 +323,22 @@ spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
+/* How many elements of a head are turned. */
+uint64_t spw_model_rope_width(const spw_model_config *config);
 /* How many rope tables the model's layers take, and which one this layer does. */
 uint64_t spw_model_rope_tables(const spw_model_config *config);
 uint64_t spw_model_rope_table(const spw_model_config *config, uint64_t layer_idx);
 /*
- * spw_rope_table - cos and sin for T positions into out (T, D) in host memory; table_idx 1: of layers with a window.
- * Computes  frequency f[j] = theta^(-2j/D). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
+ * spw_rope_table - cos and sin for T positions into out (T, R) in host memory, R elements of a head being turned; table_idx 1: of
+ *           layers with a window.
+ * Computes  frequency f[j] = theta^(-2j/R). linear: f / factor. llama3, with the wavelength w = 2 pi / f and M original
  *           positions: f where w < M / high, f / factor where w > M / low, and between them the mean of both, f with the
  *           weight (M / w - low) / (high - low). yarn: f up to the place j that turns high times over M positions, f / factor
  *           from the one that turns low times on, and between them the mean of both by j; with truncate the places are rounded
- *           outwards; cos and sin times rope_attention. Frequencies and angles are rounded to fp32 as in the usual implementation.
+ *           outwards; cos and sin times rope_attention. long: f / rope_long[j] where T is above rope_positions, else f / rope_short[j],
+ *           cos and sin as in yarn. Frequencies and angles are rounded to fp32 as in the usual implementation.
  * Source    Su et al. 2021 (RoFormer); linear: Chen et al. 2023 (2306.15595); llama3: the model's config.json; yarn: Peng et
- *           al. 2023 (2309.00071).
+ *           al. 2023 (2309.00071); long: Ding et al. 2024 (2402.13753).
  */
 void spw_rope_table(const spw_model_config *config, uint64_t table_idx, uint64_t T, float *out);
 

@@ -34,7 +34,7 @@ typedef struct op {
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
-    uint64_t T, heads, D, col[3];
+    uint64_t T, heads, D, R, col[3];
     spw_attention_shape shape;
     spw_value **each; /* weights by expert */
     act *dx[2];       /* of what is done in turns: where its inputs' gradients go */
@@ -396,24 +396,25 @@ spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps)
 }
 
 spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D)
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
 {
     spw_value *y;
     op *o;
-    if (x == NULL || x->cols < heads * D || D % 2 != 0)
+    if (x == NULL || x->cols < heads * D || R % 2 != 0 || R > D)
         return fail(t);
     y = new_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
         return fail(t);
     if (computes(t) && t->places != NULL)
-        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D);
+        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D, R);
     else if (computes(t))
-        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, 1);
+        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, R, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
     o->T = T;
     o->heads = heads;
     o->D = D;
+    o->R = R;
     return y;
 }
 
@@ -799,6 +800,16 @@ spw_nn_scale(spw_tape *t, spw_value *x, float scale)
 }
 
 spw_value *
+spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap)
+{
+    if (x == NULL || t->record)
+        return fail(t);
+    if (computes(t))
+        spw_gpu_soft_cap(t->queue, x->data, x->data, cap, x->rows * x->cols);
+    return x;
+}
+
+spw_value *
 spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
 {
     spw_value *y;
@@ -889,7 +900,7 @@ rows_at_a_time(const spw_tape *t, uint64_t M, uint64_t V)
 }
 
 spw_value *
-spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch)
+spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap)
 {
     uint64_t M = batch->sequences * batch->positions, rows;
     unsigned flags = 0;
@@ -907,7 +918,7 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
         return fail(t);
     if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
-                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, flags);
+                                     batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap, flags);
     return y;
 }
 
@@ -1135,7 +1146,7 @@ backward_op(spw_tape *t, op *o)
         return;
     case T_ROPE:
         if (!t->dry)
-            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, -1);
+            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, o->R, -1);
         share_grad(x, y);
         return;
     case T_ATTENTION: {

@@ -1,0 +1,229 @@
+/*
+ * Attention of the cpu device against naive loops in double, and its backward against central differences of those loops, element
+ * by element; with a cache, in pieces; with the kernels of every instruction set of this CPU.
+ */
+#include "lib_ops.h"
+#include "lib_parity.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+/* ------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters; packed */
+
+typedef struct heads {
+    const int32_t *begins, *ends; /* in ops_ids */
+    uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
+    float cap;
+} heads;
+
+static heads
+heads_of(const ops_subject *s)
+{
+    heads h = {.B = s->d[0], .T = s->d[1], .Hq = s->d[2], .Hk = s->d[3], .D = s->d[4], .window = s->d[5]};
+    if (s->d[6] > 0) {
+        assert_true(2 * h.B * h.T <= OPS_N_MAX);
+        parity_documents(h.B, h.T, s->d[6], ops_ids, ops_ids + h.B * h.T);
+        h.begins = ops_ids;
+        h.ends = ops_ids + h.B * h.T;
+    }
+    h.q_stride = (h.Hq + 2 * h.Hk) * h.D; /* one packed input: q, then k, then v in each row */
+    h.kv_stride = h.q_stride;
+    h.k_at = h.Hq * h.D;
+    h.v_at = (h.Hq + h.Hk) * h.D;
+    h.cap = (float)s->d[7] / 4;
+    return h;
+}
+
+static void
+attention_ref(const ops_subject *s, double *const *in, double *out)
+{
+    heads h = heads_of(s);
+    double scale = 1 / sqrt((double)h.D), *p = malloc(h.T * sizeof *p);
+    assert_non_null(p);
+    for (uint64_t b = 0; b < h.B; b++)
+        for (uint64_t head = 0; head < h.Hq; head++)
+            for (uint64_t t = 0; t < h.T; t++) {
+                const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
+                uint64_t hk = head / (h.Hq / h.Hk);
+                double sum = 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
+                uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
+                if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
+                    first = (uint64_t)h.begins[b * h.T + t];
+                for (uint64_t u = first; u <= t; u++) {
+                    const double *k = in[0] + (b * h.T + u) * h.kv_stride + h.k_at + hk * h.D;
+                    double dot = 0;
+                    for (uint64_t d = 0; d < h.D; d++)
+                        dot += q[d] * k[d];
+                    dot *= scale;
+                    sum += p[u] = exp(s->d[7] > 0 ? (double)s->d[7] / 4 * tanh(dot * 4 / (double)s->d[7]) : dot);
+                }
+                for (uint64_t d = 0; d < h.D; d++) {
+                    o[d] = 0;
+                    for (uint64_t u = first; u <= t; u++)
+                        o[d] += p[u] / sum * in[0][(b * h.T + u) * h.kv_stride + h.v_at + hk * h.D + d];
+                }
+            }
+    free(p);
+}
+
+static spw_attention_shape
+shape_of(const heads *h)
+{
+    return (spw_attention_shape){h->B,      h->T,        h->Hq,        h->Hk,
+                                 h->D,      h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
+                                 h->window, h->begins,   h->ends,      h->cap};
+}
+
+static void
+attention_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    heads h = heads_of(s);
+    spw_attention_shape shape = shape_of(&h);
+    spw_gpu_attention(q, out, ops_saved[0], in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
+}
+
+static void
+attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+              float *const *g)
+{
+    heads h = heads_of(s);
+    spw_attention_shape shape = shape_of(&h);
+    spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, dout, out, ops_saved[0], in[0], in[0] + h.k_at,
+                               in[0] + h.v_at, &shape);
+}
+
+/*
+ * Causal attention on packed qkv: one token, tiles cut off and several tiles, plain and grouped heads, odd head sizes,
+ * windows of one key, inside a tile, across tiles, and one that leaves tiles unread; documents, inside tiles and over several; scores with a
+ * cap.
+ */
+static void
+test_attention(void **state)
+{
+    static const uint64_t sizes[][8] = {
+        {1, 1, 1, 1, 8, 0},       {2, 7, 2, 2, 8, 0},          {1, 65, 2, 1, 20, 0},       {2, 33, 6, 2, 4, 0},
+        {1, 150, 2, 1, 8, 0},     {1, 200, 1, 1, 4, 0},        {1, 40, 2, 1, 4, 1},        {2, 33, 4, 2, 6, 5},
+        {1, 150, 2, 2, 8, 149},   {1, 200, 2, 1, 4, 100},      {1, 300, 1, 1, 4, 37},      {1, 290, 1, 1, 4, 129},
+        {2, 40, 2, 1, 4, 0, 1},   {1, 150, 2, 1, 8, 0, 12},    {1, 290, 2, 2, 4, 0, 90},   {1, 200, 1, 1, 4, 21, 40},
+        {2, 7, 2, 2, 8, 0, 0, 1}, {1, 150, 4, 2, 8, 37, 0, 1}, {1, 200, 1, 1, 4, 0, 40, 3}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
+        ops_examine(&(ops_subject){"attention",
+                                   1,
+                                   {rows * (Hq + 2 * Hk) * D},
+                                   rows * Hq * D,
+                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7]},
+                                   0,
+                                   attention_ref,
+                                   attention_fwd,
+                                   attention_bwd});
+    }
+}
+
+/* One sequence of T tokens in pieces, in the slot of a cache; the others hold NaN. Row t of out. */
+static void
+attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t piece, int32_t slot, float *out)
+{
+    uint64_t capacity = h->T + 3, elems = 3 * capacity * h->Hk * h->D;
+    float *key = malloc(elems * 4), *value = malloc(elems * 4);
+    assert_true(key != NULL && value != NULL);
+    for (uint64_t i = 0; i < elems; i++)
+        key[i] = value[i] = NAN;
+    for (uint64_t t = 0; t < h->T; t += piece) {
+        spw_attention_shape shape = shape_of(h);
+        int32_t start = (int32_t)t;
+        spw_attention_cache cache = {key, value, capacity, &slot, &start};
+        const float *in = packed + t * h->q_stride;
+        shape.T = h->T - t < piece ? h->T - t : piece;
+        spw_gpu_attention_cached(q, out + t * h->Hq * h->D, in, in + h->k_at, in + h->v_at, &cache, &shape);
+    }
+    free(key);
+    free(value);
+}
+
+/*
+ * With a cache, whole sequences have the bits of attention without one, pieces and single tokens are within rounding of it; and
+ * one token each of several sequences of different lengths has the bits of each alone.
+ */
+static void
+test_attention_cached(void **state)
+{
+    static const uint64_t sizes[][7] = {{1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},     {1, 65, 2, 1, 20, 0},
+                                        {1, 150, 4, 2, 8, 0},  {1, 300, 2, 1, 4, 0},   {1, 40, 2, 1, 4, 1},
+                                        {1, 200, 2, 1, 4, 37}, {1, 290, 1, 1, 4, 129}, {1, 200, 2, 1, 4, 37, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *d = sizes[i];
+        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
+        heads h = heads_of(&s);
+        spw_attention_shape shape = shape_of(&h);
+        uint64_t n = h.T * h.Hq * h.D, seed = i;
+        float *packed = malloc(h.T * h.q_stride * 4), *want = malloc(n * 4), *got = malloc(n * 4), *one = malloc(n * 4);
+        spw_gpu *gpu = NULL;
+        spw_gpu_queue *q = NULL;
+        assert_true(packed && want && got && one);
+        for (uint64_t k = 0; k < h.T * h.q_stride; k++)
+            packed[k] = ops_draw(&seed);
+        assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
+        assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+        spw_gpu_attention(q, want, ops_saved[0], packed, packed + h.k_at, packed + h.v_at, &shape);
+        attend_in_pieces(q, &h, packed, h.T, 1, got);
+        assert_memory_equal(want, got, n * 4);
+        for (uint64_t piece = 1; piece < h.T; piece = piece * 3 + 1) {
+            attend_in_pieces(q, &h, packed, piece, 2, got);
+            for (uint64_t k = 0; k < n; k++) {
+                if (!(fabs((double)got[k] - (double)want[k]) <= 2e-5))
+                    fail_msg("attention of %llu in pieces of %llu: element %llu is %.9g, at once it is %.9g",
+                             (unsigned long long)h.T, (unsigned long long)piece, (unsigned long long)k, (double)got[k],
+                             (double)want[k]);
+            }
+        }
+        /* Three sequences that are beginnings of this one, the last token of each. */
+        if (h.T >= 7) {
+            uint64_t at[3] = {h.T - 1, 0, h.T / 2}, width = h.Hk * h.D;
+            int32_t slots[3] = {1, 2, 0}, starts[3];
+            float *key = malloc(3 * h.T * width * 4), *value = malloc(3 * h.T * width * 4),
+                  *rows = malloc(3 * h.q_stride * 4);
+            spw_attention_cache cache = {key, value, h.T, slots, starts};
+            assert_true(key && value && rows);
+            for (int k = 0; k < 3; k++) {
+                starts[k] = (int32_t)at[k];
+                memcpy(rows + (uint64_t)k * h.q_stride, packed + at[k] * h.q_stride, h.q_stride * 4);
+                for (uint64_t t = 0; t < at[k]; t++) {
+                    uint64_t to = ((uint64_t)slots[k] * h.T + t) * width;
+                    memcpy(key + to, packed + t * h.q_stride + h.k_at, width * 4);
+                    memcpy(value + to, packed + t * h.q_stride + h.v_at, width * 4);
+                }
+            }
+            shape.B = 3;
+            shape.T = 1;
+            spw_gpu_attention_cached(q, got, rows, rows + h.k_at, rows + h.v_at, &cache, &shape);
+            attend_in_pieces(q, &h, packed, 1, 0, one);
+            for (int k = 0; k < 3; k++)
+                assert_memory_equal(got + (uint64_t)k * h.Hq * h.D, one + at[k] * h.Hq * h.D, h.Hq * h.D * 4);
+            free(key);
+            free(value);
+            free(rows);
+        }
+        spw_gpu_queue_destroy(q);
+        spw_gpu_close(gpu);
+        free(packed);
+        free(want);
+        free(got);
+        free(one);
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_cached),
+    };
+    return ops_run_tests(tests, sizeof tests / sizeof tests[0]);
+}
