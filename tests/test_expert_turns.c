@@ -141,6 +141,30 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
 }
 
+/* What was saved with experts in turns goes on with all at once, and the other way. */
+static void
+test_resume(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig whole, part;
+        configure(&whole, &variants[k == 0 ? 1 : 0], SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, clipped);
+        configure(&part, &variants[k == 0 ? 0 : 6], SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, clipped);
+        rig_open(&whole);
+        rig_need(&whole, spw_engine_init_params(whole.e, 7, &whole.err));
+        rig_train(&whole, 0, 2);
+        rig_save(&whole, 2);
+        rig_train(&whole, 2, RIG_STEPS);
+        rig_load(&part, &whole, 2);
+        rig_train(&part, 2, RIG_STEPS);
+        for (int s = 2; s < RIG_STEPS; s++)
+            assert_true(whole.losses[s] == part.losses[s] && whole.norms[s] == part.norms[s]);
+        rig_same_state(&whole, &part, "resumed state");
+        rig_remove(&whole);
+        rig_remove(&part);
+    }
+}
+
 /* Several ranks, each stage: the same bits whether experts come at once or in turns, also where the norm clips. */
 static void
 test_ranks(void **state)
@@ -342,8 +366,8 @@ test_refusals(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_ranks),
-                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_bytes),
-                                       cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
+                                       cmocka_unit_test(test_ranks),     cmocka_unit_test(test_fewest_turns),
+                                       cmocka_unit_test(test_bytes),     cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }
