@@ -387,33 +387,19 @@ spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, ui
 }
 
 void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                 uint64_t stride)
 {
     bool dense = stride == C; /* one row, then, that can be cut anywhere */
-    q->calls->silu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
+    q->calls->gate_mul(q, kind, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
 }
 
 void
-spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                          const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
     bool dense = stride == C;
-    q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
-}
-
-void
-spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
-{
-    bool dense = stride == C;
-    q->calls->gelu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
-}
-
-void
-spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    bool dense = stride == C;
-    q->calls->gelu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
+    q->calls->gate_mul_backward(q, kind, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
 }
 
 void

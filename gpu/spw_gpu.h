@@ -288,16 +288,15 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
 /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
 void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
 void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
-/* y (M,C) = silu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of one array. */
-void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
-void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
-/* The same with gelu(gate). */
-void
-spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
-void spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
+/*
+ * y (M,C) = silu(gate) * up, or gelu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
+ * one array.
+ */
+typedef enum spw_gate { SPW_GATE_SILU, SPW_GATE_GELU, SPW_GATE_COUNT } spw_gate;
+void spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                      uint64_t stride);
+void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                               const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
 /*
  * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and
  * those of one expert by row, so that an expert's rows lie together and products with its weights are products of a slice.

@@ -74,7 +74,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                                      : gemma                    ? SPW_NORMS_BOTH
                                                                 : SPW_NORMS_BEFORE,
                             .norms_from_one = gemma,
-                            .gelu = gemma,
+                            .gate = gemma ? SPW_GATE_GELU : SPW_GATE_SILU,
                             .embedding_scaled = gemma,
                             .query_scalar = gemma ? 6 : 0,
                             .window = gemma ? 5 : 0,

@@ -589,7 +589,8 @@ test_defaults(void **state)
     assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
     assert_true(m.rope_theta == 1e6 && m.rope_local_theta == 10000 && m.rope == SPW_ROPE_PLAIN && !m.qkv_bias);
     assert_true(m.window == 4096 && m.full_every == 0); /* of three layers none is the sixth */
-    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gate == SPW_GATE_GELU &&
+                m.embedding_scaled);
     DONE(parse(
         "gemma3_text",
         "\"sliding_window_pattern\":2,\"rope_theta\":500,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"

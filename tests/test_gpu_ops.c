@@ -373,14 +373,14 @@ silu_ref(const subject *s, double *const *in, double *out)
 static void
 silu_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_silu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
 silu_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_silu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
 /* d = M, C: halves of one array, whose rows have two columns more. */
@@ -396,7 +396,7 @@ packed_ref(const subject *s, double *const *in, double *out)
 static void
 packed_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_silu_mul(q, out, in[0], in[0] + s->d[1], s->d[0], s->d[1], 2 * s->d[1] + 2);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, out, in[0], in[0] + s->d[1], s->d[0], s->d[1], 2 * s->d[1] + 2);
 }
 
 static void
@@ -404,7 +404,7 @@ packed_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *ou
 {
     uint64_t M = s->d[0], C = s->d[1], stride = 2 * C + 2;
     (void)out;
-    spw_gpu_silu_mul_backward(q, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
 }
 
 static void
@@ -418,14 +418,14 @@ gelu_mul_ref(const subject *s, double *const *in, double *out)
 static void
 gelu_mul_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_gelu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
+    spw_gpu_gate_mul(q, SPW_GATE_GELU, out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
 gelu_mul_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_gelu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_GELU, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
 static void
@@ -1039,9 +1039,9 @@ test_nan_spreads(void **state)
     x[21] = NAN;
     spw_gpu_gelu(q, y, x, C);
     assert_true(isnan(y[21]));
-    spw_gpu_silu_mul(q, y, x, w, 1, C, C);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
-    spw_gpu_gelu_mul(q, y, x, w, 1, C, C);
+    spw_gpu_gate_mul(q, SPW_GATE_GELU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));

@@ -5,6 +5,7 @@
 #define SPW_CUDA_ELEMENTS_CUH
 
 #include "common.cuh"
+#include "spw_gpu.h"
 
 enum { ELEMENT_THREADS = 256, ELEMENTS_PER_BLOCK = 8 * ELEMENT_THREADS };
 
@@ -92,14 +93,14 @@ my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
 }
 
 /* What a gate multiplies by: silu of it, or gelu. */
-template <bool gelu>
+template <spw_gate kind>
 SPW_DEVICE float
 gate_sigmoid(float g)
 {
-    return gelu ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
+    return kind == SPW_GATE_GELU ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
 }
 
-template <class T, bool gelu>
+template <class T, spw_gate kind>
 __global__ void
 gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
@@ -113,12 +114,12 @@ gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64
     load8(u, up + i, n, wide);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        u[j] *= g[j] * gate_sigmoid<gelu>(g[j]);
+        u[j] *= g[j] * gate_sigmoid<kind>(g[j]);
     store8(y + row * C + col, u, n, wide);
 }
 
 /* dgate and dup may each be NULL. */
-template <class T, bool gelu>
+template <class T, spw_gate kind>
 __global__ void
 gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t M, uint64_t C,
                          uint64_t stride, bool add_gate, bool add_up, bool wide)
@@ -137,8 +138,8 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dgate + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float s = gate_sigmoid<gelu>(g[j]);
-            out[j] = old[j] + d[j] * u[j] * (gelu ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
+            float s = gate_sigmoid<kind>(g[j]);
+            out[j] = old[j] + d[j] * u[j] * (kind == SPW_GATE_GELU ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
             old[j] = 0.0f;
         }
         store8(dgate + i, out, n, wide);
@@ -148,7 +149,7 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dup + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<gelu>(g[j]);
+            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<kind>(g[j]);
         store8(dup + i, out, n, wide);
     }
 }

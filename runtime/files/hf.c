@@ -548,7 +548,8 @@ read_gemma(const source *s, spw_model_config *c)
             return refuse(s, caps[i], get(s, caps[i]));
     }
     c->norms = SPW_NORMS_BOTH;
-    c->norms_from_one = c->gelu = c->embedding_scaled = true;
+    c->norms_from_one = c->embedding_scaled = true;
+    c->gate = SPW_GATE_GELU;
     c->query_scalar = 256;
     SPW_TRY(read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar));
     return must_be(s, "use_bidirectional_attention", false);

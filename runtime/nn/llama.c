@@ -57,17 +57,12 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 }
 
 static spw_value *
-gate_mul(const spw_call *call, spw_value *gate, spw_value *up)
-{
-    return call->model->config.gelu ? spw_nn_gelu_mul(call->tape, gate, up) : spw_nn_silu_mul(call->tape, gate, up);
-}
-
-static spw_value *
 gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
-    spw_value *gate = linear(call, at, NULL, h, call->model->config.mlp_bias);
-    spw_value *up = linear(call, at, NULL, h, call->model->config.mlp_bias);
-    return gate_mul(call, gate, up);
+    const spw_model_config *c = &call->model->config;
+    spw_value *gate = linear(call, at, NULL, h, c->mlp_bias);
+    spw_value *up = linear(call, at, NULL, h, c->mlp_bias);
+    return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
 
 /* onto + the expert of all rows, as far as each row's gate lets it. */
@@ -87,7 +82,8 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     spw_value *gate, *up, *routing, *x;
     spw_value *const *w;
     if (c->packed)
-        return linear(call, at, onto, spw_nn_silu_mul_packed(t, linear(call, at, NULL, h, c->mlp_bias)), c->mlp_bias);
+        return linear(call, at, onto, spw_nn_gate_mul_packed(t, c->gate, linear(call, at, NULL, h, c->mlp_bias)),
+                      c->mlp_bias);
     if (c->experts == 0)
         return linear(call, at, onto, gated(call, at, h), c->mlp_bias);
     routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
@@ -96,7 +92,7 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     *at += (uint32_t)(3 * c->experts);
     gate = spw_nn_linear_each(t, x, routing, w);
     up = spw_nn_linear_each(t, x, routing, w + c->experts);
-    x = spw_nn_linear_each(t, gate_mul(call, gate, up), routing, w + 2 * c->experts);
+    x = spw_nn_linear_each(t, spw_nn_gate_mul(t, c->gate, gate, up), routing, w + 2 * c->experts);
     x = spw_nn_combine(t, onto, x, routing);
     return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }

@@ -109,10 +109,9 @@ spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
-spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
 /* The same of one value's halves: gate has the first columns, up the last. */
-spw_value *spw_nn_silu_mul_packed(spw_tape *t, spw_value *x);
-spw_value *spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
@@ -219,7 +218,7 @@ typedef struct spw_model_config {
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     spw_norms norms;
     bool norms_from_one;          /* norms multiply by 1 + w */
-    bool gelu;                    /* of the MLP's gate, instead of silu */
+    spw_gate gate;                /* of the MLP */
     bool embedding_scaled;        /* times the square root of width */
     uint64_t query_scalar;        /* attention's scores are divided by its square root; 0: by head_dim's */
     uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */

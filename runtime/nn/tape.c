@@ -13,8 +13,7 @@ typedef enum {
     T_ROPE,
     T_ATTENTION,
     T_GELU,
-    T_SILU_MUL,
-    T_GELU_MUL,
+    T_GATE_MUL,
     T_ROUTE,
     T_DISPATCH,
     T_LINEAR_EACH,
@@ -31,6 +30,7 @@ typedef struct op {
     spw_value *out, *in[3];
     spw_value *param[2];
     unsigned flags;
+    spw_gate gate;
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
@@ -458,23 +458,24 @@ spw_nn_gelu(spw_tape *t, spw_value *x)
 
 /* up begins at the column; in a value of its own at 0. */
 static spw_value *
-gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up, uint64_t up_col)
+gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up, uint64_t up_col)
 {
     spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
     op *o;
-    if (y == NULL || (o = new_op(t, kind, y)) == NULL)
+    if (y == NULL || (o = new_op(t, T_GATE_MUL, y)) == NULL)
         return fail(t);
     if (computes(t))
-        (kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(
-            t->queue, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols, gate->cols);
+        spw_gpu_gate_mul(t->queue, kind, y->data, gate->data, at_col(t, up->data, up_col), y->rows, y->cols,
+                         gate->cols);
     o->in[0] = gate;
     o->in[1] = up;
     o->col[1] = up_col;
+    o->gate = kind;
     return y;
 }
 
-static spw_value *
-gate_apart(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up)
+spw_value *
+spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up)
 {
     if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
         return fail(t);
@@ -482,21 +483,9 @@ gate_apart(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up)
 }
 
 spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x)
 {
-    return gate_apart(t, T_SILU_MUL, gate, up);
-}
-
-spw_value *
-spw_nn_silu_mul_packed(spw_tape *t, spw_value *x)
-{
-    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, T_SILU_MUL, x, x, x->cols / 2);
-}
-
-spw_value *
-spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up)
-{
-    return gate_apart(t, T_GELU_MUL, gate, up);
+    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, kind, x, x, x->cols / 2);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -992,8 +981,7 @@ backward_op(spw_tape *t, op *o)
         if (!t->dry && dx != NULL)
             spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
         return;
-    case T_SILU_MUL:
-    case T_GELU_MUL:
+    case T_GATE_MUL:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
         if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
             d2 = dx == NULL ? NULL : at_col(t, dx, o->col[1]);
@@ -1002,8 +990,8 @@ backward_op(spw_tape *t, op *o)
             d2 = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &flags);
         }
         if (!t->dry)
-            (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
-                q, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]), y->rows, y->cols, x->cols, flags);
+            spw_gpu_gate_mul_backward(q, o->gate, dx, d2, y->grad, x->data, at_col(t, o->in[1]->data, o->col[1]),
+                                      y->rows, y->cols, x->cols, flags);
         return;
     case T_ROUTE:
         dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
