@@ -175,8 +175,26 @@ run_silu_packed(const subject *s, spw_gpu_queue *q, void **p)
                               stride, s->flags);
 }
 
+/* d = M, C, stride: pairs. */
 static void
-examine_silu_packed(const parity *p)
+run_clamped(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1], stride = s->d[2];
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, p[1], p[0], NULL, M, C, stride);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_CLAMPED, p[3], NULL, p[2], p[0], NULL, M, C, stride, s->flags);
+}
+
+/* Some pairs are cut off, on each side. */
+static void
+stretch(const subject *s, float **host, int32_t **ints)
+{
+    (void)ints;
+    for (uint64_t i = 0; i < s->d[0] * s->d[2]; i++)
+        host[0][i] *= 16;
+}
+
+static void
+examine_packed(const parity *p)
 {
     static const uint64_t sizes[][3] = {{1, 1, 2},   {3, 8, 16},     {5, 29, 58},  {4, 24, 56},
                                         {7, 40, 83}, {33, 264, 528}, {700, 7, 14}, {4096, 8192, 16384}};
@@ -191,6 +209,15 @@ examine_silu_packed(const parity *p)
                                           .d = {M, C, stride},
                                           .flags = f ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
                                           .run = run_silu_packed});
+            subject_examine(p, &(subject){.name = "clamped",
+                                          .a = {{ACT, M * stride, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0},
+                                                {ACT, M * C, 0, 0},
+                                                {f || stride > 2 * C ? ACT : ACT_OUT, M * stride, 0, 0}},
+                                          .d = {M, C, stride},
+                                          .flags = f ? SPW_OP_ACC_DX : 0,
+                                          .run = run_clamped,
+                                          .prepare = stretch});
         }
 }
 
@@ -218,7 +245,7 @@ run_dropout(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_elements(const parity *p)
 {
-    examine_silu_packed(p);
+    examine_packed(p);
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
@@ -422,7 +449,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0);
     spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
     spw_gpu_attention(q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
-                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0, NULL, NULL});
+                      &(spw_attention_shape){1, 1, 1, 1, C, C, C, 1, 0, NULL, NULL, NULL});
 }
 
 static void

@@ -7,7 +7,7 @@
 
 #include "lib_parity.h"
 
-enum { ARRAYS_MAX = 8 };
+enum { ARRAYS_MAX = 9 };
 
 typedef enum subject_kind { NONE, ACT, ACT_OUT, FP32, FP32_OUT, INT } subject_kind;
 

@@ -407,6 +407,41 @@ packed_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *ou
     spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
 }
 
+/* d = M, C: pairs in rows of two columns more, drawn so wide that some are cut off. */
+static float wide_pairs[2 * N_MAX + 64], wide_grads[2 * N_MAX + 64];
+
+static void
+clamped_ref(const subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0, M = s->d[0], C = s->d[1]; i < M * C; i++) {
+        const double *at = in[0] + i / C * (2 * C + 2) + i % C * 2;
+        double gate = fmin(12 * at[0], 7), up = fmax(fmin(12 * at[1], 7), -7);
+        out[i] = (up + 1) * gate / (1 + exp(-1.702 * gate)) / 16;
+    }
+}
+
+static void
+clamped_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    for (uint64_t i = 0; i < s->n[0]; i++)
+        wide_pairs[i] = 12 * in[0][i];
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, out, wide_pairs, NULL, s->d[0], s->d[1], 2 * s->d[1] + 2);
+    for (uint64_t i = 0; i < s->out_n; i++)
+        out[i] /= 16;
+}
+
+static void
+clamped_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
+{
+    (void)in;
+    (void)out;
+    memset(wide_grads, 0, sizeof wide_grads);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_CLAMPED, wide_grads, NULL, dout, wide_pairs, NULL, s->d[0], s->d[1],
+                              2 * s->d[1] + 2, s->flags);
+    for (uint64_t i = 0; i < s->n[0]; i++)
+        g[0][i] = wide_grads[i] * 0.75f;
+}
+
 static void
 gelu_mul_ref(const subject *s, double *const *in, double *out)
 {
@@ -493,6 +528,18 @@ test_elementwise(void **state)
                                packed_ref,
                                packed_fwd,
                                packed_bwd});
+        }
+        for (unsigned f = 0; f < 2; f++) {
+            uint64_t M = n > 1000 ? 7 : 3, C = n > 1000 ? n / 7 : n;
+            examine(&(subject){f ? "clamped, added" : "clamped",
+                               1,
+                               {M * (2 * C + 2)},
+                               M * C,
+                               {M, C},
+                               f ? SPW_OP_ACC_DX : 0,
+                               clamped_ref,
+                               clamped_fwd,
+                               clamped_bwd});
         }
         examine(&(subject){"gelu_mul", 2, {n, n}, n, {n}, 0, gelu_mul_ref, gelu_mul_fwd, gelu_mul_bwd});
         examine(&(subject){"gelu_mul, added",
@@ -615,12 +662,13 @@ test_norms(void **state)
 typedef struct heads {
     const int32_t *begins, *ends; /* in ids */
     uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
+    const float *sinks;
 } heads;
 
 static heads
 heads_of(const subject *s)
 {
-    heads h = {NULL, NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0};
+    heads h = {NULL, NULL, s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5], 0, 0, 0, 0, NULL};
     if (s->d[6] > 0) {
         assert_true(2 * h.B * h.T <= N_MAX);
         parity_documents(h.B, h.T, s->d[6], ids, ids + h.B * h.T);
@@ -645,7 +693,7 @@ attention_ref(const subject *s, double *const *in, double *out)
             for (uint64_t t = 0; t < h.T; t++) {
                 const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
                 uint64_t hk = head / (h.Hq / h.Hk);
-                double sum = 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
+                double sum = s->inputs > 1 ? exp(in[1][head]) : 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
                 uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
                 if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
                     first = (uint64_t)h.begins[b * h.T + t];
@@ -670,14 +718,16 @@ shape_of(const heads *h)
 {
     return (spw_attention_shape){h->B,      h->T,        h->Hq,        h->Hk,
                                  h->D,      h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
-                                 h->window, h->begins,   h->ends};
+                                 h->window, h->begins,   h->ends,      h->sinks};
 }
 
 static void
 attention_fwd(const subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     heads h = heads_of(s);
-    spw_attention_shape shape = shape_of(&h);
+    spw_attention_shape shape;
+    h.sinks = s->inputs > 1 ? in[1] : NULL;
+    shape = shape_of(&h);
     spw_gpu_attention(q, out, saved[0], in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
 }
 
@@ -686,9 +736,11 @@ attention_bwd(const subject *s, spw_gpu_queue *q, float *const *in, const float 
               float *const *g)
 {
     heads h = heads_of(s);
-    spw_attention_shape shape = shape_of(&h);
-    spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, dout, out, saved[0], in[0], in[0] + h.k_at,
-                               in[0] + h.v_at, &shape);
+    spw_attention_shape shape;
+    h.sinks = s->inputs > 1 ? in[1] : NULL;
+    shape = shape_of(&h);
+    spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, s->inputs > 1 ? g[1] : NULL, dout, out, saved[0],
+                               in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
 }
 
 /*
@@ -716,6 +768,48 @@ test_attention(void **state)
                            attention_fwd,
                            attention_bwd});
     }
+}
+
+/* With a logit of each head that no key has: one row, windows, documents, groups; its gradient is a sum over all rows. */
+static void
+test_attention_sinks(void **state)
+{
+    static const uint64_t sizes[][7] = {{1, 1, 1, 1, 8, 0},    {2, 33, 6, 2, 4, 0},       {1, 150, 2, 1, 8, 0},
+                                        {1, 200, 2, 1, 4, 37}, {1, 150, 4, 1, 8, 21, 12}, {2, 290, 1, 1, 4, 0, 90}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
+        examine(&(subject){"attention with sinks",
+                           2,
+                           {rows * (Hq + 2 * Hk) * D, Hq},
+                           rows * Hq * D,
+                           {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6]},
+                           0,
+                           attention_ref,
+                           attention_fwd,
+                           attention_bwd});
+    }
+}
+
+/* A sink far above or below the scores takes all of the weight, or none. */
+static void
+test_attention_far_sinks(void **state)
+{
+    static const float sinks[3] = {2000.0f, -2000.0f, 0.0f}, x[9] = {1, 1, 1, 1, 1, 1, 3, 3, 3};
+    float out[3], lse[3];
+    spw_attention_shape shape = {
+        .B = 1, .T = 1, .Hq = 3, .Hk = 3, .D = 1, .q_stride = 9, .kv_stride = 9, .scale = 1, .sinks = sinks};
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    spw_gpu_attention(q, out, lse, x, x + 3, x + 6, &shape);
+    assert_true(out[0] == 0 && lse[0] == 2000);
+    assert_true(out[1] == 3 && lse[1] == 1);
+    assert_true(out[2] > 2 && out[2] < 3 && lse[2] > 1);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
 }
 
 /* One sequence of T tokens in pieces, in the slot of a cache; the others hold NaN. Row t of out. */
@@ -753,7 +847,7 @@ test_attention_cached(void **state)
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         subject s = {.d = {sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]}};
         heads h = heads_of(&s);
-        spw_attention_shape shape = shape_of(&h);
+        spw_attention_shape shape;
         uint64_t n = h.T * h.Hq * h.D, seed = i;
         float *packed = malloc(h.T * h.q_stride * 4), *want = malloc(n * 4), *got = malloc(n * 4), *one = malloc(n * 4);
         spw_gpu *gpu = NULL;
@@ -761,6 +855,8 @@ test_attention_cached(void **state)
         assert_true(packed && want && got && one);
         for (uint64_t k = 0; k < h.T * h.q_stride; k++)
             packed[k] = draw(&seed);
+        h.sinks = i % 2 == 1 ? packed : NULL;
+        shape = shape_of(&h);
         assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
         assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
         spw_gpu_attention(q, want, saved[0], packed, packed + h.k_at, packed + h.v_at, &shape);
@@ -1043,6 +1139,8 @@ test_nan_spreads(void **state)
     assert_true(isnan(y[21]));
     spw_gpu_gate_mul(q, SPW_GATE_GELU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, y, x, NULL, 1, C / 2, C);
+    assert_true(isnan(y[10]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, 1e-5f);
@@ -1210,6 +1308,8 @@ main(void)
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_sinks),
+        cmocka_unit_test(test_attention_far_sinks),
         cmocka_unit_test(test_attention_cached),
         cmocka_unit_test(test_rope_at),
         cmocka_unit_test(test_loss),

@@ -112,7 +112,7 @@ static uint64_t
 in_row(const args *g, uint64_t first, uint64_t n, uint64_t *at)
 {
     uint64_t row = first / g->cols, col = first % g->cols;
-    *at = row * g->stride + col;
+    *at = row * g->stride + col * spw__gate_step(g->gate);
     return n < g->cols - col ? n : g->cols - col;
 }
 
@@ -146,21 +146,25 @@ void
 spw__cpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
                   uint64_t stride)
 {
-    run(q, &(args){.gate = kind, .out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C,
-        ELEMENT_GRAIN, gate_part);
+    run(q,
+        &(args){
+            .gate = kind, .out = y, .a = gate, .b = up != NULL ? up : gate, .n = M * C, .cols = C, .stride = stride},
+        M * C, ELEMENT_GRAIN, gate_part);
 }
 
 void
 spw__cpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
                            const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
+    if (kind == SPW_GATE_CLAMPED && dgate == NULL)
+        return;
     run(q,
         &(args){.gate = kind,
                 .out = dgate,
                 .out2 = dup,
                 .a = dy,
                 .b = gate,
-                .c = up,
+                .c = up != NULL ? up : gate,
                 .n = M * C,
                 .cols = C,
                 .stride = stride,

@@ -154,6 +154,73 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
     }
 }
 
+/* Pairs of a gate and an up in x. Comparisons let NaN through. */
+template <class T>
+SPW_DEVICE void
+load_pairs(float *g, float *u, const T *x, uint64_t n, bool wide)
+{
+    float v[16];
+    load8(v, x, 2 * n, wide);
+    load8(v + 8, x + 8, n > 4 ? 2 * n - 8 : 0, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        g[j] = v[2 * j];
+        u[j] = v[2 * j + 1];
+    }
+}
+
+SPW_DEVICE float
+clamped(float x, float low)
+{
+    return x > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : x < low ? low : x;
+}
+
+template <class T>
+__global__ void
+clamped_mul_kernel(T *y, const T *x, uint64_t M, uint64_t C, uint64_t stride, bool wide)
+{
+    uint64_t row, col;
+    float g[8], u[8];
+    if (!my_eight_of_row(M, C, &row, &col))
+        return;
+    load_pairs(g, u, x + row * stride + 2 * col, C - col, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        g[j] = clamped(g[j], -INFINITY);
+        u[j] = (clamped(u[j], -SPW_GATE_LIMIT) + 1.0f) * (g[j] / (1.0f + expf(-SPW_GATE_ALPHA * g[j])));
+    }
+    store8(y + row * C + col, u, C - col, wide);
+}
+
+template <class T>
+__global__ void
+clamped_mul_backward_kernel(T *dx, const T *dy, const T *x, uint64_t M, uint64_t C, uint64_t stride, bool add,
+                            bool wide)
+{
+    uint64_t row, col, n;
+    float g[8], u[8], d[8], out[16], old[16] = {0};
+    if (!my_eight_of_row(M, C, &row, &col))
+        return;
+    n = C - col;
+    dx += row * stride + 2 * col;
+    load_pairs(g, u, x + row * stride + 2 * col, n, wide);
+    load8(d, dy + row * C + col, n, wide);
+    if (add) {
+        load8(old, dx, 2 * n, wide);
+        load8(old + 8, dx + 8, n > 4 ? 2 * n - 8 : 0, wide);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float cut = clamped(g[j], -INFINITY), s = 1.0f / (1.0f + expf(-SPW_GATE_ALPHA * cut));
+        float slope = s + SPW_GATE_ALPHA * cut * s * (1.0f - s);
+        bool high = g[j] > SPW_GATE_LIMIT, far = fabsf(u[j]) > SPW_GATE_LIMIT;
+        out[2 * j] = old[2 * j] + (high ? 0.0f : d[j] * (clamped(u[j], -SPW_GATE_LIMIT) + 1.0f) * slope);
+        out[2 * j + 1] = old[2 * j + 1] + (far ? 0.0f : d[j] * cut * s);
+    }
+    store8(dx, out, 2 * n, wide);
+    store8(dx + 8, out + 8, n > 4 ? 2 * n - 8 : 0, wide);
+}
+
 /* The mask has the bits of the cpu device: word i % 4 of Philox(key, counter_hi, i / 4). */
 template <class T>
 __global__ void

@@ -81,6 +81,10 @@ spw__cuda_gate_mul(spw_gpu_queue *queue, spw_gate kind, act *y, const act *gate,
         return;
     if (kind == SPW_GATE_SILU)
         BY_TYPE(q, gate_mul<T, SPW_GATE_SILU>(q, y, gate, up, M, C, stride));
+    else if (kind == SPW_GATE_CLAMPED)
+        BY_TYPE(q,
+                LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_kernel<T>), (T *)y,
+                       (const T *)gate, M, C, stride, rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate)));
     else
         BY_TYPE(q, gate_mul<T, SPW_GATE_GELU>(q, y, gate, up, M, C, stride));
 }
@@ -101,10 +105,15 @@ spw__cuda_gate_mul_backward(spw_gpu_queue *queue, spw_gate kind, act *dgate, act
                             const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    if (M * C == 0)
+    if (M * C == 0 || (kind == SPW_GATE_CLAMPED && dgate == NULL))
         return;
     if (kind == SPW_GATE_SILU)
         BY_TYPE(q, gate_mul_backward<T, SPW_GATE_SILU>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
+    else if (kind == SPW_GATE_CLAMPED)
+        BY_TYPE(q,
+                LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_backward_kernel<T>),
+                       (T *)dgate, (const T *)dy, (const T *)gate, M, C, stride, (flags & SPW_OP_ACC_DX) != 0,
+                       rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dy, gate)));
     else
         BY_TYPE(q, gate_mul_backward<T, SPW_GATE_GELU>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
 }

@@ -119,7 +119,7 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     q = turned(call, &at, h, c->heads + (c->packed ? c->kv_heads : 0));
     k = c->packed ? q : turned(call, &at, h, c->kv_heads);
     v = c->packed ? q : linear(call, &at, NULL, h, c->qkv_bias);
-    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, &shape);
+    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, NULL, &shape);
     h = linear(call, &at, after ? NULL : x, h, c->out_bias);
     x = after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
     h = mlp(call, &at, after ? NULL : x, before ? norm(call, &at, x) : x);

@@ -105,12 +105,12 @@ spw_value *spw_nn_rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float eps);
 spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps);
 /* Rotates x in place; x must have no other user. cos_sin (T, D) on the device. */
 spw_value *spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D);
-/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. */
+/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
-                            uint64_t v_col, const spw_attention_shape *shape);
+                            uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
 spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
-/* The same of one value's halves: gate has the first columns, up the last. */
+/* The same of one value's halves: gate has the first columns, up the last; of SPW_GATE_CLAMPED, which is in one value always, they take turns. */
 spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows

@@ -407,7 +407,7 @@ at_col(const spw_tape *t, act *p, uint64_t col)
 
 spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
-                 const spw_attention_shape *shape)
+                 spw_value *sinks, const spw_attention_shape *shape)
 {
     uint64_t rows = shape->B * shape->T;
     spw_value *y;
@@ -415,7 +415,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     op *o;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
         q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
-        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols)
+        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols || (sinks != NULL && sinks->cols != shape->Hq))
         return fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
         return fail(t);
@@ -427,6 +427,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
+    o->shape.sinks = sinks != NULL ? sinks->data : NULL;
     if (computes(t) && t->cache != NULL)
         spw_gpu_attention_cached(t->queue, y->data, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
                                  at_col(t, v->data, v_col), t->cache, &o->shape);
@@ -439,6 +440,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->col[0] = q_col;
     o->col[1] = k_col;
     o->col[2] = v_col;
+    o->param[0] = sinks;
     o->saved[0] = lse;
     return y;
 }
@@ -477,7 +479,7 @@ gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up, uint64_t up
 spw_value *
 spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up)
 {
-    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
+    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols || kind == SPW_GATE_CLAMPED)
         return fail(t);
     return gate_mul(t, kind, gate, up, 0);
 }
@@ -970,10 +972,10 @@ backward_op(spw_tape *t, op *o)
             d[i] = grad_of(t, o->in[i], 1, &ignored);
         }
         if (!t->dry)
-            spw_gpu_attention_backward(q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]),
-                                       at_col(t, d[2], o->col[2]), y->grad, y->data, o->saved[0],
-                                       at_col(t, o->in[0]->data, o->col[0]), at_col(t, o->in[1]->data, o->col[1]),
-                                       at_col(t, o->in[2]->data, o->col[2]), &o->shape);
+            spw_gpu_attention_backward(
+                q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]), at_col(t, d[2], o->col[2]),
+                sum_of(t, o->param[0]), y->grad, y->data, o->saved[0], at_col(t, o->in[0]->data, o->col[0]),
+                at_col(t, o->in[1]->data, o->col[1]), at_col(t, o->in[2]->data, o->col[2]), &o->shape);
         return;
     }
     case T_GELU:
