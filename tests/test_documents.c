@@ -164,7 +164,8 @@ static const struct {
               {"phi3 with a window", SPW_FAMILY_PHI3, 5},
               {"qwen2_moe", SPW_FAMILY_QWEN2_MOE, 0},
               {"olmo2", SPW_FAMILY_OLMO2, 0},
-              {"gemma3 with two tables of positions", SPW_FAMILY_GEMMA3, 4}};
+              {"gemma3 with two tables of positions", SPW_FAMILY_GEMMA3, 4},
+              {"gpt_oss", SPW_FAMILY_GPT_OSS, 4}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

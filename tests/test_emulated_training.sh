@@ -146,8 +146,10 @@ shared='"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 6
 phi3='"model_type": "phi3", "intermediate_size": 60, "sliding_window": 30, "resid_pdrop": 0.1' phi3_more=
 gemma='"model_type": "gemma3_text", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 8,
   "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}' gemma_more=
+oss='"model_type": "gpt_oss", "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 9,
+  "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}' oss_more=
 first=host
-for family in experts shared phi3 gemma; do
+for family in experts shared phi3 gemma oss; do
     more=${family}_more
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,

@@ -34,6 +34,7 @@ typedef struct kind {
     uint64_t chunk, live, chaos;
     uint32_t slots;
     const char *codes;
+    bool paired; /* gpt-oss */
 } kind;
 
 static void
@@ -43,7 +44,7 @@ open_subject(subject *s, const kind *k, uint32_t slots)
     memset(s, 0, sizeof *s);
     tiny_dir_make(s->dir);
     tiny_config(&s->c, SPW_STATE_SPLIT);
-    tiny_model_config(&s->c.model, SPW_FAMILY_QWEN3_MOE);
+    tiny_model_config(&s->c.model, k->paired ? SPW_FAMILY_GPT_OSS : SPW_FAMILY_QWEN3_MOE);
     s->c.model.width = s->c.model.mlp_width = WIDTH;
     s->c.model.experts = EXPERTS;
     s->c.model.choices = CHOICES;
@@ -109,13 +110,13 @@ generate(subject *s, uint32_t count, float out[TOKENS][VOCAB], uint64_t *most_re
 /* A layer's units alone fit on the device: common ones and all experts, each in multiples of an expert. */
 enum { LAYER_ELEMS = (EXPERTS + (COMMON_ELEMS + EXPERT_ELEMS - 1) / EXPERT_ELEMS) * EXPERT_ELEMS };
 
-static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL},
-                             {SPW_TIER_HOST, 8192, 0, 0, 0, NULL},
-                             {SPW_TIER_HOST, 8192, LAYER_ELEMS, 0, 0, NULL},
-                             {SPW_TIER_NVME, 8192, 0, 0, 0, NULL},
-                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL},
-                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 51, 2, NULL},
-                             {SPW_TIER_NVME, 8192, LAYER_ELEMS + 5 * EXPERT_ELEMS, 52, 3, NULL}};
+static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL, false},
+                             {SPW_TIER_HOST, 8192, 0, 0, 0, NULL, false},
+                             {SPW_TIER_HOST, 8192, LAYER_ELEMS, 0, 0, NULL, false},
+                             {SPW_TIER_NVME, 8192, 0, 0, 0, NULL, false},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, false},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 51, 2, NULL, false},
+                             {SPW_TIER_NVME, 8192, LAYER_ELEMS + 5 * EXPERT_ELEMS, 52, 3, NULL, false}};
 
 /* One sequence fetches what it chooses; sixteen of the same fetch all. Every placement, with and without: the same bits. */
 static void
@@ -136,12 +137,34 @@ test_same_bits(void **state)
     }
 }
 
+/* The same of experts with one matrix for gate and up, in their files' order, and biases. */
+static void
+test_paired(void **state)
+{
+    static const kind tiers[] = {{.tier = SPW_TIER_DEVICE, .chunk = 8192, .paired = true},
+                                 {.tier = SPW_TIER_HOST, .chunk = 8192, .paired = true},
+                                 {.tier = SPW_TIER_NVME, .chunk = 4096, .chaos = 54, .slots = 2, .paired = true}};
+    static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
+    uint64_t most;
+    (void)state;
+    for (size_t k = 0; k < sizeof tiers / sizeof tiers[0]; k++) {
+        for (uint32_t count = 1; count <= MANY; count += MANY - 1) {
+            subject s;
+            open_subject(&s, &tiers[k], count);
+            generate(&s, count, k == 0 && count == 1 ? want : got, &most);
+            if (k > 0 || count > 1)
+                assert_memory_equal(want, got, sizeof want);
+            close_subject(&s);
+        }
+    }
+}
+
 /* Frozen weights stored as codes: the same bits on host and from disk. */
 static void
 test_codes(void **state)
 {
-    static const kind coded[] = {{SPW_TIER_HOST, 8192, 0, 0, 0, "int4"},
-                                 {SPW_TIER_NVME, 4096, LAYER_ELEMS, 53, 1, "int4"}};
+    static const kind coded[] = {{SPW_TIER_HOST, 8192, 0, 0, 0, "int4", false},
+                                 {SPW_TIER_NVME, 4096, LAYER_ELEMS, 53, 1, "int4", false}};
     static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
     uint64_t most;
     (void)state;
@@ -162,7 +185,7 @@ static void
 test_bytes(void **state)
 {
     static float logits[TOKENS][VOCAB];
-    const kind tight = {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL};
+    const kind tight = {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, false};
     uint64_t few, many, chosen = LAYERS * (COMMON_ELEMS + CHOICES * EXPERT_ELEMS) * 2 + 2 * 4096 * 2;
     subject s;
     (void)state;
@@ -341,9 +364,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_codes),        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_stretches), cmocka_unit_test(test_large_layout), cmocka_unit_test(test_many),
-        cmocka_unit_test(test_balance),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_paired),    cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_stretches), cmocka_unit_test(test_large_layout),
+        cmocka_unit_test(test_many),      cmocka_unit_test(test_balance),
     };
     return cmocka_run_group_tests_name("experts", tests, NULL, NULL);
 }

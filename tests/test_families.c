@@ -42,7 +42,10 @@ static const char *const cases[] = {"gpt2",
                                     "gemma3",
                                     "gemma3_new",
                                     "gemma3_images",
-                                    "mistral3_images"};
+                                    "mistral3_images",
+                                    "gpt_oss",
+                                    "gpt_oss_full",
+                                    "gpt_oss_mxfp4"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -289,6 +292,7 @@ test_streamed(void **state)
     run("phi3", dir);
     run("qwen2_moe", dir);
     run("gemma3", dir);
+    run("gpt_oss", dir);
     tiny_dir_remove(dir);
 }
 
@@ -297,7 +301,7 @@ static void
 test_same_bits(void **state)
 {
     static const char *const some[] = {"llama3", "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
-                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3"};
+                                       "phi3",   "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gpt_oss"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -417,6 +421,16 @@ test_refusals(void **state)
         {"olmo2", "\"sliding_window\":4", "not supported yet: sliding_window 4"},
         {"olmo2", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
         {"olmo2", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_limit\":6.5",
+         "not supported yet: swiglu_limit 6.5"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_alpha\":1.5",
+         "not supported yet: swiglu_alpha 1.5"},
+        {"gpt_oss", "\"quantization_config\":{\"quant_method\":\"awq\"}",
+         "not supported yet: quantization_config {\"quant_method\":\"awq\"}"},
+        {"llama", "\"quantization_config\":{\"quant_method\":\"mxfp4\"}", "not supported yet: quantization_config"},
+        {"gpt_oss", "", "rope_scaling: expected an object, as the family's folders have it, got nothing"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"num_experts_per_tok\":0",
+         "num_experts_per_tok: expected integer in"},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},

@@ -19,13 +19,36 @@
             fail_msg("%s", err.message);                                                                               \
     } while (0)
 
-static const char *const cases[] = {
-    "gpt2",         "gpt2_untied",   "llama",          "llama3",        "llama_linear",
-    "mistral",      "mistral_full",  "qwen2",          "qwen2_window",  "qwen3",
-    "qwen3_bias",   "mixtral",       "qwen3_moe",      "qwen3_moe_sum", "qwen3_moe_balance",
-    "llama_yarn",   "qwen2_yarn",    "phi3",           "phi3_full",     "smollm3",
-    "smollm3_list", "qwen2_moe",     "olmo2",          "olmo2_bias",    "gemma3",
-    "gemma3_new",   "gemma3_images", "mistral3_images"};
+static const char *const cases[] = {"gpt2",
+                                    "gpt2_untied",
+                                    "llama",
+                                    "llama3",
+                                    "llama_linear",
+                                    "mistral",
+                                    "mistral_full",
+                                    "qwen2",
+                                    "qwen2_window",
+                                    "qwen3",
+                                    "qwen3_bias",
+                                    "mixtral",
+                                    "qwen3_moe",
+                                    "qwen3_moe_sum",
+                                    "qwen3_moe_balance",
+                                    "llama_yarn",
+                                    "qwen2_yarn",
+                                    "phi3",
+                                    "phi3_full",
+                                    "smollm3",
+                                    "smollm3_list",
+                                    "qwen2_moe",
+                                    "olmo2",
+                                    "olmo2_bias",
+                                    "gemma3",
+                                    "gemma3_new",
+                                    "gemma3_images",
+                                    "mistral3_images",
+                                    "gpt_oss",
+                                    "gpt_oss_full"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 

@@ -26,7 +26,8 @@ enum {
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
     OLMO = 1 << SPW_FAMILY_OLMO2,
     GEMMA = 1 << SPW_FAMILY_GEMMA3,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA,
+    GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS,
     ALL = GPT2 | LLAMAS
 };
 
@@ -68,7 +69,7 @@ static const struct {
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
-    {"use_sliding_window", LLAMAS & ~GEMMA},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA},
     {"_sliding_window_pattern", GEMMA}, /* a note beside layer_types, which transformers does not read either */
@@ -77,17 +78,19 @@ static const struct {
     {"final_logit_softcapping", GEMMA},
     {"use_bidirectional_attention", GEMMA},
     {"cache_implementation", GEMMA},
-    {"num_experts", EXPERTS},
-    {"num_local_experts", EXPERTS & ~QWEN2_MOE},
+    {"num_experts", EXPERTS | GPT_OSS},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS},
+    {"swiglu_limit", GPT_OSS},
+    {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size", QWEN_MOE},
     {"norm_topk_prob", QWEN_MOE},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS},
-    {"router_aux_loss_coef", EXPERTS},
+    {"output_router_logits", EXPERTS | GPT_OSS},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
@@ -109,9 +112,9 @@ static const struct {
 };
 
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM",  "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",   "MixtralForCausalLM",  "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM", "Olmo2ForCausalLM",    "Gemma3ForCausalLM"};
+    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
+    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
+    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "GptOssForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -376,11 +379,16 @@ read_rope(const source *s, spw_model_config *c)
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || gemma ? 1e6 : c->family == SPW_FAMILY_SMOLLM3 ? 2e6 : 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || gemma ? 1e6
+                    : c->family == SPW_FAMILY_SMOLLM3        ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS        ? 150000
+                                                             : 10000;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
     if (part != 1)
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
+    if (c->family == SPW_FAMILY_GPT_OSS && rope.object == NULL)
+        return wrong(s, "rope_scaling", "an object, as the family's folders have it", NULL);
     return gemma ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
 
@@ -446,13 +454,13 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Gemma's windows: in all layers but each so many-th, by sliding_window_pattern, or by layer_types where that is given. */
+/* Gemma's and gpt-oss's windows: in all layers but each so many-th, by sliding_window_pattern, or by layer_types where that is given. */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
-    c->window = 4096; /* the class' default */
-    c->full_every = 6;
+    c->window = c->family == SPW_FAMILY_GPT_OSS ? 128 : 4096; /* the classes' defaults */
+    c->full_every = c->family == SPW_FAMILY_GPT_OSS ? 2 : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
     SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
     if (json_is_array(list)) {
@@ -479,7 +487,7 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (c->family == SPW_FAMILY_GEMMA3)
+    if (c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_GPT_OSS)
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
@@ -505,14 +513,15 @@ static spw_status
 read_experts(const source *s, spw_model_config *c)
 {
     bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE, qwen = with_shared || c->family == SPW_FAMILY_QWEN3_MOE;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS;
     const char *key = get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts";
     const json_t *dense = get(s, "mlp_only_layers");
     double jitter = 0;
     uint64_t step = 1;
-    if (c->family != SPW_FAMILY_MIXTRAL && !qwen)
+    if (c->family != SPW_FAMILY_MIXTRAL && !qwen && !gpt_oss)
         return SPW_OK;
-    c->experts = with_shared ? 60 : qwen ? 128 : 8; /* the classes' defaults */
-    c->choices = with_shared ? 4 : qwen ? 8 : 2;
+    c->experts = with_shared ? 60 : qwen || gpt_oss ? 128 : 8; /* the classes' defaults */
+    c->choices = with_shared || gpt_oss ? 4 : qwen ? 8 : 2;
     c->mlp_width = with_shared ? 1408 : qwen ? 768 : c->mlp_width;
     c->shared_width = with_shared ? 5632 : 0;
     c->sum_to_one = !qwen;
@@ -522,6 +531,8 @@ read_experts(const source *s, spw_model_config *c)
         return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
                    ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
     SPW_TRY(must_be(s, "output_router_logits", false));
+    if (gpt_oss)
+        return SPW_OK;
     if (!qwen) {
         SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
         return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
@@ -555,19 +566,37 @@ read_gemma(const source *s, spw_model_config *c)
     return must_be(s, "use_bidirectional_attention", false);
 }
 
+/* The gate's numbers are its kernels'. */
+static spw_status
+read_gpt_oss(const source *s, spw_model_config *c)
+{
+    double limit = (double)SPW_GATE_LIMIT, alpha = 1.702;
+    if (c->family != SPW_FAMILY_GPT_OSS)
+        return SPW_OK;
+    SPW_TRY(read_real(s, "swiglu_limit", &limit));
+    SPW_TRY(read_real(s, "swiglu_alpha", &alpha));
+    if ((float)limit != SPW_GATE_LIMIT)
+        return refuse(s, "swiglu_limit", get(s, "swiglu_limit"));
+    if ((float)alpha != SPW_GATE_ALPHA)
+        return refuse(s, "swiglu_alpha", get(s, "swiglu_alpha"));
+    c->gate = SPW_GATE_CLAMPED;
+    c->experts_paired = c->sinks = true;
+    return SPW_OK;
+}
+
 static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
-    bool bias = false;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, bias = gpt_oss;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = c->family == SPW_FAMILY_GEMMA3;
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss   ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
                           : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
                                                                                                           : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo ? 1e-5 : 1e-6;
+    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || gpt_oss ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -575,7 +604,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma ? 256 : c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
+    c->head_dim = gemma                           ? 256
+                  : gpt_oss                       ? 64
+                  : c->family == SPW_FAMILY_QWEN3 ? 128
+                  : c->heads > 0                  ? c->width / c->heads
+                                                  : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -585,7 +618,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (biases || qwen3 || olmo || gemma)
+    if (biases || qwen3 || olmo || gemma || gpt_oss)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -601,6 +634,7 @@ read_llama(const source *s, spw_model_config *c)
     c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
+    SPW_TRY(read_gpt_oss(s, c));
     return read_gemma(s, c);
 }
 
@@ -671,7 +705,7 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2 or gemma3_text)",
+                         "smollm3, qwen2_moe, olmo2, gemma3_text or gpt_oss)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -699,6 +733,14 @@ check_activation(const source *s, spw_family family)
     return refuse(s, key, v);
 }
 
+/* As gpt-oss is published; the reader of weights makes numbers of it. */
+static bool
+is_mxfp4(spw_family family, const json_t *quantization)
+{
+    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+    return family == SPW_FAMILY_GPT_OSS && method != NULL && strcmp(method, "mxfp4") == 0;
+}
+
 /* inner: Gemma's text_config, in which a missing key has its class's value, sizes too. */
 static spw_status
 read_config(const source *s, bool section, bool inner, spw_model_config *c)
@@ -708,7 +750,7 @@ read_config(const source *s, bool section, bool inner, spw_model_config *c)
         *c = (spw_model_config){.width = 2304, .layers = 26, .heads = 8, .mlp_width = 9216};
     SPW_TRY(read_family(s, &c->family));
     SPW_TRY(check_activation(s, c->family));
-    if (get(s, "quantization_config") != NULL)
+    if (get(s, "quantization_config") != NULL && !is_mxfp4(c->family, get(s, "quantization_config")))
         return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     c->vocab = inner ? 262208 : 256;
@@ -868,6 +910,20 @@ write_gemma(json_t *o, const spw_model_config *c)
 }
 
 static void
+write_gpt_oss(json_t *o, const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    json_object_set_new(o, "layer_types", list);
+    if (c->window > 0) /* transformers computes nothing by one of null */
+        set_size(o, "sliding_window", c->window);
+    json_object_set_new(o, "swiglu_limit", json_real((double)SPW_GATE_LIMIT));
+    if (c->rope == SPW_ROPE_PLAIN) /* without one the class has a yarn of its own */
+        json_object_set_new(o, "rope_scaling", json_pack("{s:s}", "rope_type", "default"));
+}
+
+static void
 write_llama(json_t *o, const spw_model_config *c)
 {
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
@@ -890,10 +946,13 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "no_rope_layers", no_rope_list(c));
     if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (biases || c->qk_norm)
+    if (c->family == SPW_FAMILY_GPT_OSS)
+        write_gpt_oss(o, c);
+    if (biases || c->qk_norm || c->family == SPW_FAMILY_GPT_OSS)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
-        set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);
+        set_size(o, c->family == SPW_FAMILY_MIXTRAL || c->experts_paired ? "num_local_experts" : "num_experts",
+                 c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
     if (c->family == SPW_FAMILY_QWEN2_MOE) {
@@ -909,7 +968,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if ((LLAMAS & ~(LLAMA | OLMO | GEMMA)) >> c->family & 1) /* null, not absent: that would be 4096 */
+    if ((LLAMAS & ~(LLAMA | OLMO | GEMMA | GPT_OSS)) >> c->family & 1) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

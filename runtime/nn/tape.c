@@ -36,7 +36,7 @@ typedef struct op {
     const float *cos_sin;
     uint64_t T, heads, D, col[3];
     spw_attention_shape shape;
-    spw_value **each; /* weights by expert */
+    spw_value **each, **each_bias; /* by expert */
     float p;
     uint64_t key, counter;
 } op;
@@ -572,34 +572,47 @@ at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
     return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
 }
 
-spw_value *
-spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w)
+static spw_value **
+keep_each(spw_tape *t, spw_value *const *params, uint64_t E)
 {
-    unsigned how = t->by_row ? SPW_OP_BY_ROW : 0u;
-    uint64_t E, first, n;
+    spw_value **kept = memcpy(t->each + t->each_count, params, E * sizeof *params);
+    t->each_count += (uint32_t)E;
+    return kept;
+}
+
+spw_value *
+spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
+                   unsigned flags)
+{
+    unsigned how = flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
+    uint64_t E, K, N, first, n;
     spw_value *y;
     op *o;
     if (!fits_routing(x, routing))
         return fail(t);
     E = routing->routed->on_device.E;
-    if (t->each_count + E > VALUES_MAX)
+    if (t->each_count + 2 * E > VALUES_MAX || w[0] == NULL)
         return fail(t);
+    K = (flags & SPW_OP_W_IN_OUT) ? w[0]->rows : w[0]->cols;
+    N = (flags & SPW_OP_W_IN_OUT) ? w[0]->cols : w[0]->rows;
     for (uint64_t e = 0; e < E; e++) {
-        if (w[e] == NULL || w[e]->cols != x->cols || w[e]->rows != w[0]->rows)
+        if (w[e] == NULL || K != x->cols || w[e]->rows != w[0]->rows || w[e]->cols != w[0]->cols ||
+            (b != NULL && (b[e] == NULL || b[e]->cols != N)))
             return fail(t);
     }
-    y = new_value(t, x->rows, w[0]->rows, NULL);
+    y = new_value(t, x->rows, N, NULL);
     if (y == NULL || (o = new_op(t, T_LINEAR_EACH, y)) == NULL)
         return fail(t);
     for (uint64_t e = 0; e < E && computes(t); e++) {
         if ((n = rows_of(routing->routed, e, &first)) > 0)
-            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), w[e]->data, NULL, n,
-                           y->cols, x->cols, how);
+            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), w[e]->data,
+                           b != NULL ? b[e]->data : NULL, n, N, K, how);
     }
     o->in[0] = x;
     o->in[1] = routing;
-    o->each = memcpy(t->each + t->each_count, w, E * sizeof *w);
-    t->each_count += (uint32_t)E;
+    o->flags = flags;
+    o->each = keep_each(t, w, E);
+    o->each_bias = b != NULL ? keep_each(t, b, E) : NULL;
     return y;
 }
 
@@ -890,12 +903,13 @@ linear_each_backward(spw_tape *t, op *o)
 {
     spw_value *y = o->out, *x = o->in[0];
     const spw_routed *r = o->in[1]->routed;
-    unsigned flags = 0;
+    unsigned flags = o->flags;
     act *dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
     for (uint64_t e = 0; e < r->on_device.E && !t->dry; e++) {
         uint64_t first, n = rows_of(r, e, &first);
+        float *db = o->each_bias != NULL ? sum_of(t, o->each_bias[e]) : NULL;
         if (n > 0)
-            spw_gpu_linear_backward(t->queue, at_row(t, x, dx, first), o->each[e]->w_grad, NULL,
+            spw_gpu_linear_backward(t->queue, at_row(t, x, dx, first), o->each[e]->w_grad, db,
                                     at_row(t, y, y->grad, first), at_row(t, x, x->data, first), o->each[e]->data, n,
                                     y->cols, x->cols, begins(t, o->each[e]) ? flags | SPW_OP_SET_DW : flags);
         else
