@@ -285,7 +285,7 @@ backward_attention(bench *b, const row *r)
     void *const *a = r->a;
     uint64_t k = r->shape.Hq * r->shape.D, v = k + r->shape.Hk * r->shape.D;
     spw_gpu_attention_backward(b->queue, a[DQKV], (void *)(uintptr_t)column(b, a[DQKV], k),
-                               (void *)(uintptr_t)column(b, a[DQKV], v), a[DOUT], a[OUT], a[LSE], a[QKV],
+                               (void *)(uintptr_t)column(b, a[DQKV], v), NULL, a[DOUT], a[OUT], a[LSE], a[QKV],
                                column(b, a[QKV], k), column(b, a[QKV], v), &r->shape);
 }
 

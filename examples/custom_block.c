@@ -15,7 +15,7 @@ gated_forward(const spw_call *call, spw_value *x)
     spw_value *h = spw_nn_rmsnorm(t, x, call->params[0], 1e-5f);
     spw_value *gate = spw_nn_linear(t, h, call->params[1], NULL, 0);
     spw_value *up = spw_nn_linear(t, h, call->params[2], NULL, 0);
-    return spw_nn_add(t, x, spw_nn_linear(t, spw_nn_silu_mul(t, gate, up), call->params[3], NULL, 0));
+    return spw_nn_add(t, x, spw_nn_linear(t, spw_nn_gate_mul(t, SPW_GATE_SILU, gate, up), call->params[3], NULL, 0));
 }
 
 static spw_status

@@ -360,11 +360,11 @@ spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, cons
 }
 
 void
-spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
-                           const float *lse, const act *query, const act *key, const act *value,
+spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
+                           const act *out, const float *lse, const act *query, const act *key, const act *value,
                            const spw_attention_shape *shape)
 {
-    q->calls->attention_backward(q, dquery, dkey, dvalue, dout, out, lse, query, key, value, shape);
+    q->calls->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, shape);
 }
 
 void
@@ -387,33 +387,19 @@ spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, ui
 }
 
 void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                 uint64_t stride)
 {
-    bool dense = stride == C; /* one row, then, that can be cut anywhere */
-    q->calls->silu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
+    bool dense = stride == C * spw__gate_step(kind); /* one row, then, that can be cut anywhere */
+    q->calls->gate_mul(q, kind, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
 }
 
 void
-spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                          const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
 {
-    bool dense = stride == C;
-    q->calls->silu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
-}
-
-void
-spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
-{
-    bool dense = stride == C;
-    q->calls->gelu_mul(q, y, gate, up, dense ? 1 : M, dense ? M * C : C, stride);
-}
-
-void
-spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                          uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    bool dense = stride == C;
-    q->calls->gelu_mul_backward(q, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
+    bool dense = stride == C * spw__gate_step(kind);
+    q->calls->gate_mul_backward(q, kind, dgate, dup, dy, gate, up, dense ? 1 : M, dense ? M * C : C, stride, flags);
 }
 
 void

@@ -253,6 +253,8 @@ void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos
  * tiles that no row reads are not computed; windows of T and more, and 0, give the same bits.
  * With documents, row t reads no key before its own document's first, and tiles that this leaves unread are not computed either:
  *   begins, ends  (B, T) in  where, in its sequence, each position's document begins, and where the next one does (T: none does)
+ * With sinks a row's softmax has one score more, which no key has and no value: the weights of the keys that it reads are
+ * exp(score) / (exp(sinks[h]) + their sum), and lse is the logarithm of that divisor.
  */
 typedef struct spw_attention_shape {
     uint64_t B, T, Hq, Hk, D;
@@ -261,12 +263,16 @@ typedef struct spw_attention_shape {
     uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
     const int32_t *begins, *ends; /* device memory; both NULL: a sequence is one document. Not with a cache. */
     float cap;                    /* scaled scores become cap tanh(score / cap) before the softmax; 0: they stay */
+    const act *sinks;             /* (Hq) NULL: none */
 } spw_attention_shape;
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
-/* Writes dquery, dkey, dvalue, which have the strides of query, key and value. */
-void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
-                                const float *lse, const act *query, const act *key, const act *value,
+/*
+ * Writes dquery, dkey, dvalue, which have the strides of query, key and value. dsinks (Hq) fp32 is added to; NULL: not wanted. With D the
+ * row's product of dout and out it is - exp(sink - lse) D, summed over the rows.
+ */
+void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
+                                const act *out, const float *lse, const act *query, const act *key, const act *value,
                                 const spw_attention_shape *shape);
 
 /*
@@ -289,16 +295,18 @@ void spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, cons
 /* GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). */
 void spw_gpu_gelu(spw_gpu_queue *q, act *y, const act *x, uint64_t n);
 void spw_gpu_gelu_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, uint64_t n, unsigned flags);
-/* y (M,C) = silu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of one array. */
-void
-spw_gpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
-void spw_gpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
-/* The same with gelu(gate). */
-void
-spw_gpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride);
-void spw_gpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                               uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
+/*
+ * y (M,C) = silu(gate) * up, or gelu(gate) * up; rows of gate and up, and of their gradients, begin stride apart: both may be halves of
+ * one array. Clamped (of gpt-oss): y = (u + 1) g sigmoid(1.702 g), where g is gate, at most 7, and u is up between -7 and 7; what is
+ * cut off has no gradient. There gate and up take turns in a row: gate's array is (M, 2 C), up and dup are not looked at, nor ACC_DX2.
+ */
+typedef enum spw_gate { SPW_GATE_SILU, SPW_GATE_GELU, SPW_GATE_CLAMPED, SPW_GATE_COUNT } spw_gate;
+#define SPW_GATE_LIMIT 7.0f
+#define SPW_GATE_ALPHA 1.702f
+void spw_gpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                      uint64_t stride);
+void spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                               const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags);
 /*
  * A mixture of experts: each of M rows goes through k of E experts. Its M k pairs of a row and a choice are sorted by expert, and
  * those of one expert by row, so that an expert's rows lie together and products with its weights are products of a slice.

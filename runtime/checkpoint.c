@@ -45,12 +45,11 @@ spw__checkpoint_trains(const spw_engine *e, uint32_t id)
 void
 spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype)
 {
-    memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, suffix != NULL ? "%s.%s" : "%s", p->name, suffix);
-    t->dtype = dtype;
-    t->ndim = p->ndim;
-    t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
-    t->shape[1] = p->ndim == 1 ? 0 : p->cols;
+    spw_st_describe(t, p, dtype);
+    if (suffix == NULL)
+        return;
+    snprintf(t->name, sizeof t->name, "%s.%s", p->name, suffix); /* each parameter's own */
+    t->stack = t->slice = 0;
 }
 
 /* ---------------------------------------------------------------- finding and reading */

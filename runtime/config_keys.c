@@ -303,7 +303,7 @@ const key_row spw__config_rows[] = {
     INERT_BOOL("disable_python_gc", "false", "there is no Python"),
 
     SECTION("model", "a Hugging Face config.json's keys (model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, "
-                     "qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2 or gemma3_text), or {\"path\": "
+                     "qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text or gpt_oss), or {\"path\": "
                      "folder}"),
     SECTION("data", "what is trained on"),
     {"data.path", NULL, K_PATHS, C_BUILT, AT(data.path), 0, 0, 0, NULL,

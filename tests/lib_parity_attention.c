@@ -26,7 +26,7 @@ parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32
         }
 }
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters; packed */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, sinks; packed */
 
 static spw_attention_shape
 shape_of(const subject *s)
@@ -52,9 +52,10 @@ run_attention(const subject *s, spw_gpu_queue *q, void **p)
     uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
     shape.begins = s->d[6] > 0 ? p[5] : NULL;
     shape.ends = s->d[6] > 0 ? p[6] : NULL;
+    shape.sinks = s->d[8] > 0 ? p[7] : NULL;
     spw_gpu_attention(q, p[1], p[2], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &shape);
-    spw_gpu_attention_backward(q, p[4], subject_elem(p[4], k), subject_elem(p[4], v), p[3], p[1], p[2], p[0],
-                               subject_elem(p[0], k), subject_elem(p[0], v), &shape);
+    spw_gpu_attention_backward(q, p[4], subject_elem(p[4], k), subject_elem(p[4], v), s->d[8] ? p[8] : NULL, p[3], p[1],
+                               p[2], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &shape);
 }
 
 static void
@@ -63,6 +64,7 @@ run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
     spw_attention_shape shape = shape_of(s);
     uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
     spw_attention_cache cache = {p[2], p[3], s->d[6], p[4], p[5]};
+    shape.sinks = s->d[8] > 0 ? p[6] : NULL;
     spw_gpu_attention_cached(q, p[1], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &cache, &shape);
 }
 
@@ -88,7 +90,7 @@ fill_documents(const subject *s, float **host, int32_t **ints)
         parity_documents(s->d[0], s->d[1], s->d[6], ints[5], ints[6]);
 }
 
-static const uint64_t attentions[][8] = {
+static const uint64_t attentions[][9] = {
     {1, 1, 1, 1, 8, 0},
     {2, 7, 2, 2, 8, 0},
     {1, 65, 2, 1, 24, 0},
@@ -114,6 +116,11 @@ static const uint64_t attentions[][8] = {
     {1, 90, 2, 1, 80, 33, 0, 1},
     {2, 130, 2, 1, 128, 0, 30, 2},
     {1, 70, 2, 2, 256, 9, 0, 1},
+    {2, 7, 2, 2, 8, 0, 0, 0, 1},
+    {1, 70, 4, 1, 64, 0, 0, 0, 1},
+    {2, 150, 2, 1, 64, 33, 60, 0, 1},
+    {1, 45, 2, 1, 256, 9, 0, 0, 1},
+    {1, 65, 2, 1, 24, 0, 0, 1, 1},
     {2, 1024, 12, 12, 64, 0},
     {1, 1000, 8, 2, 128, 0},
     {1, 700, 4, 1, 256, 0},
@@ -125,8 +132,9 @@ static const uint64_t attentions[][8] = {
     {1, 2048, 8, 2, 128, 300, 700},
     {1, 1000, 8, 4, 256, 0, 0, 4},
     {1, 2048, 8, 2, 128, 300, 0, 2},
+    {2, 2048, 64, 8, 64, 128, 0, 0, 1},
 };
-enum { SMALL_ATTENTIONS = 25, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+enum { SMALL_ATTENTIONS = 30, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 void
 parity_attention(const parity *p)
@@ -141,9 +149,13 @@ parity_attention(const parity *p)
                                             {ACT, n, 0, 0},
                                             {ACT_OUT, packed, 0, 0},
                                             {INT, rows, 1, 0},
-                                            {INT, rows, 1, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
-                                      .slack = d[6] > 0 ? 3 : 2, /* short rows average fewer roundings */
+                                            {INT, rows, 1, 0},
+                                            {ACT, d[2], 0, 0},
+                                            {FP32, d[2], 0, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]},
+                                      .slack = d[6] > 0 || d[8] > 0
+                                                   ? 3
+                                                   : 2, /* short rows, and those of sinks, average fewer roundings */
                                       .run = run_attention,
                                       .prepare = fill_documents});
     }
@@ -152,12 +164,13 @@ parity_attention(const parity *p)
 void
 parity_attention_cached(const parity *p)
 {
-    static const uint64_t sizes[][8] = {
-        {2, 9, 2, 1, 24, 5, 40, 1}, {1, 1, 1, 1, 8, 0, 1},    {3, 1, 4, 2, 16, 0, 90},
-        {2, 9, 2, 1, 24, 0, 70},    {3, 1, 2, 1, 8, 20, 150}, {2, 70, 2, 2, 8, 33, 140},
-        {2, 5, 2, 1, 128, 0, 70},   {1, 3, 1, 1, 256, 0, 40}, {8, 1, 12, 12, 64, 0, 1024},
+    static const uint64_t sizes[][9] = {
+        {2, 9, 2, 1, 24, 5, 40, 1},    {1, 1, 1, 1, 8, 0, 1},       {3, 1, 4, 2, 16, 0, 90},
+        {2, 9, 2, 1, 24, 0, 70},       {3, 1, 2, 1, 8, 20, 150},    {2, 70, 2, 2, 8, 33, 140},
+        {2, 5, 2, 1, 128, 0, 70},      {1, 3, 1, 1, 256, 0, 40},    {3, 1, 4, 2, 64, 20, 90, 0, 1},
+        {2, 9, 2, 1, 24, 0, 70, 0, 1}, {8, 1, 12, 12, 64, 0, 1024},
     };
-    for (size_t i = 0; i < (p->large ? 9 : 8); i++) {
+    for (size_t i = 0; i < (p->large ? 11 : 10); i++) {
         const uint64_t *d = sizes[i];
         uint64_t rows = d[0] * d[1], width = d[3] * d[4];
         subject_examine(p, &(subject){.name = "attention cached",
@@ -166,8 +179,9 @@ parity_attention_cached(const parity *p)
                                             {ACT, d[0] * d[6] * width, 0, 0},
                                             {ACT, d[0] * d[6] * width, 0, 0},
                                             {INT, d[0], 1, 0},
-                                            {INT, d[0], 1, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]},
+                                            {INT, d[0], 1, 0},
+                                            {ACT, d[2], 0, 0}},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]},
                                       .slack = 2,
                                       .run = run_attention_cached,
                                       .prepare = fill_cache});

@@ -154,13 +154,15 @@ run_gelu(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_gelu_backward(q, p[3], p[2], p[0], s->d[0], s->flags);
 }
 
+/* d = n, which gradient is not wanted, kind */
 static void
-run_silu(const subject *s, spw_gpu_queue *q, void **p)
+run_gate(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t n = s->d[0];
-    spw_gpu_silu_mul(q, p[2], p[0], p[1], 1, n, n);
-    spw_gpu_silu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], 1, n, n,
-                              s->flags);
+    spw_gate kind = (spw_gate)s->d[2];
+    spw_gpu_gate_mul(q, kind, p[2], p[0], p[1], 1, n, n);
+    spw_gpu_gate_mul_backward(q, kind, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], 1, n,
+                              n, s->flags);
 }
 
 /* d = M, C, stride: halves of one array, and of its gradient. */
@@ -168,13 +170,31 @@ static void
 run_silu_packed(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t M = s->d[0], C = s->d[1], stride = s->d[2];
-    spw_gpu_silu_mul(q, p[1], p[0], subject_elem(p[0], C), M, C, stride);
-    spw_gpu_silu_mul_backward(q, p[3], subject_elem(p[3], C), p[2], p[0], subject_elem(p[0], C), M, C, stride,
-                              s->flags);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, p[1], p[0], subject_elem(p[0], C), M, C, stride);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, p[3], subject_elem(p[3], C), p[2], p[0], subject_elem(p[0], C), M, C,
+                              stride, s->flags);
+}
+
+/* d = M, C, stride: pairs. */
+static void
+run_clamped(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], C = s->d[1], stride = s->d[2];
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, p[1], p[0], NULL, M, C, stride);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_CLAMPED, p[3], NULL, p[2], p[0], NULL, M, C, stride, s->flags);
+}
+
+/* Some pairs are cut off, on each side. */
+static void
+stretch(const subject *s, float **host, int32_t **ints)
+{
+    (void)ints;
+    for (uint64_t i = 0; i < s->d[0] * s->d[2]; i++)
+        host[0][i] *= 16;
 }
 
 static void
-examine_silu_packed(const parity *p)
+examine_packed(const parity *p)
 {
     static const uint64_t sizes[][3] = {{1, 1, 2},   {3, 8, 16},     {5, 29, 58},  {4, 24, 56},
                                         {7, 40, 83}, {33, 264, 528}, {700, 7, 14}, {4096, 8192, 16384}};
@@ -189,16 +209,16 @@ examine_silu_packed(const parity *p)
                                           .d = {M, C, stride},
                                           .flags = f ? SPW_OP_ACC_DX | SPW_OP_ACC_DX2 : 0,
                                           .run = run_silu_packed});
+            subject_examine(p, &(subject){.name = "clamped",
+                                          .a = {{ACT, M * stride, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0},
+                                                {ACT, M * C, 0, 0},
+                                                {f || stride > 2 * C ? ACT : ACT_OUT, M * stride, 0, 0}},
+                                          .d = {M, C, stride},
+                                          .flags = f ? SPW_OP_ACC_DX : 0,
+                                          .run = run_clamped,
+                                          .prepare = stretch});
         }
-}
-
-static void
-run_gelu_mul(const subject *s, spw_gpu_queue *q, void **p)
-{
-    uint64_t n = s->d[0];
-    spw_gpu_gelu_mul(q, p[2], p[0], p[1], 1, n, n);
-    spw_gpu_gelu_mul_backward(q, s->d[1] == 1 ? NULL : p[4], s->d[1] == 2 ? NULL : p[5], p[3], p[0], p[1], 1, n, n,
-                              s->flags);
 }
 
 /* Onto nothing, onto another, in place, and at an odd address. */
@@ -232,7 +252,7 @@ run_dropout(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_elements(const parity *p)
 {
-    examine_silu_packed(p);
+    examine_packed(p);
     static const uint64_t lengths[] = {1, 15, 16, 17, 100, 2049, 4100, 1000003};
     for (size_t i = 0; i < (p->large ? 8 : 7); i++) {
         uint64_t n = lengths[i];
@@ -245,17 +265,17 @@ parity_elements(const parity *p)
                                               .d = {n},
                                               .flags = flags,
                                               .run = run_gelu});
-            for (int gelu = 0; gelu < 2; gelu++)
-                subject_examine(p, &(subject){.name = gelu ? "gelu_mul" : "silu_mul",
+            for (uint64_t kind = SPW_GATE_SILU; kind <= SPW_GATE_GELU; kind++)
+                subject_examine(p, &(subject){.name = kind == SPW_GATE_GELU ? "gelu_mul" : "silu_mul",
                                               .a = {{ACT, n, 0, 0},
                                                     {ACT, n, 0, 0},
                                                     {ACT_OUT, n, 0, 0},
                                                     {ACT, n, 0, 0},
                                                     {dx, n, 0, 0},
                                                     {dx2, n, 0, 0}},
-                                              .d = {n, f == 0 ? i % 3 : 0},
+                                              .d = {n, f == 0 ? i % 3 : 0, kind},
                                               .flags = flags,
-                                              .run = gelu ? run_gelu_mul : run_silu});
+                                              .run = run_gate});
         }
         subject_examine(
             p, &(subject){.name = "dropout", .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}}, .d = {n}, .run = run_dropout});
@@ -433,7 +453,7 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
 {
     uint64_t C = s->d[1];
     spw_gpu_gelu(q, p[2], p[0], C);
-    spw_gpu_silu_mul(q, subject_elem(p[2], C), p[0], p[1], 1, C, C);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, subject_elem(p[2], C), p[0], p[1], 1, C, C);
     spw_gpu_layernorm(q, subject_elem(p[2], 2 * C), p[4], (float *)p[4] + 1, p[0], p[1], p[1], 1, C, 1e-5f);
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);

@@ -7,7 +7,7 @@
 
 #include "lib_parity.h"
 
-enum { ARRAYS_MAX = 8 };
+enum { ARRAYS_MAX = 9 };
 
 typedef enum subject_kind { NONE, ACT, ACT_OUT, FP32, FP32_OUT, INT } subject_kind;
 
@@ -21,7 +21,7 @@ typedef struct subject_array {
 typedef struct subject {
     const char *name;
     subject_array a[ARRAYS_MAX];
-    uint64_t d[8];
+    uint64_t d[9];
     unsigned flags;
     double slack; /* times the tolerance; 0: 1 */
     void (*run)(const struct subject *s, spw_gpu_queue *q, void **p);

@@ -51,7 +51,9 @@ tiny_config(spw_config *c, spw_state_format format)
 void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
-    bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE;
+    bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE ||
+               family == SPW_FAMILY_GPT_OSS;
+    bool gpt_oss = family == SPW_FAMILY_GPT_OSS;
     bool gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2;
     *m = (spw_model_config){.family = family,
                             .vocab = 61,
@@ -65,7 +67,11 @@ tiny_model_config(spw_model_config *m, spw_family family)
                                                                     : 128,
                             .experts = moe ? 6 : 0,
                             .choices = moe ? 2 : 0,
-                            .sum_to_one = family == SPW_FAMILY_MIXTRAL,
+                            .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss,
+                            .experts_paired = gpt_oss,
+                            .sinks = gpt_oss,
+                            .qkv_bias = gpt_oss,
+                            .out_bias = gpt_oss,
                             .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40 : 0,
                             .packed = family == SPW_FAMILY_PHI3,
                             .qk_norm = family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_OLMO2 ||
@@ -75,13 +81,15 @@ tiny_model_config(spw_model_config *m, spw_family family)
                                      : gemma                    ? SPW_NORMS_BOTH
                                                                 : SPW_NORMS_BEFORE,
                             .norms_from_one = gemma,
-                            .gelu = gemma,
+                            .gate = gpt_oss ? SPW_GATE_CLAMPED
+                                    : gemma ? SPW_GATE_GELU
+                                            : SPW_GATE_SILU,
                             .embedding_scaled = gemma,
                             .query_scalar = gemma ? 6 : 0,
                             .score_cap = family == SPW_FAMILY_GEMMA2 ? 0.1 : 0,
                             .logit_cap = family == SPW_FAMILY_GEMMA2 ? 0.2 : 0,
-                            .window = gemma ? 5 : 0,
-                            .full_every = gemma ? 2 : 0,
+                            .window = gemma || gpt_oss ? 5 : 0,
+                            .full_every = gemma || gpt_oss ? 2 : 0,
                             .rope_local_theta = family == SPW_FAMILY_GEMMA3 ? 100 : 0,
                             .rope_part = family == SPW_FAMILY_PHI3 ? 0.5 : 0,
                             .positions = 40,

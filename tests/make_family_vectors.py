@@ -11,9 +11,10 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
                           SmolLM3Config)
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors", "families")
@@ -25,8 +26,11 @@ torch.use_deterministic_algorithms(True)
 def draw(model, dtype):
     for name, p in model.named_parameters():
         norm = "norm" in name or ".ln_" in name
-        if p.ndim == 3:  # of experts: (experts, out, in)
-            x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[2]))
+        if p.ndim == 3:  # of experts: (experts, out, in), of gpt-oss (experts, in, out) and so large that gates are cut off
+            oss = model.config.model_type == "gpt_oss"
+            x = torch.randn(p.shape) * ((4.0 if "gate_up" in name else 0.2) / math.sqrt(p.shape[1]) if oss else 0.7 / math.sqrt(p.shape[2]))
+        elif "sinks" in name:
+            x = torch.randn(p.shape)
         elif p.ndim == 2:
             x = torch.randn(p.shape) * (0.7 / math.sqrt(p.shape[0] if "c_" in name else p.shape[1]))
             x = torch.randn(p.shape) * 0.4 if "embed" in name or "wte" in name or "wpe" in name else x
@@ -42,6 +46,10 @@ def gradients(model, config):
         if grad is None:  # of what reads images
             continue
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            for e in range(grad.shape[0]):
+                yield f"{name}.{e}", grad[e]
+            continue
         if p.ndim < 3:
             yield name, grad
             continue
@@ -87,13 +95,14 @@ def rounding(single, double):
 
 # balance: of a loss that spreads tokens over experts; with one layer transformers' is ours with this weight over the choices.
 # double: what is expected is computed so, and "rounding" says what fp32 does to it.
-def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T=T, balance=0, double=False):
+def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, seed=11, B=B, T=T, balance=0, double=False):
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
     kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     draw(model, dtype)
+    rewrite = change(model) if change else rewrite
     # A copy: to() rounds buffers too, and with them the frequencies of the rotary positions.
     copy.deepcopy(model).to(dtype).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     os.remove(os.path.join(folder, "generation_config.json"))
@@ -114,6 +123,25 @@ def make(case, config, dtype, shard=None, rewrite=None, out=OUT, seed=11, B=B, T
         rewrite(folder)
     size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
     print(f"{case:16} loss {loss.item():.4f}  logits to {logits.abs().max().item():.2f}  {len(os.listdir(folder))} files, {size} bytes")
+
+
+# Experts as gpt-oss is published, in MXFP4; transformers' own function makes the weights of them.
+def mxfp4(model):
+    packed = {}
+    for name, p in model.named_parameters():
+        if p.ndim == 3:
+            experts, rows, cols = p.shape
+            blocks = torch.randint(0, 256, (experts, cols, rows // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 125, (experts, cols, rows // 32), dtype=torch.uint8)
+            p.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16).float().contiguous()
+            packed |= {name + "_blocks": blocks, name + "_scales": scales}
+
+    def rewrite(folder):
+        weights, config = os.path.join(folder, "model.safetensors"), os.path.join(folder, "config.json")
+        save_file({k: v for k, v in load_file(weights).items() if k + "_blocks" not in packed} | packed, weights, {"format": "pt"})
+        c = json.load(open(config)) | {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+        json.dump(c, open(config, "w"), indent=2)
+    return rewrite
 
 
 def older_rope(folder):
@@ -371,6 +399,14 @@ elif __name__ == "__main__":
     make("gemma3_images", Gemma3Config(text_config=images, vision_config=vision, mm_tokens_per_image=4), bf16, rewrite=bare_text)
     images = MistralConfig(**common | dict(hidden_size=24), head_dim=6, sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e9))
     vision = PixtralVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    oss = common | dict(hidden_size=24, intermediate_size=13, num_hidden_layers=3, pad_token_id=None)
+    make("gpt_oss", GptOssConfig(**oss, head_dim=8, num_local_experts=5, num_experts_per_tok=2, sliding_window=5, rope_parameters=rope(
+        1000.0, "yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=4096)), bf16,
+         rewrite=older_rope)
+    make("gpt_oss_full", GptOssConfig(**oss | dict(num_hidden_layers=2), head_dim=6, num_local_experts=4, num_experts_per_tok=3,
+                                      layer_types=["full_attention"] * 2, attention_bias=False, rope_parameters=rope(500.0)), f32)
+    make("gpt_oss_mxfp4", GptOssConfig(**oss | dict(hidden_size=64, intermediate_size=32, num_hidden_layers=1), head_dim=8, num_local_experts=3,
+                                       num_experts_per_tok=2, rope_parameters=rope(500.0)), bf16, change=mxfp4)
     make("mistral3_images", Mistral3Config(text_config=images, vision_config=vision, tie_word_embeddings=False), bf16)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)

@@ -165,7 +165,8 @@ static const struct {
               {"qwen2_moe", SPW_FAMILY_QWEN2_MOE, 0},
               {"olmo2", SPW_FAMILY_OLMO2, 0},
               {"gemma3 with two tables of positions", SPW_FAMILY_GEMMA3, 4},
-              {"gemma2 with caps", SPW_FAMILY_GEMMA2, 4}};
+              {"gemma2 with caps", SPW_FAMILY_GEMMA2, 4},
+              {"gpt_oss", SPW_FAMILY_GPT_OSS, 4}};
 
 /* Losses, an evaluation, and the weights after some steps. And what it is not: the same as with documents that see each other. */
 static void

@@ -149,8 +149,10 @@ gemma='"model_type": "gemma3_text", "intermediate_size": 72, "query_pre_attn_sca
   "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}' gemma_more=
 gemma2='"model_type": "gemma2", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "head_dim": 8, "attn_logit_softcapping": 0.3,
   "final_logit_softcapping": 2.0' gemma2_more=
+oss='"model_type": "gpt_oss", "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 9,
+  "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}' oss_more=
 first=host
-for family in experts shared phi3 gemma gemma2; do
+for family in experts shared phi3 gemma gemma2 oss; do
     more=${family}_more
     cat >"$dir/$family.json" <<JSON
 { "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -164,7 +166,7 @@ JSON
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
     check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 10
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
-    case $family in experts | shared) turns="turns all_turns" ;; *) turns= ;; esac
+    case $family in experts | shared | oss) turns="turns all_turns" ;; *) turns= ;; esac
     for place in there nvme kept $turns; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.chaos_seed=9
         [ $place = turns ] && set -- "$@" --set spillway.expert_turns=3 --set spillway.recompute=always --set "zero_optimization.offload_optimizer=$nvme"

@@ -35,6 +35,7 @@ typedef struct kind {
     uint32_t slots;
     const char *codes;
     uint32_t turns; /* in which a layer's experts come; 0: as few as there is room for */
+    bool paired;    /* gpt-oss */
 } kind;
 
 static void
@@ -44,7 +45,7 @@ open_subject(subject *s, const kind *k, uint32_t slots)
     memset(s, 0, sizeof *s);
     tiny_dir_make(s->dir);
     tiny_config(&s->c, SPW_STATE_SPLIT);
-    tiny_model_config(&s->c.model, SPW_FAMILY_QWEN3_MOE);
+    tiny_model_config(&s->c.model, k->paired ? SPW_FAMILY_GPT_OSS : SPW_FAMILY_QWEN3_MOE);
     s->c.model.width = s->c.model.mlp_width = WIDTH;
     s->c.model.experts = EXPERTS;
     s->c.model.choices = CHOICES;
@@ -111,17 +112,17 @@ generate(subject *s, uint32_t count, float out[TOKENS][VOCAB], uint64_t *most_re
 /* A layer's units alone fit on the device: common ones and all experts, each in multiples of an expert. */
 enum { LAYER_ELEMS = (EXPERTS + (COMMON_ELEMS + EXPERT_ELEMS - 1) / EXPERT_ELEMS) * EXPERT_ELEMS };
 
-static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL, 0},
-                             {SPW_TIER_HOST, 8192, 0, 0, 0, NULL, 0},
-                             {SPW_TIER_HOST, 8192, LAYER_ELEMS, 0, 0, NULL, 0},
-                             {SPW_TIER_NVME, 8192, 0, 0, 0, NULL, 0},
-                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, 0},
-                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 51, 2, NULL, 0},
-                             {SPW_TIER_NVME, 8192, LAYER_ELEMS + 5 * EXPERT_ELEMS, 52, 3, NULL, 0},
-                             {SPW_TIER_HOST, 8192, 1, 0, 0, NULL, 3},
-                             {SPW_TIER_NVME, 4096, 1, 0, 1, NULL, 8},
-                             {SPW_TIER_NVME, 4096, 1, 53, 2, NULL, EXPERTS},
-                             {SPW_TIER_DEVICE, 8192, 1, 0, 0, NULL, 2}};
+static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL, 0, false},
+                             {SPW_TIER_HOST, 8192, 0, 0, 0, NULL, 0, false},
+                             {SPW_TIER_HOST, 8192, LAYER_ELEMS, 0, 0, NULL, 0, false},
+                             {SPW_TIER_NVME, 8192, 0, 0, 0, NULL, 0, false},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, 0, false},
+                             {SPW_TIER_NVME, 4096, LAYER_ELEMS, 51, 2, NULL, 0, false},
+                             {SPW_TIER_NVME, 8192, LAYER_ELEMS + 5 * EXPERT_ELEMS, 52, 3, NULL, 0, false},
+                             {SPW_TIER_HOST, 8192, 1, 0, 0, NULL, 3, false},
+                             {SPW_TIER_NVME, 4096, 1, 0, 1, NULL, 8, false},
+                             {SPW_TIER_NVME, 4096, 1, 53, 2, NULL, EXPERTS, false},
+                             {SPW_TIER_DEVICE, 8192, 1, 0, 0, NULL, 2, false}};
 
 /* One sequence fetches what it chooses; sixteen of the same fetch all. Every placement, with and without: the same bits. */
 static void
@@ -144,13 +145,37 @@ test_same_bits(void **state)
     }
 }
 
+/* The same of experts with one matrix for gate and up, in their files' order, and biases. */
+static void
+test_paired(void **state)
+{
+    static const kind tiers[] = {
+        {.tier = SPW_TIER_DEVICE, .chunk = 8192, .paired = true},
+        {.tier = SPW_TIER_HOST, .chunk = 8192, .paired = true},
+        {.tier = SPW_TIER_NVME, .chunk = 4096, .chaos = 54, .slots = 2, .paired = true},
+        {.tier = SPW_TIER_NVME, .chunk = 4096, .live = 1, .slots = 2, .paired = true, .turns = 5}};
+    static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
+    uint64_t most;
+    (void)state;
+    for (size_t k = 0; k < sizeof tiers / sizeof tiers[0]; k++) {
+        for (uint32_t count = 1; count <= MANY; count += MANY - 1) {
+            subject s;
+            open_subject(&s, &tiers[k], count);
+            generate(&s, count, k == 0 && count == 1 ? want : got, &most);
+            if (k > 0 || count > 1)
+                assert_memory_equal(want, got, sizeof want);
+            close_subject(&s);
+        }
+    }
+}
+
 /* Frozen weights stored as codes: the same bits on host and from disk. */
 static void
 test_codes(void **state)
 {
-    static const kind coded[] = {{SPW_TIER_HOST, 8192, 0, 0, 0, "int4", 0},
-                                 {SPW_TIER_NVME, 4096, LAYER_ELEMS, 53, 1, "int4", 0},
-                                 {SPW_TIER_NVME, 4096, 1, 54, 1, "int4", 6}};
+    static const kind coded[] = {{SPW_TIER_HOST, 8192, 0, 0, 0, "int4", 0, false},
+                                 {SPW_TIER_NVME, 4096, LAYER_ELEMS, 53, 1, "int4", 0, false},
+                                 {SPW_TIER_NVME, 4096, 1, 54, 1, "int4", 6, false}};
     static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
     uint64_t most;
     (void)state;
@@ -172,8 +197,8 @@ static void
 test_bytes(void **state)
 {
     static float logits[TOKENS][VOCAB];
-    const kind tight = {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, 0};
-    const kind tightest = {SPW_TIER_NVME, 4096, 1, 0, 1, NULL, EXPERTS};
+    const kind tight = {SPW_TIER_NVME, 4096, LAYER_ELEMS, 0, 1, NULL, 0, false};
+    const kind tightest = {SPW_TIER_NVME, 4096, 1, 0, 1, NULL, EXPERTS, false};
     uint64_t few, many, chosen = LAYERS * (COMMON_ELEMS + CHOICES * EXPERT_ELEMS) * 2 + 2 * 4096 * 2;
     subject s;
     (void)state;
@@ -357,9 +382,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_codes),        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_stretches), cmocka_unit_test(test_large_layout), cmocka_unit_test(test_many),
-        cmocka_unit_test(test_balance),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_paired),    cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_stretches), cmocka_unit_test(test_large_layout),
+        cmocka_unit_test(test_many),      cmocka_unit_test(test_balance),
     };
     return cmocka_run_group_tests_name("experts", tests, NULL, NULL);
 }

@@ -16,12 +16,13 @@
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
 static const char *const cases[] = {
-    "gpt2",        "gpt2_untied",   "llama",           "llama3",          "llama_linear",      "llama_yarn",
-    "qwen2_yarn",  "mistral",       "mistral_full",    "qwen2",           "qwen2_window",      "qwen3",
-    "qwen3_bias",  "mixtral",       "qwen3_moe",       "qwen3_moe_sum",   "qwen3_moe_balance", "phi3",
-    "phi3_full",   "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
-    "qwen2_moe",   "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
-    "gemma2_full", "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images"};
+    "gpt2",         "gpt2_untied",   "llama",           "llama3",          "llama_linear",      "llama_yarn",
+    "qwen2_yarn",   "mistral",       "mistral_full",    "qwen2",           "qwen2_window",      "qwen3",
+    "qwen3_bias",   "mixtral",       "qwen3_moe",       "qwen3_moe_sum",   "qwen3_moe_balance", "phi3",
+    "phi3_full",    "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
+    "qwen2_moe",    "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
+    "gemma2_full",  "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images", "gpt_oss",
+    "gpt_oss_full", "gpt_oss_mxfp4"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -270,6 +271,7 @@ test_streamed(void **state)
     run("qwen2_moe", dir);
     run("gemma3", dir);
     run("gemma2", dir);
+    run("gpt_oss", dir);
     tiny_dir_remove(dir);
 }
 
@@ -277,8 +279,9 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3",    "mistral", "qwen2_window", "qwen3_bias", "mixtral", "qwen3_moe_sum",
-                                       "phi3_long", "smollm3", "qwen2_moe",    "olmo2",      "gemma3",  "gemma2"};
+    static const char *const some[] = {"llama3",        "mistral",   "qwen2_window", "qwen3_bias", "mixtral",
+                                       "qwen3_moe_sum", "phi3_long", "smollm3",      "qwen2_moe",  "olmo2",
+                                       "gemma3",        "gemma2",    "gpt_oss"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -413,6 +416,16 @@ test_refusals(void **state)
         {"olmo2", "\"sliding_window\":4", "not supported yet: sliding_window 4"},
         {"olmo2", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
         {"olmo2", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_limit\":6.5",
+         "not supported yet: swiglu_limit 6.5"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_alpha\":1.5",
+         "not supported yet: swiglu_alpha 1.5"},
+        {"gpt_oss", "\"quantization_config\":{\"quant_method\":\"awq\"}",
+         "not supported yet: quantization_config {\"quant_method\":\"awq\"}"},
+        {"llama", "\"quantization_config\":{\"quant_method\":\"mxfp4\"}", "not supported yet: quantization_config"},
+        {"gpt_oss", "", "rope_scaling: expected an object, as the family's folders have it, got nothing"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"num_experts_per_tok\":0",
+         "num_experts_per_tok: expected integer in"},
         {"custom", "", "not supported yet: model_type \"custom\""},
         {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
          "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
@@ -608,7 +621,8 @@ test_defaults(void **state)
     assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
     assert_true(m.rope_theta == 1e6 && m.rope_local_theta == 10000 && m.rope == SPW_ROPE_PLAIN && !m.qkv_bias);
     assert_true(m.window == 4096 && m.full_every == 0); /* of three layers none is the sixth */
-    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gate == SPW_GATE_GELU &&
+                m.embedding_scaled);
     DONE(parse(
         "gemma3_text",
         "\"sliding_window_pattern\":2,\"rope_theta\":500,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
@@ -629,7 +643,8 @@ test_defaults(void **state)
     DONE(parse("gemma2", "\"hidden_act\":\"gelu_pytorch_tanh\",\"sliding_window_pattern\":3", &m, &err));
     assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
     assert_true(m.rope_theta == 10000 && spw_model_rope_tables(&m) == 1 && m.window == 4096 && m.full_every == 2);
-    assert_true(!m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gelu && m.embedding_scaled);
+    assert_true(!m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gate == SPW_GATE_GELU &&
+                m.embedding_scaled);
     assert_true(m.score_cap == 50 && m.logit_cap == 30);
     DONE(parse("gemma2", "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null", &m, &err));
     assert_true(m.score_cap == 0 && m.logit_cap == 0);

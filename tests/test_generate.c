@@ -53,7 +53,9 @@ static const char *const cases[] = {"gpt2",
                                     "qwen2_vl_images",
                                     "qwen2_5_vl_images",
                                     "gemma2",
-                                    "gemma2_full"};
+                                    "gemma2_full",
+                                    "gpt_oss",
+                                    "gpt_oss_full"};
 
 enum { LENGTH_MAX = 256, VOCAB_MAX = 256 };
 

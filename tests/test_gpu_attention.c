@@ -17,6 +17,7 @@ typedef struct heads {
     const int32_t *begins, *ends; /* in ops_ids */
     uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
     float cap;
+    const float *sinks;
 } heads;
 
 static heads
@@ -48,7 +49,7 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
             for (uint64_t t = 0; t < h.T; t++) {
                 const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
                 uint64_t hk = head / (h.Hq / h.Hk);
-                double sum = 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
+                double sum = s->inputs > 1 ? exp(in[1][head]) : 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
                 uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
                 if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
                     first = (uint64_t)h.begins[b * h.T + t];
@@ -72,16 +73,18 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
 static spw_attention_shape
 shape_of(const heads *h)
 {
-    return (spw_attention_shape){h->B,      h->T,        h->Hq,        h->Hk,
-                                 h->D,      h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
-                                 h->window, h->begins,   h->ends,      h->cap};
+    return (spw_attention_shape){
+        h->B,      h->T,      h->Hq,   h->Hk,  h->D,    h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
+        h->window, h->begins, h->ends, h->cap, h->sinks};
 }
 
 static void
 attention_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     heads h = heads_of(s);
-    spw_attention_shape shape = shape_of(&h);
+    spw_attention_shape shape;
+    h.sinks = s->inputs > 1 ? in[1] : NULL;
+    shape = shape_of(&h);
     spw_gpu_attention(q, out, ops_saved[0], in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
 }
 
@@ -90,9 +93,11 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
               float *const *g)
 {
     heads h = heads_of(s);
-    spw_attention_shape shape = shape_of(&h);
-    spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, dout, out, ops_saved[0], in[0], in[0] + h.k_at,
-                               in[0] + h.v_at, &shape);
+    spw_attention_shape shape;
+    h.sinks = s->inputs > 1 ? in[1] : NULL;
+    shape = shape_of(&h);
+    spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, s->inputs > 1 ? g[1] : NULL, dout, out,
+                               ops_saved[0], in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
 }
 
 /*
@@ -122,6 +127,48 @@ test_attention(void **state)
                                    attention_fwd,
                                    attention_bwd});
     }
+}
+
+/* With a logit of each head that no key has: one row, windows, documents, groups; its gradient is a sum over all rows. */
+static void
+test_attention_sinks(void **state)
+{
+    static const uint64_t sizes[][7] = {{1, 1, 1, 1, 8, 0},    {2, 33, 6, 2, 4, 0},       {1, 150, 2, 1, 8, 0},
+                                        {1, 200, 2, 1, 4, 37}, {1, 150, 4, 1, 8, 21, 12}, {2, 290, 1, 1, 4, 0, 90}};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
+        ops_examine(&(ops_subject){"attention with sinks",
+                                   2,
+                                   {rows * (Hq + 2 * Hk) * D, Hq},
+                                   rows * Hq * D,
+                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6]},
+                                   0,
+                                   attention_ref,
+                                   attention_fwd,
+                                   attention_bwd});
+    }
+}
+
+/* A sink far above or below the scores takes all of the weight, or none. */
+static void
+test_attention_far_sinks(void **state)
+{
+    static const float sinks[3] = {2000.0f, -2000.0f, 0.0f}, x[9] = {1, 1, 1, 1, 1, 1, 3, 3, 3};
+    float out[3], lse[3];
+    spw_attention_shape shape = {
+        .B = 1, .T = 1, .Hq = 3, .Hk = 3, .D = 1, .q_stride = 9, .kv_stride = 9, .scale = 1, .sinks = sinks};
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    spw_gpu_attention(q, out, lse, x, x + 3, x + 6, &shape);
+    assert_true(out[0] == 0 && lse[0] == 2000);
+    assert_true(out[1] == 3 && lse[1] == 1);
+    assert_true(out[2] > 2 && out[2] < 3 && lse[2] > 1);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
 }
 
 /* One sequence of T tokens in pieces, in the slot of a cache; the others hold NaN. Row t of out. */
@@ -160,7 +207,7 @@ test_attention_cached(void **state)
         const uint64_t *d = sizes[i];
         ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
         heads h = heads_of(&s);
-        spw_attention_shape shape = shape_of(&h);
+        spw_attention_shape shape;
         uint64_t n = h.T * h.Hq * h.D, seed = i;
         float *packed = malloc(h.T * h.q_stride * 4), *want = malloc(n * 4), *got = malloc(n * 4), *one = malloc(n * 4);
         spw_gpu *gpu = NULL;
@@ -168,6 +215,8 @@ test_attention_cached(void **state)
         assert_true(packed && want && got && one);
         for (uint64_t k = 0; k < h.T * h.q_stride; k++)
             packed[k] = ops_draw(&seed);
+        h.sinks = i % 2 == 1 ? packed : NULL;
+        shape = shape_of(&h);
         assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 2}, NULL), SPW_OK);
         assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
         spw_gpu_attention(q, want, ops_saved[0], packed, packed + h.k_at, packed + h.v_at, &shape);
@@ -223,6 +272,8 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_sinks),
+        cmocka_unit_test(test_attention_far_sinks),
         cmocka_unit_test(test_attention_cached),
     };
     return ops_run_tests(tests, sizeof tests / sizeof tests[0]);

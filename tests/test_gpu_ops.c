@@ -263,14 +263,14 @@ silu_ref(const ops_subject *s, double *const *in, double *out)
 static void
 silu_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_silu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
 silu_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout, float *const *g)
 {
     (void)out;
-    spw_gpu_silu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
 /* d = M, C: halves of one array, whose rows have two columns more. */
@@ -286,7 +286,7 @@ packed_ref(const ops_subject *s, double *const *in, double *out)
 static void
 packed_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_silu_mul(q, out, in[0], in[0] + s->d[1], s->d[0], s->d[1], 2 * s->d[1] + 2);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, out, in[0], in[0] + s->d[1], s->d[0], s->d[1], 2 * s->d[1] + 2);
 }
 
 static void
@@ -295,7 +295,43 @@ packed_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float
 {
     uint64_t M = s->d[0], C = s->d[1], stride = 2 * C + 2;
     (void)out;
-    spw_gpu_silu_mul_backward(q, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_SILU, g[0], g[0] + C, dout, in[0], in[0] + C, M, C, stride, s->flags);
+}
+
+/* d = M, C: pairs in rows of two columns more, drawn so wide that some are cut off. */
+static float wide_pairs[2 * OPS_N_MAX + 64], wide_grads[2 * OPS_N_MAX + 64];
+
+static void
+clamped_ref(const ops_subject *s, double *const *in, double *out)
+{
+    for (uint64_t i = 0, M = s->d[0], C = s->d[1]; i < M * C; i++) {
+        const double *at = in[0] + i / C * (2 * C + 2) + i % C * 2;
+        double gate = fmin(12 * at[0], 7), up = fmax(fmin(12 * at[1], 7), -7);
+        out[i] = (up + 1) * gate / (1 + exp(-1.702 * gate)) / 16;
+    }
+}
+
+static void
+clamped_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
+{
+    for (uint64_t i = 0; i < s->n[0]; i++)
+        wide_pairs[i] = 12 * in[0][i];
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, out, wide_pairs, NULL, s->d[0], s->d[1], 2 * s->d[1] + 2);
+    for (uint64_t i = 0; i < s->out_n; i++)
+        out[i] /= 16;
+}
+
+static void
+clamped_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *out, const float *dout,
+            float *const *g)
+{
+    (void)in;
+    (void)out;
+    memset(wide_grads, 0, sizeof wide_grads);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_CLAMPED, wide_grads, NULL, dout, wide_pairs, NULL, s->d[0], s->d[1],
+                              2 * s->d[1] + 2, s->flags);
+    for (uint64_t i = 0; i < s->n[0]; i++)
+        g[0][i] = wide_grads[i] * 0.75f;
 }
 
 static void
@@ -309,7 +345,7 @@ gelu_mul_ref(const ops_subject *s, double *const *in, double *out)
 static void
 gelu_mul_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_gelu_mul(q, out, in[0], in[1], 1, s->d[0], s->d[0]);
+    spw_gpu_gate_mul(q, SPW_GATE_GELU, out, in[0], in[1], 1, s->d[0], s->d[0]);
 }
 
 static void
@@ -317,7 +353,7 @@ gelu_mul_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const flo
              float *const *g)
 {
     (void)out;
-    spw_gpu_gelu_mul_backward(q, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
+    spw_gpu_gate_mul_backward(q, SPW_GATE_GELU, g[0], g[1], dout, in[0], in[1], 1, s->d[0], s->d[0], s->flags);
 }
 
 static void
@@ -402,6 +438,18 @@ test_elementwise(void **state)
                                        packed_ref,
                                        packed_fwd,
                                        packed_bwd});
+        }
+        for (unsigned f = 0; f < 2; f++) {
+            uint64_t M = n > 1000 ? 7 : 3, C = n > 1000 ? n / 7 : n;
+            ops_examine(&(ops_subject){f ? "clamped, added" : "clamped",
+                                       1,
+                                       {M * (2 * C + 2)},
+                                       M * C,
+                                       {M, C},
+                                       f ? SPW_OP_ACC_DX : 0,
+                                       clamped_ref,
+                                       clamped_fwd,
+                                       clamped_bwd});
         }
         ops_examine(&(ops_subject){"gelu_mul", 2, {n, n}, n, {n}, 0, gelu_mul_ref, gelu_mul_fwd, gelu_mul_bwd});
         ops_examine(&(ops_subject){"gelu_mul, added",
@@ -767,12 +815,14 @@ test_nan_spreads(void **state)
     x[21] = NAN;
     spw_gpu_gelu(q, y, x, C);
     assert_true(isnan(y[21]));
-    spw_gpu_silu_mul(q, y, x, w, 1, C, C);
+    spw_gpu_gate_mul(q, SPW_GATE_SILU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
-    spw_gpu_gelu_mul(q, y, x, w, 1, C, C);
+    spw_gpu_gate_mul(q, SPW_GATE_GELU, y, x, w, 1, C, C);
     assert_true(isnan(y[21]));
     spw_gpu_soft_cap(q, y, x, 30, C);
     assert_true(isnan(y[21]));
+    spw_gpu_gate_mul(q, SPW_GATE_CLAMPED, y, x, NULL, 1, C / 2, C);
+    assert_true(isnan(y[10]));
     spw_gpu_layernorm(q, y, &mean, &rstd, x, g, b, 1, C, 1e-5f);
     assert_true(isnan(y[0]));
     spw_gpu_rmsnorm(q, y, &rstd, x, g, 0, 1, C, 1e-5f);

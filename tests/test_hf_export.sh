@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -57,6 +57,10 @@ for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images; do
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
 done
+oss="\"model_type\":\"gpt_oss\",$small,\"head_dim\":8,\"num_local_experts\":5,\"num_experts_per_tok\":2"
+train gpt_oss true "$oss,\"sliding_window\":7,\"rope_theta\":1e4,
+    \"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"beta_fast\":32,\"beta_slow\":1,\"truncate\":false,\"original_max_position_embeddings\":4096}"
+train gpt_oss_plain false "$oss,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":false,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500}"
 
 cat >"$dir/check.py" <<'PY'
 import json, sys
@@ -98,6 +102,11 @@ want = {
     "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
     "gemma3_images": dict(model_type="gemma3_text", vocab_size=41, sliding_window=5), "mistral3_images": dict(model_type="mistral", head_dim=6),
     "qwen2_vl_images": dict(model_type="qwen2", tie_word_embeddings=True), "qwen2_5_vl_images": dict(model_type="qwen2", num_hidden_layers=3),
+    "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
+                    attention_bias=True, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 32, "beta_fast": 32, "beta_slow": 1,
+                                                          "truncate": False, "original_max_position_embeddings": 4096}),
+    "gpt_oss_plain": dict(layer_types=["full_attention"] * 2, attention_bias=False,
+                          rope_parameters={"rope_type": "default", "rope_theta": 500}),
     "gemma3_full": dict(query_pre_attn_scalar=256, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
 }
 
@@ -107,7 +116,7 @@ def by_expert(model):
     mixtral = model.config.model_type == "mixtral"
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key
-        if t.ndim < 3:
+        if t.ndim < 3 or model.config.model_type == "gpt_oss":  # whose files have the two tensors
             yield key, t
             continue
         kinds = [("w2", "down_proj")] if key.endswith("down_proj") else [("w1", "gate_proj"), ("w3", "up_proj")]
@@ -138,6 +147,23 @@ for name, values in want.items():
     print(("not ok" if wrong else "ok"), name, *wrong)
 PY
 python3 "$dir/check.py" "$dir" >"$dir/python" 2>"$dir/err" || bad "transformers loads every family"
+# Experts that are published in 4 bits: exported they are the numbers that transformers' function makes of them.
+coded=tests/vectors/families/gpt_oss_mxfp4
+check "MXFP4 is exported" run export $coded --to "$dir/plain"
+python3 - $coded "$dir/plain" >"$dir/out" 2>&1 <<'PY'
+import json, sys
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+coded, plain = (load_file(f"{folder}/model.safetensors") for folder in sys.argv[1:])
+for name in [n.removesuffix("_blocks") for n in coded if n.endswith("_blocks")]:
+    assert torch.equal(convert_moe_packed_tensors(coded[name + "_blocks"], coded[name + "_scales"], dtype=torch.bfloat16), plain[name]), name
+assert "quantization_config" not in json.load(open(f"{sys.argv[2]}/config.json"))
+model, info = AutoModelForCausalLM.from_pretrained(sys.argv[2], output_loading_info=True, dtype="auto")
+assert not any(info.values()), info
+PY
+check "MXFP4 is what transformers makes of it" test $? = 0
 for name in $names; do
     grep -E "^(not )?ok $name( |\$)" "$dir/python" >"$dir/out"
     check "$name: transformers loads it, tensors equal byte for byte" grep -qx "ok $name" "$dir/out"

@@ -156,6 +156,7 @@ test_llama(void **state)
     run_all(SPW_FAMILY_QWEN2_MOE, SPW_STATE_FP32, 1.0);
     run_all(SPW_FAMILY_GEMMA3, SPW_STATE_MIXED, 1.0);
     run_all(SPW_FAMILY_GEMMA2, SPW_STATE_SPLIT, 1.0);
+    run_all(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, 1.0);
 }
 
 /*

@@ -156,10 +156,10 @@ backward(layer *l, spw_value *y)
 static void
 test_kept(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,   SPW_FAMILY_LLAMA,
-                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,  SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,   SPW_FAMILY_QWEN2_MOE,
-                                          SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3, SPW_FAMILY_GEMMA2};
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,  SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,   SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -193,10 +193,10 @@ test_kept(void **state)
 static void
 test_begun(void **state)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,   SPW_FAMILY_LLAMA,
-                                          SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,  SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,   SPW_FAMILY_QWEN2_MOE,
-                                          SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3, SPW_FAMILY_GEMMA2};
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,  SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,   SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;

@@ -12,7 +12,7 @@ enum { TILE_Q = 64, TILE_K = 128 };
 
 typedef struct attention {
     const cpu_kernels *k;
-    float *out, *lse, *dq, *dk, *dv;
+    float *out, *lse, *dq, *dk, *dv, *dsinks;
     const float *q, *key, *value, *dout, *fwd_out, *fwd_lse;
     spw_attention_shape s;
     const spw_attention_cache *cache; /* forward: where keys and values are; NULL: beside the queries */
@@ -52,6 +52,14 @@ settled(const spw_attention_shape *shape)
     if (s.window >= s.T)
         s.window = 0;
     return s;
+}
+
+/* log(exp(lse) + exp(sink)), where the head has one. */
+static float
+with_sink(const spw_attention_shape *s, uint64_t h, float lse)
+{
+    float sink = s->sinks != NULL ? ((const float *)s->sinks)[h] : 0.0f;
+    return s->sinks == NULL ? lse : fmaxf(lse, sink) + log1pf(expf(-fabsf(lse - sink)));
 }
 
 static void
@@ -105,9 +113,10 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
                            k0 == first ? 0.0f : 1.0f, out, out_stride);
     }
     for (uint64_t i = 0; i < nq; i++) {
-        a->k->scale(out + i * out_stride, 1.0f / sum[i], s->D);
+        float lse = max[i] + logf(sum[i]), all = with_sink(s, h, lse);
+        a->k->scale(out + i * out_stride, s->sinks != NULL ? expf(lse - all) / sum[i] : 1.0f / sum[i], s->D);
         if (a->lse != NULL)
-            a->lse[(b * s->Hq + h) * s->T + q0 + i] = max[i] + logf(sum[i]);
+            a->lse[(b * s->Hq + h) * s->T + q0 + i] = all;
     }
 }
 
@@ -227,15 +236,33 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     }
 }
 
+/* A head's sink: rows in order. */
+static void
+sink_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const attention *a = ctx;
+    const spw_attention_shape *s = &a->s;
+    uint64_t h = part_idx, stride = s->Hq * s->D;
+    const float *lse = a->fwd_lse + h * s->T;
+    float sink = ((const float *)s->sinks)[h], sum = 0.0f;
+    (void)worker_idx;
+    for (uint64_t row = 0; row < s->B * s->T; row++) {
+        float d = a->k->dot(a->dout + row * stride + h * s->D, a->fwd_out + row * stride + h * s->D, s->D);
+        sum += expf(sink - lse[row / s->T * s->Hq * s->T + row % s->T]) * d;
+    }
+    a->dsinks[h] -= sum;
+}
+
 void
-spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
-                            const float *lse, const act *query, const act *key, const act *value,
+spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
+                            const act *out, const float *lse, const act *query, const act *key, const act *value,
                             const spw_attention_shape *shape)
 {
     attention a = {.k = spw__cpu_kernels(queue),
                    .dq = dquery,
                    .dk = dkey,
                    .dv = dvalue,
+                   .dsinks = dsinks,
                    .q = query,
                    .key = key,
                    .value = value,
@@ -244,4 +271,6 @@ spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *d
                    .fwd_lse = lse,
                    .s = settled(shape)};
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hk), backward_part, &a);
+    if (dsinks != NULL)
+        spw__cpu_run(queue, (uint32_t)shape->Hq, sink_part, &a);
 }

@@ -11,12 +11,9 @@ typedef struct cpu_kernels {
     void (*add)(float *y, const float *a, const float *b, uint64_t n);
     void (*gelu)(float *y, const float *x, uint64_t n);
     void (*gelu_backward)(float *dx, const float *dy, const float *x, uint64_t n, bool acc);
-    void (*silu_mul)(float *y, const float *gate, const float *up, uint64_t n);
-    void (*silu_mul_backward)(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
-                              bool acc_g, bool acc_u);
-    void (*gelu_mul)(float *y, const float *gate, const float *up, uint64_t n);
-    void (*gelu_mul_backward)(float *dg, float *du, const float *dy, const float *gate, const float *up, uint64_t n,
-                              bool acc_g, bool acc_u);
+    void (*gate_mul[SPW_GATE_COUNT])(float *y, const float *gate, const float *up, uint64_t n);
+    void (*gate_mul_backward[SPW_GATE_COUNT])(float *dg, float *du, const float *dy, const float *gate, const float *up,
+                                              uint64_t n, bool acc_g, bool acc_u);
     void (*layernorm_row)(float *y, float *mean, float *rstd, const float *x, const float *g, const float *b,
                           uint64_t C, float eps);
     /* dx = onto + ...; onto NULL: nothing, and it may be dx */

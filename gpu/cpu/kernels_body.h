@@ -126,6 +126,36 @@ k_gelu_mul_backward(float *restrict dg, float *restrict du, const float *restric
     }
 }
 
+/* Pairs of a gate and an up in x. Comparisons let NaN through. */
+static void
+k_clamped_mul(float *restrict y, const float *restrict x, const float *restrict up, uint64_t n)
+{
+    (void)up;
+    for (uint64_t i = 0; i < n; i++) {
+        float g = x[2 * i] > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : x[2 * i], u = x[2 * i + 1];
+        u = u > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : u < -SPW_GATE_LIMIT ? -SPW_GATE_LIMIT : u;
+        y[i] = (u + 1.0f) * (g / (1.0f + exp_fast(-SPW_GATE_ALPHA * g)));
+    }
+}
+
+static void
+k_clamped_mul_backward(float *restrict dx, float *restrict du, const float *restrict dy, const float *restrict x,
+                       const float *restrict up, uint64_t n, bool acc, bool acc_u)
+{
+    (void)du;
+    (void)up;
+    (void)acc_u;
+    for (uint64_t i = 0; i < n; i++) {
+        bool high = x[2 * i] > SPW_GATE_LIMIT, far = fabsf(x[2 * i + 1]) > SPW_GATE_LIMIT;
+        float g = high ? SPW_GATE_LIMIT : x[2 * i], u = far ? copysignf(SPW_GATE_LIMIT, x[2 * i + 1]) : x[2 * i + 1];
+        float s = 1.0f / (1.0f + exp_fast(-SPW_GATE_ALPHA * g));
+        float dg = high ? 0.0f : dy[i] * (u + 1.0f) * (s + SPW_GATE_ALPHA * g * s * (1.0f - s));
+        float d = far ? 0.0f : dy[i] * g * s;
+        dx[2 * i] = acc ? dx[2 * i] + dg : dg;
+        dx[2 * i + 1] = acc ? dx[2 * i + 1] + d : d;
+    }
+}
+
 static float
 k_sum(const float *x, uint64_t n)
 {
@@ -377,10 +407,8 @@ k_sumsq(const float *x, uint64_t n)
 const cpu_kernels KERNELS = {k_add,
                              k_gelu,
                              k_gelu_backward,
-                             k_silu_mul,
-                             k_silu_mul_backward,
-                             k_gelu_mul,
-                             k_gelu_mul_backward,
+                             {k_silu_mul, k_gelu_mul, k_clamped_mul},
+                             {k_silu_mul_backward, k_gelu_mul_backward, k_clamped_mul_backward},
                              k_layernorm_row,
                              k_layernorm_dx_row,
                              k_rmsnorm_row,

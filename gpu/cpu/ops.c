@@ -14,6 +14,7 @@ typedef struct args {
     uint64_t rows, cols, n, grain, T, H, D, R, stride;
     float eps, offset, cap;
     int sign;
+    spw_gate gate;
     unsigned flags;
     uint64_t key, counter;
     double *sums;
@@ -129,104 +130,64 @@ static uint64_t
 in_row(const args *g, uint64_t first, uint64_t n, uint64_t *at)
 {
     uint64_t row = first / g->cols, col = first % g->cols;
-    *at = row * g->stride + col;
+    *at = row * g->stride + col * spw__gate_step(g->gate);
     return n < g->cols - col ? n : g->cols - col;
 }
 
-/* One stretch of a row at a time; what a gate multiplies by is the kernel's. */
+/* One stretch of a row at a time. */
 static void
-gate_rows(const args *g, uint32_t part_idx, void (*mul)(float *, const float *, const float *, uint64_t))
+gate_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
+    const args *g = ctx;
     uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    (void)worker_idx;
     for (; n > 0; i += count, n -= count) {
         count = in_row(g, i, n, &from);
-        mul(at(g->out, i), g->a + from, g->b + from, count);
+        g->k->gate_mul[g->gate](at(g->out, i), g->a + from, g->b + from, count);
     }
 }
 
 static void
-gate_backward_rows(const args *g, uint32_t part_idx,
-                   void (*mul)(float *, float *, const float *, const float *, const float *, uint64_t, bool, bool))
+gate_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
+    const args *g = ctx;
     uint64_t i, from, count, n = slice(g, g->n, part_idx, &i);
+    (void)worker_idx;
     for (; n > 0; i += count, n -= count) {
         count = in_row(g, i, n, &from);
-        mul(at(g->out, from), at(g->out2, from), g->a + i, g->b + from, g->c + from, count, g->flags & SPW_OP_ACC_DX,
-            g->flags & SPW_OP_ACC_DX2);
+        g->k->gate_mul_backward[g->gate](at(g->out, from), at(g->out2, from), g->a + i, g->b + from, g->c + from, count,
+                                         g->flags & SPW_OP_ACC_DX, g->flags & SPW_OP_ACC_DX2);
     }
 }
 
-static void
-silu_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    (void)worker_idx;
-    gate_rows(ctx, part_idx, ((const args *)ctx)->k->silu_mul);
-}
-
-static void
-gelu_mul_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    (void)worker_idx;
-    gate_rows(ctx, part_idx, ((const args *)ctx)->k->gelu_mul);
-}
-
-static void
-silu_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    (void)worker_idx;
-    gate_backward_rows(ctx, part_idx, ((const args *)ctx)->k->silu_mul_backward);
-}
-
-static void
-gelu_mul_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
-{
-    (void)worker_idx;
-    gate_backward_rows(ctx, part_idx, ((const args *)ctx)->k->gelu_mul_backward);
-}
-
-static void
-gate_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up, uint64_t M,
-              uint64_t C, uint64_t stride, unsigned flags, spw_pool_fn part)
+void
+spw__cpu_gate_mul(spw_gpu_queue *q, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                  uint64_t stride)
 {
     run(q,
-        &(args){.out = dgate,
+        &(args){
+            .gate = kind, .out = y, .a = gate, .b = up != NULL ? up : gate, .n = M * C, .cols = C, .stride = stride},
+        M * C, ELEMENT_GRAIN, gate_part);
+}
+
+void
+spw__cpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                           const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    if (kind == SPW_GATE_CLAMPED && dgate == NULL)
+        return;
+    run(q,
+        &(args){.gate = kind,
+                .out = dgate,
                 .out2 = dup,
                 .a = dy,
                 .b = gate,
-                .c = up,
+                .c = up != NULL ? up : gate,
                 .n = M * C,
                 .cols = C,
                 .stride = stride,
                 .flags = flags},
-        M * C, ELEMENT_GRAIN, part);
-}
-
-void
-spw__cpu_silu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
-{
-    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
-        silu_part);
-}
-
-void
-spw__cpu_silu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    gate_backward(q, dgate, dup, dy, gate, up, M, C, stride, flags, silu_backward_part);
-}
-
-void
-spw__cpu_gelu_mul(spw_gpu_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
-{
-    run(q, &(args){.out = y, .a = gate, .b = up, .n = M * C, .cols = C, .stride = stride}, M * C, ELEMENT_GRAIN,
-        gelu_mul_part);
-}
-
-void
-spw__cpu_gelu_mul_backward(spw_gpu_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                           uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    gate_backward(q, dgate, dup, dy, gate, up, M, C, stride, flags, gelu_mul_backward_part);
+        M * C, ELEMENT_GRAIN, gate_backward_part);
 }
 
 static void

@@ -23,6 +23,7 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.window = s->window;
     args.begins = s->begins;
     args.ends = s->ends;
+    args.sinks = (const E *)s->sinks;
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;
@@ -156,8 +157,8 @@ launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attentio
 }
 
 void
-spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, const act *dout, const act *out,
-                             const float *lse, const act *query, const act *key, const act *value,
+spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
+                             const act *out, const float *lse, const act *query, const act *key, const act *value,
                              const spw_attention_shape *shape)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
@@ -170,4 +171,7 @@ spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *
         return;
     BY_TYPE(q, launch_backward(
                    q, backward_args<T>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta), &s));
+    if (dsinks != NULL)
+        BY_TYPE(q, LAUNCH(q, (unsigned)s.Hq, 512, 0, (attention_sinks_kernel<T>), dsinks, (const T *)s.sinks, lse,
+                          delta, s.B, s.T));
 }

@@ -16,6 +16,7 @@ template <class E> struct attention_args {
     float scale, cap;              /* scores scale q k; with a cap above 0 cap tanh(scale q k / cap) */
     const int32_t *slots, *starts; /* NULL: keys beside the queries */
     const int32_t *begins, *ends;  /* (B, T) of documents; NULL: a sequence is one */
+    const E *sinks;                /* (Hq) NULL: none */
     bool wide;
 };
 

@@ -30,6 +30,22 @@ attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t rows,
         delta[(row / T * Hq + h) * T + row % T] = sum;
 }
 
+/* A block per head: what its sink's weight, exp(sink - lse), takes from rows that get delta from theirs. */
+template <class E>
+__global__ void
+attention_sinks_kernel(float *dsinks, const E *sinks, const float *lse, const float *delta, uint64_t B, uint64_t T)
+{
+    uint64_t h = blockIdx.x, Hq = gridDim.x;
+    float sink = widen(sinks[h]), sum = 0.0f;
+    for (uint64_t row = threadIdx.x; row < B * T; row += blockDim.x) {
+        uint64_t at = (row / T * Hq + h) * T + row % T;
+        sum += expf(sink - lse[at]) * delta[at];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        dsinks[h] -= sum;
+}
+
 /* ---------------------------------------------------------------- dq */
 
 /* A block's rows of two tensors stay; tiles of two others go through BUFFERS. */

@@ -125,6 +125,17 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         }
         __syncthreads();
     }
+    if ((int64_t)threadIdx.x < rows) {
+        float lse = max[threadIdx.x] + logf(sum[threadIdx.x]);
+        if (g.sinks != NULL) {
+            float all = log_of_sum(lse, g.sinks[h]);
+            sum[threadIdx.x] *= expf(all - lse);
+            lse = all;
+        }
+        if (g.lse != NULL)
+            g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + threadIdx.x] = lse;
+    }
+    __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int col = (int)threadIdx.x + half * F32_THREADS;
@@ -134,9 +145,6 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
                 g.out[(((uint64_t)b * g.T + q0 + (uint64_t)r) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D +
                       (uint64_t)col] = o[r][half] / sum[r];
     }
-    if (g.lse != NULL && (int64_t)threadIdx.x < rows)
-        g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + threadIdx.x] =
-            max[threadIdx.x] + logf(sum[threadIdx.x]);
 }
 
 /* p and ds of rows q0 and keys k0 from their tiles, into s and ds. */

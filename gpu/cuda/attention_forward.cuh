@@ -245,20 +245,25 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = my_row + 16 * m + lane / 4 + 8 * r;
-            float total = sum[m][r], inverse;
+            float total = sum[m][r], inverse, lse;
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
             inverse = 1.0f / total;
             if (row >= rows)
                 continue;
+            lse = max[m][r] * scale + logf(total);
+            if (g.sinks != NULL) {
+                float all = log_of_sum(lse, widen(g.sinks[h]));
+                inverse *= expf(lse - all);
+                lse = all;
+            }
             E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
 #pragma unroll
             for (int d = 0; d < DP / 8; d++)
                 store_pair(out, 8 * d + lane % 4 * 2, g.D, g.wide, o[m][d][2 * r] * inverse,
                            o[m][d][2 * r + 1] * inverse);
             if (g.lse != NULL && lane % 4 == 0)
-                g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] =
-                    max[m][r] * scale + logf(total);
+                g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] = lse;
         }
 }
 

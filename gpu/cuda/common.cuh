@@ -236,6 +236,13 @@ store8(E *p, const float *v, uint64_t left, bool wide)
             narrow(p + i, v[i]);
 }
 
+/* log(exp(a) + exp(b)) */
+SPW_DEVICE float
+log_of_sum(float a, float b)
+{
+    return fmaxf(a, b) + log1pf(expf(-fabsf(a - b)));
+}
+
 /* ---------------------------------------------------------------- sums */
 
 SPW_DEVICE float

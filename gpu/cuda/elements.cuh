@@ -5,6 +5,7 @@
 #define SPW_CUDA_ELEMENTS_CUH
 
 #include "common.cuh"
+#include "spw_gpu.h"
 
 enum { ELEMENT_THREADS = 256, ELEMENTS_PER_BLOCK = 8 * ELEMENT_THREADS };
 
@@ -108,14 +109,14 @@ my_eight_of_row(uint64_t M, uint64_t C, uint64_t *row, uint64_t *col)
 }
 
 /* What a gate multiplies by: silu of it, or gelu. */
-template <bool gelu>
+template <spw_gate kind>
 SPW_DEVICE float
 gate_sigmoid(float g)
 {
-    return gelu ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
+    return kind == SPW_GATE_GELU ? gelu_sigmoid(g) : 1.0f / (1.0f + expf(-g));
 }
 
-template <class T, bool gelu>
+template <class T, spw_gate kind>
 __global__ void
 gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
@@ -129,12 +130,12 @@ gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64
     load8(u, up + i, n, wide);
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        u[j] *= g[j] * gate_sigmoid<gelu>(g[j]);
+        u[j] *= g[j] * gate_sigmoid<kind>(g[j]);
     store8(y + row * C + col, u, n, wide);
 }
 
 /* dgate and dup may each be NULL. */
-template <class T, bool gelu>
+template <class T, spw_gate kind>
 __global__ void
 gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *up, uint64_t M, uint64_t C,
                          uint64_t stride, bool add_gate, bool add_up, bool wide)
@@ -153,8 +154,8 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dgate + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float s = gate_sigmoid<gelu>(g[j]);
-            out[j] = old[j] + d[j] * u[j] * (gelu ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
+            float s = gate_sigmoid<kind>(g[j]);
+            out[j] = old[j] + d[j] * u[j] * (kind == SPW_GATE_GELU ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
             old[j] = 0.0f;
         }
         store8(dgate + i, out, n, wide);
@@ -164,9 +165,76 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
             load8(old, dup + i, n, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<gelu>(g[j]);
+            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<kind>(g[j]);
         store8(dup + i, out, n, wide);
     }
+}
+
+/* Pairs of a gate and an up in x. Comparisons let NaN through. */
+template <class T>
+SPW_DEVICE void
+load_pairs(float *g, float *u, const T *x, uint64_t n, bool wide)
+{
+    float v[16];
+    load8(v, x, 2 * n, wide);
+    load8(v + 8, x + 8, n > 4 ? 2 * n - 8 : 0, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        g[j] = v[2 * j];
+        u[j] = v[2 * j + 1];
+    }
+}
+
+SPW_DEVICE float
+clamped(float x, float low)
+{
+    return x > SPW_GATE_LIMIT ? SPW_GATE_LIMIT : x < low ? low : x;
+}
+
+template <class T>
+__global__ void
+clamped_mul_kernel(T *y, const T *x, uint64_t M, uint64_t C, uint64_t stride, bool wide)
+{
+    uint64_t row, col;
+    float g[8], u[8];
+    if (!my_eight_of_row(M, C, &row, &col))
+        return;
+    load_pairs(g, u, x + row * stride + 2 * col, C - col, wide);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        g[j] = clamped(g[j], -INFINITY);
+        u[j] = (clamped(u[j], -SPW_GATE_LIMIT) + 1.0f) * (g[j] / (1.0f + expf(-SPW_GATE_ALPHA * g[j])));
+    }
+    store8(y + row * C + col, u, C - col, wide);
+}
+
+template <class T>
+__global__ void
+clamped_mul_backward_kernel(T *dx, const T *dy, const T *x, uint64_t M, uint64_t C, uint64_t stride, bool add,
+                            bool wide)
+{
+    uint64_t row, col, n;
+    float g[8], u[8], d[8], out[16], old[16] = {0};
+    if (!my_eight_of_row(M, C, &row, &col))
+        return;
+    n = C - col;
+    dx += row * stride + 2 * col;
+    load_pairs(g, u, x + row * stride + 2 * col, n, wide);
+    load8(d, dy + row * C + col, n, wide);
+    if (add) {
+        load8(old, dx, 2 * n, wide);
+        load8(old + 8, dx + 8, n > 4 ? 2 * n - 8 : 0, wide);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float cut = clamped(g[j], -INFINITY), s = 1.0f / (1.0f + expf(-SPW_GATE_ALPHA * cut));
+        float slope = s + SPW_GATE_ALPHA * cut * s * (1.0f - s);
+        bool high = g[j] > SPW_GATE_LIMIT, far = fabsf(u[j]) > SPW_GATE_LIMIT;
+        out[2 * j] = old[2 * j] + (high ? 0.0f : d[j] * (clamped(u[j], -SPW_GATE_LIMIT) + 1.0f) * slope);
+        out[2 * j + 1] = old[2 * j + 1] + (far ? 0.0f : d[j] * cut * s);
+    }
+    store8(dx, out, 2 * n, wide);
+    store8(dx + 8, out + 8, n > 4 ? 2 * n - 8 : 0, wide);
 }
 
 /* The mask has the bits of the cpu device: word i % 4 of Philox(key, counter_hi, i / 4). */

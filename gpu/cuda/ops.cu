@@ -74,58 +74,58 @@ rows_aligned(uint64_t M, uint64_t C, uint64_t stride)
     return M == 1 || (C % 8 == 0 && stride % 8 == 0);
 }
 
-template <bool gelu>
+template <class T, spw_gate kind>
 static void
-gate_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+gate_mul(cuda_queue *q, act *y, const act *gate, const act *up, uint64_t M, uint64_t C, uint64_t stride)
+{
+    LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (gate_mul_kernel<T, kind>), (T *)y,
+           (const T *)gate, (const T *)up, M, C, stride, rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate, up));
+}
+
+void
+spw__cuda_gate_mul(spw_gpu_queue *queue, spw_gate kind, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
+                   uint64_t stride)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (M * C == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (gate_mul_kernel<T, gelu>), (T *)y,
-                      (const T *)gate, (const T *)up, M, C, stride,
-                      rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate, up)));
+    if (kind == SPW_GATE_SILU)
+        BY_TYPE(q, gate_mul<T, SPW_GATE_SILU>(q, y, gate, up, M, C, stride));
+    else if (kind == SPW_GATE_CLAMPED)
+        BY_TYPE(q,
+                LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_kernel<T>), (T *)y,
+                       (const T *)gate, M, C, stride, rows_aligned(M, C, stride) && spw__cuda_aligned(y, gate)));
+    else
+        BY_TYPE(q, gate_mul<T, SPW_GATE_GELU>(q, y, gate, up, M, C, stride));
 }
 
-template <bool gelu>
+template <class T, spw_gate kind>
 static void
-gate_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up, uint64_t M,
+gate_mul_backward(cuda_queue *q, act *dgate, act *dup, const act *dy, const act *gate, const act *up, uint64_t M,
                   uint64_t C, uint64_t stride, unsigned flags)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
     bool wide = rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dup, dy, gate) && spw__cuda_aligned(up);
-    if (M * C == 0)
+    LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (gate_mul_backward_kernel<T, kind>),
+           (T *)dgate, (T *)dup, (const T *)dy, (const T *)gate, (const T *)up, M, C, stride,
+           (flags & SPW_OP_ACC_DX) != 0, (flags & SPW_OP_ACC_DX2) != 0, wide);
+}
+
+void
+spw__cuda_gate_mul_backward(spw_gpu_queue *queue, spw_gate kind, act *dgate, act *dup, const act *dy, const act *gate,
+                            const act *up, uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (M * C == 0 || (kind == SPW_GATE_CLAMPED && dgate == NULL))
         return;
-    BY_TYPE(q, LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0,
-                      (gate_mul_backward_kernel<T, gelu>), (T *)dgate, (T *)dup, (const T *)dy, (const T *)gate,
-                      (const T *)up, M, C, stride, (flags & SPW_OP_ACC_DX) != 0, (flags & SPW_OP_ACC_DX2) != 0, wide));
-}
-
-void
-spw__cuda_silu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
-                   uint64_t stride)
-{
-    gate_mul<false>(queue, y, gate, up, M, C, stride);
-}
-
-void
-spw__cuda_silu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                            uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    gate_mul_backward<false>(queue, dgate, dup, dy, gate, up, M, C, stride, flags);
-}
-
-void
-spw__cuda_gelu_mul(spw_gpu_queue *queue, act *y, const act *gate, const act *up, uint64_t M, uint64_t C,
-                   uint64_t stride)
-{
-    gate_mul<true>(queue, y, gate, up, M, C, stride);
-}
-
-void
-spw__cuda_gelu_mul_backward(spw_gpu_queue *queue, act *dgate, act *dup, const act *dy, const act *gate, const act *up,
-                            uint64_t M, uint64_t C, uint64_t stride, unsigned flags)
-{
-    gate_mul_backward<true>(queue, dgate, dup, dy, gate, up, M, C, stride, flags);
+    if (kind == SPW_GATE_SILU)
+        BY_TYPE(q, gate_mul_backward<T, SPW_GATE_SILU>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
+    else if (kind == SPW_GATE_CLAMPED)
+        BY_TYPE(q,
+                LAUNCH(q, element_blocks(M * spw_round_up(C, 8)), ELEMENT_THREADS, 0, (clamped_mul_backward_kernel<T>),
+                       (T *)dgate, (const T *)dy, (const T *)gate, M, C, stride, (flags & SPW_OP_ACC_DX) != 0,
+                       rows_aligned(M, C, stride) && spw__cuda_aligned(dgate, dy, gate)));
+    else
+        BY_TYPE(q, gate_mul_backward<T, SPW_GATE_GELU>(q, dgate, dup, dy, gate, up, M, C, stride, flags));
 }
 
 void

@@ -197,18 +197,7 @@ write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *
     return SPW_OK;
 }
 
-static void
-describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
-{
-    memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, "%s", p->name);
-    t->dtype = dtype;
-    t->ndim = p->ndim;
-    t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
-    t->shape[1] = p->ndim == 1 ? 0 : p->cols;
-}
-
-/* Which file each parameter goes to: in order, a new one when the last is full. */
+/* Which file each parameter goes to: in order, a new one when the last is full, but between slices of one tensor. */
 static void
 cut(job *j)
 {
@@ -217,7 +206,9 @@ cut(job *j)
     for (uint32_t id = 0; id < j->model->param_count; id++) {
         const spw_param *p = &j->model->params[id];
         uint64_t bytes = p->rows * p->cols * spw_dtype_bytes(j->report->dtype);
-        if (j->o->shard_bytes > 0 && filled > 0 && filled + bytes > j->o->shard_bytes) {
+        bool whole = p->stack == 0 || p->expert == 1;
+        if (whole && j->o->shard_bytes > 0 && filled > 0 &&
+            filled + bytes * (p->stack > 0 ? p->stack : 1) > j->o->shard_bytes) {
             j->report->files++;
             filled = 0;
         }
@@ -225,8 +216,8 @@ cut(job *j)
         j->all += bytes;
         j->file_of[id] = j->report->files - 1;
         j->report->params += p->rows * p->cols;
+        j->report->tensors += whole;
     }
-    j->report->tensors = j->model->param_count;
     j->report->bytes = j->all;
 }
 
@@ -249,7 +240,7 @@ write_file(job *j, uint32_t file, spw_tensor_info *infos, spw_error *err)
     while (j->file_of[first] < file)
         first++;
     for (end = first; end < j->model->param_count && j->file_of[end] == file; end++)
-        describe(&infos[end - first], &j->model->params[end], j->report->dtype);
+        spw_st_describe(&infos[end - first], &j->model->params[end], j->report->dtype);
     file_name(j, file, name, sizeof name);
     snprintf(path, sizeof path, "%s/%s", j->partial, name);
     st = spw_st_writer_create(&w, path, infos, end - first, err);
@@ -279,8 +270,10 @@ write_index(job *j, spw_error *err)
     char name[64];
     spw_status st;
     for (uint32_t id = 0; id < j->model->param_count; id++) {
+        spw_tensor_info t;
+        spw_st_describe(&t, &j->model->params[id], j->report->dtype);
         file_name(j, j->file_of[id], name, sizeof name);
-        json_object_set_new(map, j->model->params[id].name, json_string(name));
+        json_object_set_new(map, t.name, json_string(name));
     }
     root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)j->all, "weight_map", map);
     st = write_json(j->partial, "model.safetensors.index.json", root, err);
@@ -327,6 +320,7 @@ spw_hf_config_carry(char **text_out, const spw_model_config *config, const char 
         root = text_part(config, whole, dtype);
         json_decref(whole);
     }
+    (void)json_object_del(root, "quantization_config"); /* what is written is not quantised */
     if (json_object_get(root, "dtype") != NULL)
         json_object_set_new(root, "dtype", json_string(names[dtype]));
     if (json_object_get(root, "torch_dtype") != NULL || json_object_get(root, "dtype") == NULL)

@@ -30,7 +30,8 @@ enum {
     GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
     GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
     GEMMA = GEMMA2 | GEMMA3,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA,
+    GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS,
     ALL = GPT2 | LLAMAS
 };
 
@@ -72,7 +73,7 @@ static const struct {
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
     {"sliding_window", LLAMAS},
-    {"use_sliding_window", LLAMAS & ~GEMMA},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
@@ -81,17 +82,19 @@ static const struct {
     {"final_logit_softcapping", GEMMA},
     {"use_bidirectional_attention", GEMMA},
     {"cache_implementation", GEMMA},
-    {"num_experts", EXPERTS},
-    {"num_local_experts", EXPERTS & ~QWEN2_MOE},
+    {"num_experts", EXPERTS | GPT_OSS},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS},
+    {"swiglu_limit", GPT_OSS},
+    {"swiglu_alpha", GPT_OSS},
     {"moe_intermediate_size", QWEN_MOE},
     {"norm_topk_prob", QWEN_MOE},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS},
-    {"router_aux_loss_coef", EXPERTS},
+    {"output_router_logits", EXPERTS | GPT_OSS},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
@@ -115,7 +118,7 @@ static const struct {
 static const char *const architectures[SPW_FAMILY_CUSTOM] = {
     "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
     "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
-    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM"};
+    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM",  "GptOssForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -458,9 +461,12 @@ read_rope(const source *s, spw_model_config *c)
                          s->prefix);
     c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer || s->qwen_vl ? 1e6
                     : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS                         ? 150000
                                                                               : 10000;
     SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
+    if (c->family == SPW_FAMILY_GPT_OSS && rope.object == NULL)
+        return wrong(s, "rope_scaling", "an object, as the family's folders have it", NULL);
     return by_layer ? read_rope_by_layer(s, &rope, newer, c) : read_rope_object(s, &rope, "rope_theta", c);
 }
 
@@ -526,13 +532,13 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Gemma's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
+/* Gemma's and gpt-oss's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
-    c->window = 4096; /* the class' default */
-    c->full_every = c->family == SPW_FAMILY_GEMMA2 ? 2 : 6;
+    c->window = c->family == SPW_FAMILY_GPT_OSS ? 128 : 4096; /* the classes' defaults */
+    c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2 : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
     if (c->family == SPW_FAMILY_GEMMA3)
         SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
@@ -560,7 +566,7 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (is_gemma(c->family))
+    if (is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
@@ -586,14 +592,15 @@ static spw_status
 read_experts(const source *s, spw_model_config *c)
 {
     bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE, qwen = with_shared || c->family == SPW_FAMILY_QWEN3_MOE;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS;
     const char *key = get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts";
     const json_t *dense = get(s, "mlp_only_layers");
     double jitter = 0;
     uint64_t step = 1;
-    if (c->family != SPW_FAMILY_MIXTRAL && !qwen)
+    if (c->family != SPW_FAMILY_MIXTRAL && !qwen && !gpt_oss)
         return SPW_OK;
-    c->experts = with_shared ? 60 : qwen ? 128 : 8; /* the classes' defaults */
-    c->choices = with_shared ? 4 : qwen ? 8 : 2;
+    c->experts = with_shared ? 60 : qwen || gpt_oss ? 128 : 8; /* the classes' defaults */
+    c->choices = with_shared || gpt_oss ? 4 : qwen ? 8 : 2;
     c->mlp_width = with_shared ? 1408 : qwen ? 768 : c->mlp_width;
     c->shared_width = with_shared ? 5632 : 0;
     c->sum_to_one = !qwen;
@@ -603,6 +610,8 @@ read_experts(const source *s, spw_model_config *c)
         return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
                    ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
     SPW_TRY(must_be(s, "output_router_logits", false));
+    if (gpt_oss)
+        return SPW_OK;
     if (!qwen) {
         SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
         return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
@@ -644,26 +653,46 @@ read_gemma(const source *s, spw_model_config *c)
         SPW_TRY(read_cap(s, caps[1], 30, &c->logit_cap));
     }
     c->norms = SPW_NORMS_BOTH;
-    c->norms_from_one = c->gelu = c->embedding_scaled = true;
+    c->norms_from_one = c->embedding_scaled = true;
+    c->gate = SPW_GATE_GELU;
     c->query_scalar = 256;
     SPW_TRY(read_size(s, "query_pre_attn_scalar", 1, &c->query_scalar));
     return must_be(s, "use_bidirectional_attention", false);
 }
 
+/* The gate's numbers are its kernels'. */
+static spw_status
+read_gpt_oss(const source *s, spw_model_config *c)
+{
+    double limit = (double)SPW_GATE_LIMIT, alpha = 1.702;
+    if (c->family != SPW_FAMILY_GPT_OSS)
+        return SPW_OK;
+    SPW_TRY(read_real(s, "swiglu_limit", &limit));
+    SPW_TRY(read_real(s, "swiglu_alpha", &alpha));
+    if ((float)limit != SPW_GATE_LIMIT)
+        return refuse(s, "swiglu_limit", get(s, "swiglu_limit"));
+    if ((float)alpha != SPW_GATE_ALPHA)
+        return refuse(s, "swiglu_alpha", get(s, "swiglu_alpha"));
+    c->gate = SPW_GATE_CLAMPED;
+    c->experts_paired = c->sinks = true;
+    return SPW_OK;
+}
+
 static spw_status
 read_llama(const source *s, spw_model_config *c)
 {
-    bool bias = false;
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, bias = gpt_oss;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL              ? 8
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss   ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
                           : s->qwen_vl                                                                    ? 8
                           : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
                                                                                                           : 0;
-    c->norm_eps = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || s->qwen_vl ? 1e-5 : 1e-6;
+    c->norm_eps =
+        c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || gpt_oss || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -671,7 +700,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma ? 256 : c->family == SPW_FAMILY_QWEN3 ? 128 : c->heads > 0 ? c->width / c->heads : 0;
+    c->head_dim = gemma                           ? 256
+                  : gpt_oss                       ? 64
+                  : c->family == SPW_FAMILY_QWEN3 ? 128
+                  : c->heads > 0                  ? c->width / c->heads
+                                                  : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -681,7 +714,7 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (biases || qwen3 || olmo || gemma)
+    if (biases || qwen3 || olmo || gemma || gpt_oss)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -697,6 +730,7 @@ read_llama(const source *s, spw_model_config *c)
     c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
+    SPW_TRY(read_gpt_oss(s, c));
     return read_gemma(s, c);
 }
 
@@ -767,7 +801,7 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2, gemma2 or gemma3_text)",
+                         "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text or gpt_oss)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
@@ -793,6 +827,14 @@ check_activation(const source *s, spw_family family)
         (name != NULL && gelu && (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)))
         return SPW_OK;
     return refuse(s, key, v);
+}
+
+/* As gpt-oss is published; the reader of weights makes numbers of it. */
+static bool
+is_mxfp4(spw_family family, const json_t *quantization)
+{
+    const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+    return family == SPW_FAMILY_GPT_OSS && method != NULL && strcmp(method, "mxfp4") == 0;
 }
 
 /* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
@@ -838,7 +880,7 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
         c->mlp_width = kind->mlp_width;
     }
     SPW_TRY(check_activation(s, c->family));
-    if (get(s, "quantization_config") != NULL)
+    if (get(s, "quantization_config") != NULL && !is_mxfp4(c->family, get(s, "quantization_config")))
         return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
                    ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
     c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
@@ -1064,6 +1106,20 @@ write_gemma(json_t *o, const spw_model_config *c)
 }
 
 static void
+write_gpt_oss(json_t *o, const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    json_object_set_new(o, "layer_types", list);
+    if (c->window > 0) /* transformers computes nothing by one of null */
+        set_size(o, "sliding_window", c->window);
+    json_object_set_new(o, "swiglu_limit", json_real((double)SPW_GATE_LIMIT));
+    if (c->rope == SPW_ROPE_PLAIN) /* without one the class has a yarn of its own */
+        json_object_set_new(o, "rope_scaling", json_pack("{s:s}", "rope_type", "default"));
+}
+
+static void
 write_llama(json_t *o, const spw_model_config *c)
 {
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
@@ -1086,10 +1142,13 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "no_rope_layers", no_rope_list(c));
     if (biases)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
-    if (biases || c->qk_norm || is_gemma(c->family))
+    if (c->family == SPW_FAMILY_GPT_OSS)
+        write_gpt_oss(o, c);
+    if (biases || c->qk_norm || is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->experts > 0) {
-        set_size(o, c->family == SPW_FAMILY_MIXTRAL ? "num_local_experts" : "num_experts", c->experts);
+        set_size(o, c->family == SPW_FAMILY_MIXTRAL || c->experts_paired ? "num_local_experts" : "num_experts",
+                 c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
     if (c->family == SPW_FAMILY_QWEN2_MOE) {
@@ -1105,7 +1164,7 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if ((LLAMAS & ~(LLAMA | OLMO | GEMMA)) >> c->family & 1) /* null, not absent: that would be 4096 */
+    if ((LLAMAS & ~(LLAMA | OLMO | GEMMA | GPT_OSS)) >> c->family & 1) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

@@ -3,7 +3,7 @@
  * of it is checked when it is opened and when a model is bound, by name; reading then is by ranges, from any thread.
  * Source: FORMATS S1, S8 (tensor names; what old files hold besides parameters).
  */
-#include "spw_files.h"
+#include "files_internal.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fnmatch.h>
@@ -27,11 +27,19 @@ typedef struct entry {
     uint32_t shard_idx;
 } entry;
 
+/* Of a parameter (rows, cols) in MXFP4; its blocks are its tensor. */
+typedef struct coded {
+    const uint8_t *blocks, *scales; /* mapped, of this slice; NULL: not seen */
+    uint64_t rows, cols;
+} coded;
+
 struct spw_hf_reader {
     char path[PATH_BYTES];
     shard *shards;
     entry *tensors;
     uint32_t *of_param; /* (param_count) index of each parameter's tensor; NULL: not bound */
+    uint64_t *first;    /* (param_count) the parameter's first element in it */
+    coded *coded;       /* (param_count) of those that are MXFP4 */
     uint32_t shard_count, tensor_count, param_count;
 };
 
@@ -225,6 +233,8 @@ spw_hf_reader_close(spw_hf_reader *r)
     spw_mem_free(r->shards);
     spw_mem_free(r->tensors);
     spw_mem_free(r->of_param);
+    spw_mem_free(r->first);
+    spw_mem_free(r->coded);
     spw_mem_free(r);
 }
 
@@ -346,41 +356,124 @@ static spw_status
 check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
 {
     const spw_tensor_info *t = e->info;
-    uint64_t want[2] = {p->ndim == 1 ? p->cols : p->rows, p->cols};
-    char is[120], needed[60];
-    if (t->ndim == p->ndim && memcmp(t->shape, want, p->ndim * sizeof want[0]) == 0)
+    uint64_t want[3] = {p->stack, p->ndim == 1 ? p->cols : p->rows, p->cols};
+    uint32_t ndim = p->ndim + (p->stack > 0);
+    const uint64_t *shape = p->stack > 0 ? want : want + 1;
+    char is[120], needed[80];
+    if (t->ndim == ndim && memcmp(t->shape, shape, ndim * sizeof *shape) == 0)
         return SPW_OK;
     return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s", r->shards[e->shard_idx].name,
                      t->name, shape_text(is, sizeof is, t->shape, t->ndim),
-                     shape_text(needed, sizeof needed, want, p->ndim));
+                     shape_text(needed, sizeof needed, shape, ndim));
 }
 
+/* A parameter as files name it. */
+typedef struct named {
+    char name[SPW_TENSOR_NAME_BYTES];
+    uint32_t id; /* of a stack's slices the first */
+} named;
+
 static int
-by_param_name(const void *a, const void *b)
+by_name_in_files(const void *a, const void *b)
 {
-    return strcmp((*(const spw_param *const *)a)->name, (*(const spw_param *const *)b)->name);
+    return strcmp(((const named *)a)->name, ((const named *)b)->name);
 }
 
 static int
 compare_name(const void *name, const void *param)
 {
-    return strcmp(name, (*(const spw_param *const *)param)->name);
+    return strcmp(name, ((const named *)param)->name);
 }
 
-/* named: (param_count) of the model's parameters, by name. */
+/* Tensor i is that of a parameter, or of all of a stack's. */
+static void
+bind_tensor(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i)
+{
+    const spw_param *p = &m->params[id];
+    for (uint32_t slice = 0; slice < (p->stack > 0 ? p->stack : 1); slice++) {
+        r->of_param[id + slice] = i;
+        r->first[id + slice] = slice * p->rows * p->cols;
+    }
+}
+
+/* "..._blocks" or "..._scales" of a stack of matrices; *id is the first one's. */
+static bool
+is_coded(const spw_model *m, const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    char plain[SPW_TENSOR_NAME_BYTES];
+    const named *found;
+    if (!ends_with(name, "_blocks") && !ends_with(name, "_scales"))
+        return false;
+    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen("_blocks")), name);
+    found = bsearch(plain, names, count, sizeof *names, compare_name);
+    if (found == NULL || m->params[found->id].stack == 0 || m->params[found->id].ndim != 2)
+        return false;
+    *id = found->id;
+    return true;
+}
+
+/* One of the two tensors that a stack is in MXFP4. */
 static spw_status
-bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named, spw_error *err)
+bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
+{
+    const spw_param *p = &m->params[id];
+    const spw_tensor_info *t = r->tensors[i].info;
+    bool blocks = ends_with(t->name, "_blocks");
+    uint64_t groups = p->rows / SPW_MXFP4_GROUP, bytes = p->cols * groups * (blocks ? SPW_MXFP4_GROUP / 2 : 1);
+    uint64_t want[4] = {p->stack, p->cols, groups, SPW_MXFP4_GROUP / 2};
+    const uint8_t *at;
+    char is[120], needed[100];
+    if (strcmp(t->type, "U8") != 0 || p->rows % SPW_MXFP4_GROUP != 0 || t->ndim != (blocks ? 4u : 3u) ||
+        memcmp(t->shape, want, t->ndim * sizeof *want) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, MXFP4 of this model is U8 of %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
+                         shape_text(is, sizeof is, t->shape, t->ndim),
+                         shape_text(needed, sizeof needed, want, blocks ? 4 : 3));
+    SPW_TRY(spw__st_map(r->shards[r->tensors[i].shard_idx].reader, t, &at, err));
+    for (uint32_t slice = 0; slice < p->stack; slice++, at += bytes) {
+        coded *c = &r->coded[id + slice];
+        if (blocks)
+            r->of_param[id + slice] = i;
+        *(blocks ? &c->blocks : &c->scales) = at;
+        c->rows = p->rows;
+        c->cols = p->cols;
+    }
+    return SPW_OK;
+}
+
+/* Every parameter has a tensor, or the two of MXFP4. */
+static spw_status
+check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
+{
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const coded *c = &r->coded[id];
+        if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
+                             r->path, m->params[id].name);
+        if ((c->blocks == NULL) != (c->scales == NULL))
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: of the MXFP4 tensors of %s, the %s are missing", r->path,
+                             m->params[id].name, c->blocks == NULL ? "blocks" : "scales");
+    }
+    return SPW_OK;
+}
+
+/* names: (count) of the model's parameters in files, in order. */
+static spw_status
+bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
 {
     spw_family family = m->config.family;
     uint32_t head = UINT32_MAX;
     for (uint32_t i = 0; i < r->tensor_count; i++) {
         const char *name = without_prefix(r->tensors[i].info->name, family);
-        const spw_param *const *found = bsearch(name, named, m->param_count, sizeof *named, compare_name);
-        uint32_t id = found != NULL ? (uint32_t)(*found - m->params) : m->param_count;
-        if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
+        const named *found = bsearch(name, names, count, sizeof *names, compare_name);
+        uint32_t id = found != NULL ? found->id : m->param_count;
+        if (found == NULL && is_coded(m, names, count, name, &id) &&
+            (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
+            SPW_TRY(bind_coded(r, m, id, i, err));
+        } else if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             SPW_TRY(check_shape(r, &r->tensors[i], &m->params[id], err));
-            r->of_param[id] = i;
+            bind_tensor(r, m, id, i);
         } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
@@ -390,11 +483,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named
                              id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
         }
     }
-    for (uint32_t id = 0; id < m->param_count; id++) {
-        if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
-                             r->path, m->params[id].name);
-    }
+    SPW_TRY(check_bound(r, m, err));
     if (head != UINT32_MAX)
         SPW_TRY(compare_tied(r, head, r->of_param[m->blocks[0].param_ids[0]], err));
     r->param_count = m->param_count;
@@ -404,21 +493,32 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const spw_param *const *named
 spw_status
 spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
 {
-    const spw_param **named = spw_mem_calloc(m->param_count + 1, sizeof *named);
+    named *names = spw_mem_calloc(m->param_count + 1, sizeof *names);
+    uint32_t count = 0;
     spw_status st;
     spw_mem_free(r->of_param);
+    spw_mem_free(r->first);
+    spw_mem_free(r->coded);
+    r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
     r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
+    r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
     r->param_count = 0;
-    if (r->of_param == NULL || named == NULL) {
-        spw_mem_free(named);
+    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || names == NULL) {
+        spw_mem_free(names);
         return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
     }
     memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
-    for (uint32_t id = 0; id < m->param_count; id++)
-        named[id] = &m->params[id];
-    qsort(named, m->param_count, sizeof *named, by_param_name);
-    st = bind_tensors(r, m, named, err);
-    spw_mem_free(named);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_tensor_info t;
+        spw_st_describe(&t, &m->params[id], SPW_F32);
+        if (t.slice > 0)
+            continue;
+        memcpy(names[count].name, t.name, sizeof t.name);
+        names[count++].id = id;
+    }
+    qsort(names, count, sizeof *names, by_name_in_files);
+    st = bind_tensors(r, m, names, count, err);
+    spw_mem_free(names);
     return st;
 }
 
@@ -426,10 +526,11 @@ bool
 spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype)
 {
     const entry *e;
-    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->coded[param_id].blocks != NULL)
         return false;
     e = &r->tensors[r->of_param[param_id]];
     *out = spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info);
+    out->offset += r->first[param_id] * spw_dtype_bytes(e->info->dtype);
     *dtype = e->info->dtype;
     return true;
 }
@@ -440,5 +541,10 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
     if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is none of the %u that are bound", r->path, param_id,
                          r->param_count);
-    return read_floats(r, r->of_param[param_id], first, count, out, err);
+    if (r->coded[param_id].blocks != NULL) {
+        const coded *c = &r->coded[param_id];
+        spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
+        return SPW_OK;
+    }
+    return read_floats(r, r->of_param[param_id], r->first[param_id] + first, count, out, err);
 }

@@ -2,12 +2,13 @@
  * safetensors: a JSON header and tensor bytes. The writer lays tensors out by element size, then name, and accepts any
  * range from any thread; the reader checks every rule of the format before it gives out a tensor.
  */
-#include "spw_files.h"
+#include "files_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -63,7 +64,9 @@ by_size_then_name(const void *a, const void *b)
     uint32_t bx = spw_dtype_bytes(x->t->dtype), by = spw_dtype_bytes(y->t->dtype);
     if (bx != by)
         return bx > by ? -1 : 1;
-    return strcmp(x->t->name, y->t->name);
+    if (strcmp(x->t->name, y->t->name) != 0)
+        return strcmp(x->t->name, y->t->name);
+    return x->t->slice < y->t->slice ? -1 : x->t->slice > y->t->slice;
 }
 
 static bool
@@ -82,6 +85,8 @@ static json_t *
 describe(const spw_tensor_info *t, uint64_t begin, uint64_t end)
 {
     json_t *shape = json_array();
+    if (t->stack > 0)
+        json_array_append_new(shape, json_integer((json_int_t)t->stack));
     for (uint32_t d = 0; d < t->ndim; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", types[t->dtype].name, "shape", shape, "data_offsets",
@@ -104,6 +109,14 @@ write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t of
     return SPW_OK;
 }
 
+static bool
+follows(const spw_tensor_info *t, const spw_tensor_info *before)
+{
+    return t->slice < t->stack && t->slice == before->slice + 1 && t->stack == before->stack &&
+           t->dtype == before->dtype && t->ndim == before->ndim && strcmp(t->name, before->name) == 0 &&
+           memcmp(t->shape, before->shape, t->ndim * sizeof t->shape[0]) == 0;
+}
+
 /* Places the tensors and makes the padded header; header is the caller's to free(). */
 static spw_status
 lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uint64_t *header_bytes, spw_error *err)
@@ -120,13 +133,16 @@ lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uin
         uint32_t i = sorted[k].i;
         if ((unsigned)tensors[i].dtype >= SPW_DTYPE_COUNT ||
             !tensor_bytes(&tensors[i], types[tensors[i].dtype].bits, &w->bytes[i]) ||
-            json_object_get(root, tensors[i].name) != NULL)
+            (tensors[i].slice == 0 ? json_object_get(root, tensors[i].name) != NULL
+                                   : k == 0 || !follows(&tensors[i], sorted[k - 1].t)))
             st = SPW_RAISE(err, SPW_EINVAL, "%s: tensor %s has a bad shape or dtype, or its name is taken", w->path,
                            tensors[i].name);
         w->begin[i] = w->data_bytes;
         w->data_bytes += w->bytes[i];
-        if (st == SPW_OK &&
-            json_object_set_new(root, tensors[i].name, describe(&tensors[i], w->begin[i], w->data_bytes)) != 0)
+        if (st == SPW_OK && tensors[i].slice + 1 >= tensors[i].stack && /* the last of a stack has the end of all */
+            json_object_set_new(root, tensors[i].name,
+                                describe(&tensors[i], w->begin[i] - tensors[i].slice * w->bytes[i], w->data_bytes)) !=
+                0)
             st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", w->path);
     }
     if (st == SPW_OK && (text = json_dumps(root, JSON_COMPACT)) == NULL)
@@ -291,6 +307,7 @@ struct spw_st_reader {
     uint32_t count;
     spw_tensor_info *tensors;        /* (count) by offset */
     const spw_tensor_info **by_name; /* (count) the same */
+    void *map;                       /* NULL: not mapped */
 };
 
 static bool
@@ -452,6 +469,8 @@ spw_st_reader_close(spw_st_reader *r)
 {
     if (r == NULL)
         return;
+    if (r->map != NULL)
+        munmap(r->map, r->data_at + r->data_bytes);
     if (r->fd >= 0)
         close(r->fd);
     spw_mem_free(r->tensors);
@@ -486,6 +505,31 @@ spw_st_reader_find(const spw_st_reader *r, const char *name)
             low = middle + 1;
     }
     return NULL;
+}
+
+void
+spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
+{
+    size_t bytes = p->stack > 0 ? (size_t)(strrchr(p->name, '.') - p->name) : strlen(p->name);
+    memset(t, 0, sizeof *t);
+    snprintf(t->name, sizeof t->name, "%.*s", (int)bytes, p->name);
+    t->dtype = dtype;
+    t->ndim = p->ndim;
+    t->shape[0] = p->ndim == 1 ? p->cols : p->rows;
+    t->shape[1] = p->ndim == 1 ? 0 : p->cols;
+    t->stack = p->stack;
+    t->slice = p->stack > 0 ? p->expert - 1 : 0;
+}
+
+spw_status
+spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw_error *err)
+{
+    void *map = r->map != NULL ? r->map : mmap(NULL, r->data_at + r->data_bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
+    if (map == MAP_FAILED)
+        return SPW_RAISE_SYS(err, errno, "mapping %s", r->path);
+    r->map = map;
+    *out = (const uint8_t *)map + r->data_at + t->begin;
+    return SPW_OK;
 }
 
 spw_st_extent

@@ -17,6 +17,8 @@ typedef struct spw_tensor_info {
     uint32_t ndim;
     uint64_t shape[SPW_TENSOR_DIMS_MAX];
     uint64_t begin, bytes; /* in the data buffer; set by the writer and the reader */
+    uint32_t stack,
+        slice; /* for the writer: one of so many tensors of one name, shape and type that make one (stack, ...); 0: whole */
 } spw_tensor_info;
 
 /*
@@ -60,6 +62,9 @@ typedef struct spw_st_extent {
 } spw_st_extent;
 spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t);
 
+/* The tensor, or the slice of one, that a model's files have of a parameter. */
+void spw_st_describe(spw_tensor_info *out, const spw_param *p, spw_dtype dtype);
+
 /* ---------------------------------------------------------------- Hugging Face's config.json */
 
 /*
@@ -67,7 +72,7 @@ spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info
  *   name     in messages, for the file
  *   section  false: a config.json; keys that no family has are not looked at, dropout is left at 0. true: the section
  *            "model" of a training configuration, which messages put before the key; dropout counts.
- * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text. A missing key has the default that the model's class has there, but
+ * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss. A missing key has the default that the model's class has there, but
  *           vocab_size 256 and 1024 positions.
  * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
  *           ("not supported yet"): families, activations, rope types, quantised weights, mixed windows.
@@ -121,11 +126,12 @@ bool spw_hf_has_other_weights(const char *folder, char name[256]);
 /*
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
+ * Experts of gpt-oss may be MXFP4 ("..._blocks", "..._scales"): their files are then mapped, and must not get shorter while the reader is open.
  * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, another type than fp32, bf16 and fp16, a head
  *          that differs.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
-/* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter). */
+/* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as MXFP4. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
 /* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
 spw_status

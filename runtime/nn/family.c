@@ -7,7 +7,7 @@
 
 static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",       "mistral", "qwen2",   "qwen3",
                                                            "mixtral", "qwen3_moe",   "phi3",    "smollm3", "qwen2_moe",
-                                                           "olmo2",   "gemma3_text", "gemma2",  "custom"};
+                                                           "olmo2",   "gemma3_text", "gemma2",  "gpt_oss", "custom"};
 
 const char *
 spw_family_name(spw_family family)

@@ -57,7 +57,7 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
                                  .ends = call->batch->ends};
     spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
     spw_value *qkv = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
-    h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, &shape);
+    h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, NULL, &shape);
     x = spw__nn_add_half(call, x, h, PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT, site);
     h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
     if (call->block->adapter_at[FC_W] == 0)

@@ -2,10 +2,10 @@
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
- * kinds of layers) and Gemma 2 (caps of scores and logits) apart are flags of the configuration, not functions.
+ * kinds of layers), Gemma 2 (caps of scores and logits) and gpt-oss (sinks, experts of paired columns with biases) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
- * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786).
+ * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -58,17 +58,12 @@ turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
 }
 
 static spw_value *
-gate_mul(const spw_call *call, spw_value *gate, spw_value *up)
-{
-    return call->model->config.gelu ? spw_nn_gelu_mul(call->tape, gate, up) : spw_nn_silu_mul(call->tape, gate, up);
-}
-
-static spw_value *
 gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
-    spw_value *gate = linear(call, at, NULL, h, call->model->config.mlp_bias);
-    spw_value *up = linear(call, at, NULL, h, call->model->config.mlp_bias);
-    return gate_mul(call, gate, up);
+    const spw_model_config *c = &call->model->config;
+    spw_value *gate = linear(call, at, NULL, h, c->mlp_bias);
+    spw_value *up = linear(call, at, NULL, h, c->mlp_bias);
+    return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
 
 /* onto + the expert of all rows, as far as each row's gate lets it. */
@@ -88,16 +83,25 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     spw_value *gate, *up, *routing, *x;
     spw_value *const *w;
     if (c->packed)
-        return linear(call, at, onto, spw_nn_silu_mul_packed(t, linear(call, at, NULL, h, c->mlp_bias)), c->mlp_bias);
+        return linear(call, at, onto, spw_nn_gate_mul_packed(t, c->gate, linear(call, at, NULL, h, c->mlp_bias)),
+                      c->mlp_bias);
     if (c->experts == 0)
         return linear(call, at, onto, gated(call, at, h), c->mlp_bias);
-    routing = spw_nn_route(t, linear(call, at, NULL, h, false), c->choices, c->sum_to_one, call->batch->balance);
+    routing =
+        spw_nn_route(t, linear(call, at, NULL, h, c->experts_paired), c->choices, c->sum_to_one, call->batch->balance);
     x = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
-    *at += (uint32_t)(3 * c->experts);
-    gate = spw_nn_linear_each(t, x, routing, w);
-    up = spw_nn_linear_each(t, x, routing, w + c->experts);
-    x = spw_nn_linear_each(t, gate_mul(call, gate, up), routing, w + 2 * c->experts);
+    if (c->experts_paired) {
+        *at += (uint32_t)(4 * c->experts);
+        gate = spw_nn_linear_each(t, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
+        x = spw_nn_gate_mul_packed(t, c->gate, gate);
+        x = spw_nn_linear_each(t, x, routing, w + 2 * c->experts, w + 3 * c->experts, SPW_OP_W_IN_OUT);
+    } else {
+        *at += (uint32_t)(3 * c->experts);
+        gate = spw_nn_linear_each(t, x, routing, w, NULL, 0);
+        up = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, 0);
+        x = spw_nn_linear_each(t, spw_nn_gate_mul(t, c->gate, gate, up), routing, w + 2 * c->experts, NULL, 0);
+    }
     x = spw_nn_combine(t, onto, x, routing);
     return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }
@@ -120,12 +124,13 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
     bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;
-    spw_value *h, *q, *k, *v;
+    spw_value *h, *q, *k, *v, *sinks;
     h = before ? norm(call, &at, x) : x;
     q = turned(call, &at, h, c->heads + (c->packed ? c->kv_heads : 0));
     k = c->packed ? q : turned(call, &at, h, c->kv_heads);
     v = c->packed ? q : linear(call, &at, NULL, h, c->qkv_bias);
-    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, &shape);
+    sinks = c->sinks ? call->params[at++] : NULL;
+    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, sinks, &shape);
     h = linear(call, &at, after ? NULL : x, h, c->out_bias);
     x = after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
     h = mlp(call, &at, after ? NULL : x, before ? norm(call, &at, x) : x);
@@ -152,6 +157,21 @@ own_linear(spw_model *m, spw_block *b, const char *prefix, const char *name, uin
         spw__nn_own(m, b, prefix, full, 1, rows, 1, SPW_INIT_ZEROS, 0);
 }
 
+/* A matrix (in, out) and a bias of each expert, which files have in two tensors: all matrices first, then the biases. */
+static void
+own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint64_t in, uint64_t out)
+{
+    char full[64];
+    for (int bias = 0; bias < 2; bias++)
+        for (uint32_t e = 0; e < m->config.experts; e++) {
+            snprintf(full, sizeof full, "mlp.experts.%s%s.%u", name, bias ? "_bias" : "", e);
+            spw__nn_own(m, b, prefix, full, bias ? 1 : in, out, bias ? 1 : 2, bias ? SPW_INIT_ZEROS : SPW_INIT_NORMAL,
+                        bias ? 0 : (float)m->config.init_std);
+            m->params[m->param_count - 1].expert = e + 1;
+            m->params[m->param_count - 1].stack = (uint32_t)m->config.experts;
+        }
+}
+
 static void
 own_mlp(spw_model *m, spw_block *b, const char *prefix)
 {
@@ -163,6 +183,12 @@ own_mlp(spw_model *m, spw_block *b, const char *prefix)
     if (c->packed) {
         own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
         own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
+        return;
+    }
+    if (c->experts_paired) {
+        own_linear(m, b, prefix, "mlp.router", c->experts, c->width, true);
+        own_each(m, b, prefix, "gate_up_proj", c->width, 2 * c->mlp_width);
+        own_each(m, b, prefix, "down_proj", c->mlp_width, c->width);
         return;
     }
     if (c->experts > 0) {
@@ -213,6 +239,8 @@ own_qkv(spw_model *m, spw_block *b, const char *prefix)
     if (c->qk_norm)
         own_norm(m, b, prefix, "self_attn.k_norm", c->qk_norm_whole ? KV : D);
     own_linear(m, b, prefix, "self_attn.v_proj", KV, H, c->qkv_bias);
+    if (c->sinks)
+        spw__nn_own(m, b, prefix, "self_attn.sinks", 1, c->heads, 1, SPW_INIT_NORMAL, (float)c->init_std);
 }
 
 void

@@ -146,6 +146,10 @@ check(const spw_model_config *c, spw_error *err)
             err, SPW_ECONFIG,
             "model: %llu of %llu experts for each token; there can be 1 to %d experts, and 1 to %d of them",
             (unsigned long long)c->choices, (unsigned long long)c->experts, SPW_EXPERTS_MAX, SPW_CHOICES_MAX);
+    if (c->experts_paired && 4 * c->experts > SPW_BLOCK_PARAMS_MAX - 32)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: a layer of %llu experts, each with biases, has more than %d parameters",
+                         (unsigned long long)c->experts, SPW_BLOCK_PARAMS_MAX);
     if (c->rope != SPW_ROPE_PLAIN && !(c->rope_factor > 0))
         return SPW_RAISE(err, SPW_ECONFIG, "model: the rope factor is %g, it must be above 0", c->rope_factor);
     if (c->family != SPW_FAMILY_GPT2 && (spw_model_rope_width(c) == 0 || spw_model_rope_width(c) % 2 != 0))
@@ -176,7 +180,7 @@ spw_model_build(spw_model **out, const spw_model_config *config, spw_error *err)
     SPW_TRY(check(config, err));
     if ((unsigned)config->family >= SPW_FAMILY_CUSTOM)
         return SPW_RAISE(err, SPW_EINVAL, "not a built-in model family");
-    SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 3 * config->experts) * config->layers + 8),
+    SPW_TRY(spw_model_create(&m, config, (uint32_t)((25 + 4 * config->experts) * config->layers + 8),
                              (uint32_t)config->layers + 2, err));
     if (config->family == SPW_FAMILY_GPT2)
         spw__nn_build_gpt2(m);

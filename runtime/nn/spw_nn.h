@@ -116,23 +116,23 @@ spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, floa
 /* Rotates the first R elements of each head of D in place; x must have no other user. cos_sin (T, R) on the device. */
 spw_value *
 spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R);
-/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. */
+/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
-                            uint64_t v_col, const spw_attention_shape *shape);
+                            uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
-spw_value *spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up);
-/* The same of one value's halves: gate has the first columns, up the last. */
-spw_value *spw_nn_silu_mul_packed(spw_tape *t, spw_value *x);
-spw_value *spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up);
+spw_value *spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up);
+/* The same of one value's halves: gate has the first columns, up the last; of SPW_GATE_CLAMPED, which is in one value always, they take turns. */
+spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
- * choices, cols); linear layers without bias, w[e] for the rows of expert e, whose weights have one shape; and, weighted, back to where the
+ * choices, cols); linear layers, w[e] and b[e] (b NULL: none) for the rows of expert e, whose weights have one shape; and, weighted, back to where the
  * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
-spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w);
+spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
+                              unsigned flags);
 spw_value *spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing);
 /* onto + sigmoid(gate) x, gate (rows, 1): of an expert of all rows. x and gate, which want gradients, have no other user. */
 spw_value *spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate);
@@ -164,6 +164,9 @@ typedef struct spw_param {
     bool adapter; /* made by spw_model_add_lora: not part of the model's own files */
     uint32_t owner_block;
     uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
+    uint32_t
+        stack; /* files have it as slice expert - 1 of a tensor (stack, ...) of all experts, whose name is this one's up to
+                        its last dot; 0: as a tensor of its own */
 } spw_param;
 
 typedef struct spw_block spw_block;
@@ -208,6 +211,7 @@ typedef enum spw_family {
     SPW_FAMILY_OLMO2,
     SPW_FAMILY_GEMMA3,
     SPW_FAMILY_GEMMA2,
+    SPW_FAMILY_GPT_OSS,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -233,17 +237,20 @@ typedef struct spw_model_config {
     bool qk_norm_whole;                /* and over all heads together */
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     spw_norms norms;
-    bool norms_from_one;          /* norms multiply by 1 + w */
-    bool gelu;                    /* of the MLP's gate, instead of silu */
-    bool embedding_scaled;        /* times the square root of width */
-    uint64_t query_scalar;        /* attention's scores are divided by its square root; 0: by head_dim's */
-    double score_cap, logit_cap;  /* what they, and the head's logits, come to at most, by a tanh; 0: no end */
-    uint64_t experts, choices;    /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
-    bool sum_to_one;              /* the weights of the chosen ones do */
+    bool norms_from_one;         /* norms multiply by 1 + w */
+    spw_gate gate;               /* of the MLP */
+    bool embedding_scaled;       /* times the square root of width */
+    uint64_t query_scalar;       /* attention's scores are divided by its square root; 0: by head_dim's */
+    double score_cap, logit_cap; /* what they, and the head's logits, come to at most, by a tanh; 0: no end */
+    uint64_t experts, choices;   /* of each layer's MLP, and how many of them a row goes through; 0: one MLP for all */
+    bool sum_to_one;             /* the weights of the chosen ones do */
+    bool
+        experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
     uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
     uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
     uint64_t full_every;          /* but every so many-th layer, which has no window; 0: none such */
     spw_rope rope;
+    bool sinks;                              /* a logit of each head that no key has */
     double rope_theta;                       /* 0: no rotary positions */
     double rope_local_theta;                 /* of layers with a window, whose rope is then plain; 0: as the others' */
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */

@@ -13,8 +13,7 @@ typedef enum {
     T_ROPE,
     T_ATTENTION,
     T_GELU,
-    T_SILU_MUL,
-    T_GELU_MUL,
+    T_GATE_MUL,
     T_ROUTE,
     T_DISPATCH,
     T_LINEAR_EACH,
@@ -31,14 +30,15 @@ typedef struct op {
     spw_value *out, *in[3];
     spw_value *param[2];
     unsigned flags;
+    spw_gate gate;
     const int32_t *ids;
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
     uint64_t T, heads, D, R, col[3];
     spw_attention_shape shape;
-    spw_value **each; /* weights by expert */
-    act *dx[2];       /* of what is done in turns: where its inputs' gradients go */
-    bool later;       /* combine: what it combines is computed in the backward pass */
+    spw_value **each, **each_bias; /* by expert */
+    act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
+    bool later;                    /* combine: what it combines is computed in the backward pass */
     float p;
     uint64_t key, counter;
 } op;
@@ -426,7 +426,7 @@ at_col(const spw_tape *t, act *p, uint64_t col)
 
 spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
-                 const spw_attention_shape *shape)
+                 spw_value *sinks, const spw_attention_shape *shape)
 {
     uint64_t rows = shape->B * shape->T;
     spw_value *y;
@@ -434,7 +434,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     op *o;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
         q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
-        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols)
+        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols || (sinks != NULL && sinks->cols != shape->Hq))
         return fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
         return fail(t);
@@ -446,6 +446,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
+    o->shape.sinks = sinks != NULL ? sinks->data : NULL;
     if (computes(t) && t->cache != NULL)
         spw_gpu_attention_cached(t->queue, y->data, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
                                  at_col(t, v->data, v_col), t->cache, &o->shape);
@@ -458,6 +459,7 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     o->col[0] = q_col;
     o->col[1] = k_col;
     o->col[2] = v_col;
+    o->param[0] = sinks;
     o->saved[0] = lse;
     return y;
 }
@@ -485,53 +487,41 @@ static void
 gate_mul_forward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
 {
     const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
-    (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul : spw_gpu_silu_mul)(
-        t->queue, at_row(t, y, y->data, first), at_row(t, gate, gate->data, first),
-        at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols);
+    spw_gpu_gate_mul(t->queue, o->gate, at_row(t, y, y->data, first), at_row(t, gate, gate->data, first),
+                     at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols);
 }
 
 /* up begins at the column; in a value of its own at 0. */
 static spw_value *
-gate_mul(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up, uint64_t up_col)
+gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up, uint64_t up_col)
 {
     spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
     op *o;
-    if (y == NULL || (o = new_op(t, kind, y)) == NULL)
+    if (y == NULL || (o = new_op(t, T_GATE_MUL, y)) == NULL)
         return fail(t);
-    o->kind = kind;
+    o->kind = T_GATE_MUL;
     o->out = y;
     o->in[0] = gate;
     o->in[1] = up;
     o->col[1] = up_col;
+    o->gate = kind;
     if (computes(t) && !t->in_experts)
         gate_mul_forward(t, o, 0, y->rows);
     return y;
 }
 
-static spw_value *
-gate_apart(spw_tape *t, op_kind kind, spw_value *gate, spw_value *up)
+spw_value *
+spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up)
 {
-    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols)
+    if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols || kind == SPW_GATE_CLAMPED)
         return fail(t);
     return gate_mul(t, kind, gate, up, 0);
 }
 
 spw_value *
-spw_nn_silu_mul(spw_tape *t, spw_value *gate, spw_value *up)
+spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x)
 {
-    return gate_apart(t, T_SILU_MUL, gate, up);
-}
-
-spw_value *
-spw_nn_silu_mul_packed(spw_tape *t, spw_value *x)
-{
-    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, T_SILU_MUL, x, x, x->cols / 2);
-}
-
-spw_value *
-spw_nn_gelu_mul(spw_tape *t, spw_value *gate, spw_value *up)
-{
-    return gate_apart(t, T_GELU_MUL, gate, up);
+    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, kind, x, x, x->cols / 2);
 }
 
 /* ---------------------------------------------------------------- a mixture of experts */
@@ -616,37 +606,50 @@ static void
 linear_each_forward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t end)
 {
     const spw_value *y = o->out, *x = o->in[0];
-    unsigned how = t->by_row ? SPW_OP_BY_ROW : 0u;
+    unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
     for (uint64_t e = first_expert; e < end; e++) {
         uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
         if (n > 0)
-            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), o->each[e]->data, NULL,
-                           n, y->cols, x->cols, how);
+            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), o->each[e]->data,
+                           o->each_bias != NULL ? o->each_bias[e]->data : NULL, n, y->cols, x->cols, how);
     }
 }
 
-spw_value *
-spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w)
+static spw_value **
+keep_each(spw_tape *t, spw_value *const *params, uint64_t E)
 {
-    uint64_t E;
+    spw_value **kept = memcpy(t->each + t->each_count, params, E * sizeof *params);
+    t->each_count += (uint32_t)E;
+    return kept;
+}
+
+spw_value *
+spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
+                   unsigned flags)
+{
+    uint64_t E, K, N;
     spw_value *y;
     op *o;
     if (!fits_routing(x, routing) || !t->in_experts)
         return fail(t);
     E = routing->routed->on_device.E;
-    if (t->each_count + E > VALUES_MAX)
+    if (t->each_count + 2 * E > VALUES_MAX || w[0] == NULL)
         return fail(t);
+    K = (flags & SPW_OP_W_IN_OUT) ? w[0]->rows : w[0]->cols;
+    N = (flags & SPW_OP_W_IN_OUT) ? w[0]->cols : w[0]->rows;
     for (uint64_t e = 0; e < E; e++) {
-        if (w[e] == NULL || w[e]->cols != x->cols || w[e]->rows != w[0]->rows)
+        if (w[e] == NULL || K != x->cols || w[e]->rows != w[0]->rows || w[e]->cols != w[0]->cols ||
+            (b != NULL && (b[e] == NULL || b[e]->cols != N)))
             return fail(t);
     }
-    y = new_value(t, x->rows, w[0]->rows, NULL);
+    y = new_value(t, x->rows, N, NULL);
     if (y == NULL || (o = new_op(t, T_LINEAR_EACH, y)) == NULL)
         return fail(t);
     o->in[0] = x;
     o->in[1] = routing;
-    o->each = memcpy(t->each + t->each_count, w, E * sizeof *w);
-    t->each_count += (uint32_t)E;
+    o->flags = flags;
+    o->each = keep_each(t, w, E);
+    o->each_bias = b != NULL ? keep_each(t, b, E) : NULL;
     return y;
 }
 
@@ -690,7 +693,7 @@ close_experts(spw_tape *t, const spw_routed *r, bool later)
         return false;
     t->in_experts = false;
     for (uint32_t i = first; i < end; i++) {
-        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_SILU_MUL && t->ops[i].kind != T_GELU_MUL)
+        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_GATE_MUL)
             return false;
     }
     for (uint64_t e = 0, past; computes(t) && !later && e < r->on_device.E; e = past) {
@@ -1007,8 +1010,9 @@ linear_each_backward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t e
     spw_value *y = o->out, *x = o->in[0];
     for (uint64_t e = first_expert; e < end; e++) {
         uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
+        float *db = o->each_bias != NULL ? sum_of(t, o->each_bias[e]) : NULL;
         if (n > 0)
-            spw_gpu_linear_backward(t->queue, at_row(t, x, o->dx[0], first), o->each[e]->w_grad, NULL,
+            spw_gpu_linear_backward(t->queue, at_row(t, x, o->dx[0], first), o->each[e]->w_grad, db,
                                     at_row(t, y, y->grad, first), at_row(t, x, x->data, first), o->each[e]->data, n,
                                     y->cols, x->cols, begins(t, o->each[e]) ? o->flags | SPW_OP_SET_DW : o->flags);
         else
@@ -1020,10 +1024,10 @@ static void
 gate_mul_backward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
 {
     const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
-    (o->kind == T_GELU_MUL ? spw_gpu_gelu_mul_backward : spw_gpu_silu_mul_backward)(
-        t->queue, at_row(t, gate, o->dx[0], first), at_row(t, up, o->dx[1], first), at_row(t, y, y->grad, first),
-        at_row(t, gate, gate->data, first), at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols,
-        gate->cols, o->flags);
+    spw_gpu_gate_mul_backward(t->queue, o->gate, at_row(t, gate, o->dx[0], first), at_row(t, up, o->dx[1], first),
+                              at_row(t, y, y->grad, first), at_row(t, gate, gate->data, first),
+                              at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols,
+                              o->flags);
 }
 
 /* Where the inputs' gradients go, and whether something is there already. */
@@ -1157,10 +1161,10 @@ backward_op(spw_tape *t, op *o)
             d[i] = grad_of(t, o->in[i], 1, &ignored);
         }
         if (!t->dry)
-            spw_gpu_attention_backward(q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]),
-                                       at_col(t, d[2], o->col[2]), y->grad, y->data, o->saved[0],
-                                       at_col(t, o->in[0]->data, o->col[0]), at_col(t, o->in[1]->data, o->col[1]),
-                                       at_col(t, o->in[2]->data, o->col[2]), &o->shape);
+            spw_gpu_attention_backward(
+                q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]), at_col(t, d[2], o->col[2]),
+                sum_of(t, o->param[0]), y->grad, y->data, o->saved[0], at_col(t, o->in[0]->data, o->col[0]),
+                at_col(t, o->in[1]->data, o->col[1]), at_col(t, o->in[2]->data, o->col[2]), &o->shape);
         return;
     }
     case T_GELU:
@@ -1168,8 +1172,7 @@ backward_op(spw_tape *t, op *o)
         if (!t->dry && dx != NULL)
             spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
         return;
-    case T_SILU_MUL:
-    case T_GELU_MUL:
+    case T_GATE_MUL:
         prepare_gate_mul(t, o);
         if (!t->dry && !t->in_experts)
             gate_mul_backward(t, o, 0, y->rows);

@@ -1,0 +1,20 @@
+/* Inside files: what the reader of a folder's weights takes from others. */
+#ifndef SPW_FILES_INTERNAL_H
+#define SPW_FILES_INTERNAL_H
+
+#include "spw_files.h"
+
+enum { SPW_MXFP4_GROUP = 32 }; /* numbers of one scale */
+/*
+ * Elements first to first + count of a matrix (rows, cols), whose transpose is in blocks (cols, rows / 32, 16) and scales
+ * (cols, rows / 32).
+ */
+void spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64_t rows, uint64_t cols,
+                     uint64_t first, uint64_t count);
+/*
+ * A tensor's bytes, mapped: for what is read in small pieces all over it, and only from a file that nobody cuts off meanwhile. The
+ * first call of a reader maps its file, and belongs to one thread; close unmaps it. Errors  SPW_EIO, as the system says it.
+ */
+spw_status spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw_error *err);
+
+#endif
