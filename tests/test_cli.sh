@@ -150,7 +150,7 @@ check "one a second later ends the process" test $? -eq 143
 awk 'BEGIN { for (i = 0; i < 600000; i++) printf "{\"text\": \"line %d says that %d times %d is %d\"}\n", i, i, i % 7, i * (i % 7) }' >"$dir/long.jsonl"
 "$spw" train "$c" --set "data.path=$dir/long.jsonl" --set data.cache_dir="$dir/cache" --set spillway.checkpoint_dir= --set spillway.run_log= --set spillway.steps=1 >"$dir/out" 2>"$dir/err" &
 pid=$!
-for _ in $(seq 1000); do [ -n "$(ls "$dir/cache" 2>/dev/null)" ] && break; sleep 0.01; done
+for _ in $(seq 1000); do grep -q 'making tokens of' "$dir/err" && break; sleep 0.01; done # the file has no name before it is whole
 kill -TERM $pid
 { wait $pid; } 2>/dev/null
 check "a signal while tokens are made too" test $? -eq 143

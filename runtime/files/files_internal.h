@@ -16,5 +16,7 @@ void spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, u
  * first call of a reader maps its file, and belongs to one thread; close unmaps it. Errors  SPW_EIO, as the system says it.
  */
 spw_status spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw_error *err);
+/* What is mapped counts as memory of this process until it is let go of; it may be read again. */
+void spw__st_let_go(const uint8_t *mapped, uint64_t bytes);
 
 #endif

@@ -30,7 +30,7 @@ typedef struct entry {
 /* Of a parameter (rows, cols) in MXFP4; its blocks are its tensor. */
 typedef struct coded {
     const uint8_t *blocks, *scales; /* mapped, of this slice; NULL: not seen */
-    uint64_t rows, cols;
+    uint64_t rows, cols, read;      /* read: elements so far; atomic */
 } coded;
 
 struct spw_hf_reader {
@@ -535,16 +535,26 @@ spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *o
     return true;
 }
 
+/* Whoever reads its last elements lets go of it. */
+static spw_status
+read_coded(coded *c, uint64_t first, uint64_t count, float *out)
+{
+    const uint64_t all = c->rows * c->cols, groups = all / SPW_MXFP4_GROUP;
+    spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
+    if (__atomic_add_fetch(&c->read, count, __ATOMIC_RELAXED) % all == 0) {
+        spw__st_let_go(c->blocks, groups * (SPW_MXFP4_GROUP / 2));
+        spw__st_let_go(c->scales, groups);
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is none of the %u that are bound", r->path, param_id,
                          r->param_count);
-    if (r->coded[param_id].blocks != NULL) {
-        const coded *c = &r->coded[param_id];
-        spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
-        return SPW_OK;
-    }
+    if (r->coded[param_id].blocks != NULL)
+        return read_coded(&r->coded[param_id], first, count, out);
     return read_floats(r, r->of_param[param_id], r->first[param_id] + first, count, out, err);
 }

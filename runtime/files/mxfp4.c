@@ -4,7 +4,17 @@
  * here take. Source: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
  */
 #include "files_internal.h"
-#include <math.h>
+#include <string.h>
+
+/* 2 to the exponent - 127; 255 is NaN, for all of its group. */
+static float
+scale_of(uint8_t exponent)
+{
+    uint32_t bits = exponent == 255 ? 0x7fc00000u : exponent > 0 ? (uint32_t)exponent << 23 : 1u << 22;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
 
 void
 spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64_t rows, uint64_t cols, uint64_t first,
@@ -12,10 +22,13 @@ spw__mxfp4_read(float *out, const uint8_t *blocks, const uint8_t *scales, uint64
 {
     static const float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t row = (first + i) / cols, col = (first + i) % cols;
-        uint64_t group = col * (rows / SPW_MXFP4_GROUP) + row / SPW_MXFP4_GROUP, in = row % SPW_MXFP4_GROUP;
-        unsigned pair = blocks[group * (SPW_MXFP4_GROUP / 2) + in / 2];
-        out[i] = ldexpf(values[in % 2 == 0 ? pair & 15 : pair >> 4], (int)scales[group] - 127);
+    const uint64_t groups = rows / SPW_MXFP4_GROUP;
+    for (uint64_t row = first / cols, col = first % cols; count > 0; row++, col = 0) {
+        uint64_t n = cols - col < count ? cols - col : count, group = col * groups + row / SPW_MXFP4_GROUP;
+        unsigned at = row % SPW_MXFP4_GROUP / 2, shift = row % 2 * 4;
+        for (uint64_t i = 0; i < n; i++, group += groups)
+            out[i] = values[blocks[group * (SPW_MXFP4_GROUP / 2) + at] >> shift & 15] * scale_of(scales[group]);
+        out += n;
+        count -= n;
     }
 }

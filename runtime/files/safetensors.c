@@ -532,6 +532,15 @@ spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw
     return SPW_OK;
 }
 
+void
+spw__st_let_go(const uint8_t *mapped, uint64_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)mapped + page - 1) / page * page,
+              end = ((uintptr_t)mapped + bytes) / page * page;
+    if (end > first)
+        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 spw_st_extent
 spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t)
 {
