@@ -248,6 +248,27 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
 
 /* ---------------------------------------------------------------- lifetime */
 
+/* SPW_ENOFIT on all ranks if one of them has it. Collective unless plan_only. */
+static spw_status
+agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, spw_error *err)
+{
+    double lacking = st == SPW_ENOFIT;
+    spw_channel *channel = NULL;
+    spw_error other = {0};
+    spw_status told;
+    if (e->comm == NULL || o->plan_only || (st != SPW_OK && st != SPW_ENOFIT))
+        return st;
+    told = spw_channel_open(&channel, e->comm, NULL, 0, "room", &other);
+    if (told == SPW_OK)
+        told = spw_sum(channel, &lacking, 1, &other);
+    spw_channel_close(channel);
+    if (told == SPW_OK && lacking > 0)
+        told = SPW_RAISE(&other, SPW_ENOFIT, "another rank has no room for this plan");
+    if (st == SPW_OK && told != SPW_OK && err != NULL)
+        *err = other;
+    return st != SPW_OK ? st : told;
+}
+
 /* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
@@ -262,6 +283,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
     spw_topology topology;
+    spw_status st;
     spw_gpu_options gpu = {.name = c->run.device,
                            .memory_bytes = c->run.device_memory == SPW_AUTO ? 0 : c->run.device_memory,
                            .thread_count = c->run.compute_threads > 0 ? c->run.compute_threads : spw__engine_cpus(e),
@@ -361,7 +383,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                                err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
-    SPW_TRY(spw__engine_make_plan(e, o, err));
+    st = spw__engine_make_plan(e, o, err);
+    SPW_TRY(experts > 0 ? agree_on_room(e, o, st, err) : st);
     SPW_TRY(spw__check_groups(e, err));
     if (o->plan_only)
         return SPW_OK;
@@ -437,22 +460,6 @@ most_turns(const spw_engine_options *o, const char **why)
     return *why == NULL ? (uint32_t)m->experts : 1;
 }
 
-/* Do all ranks have room? Collective. */
-static bool
-all_fit(const spw_engine_options *o, spw_status st)
-{
-    double lacking = st == SPW_ENOFIT;
-    spw_channel *channel = NULL;
-    spw_error err = {0};
-    if (o->comm == NULL || o->plan_only || spw_comm_get_info(o->comm)->world == 1)
-        return lacking == 0;
-    if (spw_channel_open(&channel, o->comm, NULL, 0, "room", &err) != SPW_OK ||
-        spw_sum(channel, &lacking, 1, &err) != SPW_OK)
-        lacking = 0; /* what comes next together says so too */
-    spw_channel_close(channel);
-    return lacking == 0;
-}
-
 /* In as few turns as there is room for. */
 spw_status
 spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
@@ -474,12 +481,11 @@ spw_engine_create(spw_engine **out, const spw_engine_options *o, spw_error *err)
     for (;; turns = 2 * turns < most ? 2 * turns : most) {
         spw_error now = {0};
         st = create(out, o, turns, &now);
-        if (all_fit(o, st) || turns == most) {
+        if (st != SPW_ENOFIT || turns == most) {
             if (st != SPW_OK && err != NULL)
                 *err = now;
             return st;
         }
-        spw_engine_destroy(*out);
     }
 }
 

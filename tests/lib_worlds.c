@@ -171,6 +171,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
     mc.dropout = w->dropout;
+    mc.mlp_width = w->mlp_width > 0 ? w->mlp_width : mc.mlp_width;
     c.model = mc;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;
@@ -190,11 +191,14 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     regions = spw_region_bytes_live() + channels;
     if (w->least_device)
         c.run.device_memory = least_device(&c, model);
-    SPW_TRY(spw_engine_create(
-        &e,
-        &(spw_engine_options){
-            .config = &c, .model = model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
-        err));
+    SPW_TRY(spw_engine_create(&e,
+                              &(spw_engine_options){.config = &c,
+                                                    .model = model,
+                                                    .comm = comm,
+                                                    .resumes = true,
+                                                    .process_bytes = TINY_PROCESS_BYTES,
+                                                    .room_bytes = rank + 1 == w->ranks ? w->last_room : 0},
+                              err));
     v = (visit){e, w->out};
     w->out->plan[rank] = *spw_engine_plan(e);
     w->out->held[rank] = spw_engine_layout(e)->elems;

@@ -27,7 +27,9 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
-    bool least_device; /* the least device memory that a plan names; whatever else the configuration says */
+    bool least_device;  /* the least device memory that a plan names; whatever else the configuration says */
+    uint64_t mlp_width; /* 0: the family's tiny one */
+    uint64_t last_room; /* bytes that the last rank may still take; 0: what there is */
     double dropout;
     double late_s;      /* so much later than the others the last rank gets its weights */
     const char *plugin; /* the emulated device's, or NULL */

@@ -209,6 +209,87 @@ test_ranks(void **state)
 
 /* ---------------------------------------------------------------- room and bytes */
 
+static const char *
+decision_of(const spw_plan *p, const char *name)
+{
+    for (uint32_t k = 0; k < p->decision_count; k++) {
+        if (strcmp(p->decisions[k].name, name) == 0)
+            return p->decisions[k].value;
+    }
+    return NULL;
+}
+
+enum { WIDE = 256 };
+
+/* The least that a process of two ranks must have left for a plan with so many turns. */
+static uint64_t
+least_room(const spw_config *config, uint32_t turns)
+{
+    uint64_t low = 0, high = 1ull << 30;
+    while (high - low > 4096) {
+        uint64_t room = (low + high) / 2;
+        spw_config c = *config;
+        spw_model *model = NULL;
+        spw_engine *e = NULL;
+        spw_status st;
+        tiny_model_config(&c.model, SPW_FAMILY_QWEN3_MOE);
+        c.model.mlp_width = WIDE;
+        c.run.ranks = 2;
+        c.run.expert_turns = turns;
+        c.accumulation = MICRO / 2;
+        c.train_batch_size = MICRO * c.micro_batch;
+        assert_int_equal(spw_model_build(&model, &c.model, NULL), SPW_OK);
+        st = spw_engine_create(&e,
+                               &(spw_engine_options){.config = &c,
+                                                     .model = model,
+                                                     .plan_only = true,
+                                                     .resumes = true,
+                                                     .process_bytes = TINY_PROCESS_BYTES,
+                                                     .room_bytes = room},
+                               NULL);
+        low = st == SPW_OK ? low : room;
+        high = st == SPW_OK ? room : high;
+        spw_engine_destroy(e);
+        spw_model_destroy(model);
+    }
+    return high;
+}
+
+/* One rank has less room than the other, and not for all experts of a layer: both take them in as many turns. */
+static void
+test_ranks_agree(void **state)
+{
+    outcome *first = outcome_new(), *other = outcome_new();
+    uint64_t least, most;
+    spw_config c;
+    (void)state;
+    ranks_config(&c, SPW_STATE_SPLIT);
+    c.run.micro_batches_per_pass = 1;
+    least = least_room(&c, 6);
+    most = least_room(&c, 1);
+    print_message("room for all at once: %llu bytes, one by one: %llu\n", (unsigned long long)most,
+                  (unsigned long long)least);
+    assert_true(least + 8192 < most);
+    world_run(&(world){
+        .ranks = 2, .steps = STEPS, .config = &c, .family = SPW_FAMILY_QWEN3_MOE, .mlp_width = WIDE, .out = first});
+    world_run(&(world){.ranks = 2,
+                       .steps = STEPS,
+                       .config = &c,
+                       .family = SPW_FAMILY_QWEN3_MOE,
+                       .mlp_width = WIDE,
+                       .last_room = (least + most) / 2,
+                       .out = other});
+    for (int r = 0; r < 2; r++) {
+        assert_null(decision_of(&first->plan[r], "spillway.expert_turns"));
+        assert_non_null(decision_of(&other->plan[r], "spillway.expert_turns"));
+    }
+    assert_string_equal(decision_of(&other->plan[0], "spillway.expert_turns"),
+                        decision_of(&other->plan[1], "spillway.expert_turns"));
+    outcome_same(first, other, "room on one rank alone");
+    outcome_free(first);
+    outcome_free(other);
+}
+
 /* A layer's experts are nearly all of it. */
 static void
 large_layers(rig *r)
@@ -220,16 +301,6 @@ large_layers(rig *r)
     r->c.accumulation = 1;
     r->c.gradient_clipping = 0;
     snprintf(r->c.run.recompute, sizeof r->c.run.recompute, "always");
-}
-
-static const char *
-decision_of(const spw_plan *p, const char *name)
-{
-    for (uint32_t k = 0; k < p->decision_count; k++) {
-        if (strcmp(p->decisions[k].name, name) == 0)
-            return p->decisions[k].value;
-    }
-    return NULL;
 }
 
 /* The least device memory with so many turns. */
@@ -367,8 +438,9 @@ test_refusals(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_ranks),     cmocka_unit_test(test_fewest_turns),
-                                       cmocka_unit_test(test_bytes),     cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_resume),
+                                       cmocka_unit_test(test_ranks),        cmocka_unit_test(test_ranks_agree),
+                                       cmocka_unit_test(test_fewest_turns), cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("expert turns", tests, NULL, NULL);
 }
