@@ -163,16 +163,14 @@ unit_in_run(const block_run *run, uint32_t unit_idx)
     return j;
 }
 
-/* Puts units behind those that the run has, which get no weights yet. */
-static uint32_t
-ask_for(const spw_engine *e, block_run *run, uint32_t unit_idx, spw_store_use *uses, uint32_t count)
+/* Makes it the k-th behind the units that the run has; it gets its weights later. */
+static void
+add_unit(block_run *run, uint32_t k, uint32_t unit_idx)
 {
-    uint32_t at = run->unit_count + count;
-    uses[count] = (spw_store_use){unit_idx, e->generations[unit_idx]};
+    uint32_t at = run->unit_count + k;
     run->units[at] = unit_idx;
     run->weights[at] = NULL;
     run->grads[at] = NULL;
-    return count + 1;
 }
 
 /* Tells the parameters where their weights and gradients are. */
@@ -359,8 +357,10 @@ spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
     run->mode = mode;
     run->unit_count = 0;
     for (uint32_t k = 0; k < all; k++) {
-        if (!e->layout.of_experts[units[k]] || (mode != MODE_CHOICE && !e->in_turns))
-            count = ask_for(e, run, units[k], uses, count);
+        if (e->layout.of_experts[units[k]] && (mode == MODE_CHOICE || e->in_turns))
+            continue;
+        add_unit(run, count, units[k]);
+        uses[count++] = (spw_store_use){units[k], e->generations[units[k]]};
     }
     run->held = count;
     return acquire(e, run, uses, count, err);
@@ -764,39 +764,51 @@ send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
 
 /* Without gradients, and whole, only experts with rows are needed. */
 static bool
-has_rows(const spw_engine *e, const spw_routed *routed, uint32_t unit_idx)
+is_needed(const spw_engine *e, const spw_routed *routed, uint32_t expert)
 {
-    uint32_t x = e->model->params[e->layout.param_ids[e->layout.param_first[unit_idx]]].expert - 1;
-    return !e->inference || e->layout.parts > 1 || routed->ends[x] > (x > 0 ? routed->ends[x - 1] : 0);
+    return !e->inference || e->layout.parts > 1 || routed->ends[expert] > (expert > 0 ? routed->ends[expert - 1] : 0);
+}
+
+/* Puts the units of the needed ones among experts [first, end) behind count others; returns how many there are then. */
+static uint32_t
+ask_for_experts(const spw_engine *e, const block_run *run, const spw_routed *routed, uint64_t first, uint64_t end,
+                spw_store_use *uses, uint32_t count)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    const uint32_t before = count;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
+        uint32_t i = before;
+        if (expert <= first || expert > end || !is_needed(e, routed, expert - 1))
+            continue;
+        while (i < count && uses[i].unit_idx != u)
+            i++;
+        if (i == count)
+            uses[count++] = (spw_store_use){u, e->generations[u]};
+    }
+    return count;
 }
 
 /*
- * Brings the units of the turn that begins with this expert, which stay until it is over. Those that few rows have chosen are in no
- * trace: all that are still to come in this layer are put in front of the future.
+ * Brings the units of these experts, which stay until their turn is over. Those that few rows have chosen are in no trace: all that are
+ * still to come in this layer are put in front of the future.
  */
 static spw_status
-begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t first, bool backward, spw_error *err)
+begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t first, uint64_t end, bool backward,
+           spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0, to_come;
-    const uint32_t turn = (uint32_t)(first / e->turn_experts);
-    for (uint32_t k = 0; k < all; k++) {
-        if (e->layout.of_experts[units[k]] && turn_of(e, units[k]) == turn && has_rows(e, routed, units[k]))
-            count = ask_for(e, run, units[k], uses, count);
-    }
+    uint32_t count = ask_for_experts(e, run, routed, first, end, uses, 0);
     SPW_ASSERT(run->unit_count == run->held);
+    for (uint32_t k = 0; k < count; k++)
+        add_unit(run, k, uses[k].unit_idx);
     if (run->mode != MODE_CHOICE) {
         SPW_TRY(acquire(e, run, uses, count, err));
         return backward ? free_buffers(e, run, run->held, err) : SPW_OK;
     }
-    to_come = count;
-    for (uint32_t k = 0; k < all; k++) {
-        if (e->layout.of_experts[units[k]] && turn_of(e, units[k]) > turn && has_rows(e, routed, units[k]))
-            uses[to_come++] = (spw_store_use){units[k], e->generations[units[k]]};
-    }
     if (count == 0)
         return SPW_OK;
-    tell(e, run->mode, uses, to_come);
+    tell(e, run->mode, uses, ask_for_experts(e, run, routed, end, routed->on_device.E, uses, count));
     SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + run->held, err));
     run->unit_count += count;
     return SPW_OK;
@@ -820,11 +832,10 @@ take_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw
     spw_engine *e = run->e;
     bool timed = run->timed.name != NULL;
     spw_status st;
-    (void)end;
     if (timed)
         end_compute(e, run);
     st = turn == SPW_TURN_OVER ? end_turn(e, run, err)
-                               : begin_turn(e, run, routed, first, turn == SPW_TURN_BACKWARD, err);
+                               : begin_turn(e, run, routed, first, end, turn == SPW_TURN_BACKWARD, err);
     if (timed)
         run->timed = begin_compute(e, run->timed.name);
     if (st == SPW_OK && turn == SPW_TURN_BACKWARD)

@@ -124,25 +124,33 @@ static const kind kinds[] = {{SPW_TIER_DEVICE, 8192, 0, 0, 0, NULL, 0, false},
                              {SPW_TIER_NVME, 4096, 1, 53, 2, NULL, EXPERTS, false},
                              {SPW_TIER_DEVICE, 8192, 1, 0, 0, NULL, 2, false}};
 
-/* One sequence fetches what it chooses; sixteen of the same fetch all. Every placement, with and without: the same bits. */
+/* One sequence, and sixteen of the same, of every kind: the logits of the first. */
 static void
-test_same_bits(void **state)
+compare(const kind *all, size_t count)
 {
     static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
     uint64_t most;
-    (void)state;
-    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-        for (uint32_t count = 1; count <= MANY; count += MANY - 1) {
+    for (size_t k = 0; k < count; k++) {
+        for (uint32_t slots = 1; slots <= MANY; slots += MANY - 1) {
+            bool first = k == 0 && slots == 1;
             subject s;
-            open_subject(&s, &kinds[k], count);
-            if (kinds[k].turns > 2)
+            open_subject(&s, &all[k], slots);
+            if (all[k].turns > 2)
                 assert_true(spw_engine_plan(spw_generator_engine(s.g))->cache_device < LAYER_ELEMS * 4);
-            generate(&s, count, k == 0 && count == 1 ? want : got, &most);
-            if (k > 0 || count > 1)
+            generate(&s, slots, first ? want : got, &most);
+            if (!first)
                 assert_memory_equal(want, got, sizeof want);
             close_subject(&s);
         }
     }
+}
+
+/* One sequence fetches what it chooses; sixteen of the same fetch all. Every placement, with and without: the same bits. */
+static void
+test_same_bits(void **state)
+{
+    (void)state;
+    compare(kinds, sizeof kinds / sizeof kinds[0]);
 }
 
 /* The same of experts with one matrix for gate and up, in their files' order, and biases. */
@@ -154,19 +162,8 @@ test_paired(void **state)
         {.tier = SPW_TIER_HOST, .chunk = 8192, .paired = true},
         {.tier = SPW_TIER_NVME, .chunk = 4096, .chaos = 54, .slots = 2, .paired = true},
         {.tier = SPW_TIER_NVME, .chunk = 4096, .live = 1, .slots = 2, .paired = true, .turns = 5}};
-    static float want[TOKENS][VOCAB], got[TOKENS][VOCAB];
-    uint64_t most;
     (void)state;
-    for (size_t k = 0; k < sizeof tiers / sizeof tiers[0]; k++) {
-        for (uint32_t count = 1; count <= MANY; count += MANY - 1) {
-            subject s;
-            open_subject(&s, &tiers[k], count);
-            generate(&s, count, k == 0 && count == 1 ? want : got, &most);
-            if (k > 0 || count > 1)
-                assert_memory_equal(want, got, sizeof want);
-            close_subject(&s);
-        }
-    }
+    compare(tiers, sizeof tiers / sizeof tiers[0]);
 }
 
 /* Frozen weights stored as codes: the same bits on host and from disk. */
