@@ -1,78 +1,9 @@
 /*
- * The tape: a list of operations with their inputs, over an arena that is handed front to back. Backward walks the list
- * from the end; a value's gradient is allocated when it is first written and added to after that.
+ * The tape: backward walks the list of operations from the end; a value's gradient is allocated when it is first written and
+ * added to after that.
  */
-#include "spw_nn.h"
+#include "tape_internal.h"
 #include <math.h>
-
-typedef enum {
-    T_LINEAR,
-    T_EMBEDDING,
-    T_LAYERNORM,
-    T_RMSNORM,
-    T_ROPE,
-    T_ATTENTION,
-    T_GELU,
-    T_GATE_MUL,
-    T_ROUTE,
-    T_DISPATCH,
-    T_LINEAR_EACH,
-    T_COMBINE,
-    T_ADD_GATED,
-    T_ADD,
-    T_ADD_SCALED,
-    T_DROPOUT,
-    T_HEAD
-} op_kind;
-
-typedef struct op {
-    op_kind kind;
-    spw_value *out, *in[3];
-    spw_value *param[2];
-    unsigned flags;
-    spw_gate gate;
-    const int32_t *ids;
-    float *saved[2]; /* mean and rstd, or log-sum-exp */
-    const float *cos_sin;
-    uint64_t T, heads, D, R, col[3];
-    spw_attention_shape shape;
-    spw_value **each, **each_bias; /* by expert */
-    act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
-    bool later;                    /* combine: what it combines is computed in the backward pass */
-    float p;
-    uint64_t key, counter;
-} op;
-
-enum { OPS_MAX = 256, VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX, ROUTINGS_MAX = 8 };
-
-struct spw_tape {
-    spw_gpu_queue *queue;
-    spw_dtype act_dtype;
-    uint32_t act_bytes, loss_rows;
-    char *arena;
-    uint64_t arena_bytes, used;
-    char *after; /* the arena of backward, when forward was kept in another one */
-    uint64_t after_bytes;
-    bool record, dry, kept, by_row, cache_taken;
-    spw_status status;
-    const spw_attention_cache *cache; /* of the running sequences; NULL: none */
-    uint64_t cache_width;
-    const int32_t *places;
-    spw_route_fn on_route;
-    void *on_route_ctx;
-    spw_error route_error;
-    spw_turn_fn on_turn;
-    void *on_turn_ctx;
-    uint64_t turn_experts;
-    bool in_experts;        /* between a dispatch and its combine */
-    uint32_t experts_first; /* the first operation there */
-    uint32_t op_count, value_count, routing_count, each_count;
-    op unrecorded; /* written, never read: keeps callers free of a branch */
-    op ops[OPS_MAX];
-    spw_value values[VALUES_MAX];
-    spw_routed routings[ROUTINGS_MAX];
-    spw_value *each[VALUES_MAX];
-};
 
 spw_status
 spw_tape_create(spw_tape **out, spw_gpu_queue *queue, const spw_gpu_info *device, spw_error *err)
@@ -139,13 +70,6 @@ spw_tape_reset_kept(spw_tape *t, void *kept, uint64_t kept_bytes, void *arena, u
     t->after_bytes = arena_bytes;
 }
 
-/* Does forward compute? */
-static bool
-computes(const spw_tape *t)
-{
-    return !t->dry && !t->kept;
-}
-
 void
 spw_tape_use_cache(spw_tape *t, const spw_attention_cache *cache, uint64_t width, const int32_t *places, bool by_row)
 {
@@ -179,8 +103,8 @@ spw_tape_check(const spw_tape *t, spw_error *err)
     return SPW_OK;
 }
 
-static void *
-take(spw_tape *t, uint64_t bytes)
+void *
+spw__tape_take(spw_tape *t, uint64_t bytes)
 {
     uint64_t need = spw_round_up(bytes, 256), at = t->used;
     t->used += need;
@@ -193,34 +117,34 @@ take(spw_tape *t, uint64_t bytes)
     return t->arena + at;
 }
 
-static spw_value *
-fail(spw_tape *t)
+spw_value *
+spw__tape_fail(spw_tape *t)
 {
     if (t->status == SPW_OK)
         t->status = SPW_EINVAL;
     return NULL;
 }
 
-static spw_value *
-new_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
+spw_value *
+spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
 {
     spw_value *v;
-    if (t->value_count == VALUES_MAX)
-        return fail(t);
+    if (t->value_count == SPW__VALUES_MAX)
+        return spw__tape_fail(t);
     v = &t->values[t->value_count++];
     *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record};
-    if (data == NULL && (v->data = take(t, rows * cols * t->act_bytes)) == NULL)
+    if (data == NULL && (v->data = spw__tape_take(t, rows * cols * t->act_bytes)) == NULL)
         return NULL;
     return v;
 }
 
-static op *
-new_op(spw_tape *t, op_kind kind, spw_value *out)
+spw__op *
+spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
-    op *o = &t->unrecorded;
+    spw__op *o = &t->unrecorded;
     if (t->record || t->in_experts) {
-        if (t->op_count == OPS_MAX) {
-            fail(t);
+        if (t->op_count == SPW__OPS_MAX) {
+            spw__tape_fail(t);
             return NULL;
         }
         o = &t->ops[t->op_count++];
@@ -234,7 +158,7 @@ new_op(spw_tape *t, op_kind kind, spw_value *out)
 spw_value *
 spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_grad)
 {
-    spw_value *v = new_value(t, rows, cols, data != NULL ? data : (void *)(uintptr_t)256);
+    spw_value *v = spw__tape_value(t, rows, cols, data != NULL ? data : (void *)(uintptr_t)256);
     if (v != NULL)
         v->needs_grad = needs_grad;
     return v;
@@ -243,7 +167,7 @@ spw_tape_input(spw_tape *t, act *data, uint64_t rows, uint64_t cols, bool needs_
 spw_value *
 spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint64_t rows, uint64_t cols)
 {
-    spw_value *v = new_value(t, rows, cols, data != NULL ? (act *)(uintptr_t)data : (void *)(uintptr_t)256);
+    spw_value *v = spw__tape_value(t, rows, cols, data != NULL ? (act *)(uintptr_t)data : (void *)(uintptr_t)256);
     if (v != NULL) {
         v->w_grad = w_grad;
         v->w_begun = w_begun;
@@ -263,23 +187,23 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     uint64_t M, K, N;
     const act *bias = b != NULL ? b->data : NULL;
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (x == NULL || w == NULL)
-        return fail(t);
+        return spw__tape_fail(t);
     M = x->rows;
     K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
     N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
     if (K != x->cols || (b != NULL && b->rows * b->cols != N) || (onto != NULL && (onto->rows != M || onto->cols != N)))
-        return fail(t);
-    y = new_value(t, M, N, NULL);
-    if (y == NULL || (gelu && (y->gelu_in = take(t, M * N * t->act_bytes)) == NULL) ||
-        (o = new_op(t, T_LINEAR, y)) == NULL)
-        return fail(t);
-    if (computes(t) && gelu)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, M, N, NULL);
+    if (y == NULL || (gelu && (y->gelu_in = spw__tape_take(t, M * N * t->act_bytes)) == NULL) ||
+        (o = spw__tape_op(t, T_LINEAR, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && gelu)
         spw_gpu_linear_gelu(t->queue, y->data, y->gelu_in, x->data, w->data, bias, M, N, K, how);
-    else if (computes(t) && onto != NULL)
+    else if (spw__tape_computes(t) && onto != NULL)
         spw_gpu_linear_add(t->queue, y->data, onto->data, x->data, w->data, bias, M, N, K, how);
-    else if (computes(t))
+    else if (spw__tape_computes(t))
         spw_gpu_linear(t->queue, y->data, x->data, w->data, bias, M, N, K, how);
     o->in[0] = x;
     o->in[1] = onto;
@@ -298,7 +222,7 @@ spw_nn_linear(spw_tape *t, spw_value *x, spw_value *w, spw_value *b, unsigned fl
 spw_value *
 spw_nn_linear_add(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags)
 {
-    return onto == NULL ? fail(t) : linear(t, onto, x, w, b, flags, false);
+    return onto == NULL ? spw__tape_fail(t) : linear(t, onto, x, w, b, flags, false);
 }
 
 spw_value *
@@ -311,13 +235,13 @@ static spw_value *
 embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_value *table)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (table == NULL || (onto != NULL && (onto->rows != count || onto->cols != table->cols)))
-        return fail(t);
-    y = new_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
-    if (y == NULL || (o = new_op(t, T_EMBEDDING, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_EMBEDDING, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_embedding(t->queue, y->data, ids, table->data, count, table->rows, table->cols, onto != NULL);
     o->in[0] = onto;
     o->param[0] = table;
@@ -334,7 +258,7 @@ spw_nn_embedding(spw_tape *t, const int32_t *ids, uint64_t count, spw_value *tab
 spw_value *
 spw_nn_embedding_add(spw_tape *t, spw_value *x, const int32_t *ids, spw_value *table)
 {
-    return x == NULL ? fail(t) : embedding(t, x, ids, x->rows, table);
+    return x == NULL ? spw__tape_fail(t) : embedding(t, x, ids, x->rows, table);
 }
 
 spw_value *
@@ -342,15 +266,15 @@ spw_nn_layernorm(spw_tape *t, spw_value *x, spw_value *g, spw_value *b, float ep
 {
     spw_value *y;
     float *mean, *rstd;
-    op *o;
+    spw__op *o;
     if (x == NULL || g == NULL || b == NULL || g->cols != x->cols || b->cols != x->cols)
-        return fail(t);
-    y = new_value(t, x->rows, x->cols, NULL);
-    mean = take(t, x->rows * sizeof(float));
-    rstd = take(t, x->rows * sizeof(float));
-    if (y == NULL || mean == NULL || rstd == NULL || (o = new_op(t, T_LAYERNORM, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, x->cols, NULL);
+    mean = spw__tape_take(t, x->rows * sizeof(float));
+    rstd = spw__tape_take(t, x->rows * sizeof(float));
+    if (y == NULL || mean == NULL || rstd == NULL || (o = spw__tape_op(t, T_LAYERNORM, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_layernorm(t->queue, y->data, mean, rstd, x->data, g->data, b->data, x->rows, x->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
@@ -366,15 +290,15 @@ rmsnorm(spw_tape *t, spw_value *x, spw_value *g, float offset, float eps)
     spw_value *y;
     float *rstd;
     uint64_t rows;
-    op *o;
+    spw__op *o;
     if (x == NULL || g == NULL || x->cols % g->cols != 0)
-        return fail(t);
+        return spw__tape_fail(t);
     rows = x->rows * (x->cols / g->cols);
-    y = new_value(t, x->rows, x->cols, NULL);
-    rstd = take(t, rows * sizeof(float));
-    if (y == NULL || rstd == NULL || (o = new_op(t, T_RMSNORM, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+    y = spw__tape_value(t, x->rows, x->cols, NULL);
+    rstd = spw__tape_take(t, rows * sizeof(float));
+    if (y == NULL || rstd == NULL || (o = spw__tape_op(t, T_RMSNORM, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_rmsnorm(t->queue, y->data, rstd, x->data, g->data, offset, rows, g->cols, eps);
     o->in[0] = x;
     o->param[0] = g;
@@ -399,15 +323,15 @@ spw_value *
 spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (x == NULL || x->cols < heads * D || R % 2 != 0 || R > D)
-        return fail(t);
-    y = new_value(t, x->rows, x->cols, x->data);
-    if (y == NULL || (o = new_op(t, T_ROPE, y)) == NULL)
-        return fail(t);
-    if (computes(t) && t->places != NULL)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, x->cols, x->data);
+    if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && t->places != NULL)
         spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D, R);
-    else if (computes(t))
+    else if (spw__tape_computes(t))
         spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, R, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
@@ -418,12 +342,6 @@ spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_
     return y;
 }
 
-static act *
-at_col(const spw_tape *t, act *p, uint64_t col)
-{
-    return (char *)p + col * t->act_bytes;
-}
-
 spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
                  spw_value *sinks, const spw_attention_shape *shape)
@@ -431,28 +349,29 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
     uint64_t rows = shape->B * shape->T;
     spw_value *y;
     float *lse;
-    op *o;
+    spw__op *o;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
         q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
         v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols || (sinks != NULL && sinks->cols != shape->Hq))
-        return fail(t);
+        return spw__tape_fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
-        return fail(t);
+        return spw__tape_fail(t);
     t->cache_taken = true;
-    y = new_value(t, rows, shape->Hq * shape->D, NULL);
-    lse = take(t, rows * shape->Hq * sizeof(float));
-    if (y == NULL || lse == NULL || (o = new_op(t, T_ATTENTION, y)) == NULL)
-        return fail(t);
+    y = spw__tape_value(t, rows, shape->Hq * shape->D, NULL);
+    lse = spw__tape_take(t, rows * shape->Hq * sizeof(float));
+    if (y == NULL || lse == NULL || (o = spw__tape_op(t, T_ATTENTION, y)) == NULL)
+        return spw__tape_fail(t);
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
     o->shape.sinks = sinks != NULL ? sinks->data : NULL;
-    if (computes(t) && t->cache != NULL)
-        spw_gpu_attention_cached(t->queue, y->data, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
-                                 at_col(t, v->data, v_col), t->cache, &o->shape);
-    else if (computes(t))
-        spw_gpu_attention(t->queue, y->data, lse, at_col(t, q->data, q_col), at_col(t, k->data, k_col),
-                          at_col(t, v->data, v_col), &o->shape);
+    if (spw__tape_computes(t) && t->cache != NULL)
+        spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, q->data, q_col),
+                                 spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), t->cache,
+                                 &o->shape);
+    else if (spw__tape_computes(t))
+        spw_gpu_attention(t->queue, y->data, lse, spw__tape_at_col(t, q->data, q_col),
+                          spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), &o->shape);
     o->in[0] = q;
     o->in[1] = k;
     o->in[2] = v;
@@ -467,46 +386,41 @@ spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64
 spw_value *
 spw_nn_gelu(spw_tape *t, spw_value *x)
 {
-    spw_value *y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
-    op *o;
-    if (y == NULL || (o = new_op(t, T_GELU, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+    spw_value *y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
+    spw__op *o;
+    if (y == NULL || (o = spw__tape_op(t, T_GELU, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_gelu(t->queue, y->data, x->data, x->rows * x->cols);
     o->in[0] = x;
     return y;
 }
 
-static act *
-at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
-{
-    return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
-}
-
-static void
-gate_mul_forward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
+void
+spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows)
 {
     const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
-    spw_gpu_gate_mul(t->queue, o->gate, at_row(t, y, y->data, first), at_row(t, gate, gate->data, first),
-                     at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols);
+    spw_gpu_gate_mul(
+        t->queue, o->gate, spw__tape_at_row(t, y, y->data, first), spw__tape_at_row(t, gate, gate->data, first),
+        spw__tape_at_col(t, spw__tape_at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols);
 }
 
 /* up begins at the column; in a value of its own at 0. */
 static spw_value *
 gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up, uint64_t up_col)
 {
-    spw_value *y = new_value(t, gate->rows, gate->cols - up_col, NULL);
-    op *o;
-    if (y == NULL || (o = new_op(t, T_GATE_MUL, y)) == NULL)
-        return fail(t);
+    spw_value *y = spw__tape_value(t, gate->rows, gate->cols - up_col, NULL);
+    spw__op *o;
+    if (y == NULL || (o = spw__tape_op(t, T_GATE_MUL, y)) == NULL)
+        return spw__tape_fail(t);
     o->kind = T_GATE_MUL;
     o->out = y;
     o->in[0] = gate;
     o->in[1] = up;
     o->col[1] = up_col;
     o->gate = kind;
-    if (computes(t) && !t->in_experts)
-        gate_mul_forward(t, o, 0, y->rows);
+    if (spw__tape_computes(t) && !t->in_experts)
+        spw__tape_gate_mul(t, o, 0, y->rows);
     return y;
 }
 
@@ -514,235 +428,28 @@ spw_value *
 spw_nn_gate_mul(spw_tape *t, spw_gate kind, spw_value *gate, spw_value *up)
 {
     if (gate == NULL || up == NULL || gate->rows != up->rows || gate->cols != up->cols || kind == SPW_GATE_CLAMPED)
-        return fail(t);
+        return spw__tape_fail(t);
     return gate_mul(t, kind, gate, up, 0);
 }
 
 spw_value *
 spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x)
 {
-    return x == NULL || x->cols % 2 != 0 ? fail(t) : gate_mul(t, kind, x, x, x->cols / 2);
-}
-
-/* ---------------------------------------------------------------- a mixture of experts */
-
-/* Takes the arrays of a routing; false when there is no room. */
-static bool
-take_routing(spw_tape *t, spw_routing *r)
-{
-    uint64_t pairs = r->M * r->k;
-    r->weights = take(t, pairs * sizeof(float));
-    r->choices = take(t, pairs * sizeof(int32_t));
-    r->places = take(t, pairs * sizeof(int32_t));
-    r->pairs = take(t, pairs * sizeof(int32_t));
-    r->ends = take(t, r->E * sizeof(int32_t));
-    return r->weights != NULL && r->choices != NULL && r->places != NULL && r->pairs != NULL && r->ends != NULL;
-}
-
-spw_value *
-spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance)
-{
-    spw_routed *routed = &t->routings[t->routing_count];
-    spw_value *y;
-    op *o;
-    if (logits == NULL || choices == 0 || choices > SPW_CHOICES_MAX || choices > logits->cols ||
-        logits->cols > SPW_EXPERTS_MAX || t->routing_count == ROUTINGS_MAX || logits->rows * choices > INT32_MAX)
-        return fail(t);
-    memset(routed, 0, sizeof *routed);
-    routed->on_device = (spw_routing){.M = logits->rows, .k = choices, .E = logits->cols};
-    routed->sum_to_one = sum_to_one;
-    routed->balance = balance * (float)logits->cols / ((float)logits->rows * (float)logits->rows * (float)choices);
-    t->routing_count++;
-    if (!take_routing(t, &routed->on_device))
-        return fail(t);
-    y = new_value(t, logits->rows, choices, (act *)routed->on_device.weights);
-    if (y == NULL || (o = new_op(t, T_ROUTE, y)) == NULL)
-        return fail(t);
-    if (computes(t))
-        spw_gpu_route(t->queue, &routed->on_device, logits->data, sum_to_one);
-    if (!t->dry)
-        spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof(int32_t));
-    y->routed = routed;
-    o->in[0] = logits;
-    if (computes(t) && t->on_route != NULL && t->on_route(t->on_route_ctx, routed, &t->route_error) != SPW_OK)
-        return fail(t);
-    return y;
-}
-
-static bool
-fits_routing(const spw_value *x, const spw_value *routing)
-{
-    return x != NULL && routing != NULL && routing->routed != NULL && x->rows == routing->rows * routing->cols;
-}
-
-spw_value *
-spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
-{
-    spw_value *y;
-    op *o;
-    if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows || t->in_experts)
-        return fail(t);
-    y = new_value(t, routing->rows * routing->cols, x->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_DISPATCH, y)) == NULL)
-        return fail(t);
-    if (computes(t))
-        spw_gpu_dispatch(t->queue, y->data, x->data, &routing->routed->on_device, x->cols);
-    o->in[0] = x;
-    o->in[1] = routing;
-    t->in_experts = true;
-    t->experts_first = t->op_count;
-    return y;
-}
-
-/* Rows of expert e among those of all; returns how many. */
-static uint64_t
-rows_of(const spw_routed *r, uint64_t e, uint64_t *first)
-{
-    *first = e > 0 ? (uint64_t)r->ends[e - 1] : 0;
-    return (uint64_t)r->ends[e] - *first;
-}
-
-static void
-linear_each_forward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t end)
-{
-    const spw_value *y = o->out, *x = o->in[0];
-    unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
-    for (uint64_t e = first_expert; e < end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
-        if (n > 0)
-            spw_gpu_linear(t->queue, at_row(t, y, y->data, first), at_row(t, x, x->data, first), o->each[e]->data,
-                           o->each_bias != NULL ? o->each_bias[e]->data : NULL, n, y->cols, x->cols, how);
-    }
-}
-
-static spw_value **
-keep_each(spw_tape *t, spw_value *const *params, uint64_t E)
-{
-    spw_value **kept = memcpy(t->each + t->each_count, params, E * sizeof *params);
-    t->each_count += (uint32_t)E;
-    return kept;
-}
-
-spw_value *
-spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
-                   unsigned flags)
-{
-    uint64_t E, K, N;
-    spw_value *y;
-    op *o;
-    if (!fits_routing(x, routing) || !t->in_experts)
-        return fail(t);
-    E = routing->routed->on_device.E;
-    if (t->each_count + 2 * E > VALUES_MAX || w[0] == NULL)
-        return fail(t);
-    K = (flags & SPW_OP_W_IN_OUT) ? w[0]->rows : w[0]->cols;
-    N = (flags & SPW_OP_W_IN_OUT) ? w[0]->cols : w[0]->rows;
-    for (uint64_t e = 0; e < E; e++) {
-        if (w[e] == NULL || K != x->cols || w[e]->rows != w[0]->rows || w[e]->cols != w[0]->cols ||
-            (b != NULL && (b[e] == NULL || b[e]->cols != N)))
-            return fail(t);
-    }
-    y = new_value(t, x->rows, N, NULL);
-    if (y == NULL || (o = new_op(t, T_LINEAR_EACH, y)) == NULL)
-        return fail(t);
-    o->in[0] = x;
-    o->in[1] = routing;
-    o->flags = flags;
-    o->each = keep_each(t, w, E);
-    o->each_bias = b != NULL ? keep_each(t, b, E) : NULL;
-    return y;
-}
-
-/* ---------------------------------------------------------------- experts in turns */
-
-/* Tells of a turn of experts; false: it failed. */
-static bool
-tell_turn(spw_tape *t, const spw_routed *r, uint64_t first, uint64_t end, spw_turn what)
-{
-    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, r, first, end, what, &t->route_error) != SPW_OK)
-        (void)fail(t);
-    return t->status == SPW_OK;
-}
-
-static uint64_t
-turn_end(const spw_tape *t, uint64_t first, uint64_t E)
-{
-    return t->on_turn == NULL || E - first < t->turn_experts ? E : first + t->turn_experts;
-}
-
-static void
-experts_forward(spw_tape *t, const spw_routed *r, uint32_t op_first, uint32_t op_end, uint64_t first, uint64_t end)
-{
-    uint64_t row, last, rows = rows_of(r, end - 1, &last);
-    (void)rows_of(r, first, &row);
-    rows += last - row;
-    for (uint32_t i = op_first; i < op_end; i++) {
-        if (t->ops[i].kind == T_LINEAR_EACH)
-            linear_each_forward(t, &t->ops[i], first, end);
-        else if (rows > 0)
-            gate_mul_forward(t, &t->ops[i], row, rows);
-    }
-}
-
-/* Where combine closes what dispatch has opened: the experts are computed, unless the backward pass does it. */
-static bool
-close_experts(spw_tape *t, const spw_routed *r, bool later)
-{
-    uint32_t first = t->experts_first, end = t->op_count;
-    if (!t->in_experts)
-        return false;
-    t->in_experts = false;
-    for (uint32_t i = first; i < end; i++) {
-        if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_GATE_MUL)
-            return false;
-    }
-    for (uint64_t e = 0, past; computes(t) && !later && e < r->on_device.E; e = past) {
-        past = turn_end(t, e, r->on_device.E);
-        if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
-            return false;
-        experts_forward(t, r, first, end, e, past);
-        if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
-            return false;
-    }
-    if (!t->record)
-        t->op_count = first;
-    return true;
-}
-
-spw_value *
-spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
-{
-    spw_value *y;
-    op *o;
-    bool later = t->record && t->on_turn != NULL && computes(t);
-    if (!fits_routing(x, routing) || (onto != NULL && (onto->rows != routing->rows || onto->cols != x->cols)) ||
-        !close_experts(t, routing->routed, later))
-        return fail(t);
-    y = new_value(t, routing->rows, x->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_COMBINE, y)) == NULL)
-        return fail(t);
-    o->later = later;
-    if (computes(t) && !later)
-        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &routing->routed->on_device, true,
-                        x->cols);
-    o->in[0] = x;
-    o->in[1] = routing;
-    o->in[2] = onto;
-    return y;
+    return x == NULL || x->cols % 2 != 0 ? spw__tape_fail(t) : gate_mul(t, kind, x, x, x->cols / 2);
 }
 
 spw_value *
 spw_nn_add_gated(spw_tape *t, spw_value *onto, spw_value *x, spw_value *gate)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (onto == NULL || x == NULL || gate == NULL || onto->rows != x->rows || onto->cols != x->cols ||
         gate->rows != x->rows || gate->cols != 1)
-        return fail(t);
-    y = new_value(t, x->rows, x->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_ADD_GATED, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_ADD_GATED, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_add_gated(t->queue, y->data, onto->data, x->data, gate->data, x->rows, x->cols);
     o->in[0] = onto;
     o->in[1] = x;
@@ -754,13 +461,13 @@ spw_value *
 spw_nn_add(spw_tape *t, spw_value *a, spw_value *b)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (a == NULL || b == NULL || a->rows != b->rows || a->cols != b->cols)
-        return fail(t);
-    y = new_value(t, a->rows, a->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_ADD, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, a->rows, a->cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_ADD, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_add(t->queue, y->data, a->data, b->data, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
@@ -771,13 +478,13 @@ spw_value *
 spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (a == NULL || b == NULL || a->rows != b->rows || a->cols != b->cols)
-        return fail(t);
-    y = new_value(t, a->rows, a->cols, a->data);
-    if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, a->rows, a->cols, a->data);
+    if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
@@ -788,14 +495,14 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
 spw_value *
 spw_nn_scale(spw_tape *t, spw_value *x, float scale)
 {
-    spw_value *y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
+    spw_value *y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
     char rounded[sizeof(float)];
-    op *o;
-    if (y == NULL || (o = new_op(t, T_ADD_SCALED, y)) == NULL)
-        return fail(t);
+    spw__op *o;
+    if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
+        return spw__tape_fail(t);
     spw_convert(rounded, t->act_dtype, &scale, SPW_F32, 1);
     spw_convert(&scale, SPW_F32, rounded, t->act_dtype, 1);
-    if (computes(t))
+    if (spw__tape_computes(t))
         spw_gpu_add_scaled(t->queue, y->data, NULL, x->data, scale, y->rows * y->cols);
     o->in[1] = x; /* onto nothing */
     o->p = scale;
@@ -806,8 +513,8 @@ spw_value *
 spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap)
 {
     if (x == NULL || t->record)
-        return fail(t);
-    if (computes(t))
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t))
         spw_gpu_soft_cap(t->queue, x->data, x->data, cap, x->rows * x->cols);
     return x;
 }
@@ -816,17 +523,17 @@ spw_value *
 spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site)
 {
     spw_value *y;
-    op *o;
+    spw__op *o;
     if (p == 0)
         return x;
-    y = x == NULL ? NULL : new_value(t, x->rows, x->cols, NULL);
-    if (y == NULL || (o = new_op(t, T_DROPOUT, y)) == NULL)
-        return fail(t);
+    y = x == NULL ? NULL : spw__tape_value(t, x->rows, x->cols, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_DROPOUT, y)) == NULL)
+        return spw__tape_fail(t);
     o->in[0] = x;
     o->p = p;
     o->key = batch->dropout_key + site * 0x9E3779B97F4A7C15ull;
     o->counter = batch->dropout_counter;
-    if (computes(t))
+    if (spw__tape_computes(t))
         spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p,
                         batch->dropout_key + site * 0x9E3779B97F4A7C15ull, batch->dropout_counter);
     return y;
@@ -841,14 +548,13 @@ settle(spw_tape *t, spw_value *v)
     v->so_far = NULL;
 }
 
-/* Where an input's gradient goes; NULL when nobody wants it. Sets the accumulate flag when something is there already. */
-static act *
-grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
+act *
+spw__tape_grad(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
 {
     if (v == NULL || !v->needs_grad)
         return NULL;
     if (v->grad == NULL)
-        v->grad = take(t, v->rows * v->cols * t->act_bytes);
+        v->grad = spw__tape_take(t, v->rows * v->cols * t->act_bytes);
     settle(t, v);
     if (v->grad_set)
         *flags |= flag;
@@ -856,24 +562,22 @@ grad_of(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags)
     return v->grad;
 }
 
-/* The same for an operation that adds to what lies anywhere. */
-static act *
-grad_onto(spw_tape *t, spw_value *v, const act **onto)
+act *
+spw__tape_grad_onto(spw_tape *t, spw_value *v, const act **onto)
 {
     *onto = NULL;
     if (v == NULL || !v->needs_grad)
         return NULL;
     if (v->grad == NULL)
-        v->grad = take(t, v->rows * v->cols * t->act_bytes);
+        v->grad = spw__tape_take(t, v->rows * v->cols * t->act_bytes);
     *onto = v->so_far != NULL ? v->so_far : v->grad_set ? v->grad : NULL;
     v->so_far = NULL;
     v->grad_set = true;
     return v->grad;
 }
 
-/* True once, for the first gradient of a parameter: nothing is there yet to which it could be added. */
-static bool
-begins(const spw_tape *t, spw_value *w)
+bool
+spw__tape_begins(const spw_tape *t, spw_value *w)
 {
     if (t->dry || w == NULL || w->w_grad == NULL || w->w_begun == NULL || *w->w_begun)
         return false;
@@ -881,11 +585,10 @@ begins(const spw_tape *t, spw_value *w)
     return true;
 }
 
-/* The gradient of a parameter for an operation that only adds; NULL: nobody wants it. */
-static float *
-sum_of(spw_tape *t, spw_value *w)
+float *
+spw__tape_sum(spw_tape *t, spw_value *w)
 {
-    if (begins(t, w))
+    if (spw__tape_begins(t, w))
         spw_gpu_zero(t->queue, w->w_grad, w->rows * w->cols * sizeof(float));
     return w == NULL ? NULL : w->w_grad;
 }
@@ -910,15 +613,15 @@ spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch
     spw_value *y;
     act *logits, *dx;
     if (x == NULL || w == NULL || x->rows != M || x->cols != w->cols)
-        return fail(t);
+        return spw__tape_fail(t);
     rows = rows_at_a_time(t, M, w->rows);
-    y = new_value(t, 1, 1, NULL);
-    logits = take(t, rows * spw_gpu_logits_stride(w->rows) * t->act_bytes);
-    dx = t->record ? grad_of(t, x, SPW_OP_ACC_DX, &flags) : NULL;
-    if (t->record && begins(t, w))
+    y = spw__tape_value(t, 1, 1, NULL);
+    logits = spw__tape_take(t, rows * spw_gpu_logits_stride(w->rows) * t->act_bytes);
+    dx = t->record ? spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags) : NULL;
+    if (t->record && spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
-    if (y == NULL || logits == NULL || t->kept || t->status != SPW_OK || new_op(t, T_HEAD, y) == NULL)
-        return fail(t);
+    if (y == NULL || logits == NULL || t->kept || t->status != SPW_OK || spw__tape_op(t, T_HEAD, y) == NULL)
+        return spw__tape_fail(t);
     if (!t->dry)
         spw_gpu_linear_cross_entropy(t->queue, batch->losses, dx, t->record ? w->w_grad : NULL, x->data, w->data,
                                      batch->targets, logits, rows, M, w->rows, w->cols, batch->grad_scale, cap, flags);
@@ -931,7 +634,7 @@ static void
 pass_through(spw_tape *t, spw_value *to, const spw_value *from)
 {
     unsigned acc = 0;
-    act *dx = grad_of(t, to, 1, &acc);
+    act *dx = spw__tape_grad(t, to, 1, &acc);
     if (dx == NULL || t->dry)
         return;
     if (acc)
@@ -940,9 +643,8 @@ pass_through(spw_tape *t, spw_value *to, const spw_value *from)
         spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, from->grad, t->act_dtype, from->rows * from->cols, NULL);
 }
 
-/* from's gradient is a part of to's, and was needed for the last time: its memory is to's from now on, if to has none. */
-static void
-hand_over(spw_tape *t, spw_value *to, const spw_value *from)
+void
+spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from)
 {
     if (to == NULL || !to->needs_grad)
         return;
@@ -957,10 +659,10 @@ hand_over(spw_tape *t, spw_value *to, const spw_value *from)
 
 /* Nothing else takes v than this operation, once: the gradient that it gives v is all there is. */
 static bool
-only_user(const spw_tape *t, const op *user, const spw_value *v)
+only_user(const spw_tape *t, const spw__op *user, const spw_value *v)
 {
     uint32_t uses = 0;
-    for (const op *o = t->ops; o <= user; o++)
+    for (const spw__op *o = t->ops; o <= user; o++)
         for (int i = 0; i < 3; i++)
             uses += o->in[i] == v;
     return uses == 1 && !v->grad_set; /* those behind it are done */
@@ -978,149 +680,67 @@ share_grad(spw_value *in, const spw_value *out)
 }
 
 static void
-linear_backward(spw_tape *t, op *o)
+linear_backward(spw_tape *t, spw__op *o)
 {
     spw_value *y = o->out, *x = o->in[0], *w = o->param[0];
     unsigned flags = o->flags;
     uint64_t M = x->rows, N = y->cols, K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
     bool through_gelu = x->gelu_in != NULL && x->needs_grad && only_user(t, o, x);
-    act *dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+    act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
     x->grad_of_gelu_in = through_gelu;
-    if (begins(t, w))
+    if (spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
     if (t->dry) {
-        hand_over(t, o->in[1], y);
+        spw__tape_hand_over(t, o->in[1], y);
         return;
     }
     if (y->gelu_in != NULL && !y->grad_of_gelu_in)
         spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
     if (through_gelu)
-        spw_gpu_linear_gelu_backward(t->queue, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, x->gelu_in,
-                                     w->data, M, N, K, flags);
+        spw_gpu_linear_gelu_backward(t->queue, dx, w->w_grad, spw__tape_sum(t, o->param[1]), y->grad, x->data,
+                                     x->gelu_in, w->data, M, N, K, flags);
     else
-        spw_gpu_linear_backward(t->queue, dx, w->w_grad, sum_of(t, o->param[1]), y->grad, x->data, w->data, M, N, K,
-                                flags);
-    hand_over(t, o->in[1], y);
+        spw_gpu_linear_backward(t->queue, dx, w->w_grad, spw__tape_sum(t, o->param[1]), y->grad, x->data, w->data, M, N,
+                                K, flags);
+    spw__tape_hand_over(t, o->in[1], y);
 }
 
-/* An expert without rows has a gradient too: zeros. */
-static void
-linear_each_backward(spw_tape *t, const op *o, uint64_t first_expert, uint64_t end)
-{
-    spw_value *y = o->out, *x = o->in[0];
-    for (uint64_t e = first_expert; e < end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
-        float *db = o->each_bias != NULL ? sum_of(t, o->each_bias[e]) : NULL;
-        if (n > 0)
-            spw_gpu_linear_backward(t->queue, at_row(t, x, o->dx[0], first), o->each[e]->w_grad, db,
-                                    at_row(t, y, y->grad, first), at_row(t, x, x->data, first), o->each[e]->data, n,
-                                    y->cols, x->cols, begins(t, o->each[e]) ? o->flags | SPW_OP_SET_DW : o->flags);
-        else
-            (void)sum_of(t, o->each[e]);
-    }
-}
-
-static void
-gate_mul_backward(spw_tape *t, const op *o, uint64_t first, uint64_t rows)
+void
+spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows)
 {
     const spw_value *y = o->out, *gate = o->in[0], *up = o->in[1];
-    spw_gpu_gate_mul_backward(t->queue, o->gate, at_row(t, gate, o->dx[0], first), at_row(t, up, o->dx[1], first),
-                              at_row(t, y, y->grad, first), at_row(t, gate, gate->data, first),
-                              at_col(t, at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols,
-                              o->flags);
-}
-
-/* Where the inputs' gradients go, and whether something is there already. */
-static void
-prepare_linear_each(spw_tape *t, op *o)
-{
-    o->dx[0] = grad_of(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+    spw_gpu_gate_mul_backward(
+        t->queue, o->gate, spw__tape_at_row(t, gate, o->dx[0], first), spw__tape_at_row(t, up, o->dx[1], first),
+        spw__tape_at_row(t, y, y->grad, first), spw__tape_at_row(t, gate, gate->data, first),
+        spw__tape_at_col(t, spw__tape_at_row(t, up, up->data, first), o->col[1]), rows, y->cols, gate->cols, o->flags);
 }
 
 static void
-prepare_gate_mul(spw_tape *t, op *o)
+prepare_gate_mul(spw_tape *t, spw__op *o)
 {
-    o->dx[0] = grad_of(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
+    o->dx[0] = spw__tape_grad(t, o->in[0], SPW_OP_ACC_DX, &o->flags);
     if (o->col[1] > 0) { /* halves of one gradient: both find what was there before */
-        o->dx[1] = o->dx[0] == NULL ? NULL : at_col(t, o->dx[0], o->col[1]);
+        o->dx[1] = o->dx[0] == NULL ? NULL : spw__tape_at_col(t, o->dx[0], o->col[1]);
         o->flags |= (o->flags & SPW_OP_ACC_DX) != 0 ? SPW_OP_ACC_DX2 : 0u;
     } else {
-        o->dx[1] = grad_of(t, o->in[1], SPW_OP_ACC_DX2, &o->flags);
+        o->dx[1] = spw__tape_grad(t, o->in[1], SPW_OP_ACC_DX2, &o->flags);
     }
 }
 
 static void
-experts_backward(spw_tape *t, const spw_routed *r, const op *dispatch, const op *combine, uint64_t first, uint64_t end)
-{
-    uint64_t row, last, rows = rows_of(r, end - 1, &last);
-    (void)rows_of(r, first, &row);
-    rows += last - row;
-    if (combine->later)
-        experts_forward(t, r, (uint32_t)(dispatch + 1 - t->ops), (uint32_t)(combine - t->ops), first, end);
-    for (const op *o = combine - 1; o > dispatch; o--) {
-        if (o->kind == T_LINEAR_EACH)
-            linear_each_backward(t, o, first, end);
-        else if (rows > 0)
-            gate_mul_backward(t, o, row, rows);
-    }
-}
-
-/* What combine is given is made here if forward left it out; what dispatch gave gets all of its gradient. */
-static void
-dispatch_backward(spw_tape *t, op *o)
-{
-    spw_value *y = o->out, *x = o->in[0];
-    spw_routed *r = o->in[1]->routed;
-    const op *combine = o + 1;
-    const act *onto;
-    act *dx = grad_onto(t, x, &onto);
-    while (combine->kind != T_COMBINE)
-        combine++;
-    for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
-        uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
-        first = (end - 1) / each * each;
-        if (!tell_turn(t, r, first, end, SPW_TURN_BACKWARD))
-            return;
-        experts_backward(t, r, o, combine, first, end);
-        if (!tell_turn(t, r, first, end, SPW_TURN_OVER))
-            return;
-    }
-    if (!t->dry && combine->later)
-        spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
-                                 combine->out->cols);
-    if (!t->dry && dx != NULL)
-        spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, false, y->cols);
-}
-
-static void
-combine_backward(spw_tape *t, op *o)
-{
-    spw_value *y = o->out, *x = o->in[0];
-    spw_routed *r = o->in[1]->routed;
-    unsigned added = 0;
-    act *dx = grad_of(t, x, 1, &added);
-    SPW_ASSERT(!added && r->dweights == NULL);
-    r->dweights = take(t, r->on_device.M * r->on_device.k * sizeof(float));
-    if (!t->dry && dx != NULL && r->dweights != NULL)
-        spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
-    o->in[1]->grad_set = true;
-    hand_over(t, o->in[2], y);
-}
-
-static void
-add_gated_backward(spw_tape *t, op *o)
+add_gated_backward(spw_tape *t, spw__op *o)
 {
     spw_value *y = o->out, *x = o->in[1], *gate = o->in[2];
     unsigned added = 0;
-    act *dx = grad_of(t, x, 1, &added), *dgate = grad_of(t, gate, 1, &added);
+    act *dx = spw__tape_grad(t, x, 1, &added), *dgate = spw__tape_grad(t, gate, 1, &added);
     SPW_ASSERT(!added && x->needs_grad && gate->needs_grad);
     if (!t->dry && dx != NULL && dgate != NULL)
         spw_gpu_add_gated_backward(t->queue, dx, dgate, y->grad, x->data, gate->data, y->rows, y->cols);
-    hand_over(t, o->in[0], y);
+    spw__tape_hand_over(t, o->in[0], y);
 }
 
 static void
-backward_op(spw_tape *t, op *o)
+backward_op(spw_tape *t, spw__op *o)
 {
     spw_gpu_queue *q = t->queue;
     spw_value *y = o->out, *x = o->in[0];
@@ -1132,21 +752,21 @@ backward_op(spw_tape *t, op *o)
     case T_EMBEDDING: {
         spw_value *table = o->param[0];
         if (!t->dry && table->w_grad != NULL)
-            spw_gpu_embedding_backward(q, sum_of(t, table), y->grad, o->ids, y->rows, table->rows, table->cols);
+            spw_gpu_embedding_backward(q, spw__tape_sum(t, table), y->grad, o->ids, y->rows, table->rows, table->cols);
         share_grad(x, y);
         return;
     }
     case T_LAYERNORM:
-        dx = grad_onto(t, x, &onto);
+        dx = spw__tape_grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_layernorm_backward(q, dx, onto, sum_of(t, o->param[0]), sum_of(t, o->param[1]), y->grad, x->data,
-                                       o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols);
+            spw_gpu_layernorm_backward(q, dx, onto, spw__tape_sum(t, o->param[0]), spw__tape_sum(t, o->param[1]),
+                                       y->grad, x->data, o->param[0]->data, o->saved[0], o->saved[1], x->rows, x->cols);
         return;
     case T_RMSNORM:
-        dx = grad_onto(t, x, &onto);
+        dx = spw__tape_grad_onto(t, x, &onto);
         if (!t->dry)
-            spw_gpu_rmsnorm_backward(q, dx, onto, sum_of(t, o->param[0]), y->grad, x->data, o->param[0]->data, o->p,
-                                     o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
+            spw_gpu_rmsnorm_backward(q, dx, onto, spw__tape_sum(t, o->param[0]), y->grad, x->data, o->param[0]->data,
+                                     o->p, o->saved[0], x->rows * (x->cols / o->param[0]->cols), o->param[0]->cols);
         return;
     case T_ROPE:
         if (!t->dry)
@@ -1158,57 +778,58 @@ backward_op(spw_tape *t, op *o)
         for (int i = 0; i < 3; i++) {
             unsigned ignored = 0;
             SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);
-            d[i] = grad_of(t, o->in[i], 1, &ignored);
+            d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
         }
         if (!t->dry)
-            spw_gpu_attention_backward(
-                q, at_col(t, d[0], o->col[0]), at_col(t, d[1], o->col[1]), at_col(t, d[2], o->col[2]),
-                sum_of(t, o->param[0]), y->grad, y->data, o->saved[0], at_col(t, o->in[0]->data, o->col[0]),
-                at_col(t, o->in[1]->data, o->col[1]), at_col(t, o->in[2]->data, o->col[2]), &o->shape);
+            spw_gpu_attention_backward(q, spw__tape_at_col(t, d[0], o->col[0]), spw__tape_at_col(t, d[1], o->col[1]),
+                                       spw__tape_at_col(t, d[2], o->col[2]), spw__tape_sum(t, o->param[0]), y->grad,
+                                       y->data, o->saved[0], spw__tape_at_col(t, o->in[0]->data, o->col[0]),
+                                       spw__tape_at_col(t, o->in[1]->data, o->col[1]),
+                                       spw__tape_at_col(t, o->in[2]->data, o->col[2]), &o->shape);
         return;
     }
     case T_GELU:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry && dx != NULL)
             spw_gpu_gelu_backward(q, dx, y->grad, x->data, y->rows * y->cols, flags);
         return;
     case T_GATE_MUL:
         prepare_gate_mul(t, o);
         if (!t->dry && !t->in_experts)
-            gate_mul_backward(t, o, 0, y->rows);
+            spw__tape_gate_mul_backward(t, o, 0, y->rows);
         return;
     case T_ROUTE:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry && dx != NULL)
             spw_gpu_route_backward(q, dx, y->routed->dweights, x->data, &y->routed->on_device, y->routed->sum_to_one,
                                    y->routed->balance, flags);
         return;
     case T_DISPATCH:
-        dispatch_backward(t, o);
+        spw__experts_dispatch_backward(t, o);
         t->in_experts = false;
         return;
-    case T_LINEAR_EACH: prepare_linear_each(t, o); return;
+    case T_LINEAR_EACH: o->dx[0] = spw__tape_grad(t, x, SPW_OP_ACC_DX, &o->flags); return;
     case T_COMBINE:
-        combine_backward(t, o);
+        spw__experts_combine_backward(t, o);
         t->in_experts = true;
         return;
     case T_ADD_GATED: add_gated_backward(t, o); return;
     case T_ADD:
         pass_through(t, o->in[1], y);
-        hand_over(t, x, y);
+        spw__tape_hand_over(t, x, y);
         return;
     case T_ADD_SCALED: {
         unsigned acc = 0;
-        d2 = grad_of(t, o->in[1], 1, &acc);
+        d2 = spw__tape_grad(t, o->in[1], 1, &acc);
         if (!t->dry && d2 != NULL)
             spw_gpu_add_scaled(q, d2, acc ? d2 : NULL, y->grad, o->p, y->rows * y->cols);
         share_grad(x, y);
         return;
     }
     case T_DROPOUT:
-        dx = grad_of(t, x, SPW_OP_ACC_DX, &flags);
+        dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
         if (dx != NULL && (flags & SPW_OP_ACC_DX)) {
-            act *part = take(t, y->rows * y->cols * t->act_bytes);
+            act *part = spw__tape_take(t, y->rows * y->cols * t->act_bytes);
             if (!t->dry && part != NULL) {
                 spw_gpu_dropout(q, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
                 spw_gpu_add(q, dx, dx, part, y->rows * y->cols);

@@ -1,0 +1,122 @@
+/*
+ * Inside the tape: a list of operations with their inputs, over an arena that is handed front to back, and what its files share.
+ */
+#ifndef SPW_TAPE_INTERNAL_H
+#define SPW_TAPE_INTERNAL_H
+
+#include "spw_nn.h"
+
+typedef enum spw__op_kind {
+    T_LINEAR,
+    T_EMBEDDING,
+    T_LAYERNORM,
+    T_RMSNORM,
+    T_ROPE,
+    T_ATTENTION,
+    T_GELU,
+    T_GATE_MUL,
+    T_ROUTE,
+    T_DISPATCH,
+    T_LINEAR_EACH,
+    T_COMBINE,
+    T_ADD_GATED,
+    T_ADD,
+    T_ADD_SCALED,
+    T_DROPOUT,
+    T_HEAD
+} spw__op_kind;
+
+typedef struct spw__op {
+    spw__op_kind kind;
+    spw_value *out, *in[3];
+    spw_value *param[2];
+    unsigned flags;
+    spw_gate gate;
+    const int32_t *ids;
+    float *saved[2]; /* mean and rstd, or log-sum-exp */
+    const float *cos_sin;
+    uint64_t T, heads, D, R, col[3];
+    spw_attention_shape shape;
+    spw_value **each, **each_bias; /* by expert */
+    act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
+    bool later;                    /* combine: what it combines is computed in the backward pass */
+    float p;
+    uint64_t key, counter;
+} spw__op;
+
+enum { SPW__OPS_MAX = 256, SPW__VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX, SPW__ROUTINGS_MAX = 8 };
+
+struct spw_tape {
+    spw_gpu_queue *queue;
+    spw_dtype act_dtype;
+    uint32_t act_bytes, loss_rows;
+    char *arena;
+    uint64_t arena_bytes, used;
+    char *after; /* the arena of backward, when forward was kept in another one */
+    uint64_t after_bytes;
+    bool record, dry, kept, by_row, cache_taken;
+    spw_status status;
+    const spw_attention_cache *cache; /* of the running sequences; NULL: none */
+    uint64_t cache_width;
+    const int32_t *places;
+    spw_route_fn on_route;
+    void *on_route_ctx;
+    spw_error route_error;
+    spw_turn_fn on_turn;
+    void *on_turn_ctx;
+    uint64_t turn_experts;
+    bool in_experts;        /* between a dispatch and its combine */
+    uint32_t experts_first; /* the first operation there */
+    uint32_t op_count, value_count, routing_count, each_count;
+    spw__op unrecorded; /* written, never read: keeps callers free of a branch */
+    spw__op ops[SPW__OPS_MAX];
+    spw_value values[SPW__VALUES_MAX];
+    spw_routed routings[SPW__ROUTINGS_MAX];
+    spw_value *each[SPW__VALUES_MAX];
+};
+
+/* Does forward compute? */
+static inline bool
+spw__tape_computes(const spw_tape *t)
+{
+    return !t->dry && !t->kept;
+}
+
+static inline act *
+spw__tape_at_col(const spw_tape *t, act *p, uint64_t col)
+{
+    return (char *)p + col * t->act_bytes;
+}
+
+static inline act *
+spw__tape_at_row(const spw_tape *t, const spw_value *v, act *base, uint64_t row)
+{
+    return base == NULL ? NULL : (char *)base + row * v->cols * t->act_bytes;
+}
+
+/* Memory of the arena; NULL: there is too little. */
+void *spw__tape_take(spw_tape *t, uint64_t bytes);
+/* The call has failed, with SPW_EINVAL unless it had before; gives NULL. */
+spw_value *spw__tape_fail(spw_tape *t);
+/* data NULL: in memory of the arena. */
+spw_value *spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data);
+/* Where an operation is written down, if it is; NULL: there are too many. */
+spw__op *spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out);
+/* Where an input's gradient goes; NULL when nobody wants it. Sets the flag when something is there already. */
+act *spw__tape_grad(spw_tape *t, spw_value *v, unsigned flag, unsigned *flags);
+/* The same for an operation that adds to what lies anywhere. */
+act *spw__tape_grad_onto(spw_tape *t, spw_value *v, const act **onto);
+/* True once, for the first gradient of a parameter: nothing is there yet to which it could be added. */
+bool spw__tape_begins(const spw_tape *t, spw_value *w);
+/* The gradient of a parameter for an operation that only adds; NULL: nobody wants it. */
+float *spw__tape_sum(spw_tape *t, spw_value *w);
+/* from's gradient is a part of to's, and was needed for the last time: its memory is to's from now on, if to has none. */
+void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
+/* A gated product of some rows. */
+void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+/* experts.c; between the two the gradients of what lies between are only given their places. */
+void spw__experts_combine_backward(spw_tape *t, spw__op *o);
+void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);
+
+#endif
