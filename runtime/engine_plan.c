@@ -38,6 +38,8 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
             e->tape_bytes = spw_round_up(spw_tape_arena_used(e->tape), 4096);
         if (!e->inference)
             spw_tape_backward(e->tape, y);
+        if (!e->inference && !head && b >= e->lowest) /* the head's forward is part of its backward */
+            e->again_flops += (double)spw_tape_linear_flops(e->tape);
         if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
             spw_error_wrap(err, "block %s", e->model->blocks[b].name);
             return SPW_EINVAL;
@@ -140,14 +142,15 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
 }
 
 /*
- * Of a step: each matrix twice per element and token forward, again for recomputing, and twice that backward, where half
+ * Of a step: each matrix twice per element and token forward, again for recomputing what backward reads, and twice that backward, where half
  * is for its own gradient; forward alone below the lowest block that is trained. *recompute: what is for recomputing.
  */
 static double
 step_flops(const spw_engine *e, double *recompute)
 {
     const spw_model_config *m = &e->model->config;
-    double tokens = (double)(e->config.accumulation * e->rows), forward = 0, again = 0, backward = 0;
+    double tokens = (double)(e->config.accumulation * e->rows), forward = 0, backward = 0;
+    double again = e->again_flops / (double)e->rows;
     for (uint32_t b = 1; b < e->model->block_count; b++) { /* the first looks embeddings up */
         const spw_block *block = &e->model->blocks[b];
         for (uint32_t k = 0; k < block->param_count; k++) {
@@ -157,8 +160,7 @@ step_flops(const spw_engine *e, double *recompute)
             forward += product;
             if (b >= e->lowest) {
                 backward += product * (p->frozen ? 1 : 2);
-                again +=
-                    b + 1 < e->model->block_count ? product : 0; /* the last one's forward is part of its backward */
+                again += p->expert > 0 ? product : 0;
             }
         }
     }
@@ -432,13 +434,13 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     plan_use *uses;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
-    in.flops = step_flops(e, &in.recompute_flops);
     for (uint32_t b = 0; b < e->model->block_count; b++) {
         uint64_t bytes = spw__block_elems(e, b) * in.compute_bytes;
         if (bytes > in.largest_block_bytes)
             in.largest_block_bytes = bytes;
     }
     e->arena_bytes = e->tape_bytes = 0;
+    e->again_flops = 0;
     if (e->cache_slots > 0) { /* a piece of a prompt, or a token of each sequence, whose logits come from one call */
         SPW_TRY(measure_arena(e, 1, e->T, e->B, &e->arena_bytes, err));
         SPW_TRY(measure_arena(e, e->B, 1, e->B, &e->arena_bytes, err));
@@ -449,6 +451,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.tape_bytes = e->tape_bytes;
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
+    in.flops = step_flops(e, &in.recompute_flops);
     in.activation_slots = e->kept_slots;
     in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
     in.activation_micros = e->group_max;

@@ -189,6 +189,40 @@ test_kept(void **state)
     }
 }
 
+/* A block's last product is not computed again for backward, unless somebody asks for the block's output: the same gradients. */
+static void
+test_put_off(void **state)
+{
+    static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_GEMMA3, SPW_FAMILY_MIXTRAL};
+    (void)state;
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        layer l;
+        spw_value *y;
+        spw_error err = {0};
+        float *want, *got;
+        uint64_t product, flops, used;
+        bool last_is_product = families[f] == SPW_FAMILY_GPT2 || families[f] == SPW_FAMILY_LLAMA;
+        open_layer(&l, families[f], 1, 0);
+        product = last_is_product ? 2 * ROWS * l.model->config.width * l.model->config.mlp_width : 0;
+        spw_tape_reset(l.tape, l.arena, ARENA, true);
+        y = forward(&l, true);
+        assert_int_equal(spw_tape_check(l.tape, &err), SPW_OK);
+        flops = spw_tape_linear_flops(l.tape);
+        want = backward(&l, y);
+        used = spw_tape_arena_used(l.tape);
+        memset(l.arena, 0xff, ARENA); /* NaN */
+        spw_tape_reset(l.tape, l.arena, ARENA, true);
+        got = backward(&l, forward(&l, true));
+        assert_memory_equal(want, got, (ROWS * l.model->config.width + l.grad_elems) * sizeof(float));
+        assert_int_equal(spw_tape_linear_flops(l.tape), flops - product);
+        if (last_is_product) /* and needs no memory */
+            assert_int_equal(used - spw_tape_arena_used(l.tape), spw_round_up(ROWS * l.model->config.width * 4, 256));
+        free(want);
+        free(got);
+        close_layer(&l);
+    }
+}
+
 /* Gradients that nobody has begun are written whatever was there, once; what comes later is added. */
 static void
 test_begun(void **state)
@@ -321,6 +355,7 @@ run_graph(layer *l, int number, float *const *in, const float *dy, float *grads,
     w[3] = spw_tape_input(l->tape, in[4], SIDE, SIDE, false);
     y = graph(l->tape, number, x, w, plain);
     assert_non_null(y);
+    assert_int_equal(spw_tape_check(l->tape, &err), SPW_OK); /* y is there */
     for (int i = 0; i < CELLS; i++)
         sum += (double)((const float *)y->data)[i] * (double)dy[i];
     memcpy(out_grad, dy, sizeof out_grad);
@@ -372,7 +407,8 @@ test_handed_over(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept), cmocka_unit_test(test_begun),
-                                       cmocka_unit_test(test_handed_over), cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept), cmocka_unit_test(test_put_off),
+                                       cmocka_unit_test(test_begun), cmocka_unit_test(test_handed_over),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
 }

@@ -58,6 +58,8 @@ void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
 uint64_t spw_tape_arena_used(const spw_tape *tape);
+/* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */
+uint64_t spw_tape_linear_flops(const spw_tape *tape);
 /*
  * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, not recorded, in
  * the arena `kept`, which nobody has written since. Forward computes nothing and finds everything where it was; backward takes
@@ -88,8 +90,11 @@ typedef enum spw_turn { SPW_TURN_FORWARD, SPW_TURN_BACKWARD, SPW_TURN_OVER } spw
 typedef spw_status (*spw_turn_fn)(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn,
                                   spw_error *err);
 void spw_tape_on_turn(spw_tape *tape, uint64_t experts, spw_turn_fn fn, void *ctx);
-/* SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. */
-spw_status spw_tape_check(const spw_tape *tape, spw_error *err);
+/*
+ * SPW_ENOMEM if the arena was too small, SPW_EINVAL for shapes that do not fit; the call's results are void then. A recorded call's last
+ * linear layer is computed here at the latest, or, when backward was run before, never.
+ */
+spw_status spw_tape_check(spw_tape *tape, spw_error *err);
 /*
  * A value over memory of the caller's: an input (needs_grad), or a parameter. Its gradient is added to w_grad, or, where w_begun
  * says false, written there first, whatever was in it; then w_begun is true.

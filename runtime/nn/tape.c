@@ -42,6 +42,8 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->on_route = NULL;
     t->on_turn = NULL;
     t->in_experts = false;
+    t->pending = NULL;
+    t->linear_flops = 0;
     t->route_error = (spw_error){0};
 }
 
@@ -88,9 +90,44 @@ spw_tape_arena_used(const spw_tape *t)
     return t->used;
 }
 
-spw_status
-spw_tape_check(const spw_tape *t, spw_error *err)
+static void
+linear_forward(spw_tape *t, const spw__op *o)
 {
+    const spw_value *y = o->out, *x = o->in[0], *onto = o->in[1];
+    unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
+    const act *bias = o->param[1] != NULL ? o->param[1]->data : NULL;
+    t->linear_flops += 2 * y->rows * y->cols * x->cols;
+    if (!spw__tape_computes(t))
+        return;
+    if (y->gelu_in != NULL)
+        spw_gpu_linear_gelu(t->queue, y->data, y->gelu_in, x->data, o->param[0]->data, bias, y->rows, y->cols, x->cols,
+                            how);
+    else if (onto != NULL)
+        spw_gpu_linear_add(t->queue, y->data, onto->data, x->data, o->param[0]->data, bias, y->rows, y->cols, x->cols,
+                           how);
+    else
+        spw_gpu_linear(t->queue, y->data, x->data, o->param[0]->data, bias, y->rows, y->cols, x->cols, how);
+}
+
+/* Computes what was put off. */
+static void
+catch_up(spw_tape *t)
+{
+    if (t->pending != NULL && t->status == SPW_OK)
+        linear_forward(t, t->pending);
+    t->pending = NULL;
+}
+
+uint64_t
+spw_tape_linear_flops(const spw_tape *t)
+{
+    return t->linear_flops;
+}
+
+spw_status
+spw_tape_check(spw_tape *t, spw_error *err)
+{
+    catch_up(t);
     if (t->route_error.status != SPW_OK && err != NULL)
         *err = t->route_error;
     if (t->route_error.status != SPW_OK)
@@ -142,6 +179,7 @@ spw__op *
 spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
     spw__op *o = &t->unrecorded;
+    catch_up(t);
     if (t->record || t->in_experts) {
         if (t->op_count == SPW__OPS_MAX) {
             spw__tape_fail(t);
@@ -183,9 +221,7 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
 static spw_value *
 linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
 {
-    unsigned how = flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
-    uint64_t M, K, N;
-    const act *bias = b != NULL ? b->data : NULL;
+    uint64_t M, K, N, from = t->used;
     spw_value *y;
     spw__op *o;
     if (x == NULL || w == NULL)
@@ -199,17 +235,18 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     if (y == NULL || (gelu && (y->gelu_in = spw__tape_take(t, M * N * t->act_bytes)) == NULL) ||
         (o = spw__tape_op(t, T_LINEAR, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t) && gelu)
-        spw_gpu_linear_gelu(t->queue, y->data, y->gelu_in, x->data, w->data, bias, M, N, K, how);
-    else if (spw__tape_computes(t) && onto != NULL)
-        spw_gpu_linear_add(t->queue, y->data, onto->data, x->data, w->data, bias, M, N, K, how);
-    else if (spw__tape_computes(t))
-        spw_gpu_linear(t->queue, y->data, x->data, w->data, bias, M, N, K, how);
+    o->out = y;
     o->in[0] = x;
     o->in[1] = onto;
     o->param[0] = w;
     o->param[1] = b;
     o->flags = flags;
+    if (t->record && !gelu) {
+        t->pending = o;
+        t->pending_from = from;
+    } else {
+        linear_forward(t, o);
+    }
     return y;
 }
 
@@ -847,6 +884,9 @@ spw_tape_backward(spw_tape *t, spw_value *out)
 {
     if (out == NULL)
         return;
+    if (t->pending != NULL && !t->kept)
+        t->used = t->pending_from; /* the last that was taken; backward does not read it */
+    t->pending = NULL;
     if (t->kept) {
         t->arena = t->after;
         t->arena_bytes = t->after_bytes;

@@ -68,6 +68,12 @@ struct spw_tape {
     bool in_experts;        /* between a dispatch and its combine */
     uint32_t experts_first; /* the first operation there */
     uint32_t op_count, value_count, routing_count, each_count;
+    /*
+     * A linear layer that is recorded is computed when the next operation comes: backward reads no block's output, and the last
+     * one need not be computed again. Its memory begins at pending_from.
+     */
+    spw__op *pending;
+    uint64_t pending_from, linear_flops;
     spw__op unrecorded; /* written, never read: keeps callers free of a branch */
     spw__op ops[SPW__OPS_MAX];
     spw_value values[SPW__VALUES_MAX];
