@@ -35,7 +35,7 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (6ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (7ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 /* Elements of gate's array for each of y. */
 static inline uint64_t

@@ -344,6 +344,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw_gpu_queue_create(&e->d2h, e->gpu, SPW_QUEUE_D2H, err));
     SPW_TRY(spw_gpu_event_create(&e->passed, e->gpu, err));
     SPW_TRY(spw_tape_create(&e->tape, e->compute, spw_gpu_get_info(e->gpu), err));
+    if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
+        spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, e->config.run.tile_tokens));
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         partial_count += e->layout.units[u].elems / 4096;
     e->future_max = 4 * e->layout.unit_count + 64;
