@@ -136,7 +136,7 @@ typedef struct spw_config {
         uint64_t chunk_elems;
         char start[16];                              /* auto, weights, random */
         uint64_t micro_batches_per_pass;             /* 0: all */
-        uint64_t tile_tokens;                        /* at most, that a block's parts compute at once; 0: all */
+        uint64_t tile_tokens;                        /* at most, that a block's parts compute at once; 0: by width */
         uint32_t expert_turns;                       /* 0: as few as there is room for */
         spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
         bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */

@@ -172,6 +172,31 @@ test_memory(void **state)
     assert_true(arenas[1] * 3 < arenas[0]);
 }
 
+/* Without a number, tiles are 2^25 / width tokens: of 20000 tokens of width 4096 three parts, as 8192 would have, not two. */
+static void
+test_default(void **state)
+{
+    static const uint64_t tiles[] = {0, 8192, 10000};
+    uint64_t arenas[3];
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+        r.c.model.width = 4096;
+        r.c.model.layers = 1;
+        r.c.micro_batch = r.c.accumulation = 1;
+        r.c.model.positions = r.c.data.seq_length = 20000;
+        r.c.run.tile_tokens = tiles[k];
+        rig_need(&r, spw_model_from_config(&r.model, &r.c, &r.err));
+        rig_need(&r, spw_engine_create(&r.e, &(spw_engine_options){.config = &r.c, .model = r.model, .plan_only = true},
+                                       &r.err));
+        arenas[k] = spw_engine_plan(r.e)->arena_device;
+        rig_remove(&r);
+    }
+    assert_int_equal(arenas[0], arenas[1]);
+    assert_true(arenas[0] < arenas[2]);
+}
+
 /* Contexts of any length fit where the plan counted on tiles of the longest, and have the whole's logits. */
 static void
 test_contexts(void **state)
@@ -205,8 +230,8 @@ test_contexts(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_everywhere), cmocka_unit_test(test_resumes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_everywhere),   cmocka_unit_test(test_resumes),
                                        cmocka_unit_test(test_as_the_whole), cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_contexts)};
+                                       cmocka_unit_test(test_default),      cmocka_unit_test(test_contexts)};
     return cmocka_run_group_tests_name("tiles", tests, NULL, NULL);
 }
