@@ -54,14 +54,15 @@ typedef struct spw_config {
     spw_model_config model;
     char model_path[SPW_PATH_BYTES]; /* "" or the folder whose config.json gave it */
     struct {
-        spw_path_list path;             /* files or globs: one source */
-        spw_path_list sources;          /* or several, drawn by weight */
-        char format[16];                /* of spw_data_format_parse() */
-        char text_field[64];            /* of JSON lines */
-        char prompt_field[64];          /* "": none */
-        char chat[SPW_PATH_BYTES];      /* layout of conversations, of spw_chat_open(); "": none */
-        char messages_field[64];        /* "": the usual ones */
-        char documents[16];             /* packed, mask, separate, whole */
+        spw_path_list path;        /* files or globs: one source */
+        spw_path_list sources;     /* or several, drawn by weight */
+        char format[16];           /* of spw_data_format_parse() */
+        char text_field[64];       /* of JSON lines */
+        char prompt_field[64];     /* "": none */
+        char chat[SPW_PATH_BYTES]; /* layout of conversations, of spw_chat_open(); "": none */
+        char messages_field[64];   /* "": the usual ones */
+        char documents[16];        /* packed, mask, separate, whole */
+        bool begin_of_text;
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
         uint64_t seq_length;
