@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
-                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
+                          Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -414,3 +414,6 @@ elif __name__ == "__main__":
     make("qwen2_vl_images", Qwen2VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=True, **tokens), bf16)
     vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, fullatt_block_indexes=[0])
     make("qwen2_5_vl_images", Qwen2_5_VLConfig(text_config=axes | dict(num_hidden_layers=3), vision_config=vision, **tokens), bf16, rewrite=flat_text)
+    axes = axes | dict(head_dim=8, rope_parameters=rope(1000.0, mrope_section=[2, 1, 1], mrope_interleaved=True))
+    vision = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=24, deepstack_visual_indexes=[0], num_position_embeddings=4)
+    make("qwen3_vl_images", Qwen3VLConfig(text_config=axes, vision_config=vision, tie_word_embeddings=False, **tokens), bf16)

@@ -22,7 +22,7 @@ static const char *const cases[] = {
     "phi3_full",    "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
     "qwen2_moe",    "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
     "gemma2_full",  "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images", "gpt_oss",
-    "gpt_oss_full", "gpt_oss_mxfp4"};
+    "gpt_oss_full", "gpt_oss_mxfp4", "qwen3_vl_images"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \

@@ -52,7 +52,7 @@ train gemma2 true "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"query_pre_a
 train gemma2_full false "\"model_type\":\"gemma2\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true,
     \"attn_logit_softcapping\":null,\"final_logit_softcapping\":null"
 # Of a folder with images what is written is a text model's, configuration and all.
-for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images; do
+for name in gemma3_images mistral3_images qwen2_vl_images qwen2_5_vl_images qwen3_vl_images; do
     mkdir "$dir/$name"
     check "$name: exported" run export "tests/vectors/families/$name" --to "$dir/$name/step-1"
     names="$names $name"
@@ -102,6 +102,7 @@ want = {
     "gemma2_full": dict(layer_types=["full_attention"] * 2, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None),
     "gemma3_images": dict(model_type="gemma3_text", vocab_size=41, sliding_window=5), "mistral3_images": dict(model_type="mistral", head_dim=6),
     "qwen2_vl_images": dict(model_type="qwen2", tie_word_embeddings=True), "qwen2_5_vl_images": dict(model_type="qwen2", num_hidden_layers=3),
+    "qwen3_vl_images": dict(model_type="qwen3", tie_word_embeddings=False),
     "gpt_oss": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=7, layer_types=["sliding_attention", "full_attention"],
                     attention_bias=True, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 32, "beta_fast": 32, "beta_slow": 1,
                                                           "truncate": False, "original_max_position_embeddings": 4096}),

@@ -150,7 +150,8 @@ typedef struct source {
     const char *name; /* of the file */
     char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
     spw_error *err;
-    bool qwen_vl; /* of a Qwen2-VL or 2.5-VL, whose positions have three axes, alike where there is text alone */
+    bool axes;    /* of a Qwen-VL, whose positions have three, alike where there is text alone */
+    bool qwen_vl; /* and of these of a Qwen2-VL or 2.5-VL */
 } source;
 
 /* NULL for a key that is not there or null. */
@@ -245,7 +246,7 @@ read_rope_kind(const source *s, spw_model_config *c)
         c->rope = SPW_ROPE_LONG; /* by all of its class's names */
         return SPW_OK;
     }
-    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (s->qwen_vl && strcmp(kind, "mrope") == 0))))
+    if (v == NULL || (kind != NULL && (strcmp(kind, "default") == 0 || (s->axes && strcmp(kind, "mrope") == 0))))
         return SPW_OK;
     c->rope = kind != NULL && strcmp(kind, "linear") == 0   ? SPW_ROPE_LINEAR
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
@@ -365,7 +366,7 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
 static spw_status
 read_member(const source *s, const char *key, source *out)
 {
-    *out = (source){get(s, key), s->name, "", s->err, s->qwen_vl};
+    *out = (source){get(s, key), s->name, "", s->err, s->axes, s->qwen_vl};
     snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
@@ -413,7 +414,7 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
             c->rope == SPW_ROPE_LONG && (strcmp(name, "short_factor") == 0 || strcmp(name, "long_factor") == 0);
         for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
             found = found || strcmp(name, known[i]) == 0;
-        found = found || (s->qwen_vl && strcmp(name, "mrope_section") == 0);
+        found = found || (s->axes && (strcmp(name, "mrope_section") == 0 || strcmp(name, "mrope_interleaved") == 0));
         if (!found && !json_is_null(v))
             return refuse(rope, name, v);
     }
@@ -432,7 +433,7 @@ static spw_status
 read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
 {
     spw_model_config local = {.rope_theta = 10000};
-    source full = *rope, sliding = {NULL, s->name, "", s->err, false};
+    source full = *rope, sliding = {NULL, s->name, "", s->err, false, false};
     const char *name;
     json_t *v;
     if (newer) {
@@ -460,6 +461,7 @@ read_rope(const source *s, spw_model_config *c)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
     c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer || s->qwen_vl ? 1e6
+                    : s->axes                                                 ? 5e5
                     : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
                     : c->family == SPW_FAMILY_GPT_OSS                         ? 150000
                                                                               : 10000;
@@ -841,16 +843,19 @@ is_mxfp4(spw_family family, const json_t *quantization)
 static const struct with_images {
     const char *type, *architecture, *text_type;
     spw_family text;
+    bool axes;
     bool qwen_vl; /* then the text's keys may also stand beside the others */
     uint64_t vocab, positions, width, layers, heads, mlp_width; /* of a missing key; 0: as in a model of text */
 } with_images[] = {
-    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, 262208, 131072, 2304, 26, 8,
-     9216},
-    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, 0, 0, 0, 0, 0, 0},
-    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192, 80,
-     64, 29568},
-    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, 152064, 32768, 8192,
-     80, 64, 29568}};
+    {"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", SPW_FAMILY_GEMMA3, false, false, 262208, 131072, 2304,
+     26, 8, 9216},
+    {"mistral3", "Mistral3ForConditionalGeneration", "mistral", SPW_FAMILY_MISTRAL, false, false, 0, 0, 0, 0, 0, 0},
+    {"qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768, 8192,
+     80, 64, 29568},
+    {"qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", SPW_FAMILY_QWEN2, true, true, 152064, 32768,
+     8192, 80, 64, 29568},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", SPW_FAMILY_QWEN3, true, false, 151936, 128000,
+     4096, 32, 32, 22016}};
 
 /* The family of a Qwen's text part is not what it is called. */
 static spw_status
@@ -858,7 +863,7 @@ read_text_family(const source *s, const struct with_images *kind, spw_family *ou
 {
     const json_t *type = get(s, "model_type");
     const char *name = json_string_value(type);
-    if (!kind->qwen_vl)
+    if (!kind->axes)
         SPW_TRY(read_family(s, out));
     else if (name != NULL && (strcmp(name, kind->text_type) == 0 || strcmp(name, kind->type) == 0))
         *out = kind->text;
@@ -918,7 +923,7 @@ bool
 spw_hf_config_has_images(const char *json_text)
 {
     json_t *root = json_loads(json_text, 0, NULL);
-    source s = {root, "", "", NULL, false};
+    source s = {root, "", "", NULL, false, false};
     bool has = root != NULL && find_images(&s) != NULL;
     json_decref(root);
     return has;
@@ -929,12 +934,12 @@ read_text_part(const source *s, const struct with_images *kind, spw_model_config
 {
     const json_t *list = get(s, "architectures"), *built_as = json_is_array(list) ? json_array_get(list, 0) : list;
     bool apart = json_is_object(get(s, "text_config")), tied = false;
-    source text = {apart ? get(s, "text_config") : s->object, s->name, "", s->err, kind->qwen_vl};
+    source text = {apart ? get(s, "text_config") : s->object, s->name, "", s->err, kind->axes, kind->qwen_vl};
     if (built_as != NULL && (!json_is_string(built_as) || strcmp(json_string_value(built_as), kind->architecture) != 0))
         return refuse(s, "architectures[0]", built_as);
     snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
     SPW_TRY(read_config(&text, false, kind, c));
-    if (kind->qwen_vl) /* said in either place */
+    if (kind->axes) /* said in either place */
         SPW_TRY(read_bool(s, "tie_word_embeddings", &tied));
     c->tied = c->tied || tied;
     spw_log(SPW_LOG_NOTE, "%s: a model of text and images: its text part is taken, and the rest left out", s->name);
@@ -946,7 +951,7 @@ spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *na
 {
     json_error_t where;
     json_t *root = json_loads(json_text, JSON_REJECT_DUPLICATES, &where);
-    source s = {root, name, "", err, false};
+    source s = {root, name, "", err, false, false};
     spw_status st;
     if (root == NULL)
         return SPW_RAISE(err, SPW_ECONFIG, "%s:%d:%d: %s", name, where.line, where.column, where.text);

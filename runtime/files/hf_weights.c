@@ -264,12 +264,22 @@ spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t 
 
 /* ---------------------------------------------------------------- a model's parameters */
 
-/* GPT-2's files may have one, and the text part of a model with images has. */
+static bool
+begins_with(const char *text, const char *begin)
+{
+    return strncmp(text, begin, strlen(begin)) == 0;
+}
+
+/* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
 static const char *
-without_prefix(const char *name, spw_family family)
+without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
 {
     const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
-    return strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
+    if (begins_with(name, "model.language_model.")) {
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
+        return room;
+    }
+    return begins_with(name, prefix) ? name + strlen(prefix) : name;
 }
 
 static bool
@@ -283,13 +293,14 @@ ends_with(const char *text, const char *end)
 static bool
 is_passed_over(const char *name, spw_family family)
 {
+    const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
-        (strncmp(name, "vision_tower.", 13) == 0 || strncmp(name, "multi_modal_projector.", 22) == 0))
+        (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
         return true;
-    if (family == SPW_FAMILY_QWEN2 && strncmp(name, "visual.", 7) == 0)
+    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))
         return true;
     if (family == SPW_FAMILY_GPT2)
-        return strncmp(name, "h.", 2) == 0 && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
+        return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
     return ends_with(name, ".rotary_emb.inv_freq");
 }
 
@@ -464,7 +475,8 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     spw_family family = m->config.family;
     uint32_t head = UINT32_MAX;
     for (uint32_t i = 0; i < r->tensor_count; i++) {
-        const char *name = without_prefix(r->tensors[i].info->name, family);
+        char room[SPW_TENSOR_NAME_BYTES];
+        const char *name = without_prefix(r->tensors[i].info->name, family, room);
         const named *found = bsearch(name, names, count, sizeof *names, compare_name);
         uint32_t id = found != NULL ? found->id : m->param_count;
         if (found == NULL && is_coded(m, names, count, name, &id) &&
