@@ -1,8 +1,9 @@
 /*
  * 8-bit floats: every bf16 number gets the nearest code, by brute force over the values of the formats' definition in fp64; scales at the ends of
- * fp32; and the cpu device's codes, transposes and products, with the same bits for any number of threads.
+ * fp32; and the cpu device's codes, transposes and products, with the same bits for any number of threads;
+ * linear layers on the tape, forward and backward, from factors rounded so.
  */
-#include "spw_gpu.h"
+#include "spw_nn.h"
 #include "fp8.h"
 #include <math.h>
 #include <setjmp.h>
@@ -210,14 +211,139 @@ test_product(void **state)
     }
 }
 
+/* ---------------------------------------------------------------- linear layers on the tape */
+
+enum { ROWS = 32, IN = 48, OUT = 80, ARENA = 1 << 20 };
+
+/* What codes stand for: rounded by brute force. */
+static void
+round_all(spw_fp8 format, double *out, const float *x, uint64_t n)
+{
+    float greatest = 0, scale;
+    for (uint64_t i = 0; i < n; i++)
+        greatest = fabsf(x[i]) > greatest ? fabsf(x[i]) : greatest;
+    scale = spw_fp8_scale(format, spw_f32_bits(greatest));
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = value_of(format, nearest(format, (double)x[i] / (double)scale)) * (double)scale;
+}
+
+static void
+expect(const char *what, const float *got, const double *want, uint64_t n)
+{
+    double size = 0;
+    for (uint64_t i = 0; i < n; i++)
+        size += fabs(want[i]) / (double)n;
+    for (uint64_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= 1e-5 * (size + fabs(want[i]))))
+            fail_msg("%s: element %llu is %.9g, not %.9g", what, (unsigned long long)i, (double)got[i], want[i]);
+}
+
+/*
+ * Two layers that read one input, which backward meets in turn: outputs, and the gradients of weights, biases and the input, from rounded
+ * factors in fp64. how: 1 weights (in, out), 2 frozen, 4 without fp8.
+ */
+static void
+examine_layers(unsigned how, uint64_t rows)
+{
+    static char arena[ARENA];
+    static float x[ROWS * IN], w[2][OUT * IN], b[2][OUT], dy[2][ROWS * OUT], dw[2][OUT * IN], db[2][OUT], dx[ROWS * IN];
+    static double of_x[ROWS * IN], of_w[OUT * IN], of_dy[ROWS * OUT], want_y[ROWS * OUT], want_dw[OUT * IN],
+        want_dx[ROWS * IN], want_db[OUT];
+    bool in_out = how & 1, coded = (how & 4) == 0 && rows % 16 == 0;
+    device d = open_device(2);
+    spw_tape *t;
+    spw_value *vx, *vw[2], *y[2], *sum;
+    uint64_t forward_bytes;
+    draw(x, rows * IN, 1, 1);
+    for (uint64_t i = 0; i < 2; i++) {
+        draw(w[i], OUT * IN, 2 + i, 0.1f);
+        draw(b[i], OUT, 4 + i, 1);
+        draw(dy[i], rows * OUT, 6 + i, 0.001f);
+        draw(dw[i], OUT * IN, 8 + i, 0.001f);
+        memset(db[i], 0, sizeof db[i]);
+    }
+    assert_int_equal(spw_tape_create(&t, d.q, spw_gpu_get_info(d.gpu), NULL), SPW_OK);
+    for (int dry = 1; dry >= 0; dry--) { /* what is measured is enough */
+        uint64_t bytes = spw_tape_arena_used(t);
+        assert_true(dry || bytes <= ARENA);
+        if (!dry)
+            memset(arena + bytes, 0x5a, ARENA - bytes);
+        spw_tape_reset(t, dry ? NULL : arena, dry ? 0 : bytes, true);
+        vx = spw_tape_input(t, x, rows, IN, true);
+        vx->grad = dx;
+        for (int i = 0; i < 2; i++) {
+            vw[i] =
+                spw_tape_param(t, w[i], dry || (how & 2) ? NULL : dw[i], NULL, in_out ? IN : OUT, in_out ? OUT : IN);
+            vw[i]->fp8 = (how & 4) == 0;
+            y[i] = spw_nn_linear(t, vx, vw[i], spw_tape_param(t, b[i], dry ? NULL : db[i], NULL, 1, OUT),
+                                 in_out ? SPW_OP_W_IN_OUT : 0);
+        }
+        sum = spw_nn_add(t, y[0], y[1]);
+        forward_bytes = spw_tape_arena_used(t);
+        sum->grad = dry ? sum->data : (void *)dy[0];
+        if (!dry)
+            for (int i = 0; i < 2; i++) {
+                round_all(SPW_E4M3, of_x, x, rows * IN);
+                round_all(SPW_E4M3, of_w, w[i], OUT * IN);
+                for (uint64_t e = 0; e < rows * OUT; e++) {
+                    want_y[e] = (double)b[i][e % OUT];
+                    for (uint64_t k = 0; k < IN; k++)
+                        want_y[e] += coded
+                                         ? of_x[e / OUT * IN + k] * of_w[in_out ? k * OUT + e % OUT : e % OUT * IN + k]
+                                         : (double)x[e / OUT * IN + k] *
+                                               (double)w[i][in_out ? k * OUT + e % OUT : e % OUT * IN + k];
+                }
+                expect("y", y[i]->data, want_y, rows * OUT);
+            }
+        spw_tape_backward(t, sum);
+        assert_int_equal(spw_tape_check(t, NULL), SPW_OK);
+        assert_true(spw_tape_arena_used(t) > forward_bytes);
+    }
+    for (uint64_t i = 0; i < ARENA - spw_tape_arena_used(t); i++)
+        assert_int_equal(arena[spw_tape_arena_used(t) + i], 0x5a);
+    if (coded)
+        round_all(SPW_E5M2, of_dy, dy[0], rows * OUT);
+    memset(want_dx, 0, sizeof want_dx);
+    for (uint64_t i = 0; i < 2 && coded; i++) {
+        float before[OUT * IN];
+        draw(before, OUT * IN, 8 + i, 0.001f);
+        round_all(SPW_E4M3, of_w, w[i], OUT * IN);
+        memset(want_db, 0, sizeof want_db);
+        for (uint64_t e = 0; e < OUT * IN; e++)
+            want_dw[e] = (double)before[e];
+        for (uint64_t e = 0; e < rows * OUT; e++)
+            for (uint64_t k = 0; k < IN; k++) {
+                uint64_t at = in_out ? k * OUT + e % OUT : e % OUT * IN + k;
+                want_dw[at] += how & 2 ? 0 : of_dy[e] * of_x[e / OUT * IN + k];
+                want_dx[e / OUT * IN + k] += of_dy[e] * of_w[at];
+            }
+        for (uint64_t e = 0; e < rows * OUT; e++)
+            want_db[e % OUT] += (double)dy[0][e];
+        expect("dw", dw[i], want_dw, OUT * IN);
+        expect("db", db[i], want_db, OUT);
+    }
+    if (coded)
+        expect("dx", dx, want_dx, rows * IN);
+    spw_tape_destroy(t);
+    close_device(&d);
+}
+
+static void
+test_layers(void **state)
+{
+    (void)state;
+    for (unsigned how = 0; how < 8; how++) {
+        examine_layers(how, ROWS);
+        examine_layers(how, ROWS - 4); /* not a multiple of 16: as without */
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_encode),
-        cmocka_unit_test(test_product),
+        cmocka_unit_test(test_codes),   cmocka_unit_test(test_scales), cmocka_unit_test(test_encode),
+        cmocka_unit_test(test_product), cmocka_unit_test(test_layers),
     };
     return cmocka_run_group_tests_name("fp8", tests, NULL, NULL);
 }

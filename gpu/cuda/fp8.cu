@@ -9,10 +9,9 @@ template <int FORMAT, class T>
 static void
 scale_of(cuda_queue *q, float *scale, const void *x, uint64_t n)
 {
-    enum { MOST_BLOCKS = 1024 };
-    unsigned blocks = least(spw__cuda_blocks(n, FP8_THREADS * 8), (unsigned)MOST_BLOCKS);
-    LAUNCH(q, blocks, FP8_THREADS, 0, (fp8_scale_kernel<FORMAT, T>), (unsigned *)scale, (const T *)x, n,
-           spw__cuda_aligned(x));
+    const unsigned most_blocks = 1024, blocks = spw__cuda_blocks(n, FP8_THREADS * 8);
+    LAUNCH(q, blocks < most_blocks ? blocks : most_blocks, FP8_THREADS, 0, (fp8_scale_kernel<FORMAT, T>),
+           (unsigned *)scale, (const T *)x, n, spw__cuda_aligned(x));
 }
 
 void

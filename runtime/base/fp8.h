@@ -1,7 +1,7 @@
 /*
  * 8-bit floats: E4M3 without infinities and E5M2 with them, and the scale that brings a tensor into their range. A tensor is codes times one
  * scale, a power of two: the bits that a code has are then the first of the number itself, and dividing and multiplying by
- * the scale never rounds. What that costs is at most one of the 16 or 30 binades below the greatest element.
+ * the scale never rounds. What that costs is at most one of 18 or 32 binades below the greatest element.
  *
  * Source  Micikevicius et al. 2022 (2209.05433)
  */

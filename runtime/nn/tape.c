@@ -31,6 +31,7 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->arena = arena;
     t->arena_bytes = arena_bytes;
     t->used = 0;
+    t->peak = 0;
     t->dry = arena == NULL;
     t->kept = false;
     t->record = record;
@@ -87,7 +88,7 @@ spw_tape_use_cache(spw_tape *t, const spw_attention_cache *cache, uint64_t width
 uint64_t
 spw_tape_arena_used(const spw_tape *t)
 {
-    return t->used;
+    return t->peak;
 }
 
 static void
@@ -97,6 +98,10 @@ linear_forward(spw_tape *t, const spw__op *o)
     unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
     const act *bias = o->param[1] != NULL ? o->param[1]->data : NULL;
     t->linear_flops += 2 * y->rows * y->cols * x->cols;
+    if (spw__fp8_takes(x, o->param[0])) {
+        spw__fp8_forward(t, o);
+        return;
+    }
     if (!spw__tape_computes(t))
         return;
     if (y->gelu_in != NULL)
@@ -145,6 +150,8 @@ spw__tape_take(spw_tape *t, uint64_t bytes)
 {
     uint64_t need = spw_round_up(bytes, 256), at = t->used;
     t->used += need;
+    if (t->used > t->peak)
+        t->peak = t->used;
     if (t->dry)
         return (void *)(uintptr_t)256; /* never looked at: a dry tape computes nothing */
     if (t->used > t->arena_bytes) {
@@ -221,7 +228,7 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
 static spw_value *
 linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
 {
-    uint64_t M, K, N, from = t->used;
+    uint64_t M, K, N, from;
     spw_value *y;
     spw__op *o;
     if (x == NULL || w == NULL)
@@ -231,6 +238,9 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
     if (K != x->cols || (b != NULL && b->rows * b->cols != N) || (onto != NULL && (onto->rows != M || onto->cols != N)))
         return spw__tape_fail(t);
+    if (spw__fp8_takes(x, w) && !spw__fp8_prepare(t, x))
+        return spw__tape_fail(t);
+    from = t->used; /* the input's codes stay: backward needs their scale */
     y = spw__tape_value(t, M, N, NULL);
     if (y == NULL || (gelu && (y->gelu_in = spw__tape_take(t, M * N * t->act_bytes)) == NULL) ||
         (o = spw__tape_op(t, T_LINEAR, y)) == NULL)
@@ -241,6 +251,8 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     o->param[0] = w;
     o->param[1] = b;
     o->flags = flags;
+    if (spw__fp8_takes(x, w)) /* a call that does not record computes it here */
+        (void)spw__fp8_lend(t, w);
     if (t->record && !gelu) {
         t->pending = o;
         t->pending_from = from;
@@ -727,12 +739,22 @@ linear_backward(spw_tape *t, spw__op *o)
     x->grad_of_gelu_in = through_gelu;
     if (spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
+    if (!t->dry && y->gelu_in != NULL && !y->grad_of_gelu_in)
+        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
+    if (spw__fp8_takes(x, w)) {
+        float *db = t->dry ? NULL : spw__tape_sum(t, o->param[1]);
+        spw__fp8_backward(t, o, dx, flags);
+        if (db != NULL)
+            spw_gpu_linear_backward(t->queue, NULL, NULL, db, y->grad, x->data, w->data, M, N, K, o->flags);
+        if (!t->dry && through_gelu)
+            spw_gpu_gelu_backward(t->queue, dx, dx, x->gelu_in, M * K, 0);
+        spw__tape_hand_over(t, o->in[1], y);
+        return;
+    }
     if (t->dry) {
         spw__tape_hand_over(t, o->in[1], y);
         return;
     }
-    if (y->gelu_in != NULL && !y->grad_of_gelu_in)
-        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
     if (through_gelu)
         spw_gpu_linear_gelu_backward(t->queue, dx, w->w_grad, spw__tape_sum(t, o->param[1]), y->grad, x->data,
                                      x->gelu_in, w->data, M, N, K, flags);
@@ -890,7 +912,7 @@ spw_tape_backward(spw_tape *t, spw_value *out)
     if (t->kept) {
         t->arena = t->after;
         t->arena_bytes = t->after_bytes;
-        t->used = 0;
+        t->used = t->peak = 0;
         t->kept = false;
     }
     out->grad_set = true;

@@ -51,7 +51,7 @@ struct spw_tape {
     spw_dtype act_dtype;
     uint32_t act_bytes, loss_rows;
     char *arena;
-    uint64_t arena_bytes, used;
+    uint64_t arena_bytes, used, peak;
     char *after; /* the arena of backward, when forward was kept in another one */
     uint64_t after_bytes;
     bool record, dry, kept, by_row, cache_taken;
@@ -121,6 +121,15 @@ void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
 /* A gated product of some rows. */
 void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
 void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+/* fp8.c: whether a linear layer computes with 8-bit floats, by its shape alone */
+bool spw__fp8_takes(const spw_value *x, const spw_value *w);
+/* Memory for the codes of an input, in the order in which layers are recorded; false: there is too little. */
+bool spw__fp8_prepare(spw_tape *t, spw_value *x);
+/* Memory for the codes of weights, until anything else is taken. */
+uint8_t *spw__fp8_lend(spw_tape *t, const spw_value *w);
+void spw__fp8_forward(spw_tape *t, const spw__op *o);
+/* Of weights and of x, if they have gradients; not of a bias. */
+void spw__fp8_backward(spw_tape *t, const spw__op *o, act *dx, unsigned flags);
 /* experts.c; between the two the gradients of what lies between are only given their places. */
 void spw__experts_combine_backward(spw_tape *t, spw__op *o);
 void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);
