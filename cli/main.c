@@ -235,8 +235,8 @@ static const char plot_usage[] =
     "  -o OUT.svg  the picture; written beside it first, then renamed\n";
 
 static const char tokenize_usage[] =
-    "spillway tokenize IN... --tokenizer PATH -o OUT.bin [--end TEXT] [--field NAME] [--special] [--threads N] "
-    "[--quiet]\n"
+    "spillway tokenize IN... --tokenizer PATH -o OUT.bin [--end TEXT] [--begin TEXT] [--field NAME] "
+    "[--special] [--threads N] [--quiet]\n"
     "\n"
     "Writes the tokens of text files as llm.c reads them: a header of 1024 bytes, then uint16 for each token, or "
     "uint32\n"
@@ -250,6 +250,8 @@ static const char tokenize_usage[] =
     "  --end TEXT        the token before every document (default: <|endoftext|> or <|end_of_text|>, else eos_token "
     "of\n"
     "                    tokenizer_config.json, else <|im_end|>); '' puts none\n"
+    "  --begin TEXT      the token behind it (default: what the tokenizer puts before a text, if it does); '' puts "
+    "none\n"
     "  --field NAME      the text in a line of these (default text); conversations are for data.chat, because this\n"
     "                    format has no place for which tokens get loss\n"
     "  --special         special tokens that are spelled out in the text are tokens (default: plain text)\n"

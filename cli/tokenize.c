@@ -34,13 +34,13 @@ typedef struct piece {
 typedef struct job {
     /* What was asked for. */
     const char *const *inputs;
-    const char *out_path, *tokenizer_path, *field, *end_text;
+    const char *out_path, *tokenizer_path, *field, *end_text, *begin_text;
     uint64_t input_count, threads;
     bool special, quiet;
     /* Fixed during the run. */
     spw_tokenizer *tokenizer;
-    int32_t end_id; /* -1: nothing between documents */
-    bool wide;      /* uint32 */
+    int32_t end_id, begin_id; /* of what is before a document; -1: none */
+    bool wide;                /* uint32 */
     uint64_t bytes_total, start_ns;
     /* The main thread's. */
     piece *pieces;
@@ -63,6 +63,8 @@ add_document(const job *j, piece *p, const char *text, uint64_t bytes, bool firs
         p->documents++;
         if (j->end_id >= 0)
             SPW_TRY(spw_tokens_push(&p->ids, j->end_id, &p->err));
+        if (j->begin_id >= 0)
+            SPW_TRY(spw_tokens_push(&p->ids, j->begin_id, &p->err));
     }
     return first_part ? spw_tokenizer_encode(j->tokenizer, text, bytes, j->special, &p->ids, &p->err)
                       : spw_tokenizer_encode_rest(j->tokenizer, text, bytes, j->special, &p->ids, &p->err);
@@ -335,6 +337,21 @@ choose_end(job *j, spw_error *err)
     return SPW_OK;
 }
 
+/* A token that ends documents and begins texts is put once. */
+static spw_status
+choose_begin(job *j, spw_error *err)
+{
+    if (j->begin_text == NULL)
+        j->begin_id = spw_tokenizer_begin(j->tokenizer);
+    else
+        j->begin_id = spw_tokenizer_find(j->tokenizer, j->begin_text, strlen(j->begin_text));
+    if (j->begin_id < 0 && j->begin_text != NULL && j->begin_text[0] != '\0')
+        return SPW_RAISE(err, SPW_EINVAL, "%s has no token \"%s\" for --begin", j->tokenizer_path, j->begin_text);
+    if (j->begin_id == j->end_id)
+        j->begin_id = -1;
+    return SPW_OK;
+}
+
 static spw_status
 run(job *j, spw_error *err)
 {
@@ -343,6 +360,7 @@ run(job *j, spw_error *err)
     SPW_TRY(check_inputs(j, err));
     SPW_TRY(spw_tokenizer_open(&j->tokenizer, j->tokenizer_path, err));
     SPW_TRY(choose_end(j, err));
+    SPW_TRY(choose_begin(j, err));
     j->wide = spw_tokenizer_vocab(j->tokenizer) > 65536;
     SPW_TRY(spw_pool_create(&pool, (uint32_t)j->threads, "tokenize", err));
     j->pieces_max = (uint64_t)spw_pool_threads(pool) * PIECES_PER_THREAD;
@@ -384,6 +402,7 @@ cli_tokenize(int argc, char **argv)
                           : strcmp(name, "--tokenizer") == 0 ? &j.tokenizer_path
                           : strcmp(name, "--field") == 0     ? &j.field
                           : strcmp(name, "--end") == 0       ? &j.end_text
+                          : strcmp(name, "--begin") == 0     ? &j.begin_text
                                                              : NULL;
         if (name[0] != '-')
             inputs[j.input_count++] = name;

@@ -474,9 +474,10 @@ spw_gpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n)
 }
 
 void
-spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi,
+                uint64_t first)
 {
-    q->calls->dropout(q, y, x, n, p, key, counter_hi);
+    q->calls->dropout(q, y, x, n, p, key, counter_hi, first);
 }
 
 void

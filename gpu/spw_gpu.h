@@ -385,8 +385,12 @@ void spw_gpu_add_gated_backward(spw_gpu_queue *q, act *dx, act *dgate, const act
                                 uint64_t M, uint64_t C);
 /* y = cap tanh(x / cap), cap above 0: of logits whose loss is not taken here. y may be x. */
 void spw_gpu_soft_cap(spw_gpu_queue *q, act *y, const act *x, float cap, uint64_t n);
-/* y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4): the backward pass calls it again on dy. */
-void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi);
+/*
+ * y = x * keep / (1 - p); keep is Philox(key, counter_hi, element / 4), elements counted from `first`: the backward pass calls it
+ * again on dy, and a part of a matrix gets the part's mask.
+ */
+void spw_gpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi,
+                     uint64_t first);
 
 /*
  * Linear head and cross-entropy, chunked over rows so that at most rows_per_chunk x V logits exist.

@@ -328,6 +328,9 @@ const key_row spw__config_rows[] = {
          "packed: windows cut through all documents; mask: the same, without loss for the first token of a document; "
          "separate: and attention and positions begin anew with each; whole, which data.chat makes the default: and "
          "windows cut none that fits, padded without loss"),
+    BOOL("data.begin_of_text", NULL, data.begin_of_text, "true",
+         "documents of text begin with the token that the tokenizer puts before a text, as models of Llama, Gemma and "
+         "Mistral expect it; those whose tokenizer has none do without"),
     TEXT("data.cache_dir", data.cache_dir, "\"\"", NULL,
          "folder for tokens of JSON lines, made once; empty: spillway/tokens below $XDG_CACHE_HOME or ~/.cache"),
     TEXT("data.tokenizer", data.tokenizer, "\"auto\"", NULL,
@@ -374,6 +377,10 @@ const key_row spw__config_rows[] = {
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
+    U64("spillway.tile_tokens", NULL, run.tile_tokens, 0, 1e9, "0",
+        "what a block computes for each token by itself is computed for at most so many at a time, which bounds "
+        "working "
+        "memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),
     U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
         "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "
         "there is room for"),

@@ -10,10 +10,41 @@
 /* Pages of the program and its libraries that a training process touches after its plan was made: measured, rounded up. */
 enum { LIBRARY_BYTES = 5 << 18 };
 
+/* Runs a block's forward dry, on a tape that was reset, and its backward if that was asked for; logit_rows as below. */
+static spw_status
+dry_run(spw_engine *e, uint32_t block_idx, const spw_batch *batch, uint64_t logit_rows, bool backward, spw_error *err)
+{
+    bool head = block_idx + 1 == e->model->block_count;
+    block_run run = {.block_idx = block_idx};
+    spw_value *x = NULL, *y;
+    run.unit_count = spw__block_units(e, block_idx, run.units);
+    if (block_idx > 0)
+        x = spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : batch->sequences * batch->positions,
+                           e->model->config.width, backward);
+    if (x != NULL)
+        x->grad = x->data;
+    y = spw__call_forward(e, &run, batch, x, true, head && logit_rows > 0);
+    if (y != NULL && !head)
+        y->grad = y->data; /* it lies in the flow */
+    if (backward)
+        spw_tape_backward(e->tape, y);
+    if (spw_tape_check(e->tape, err) == SPW_OK && y != NULL)
+        return SPW_OK;
+    spw_error_wrap(err, "block %s", e->model->blocks[block_idx].name);
+    return SPW_EINVAL;
+}
+
+static void
+note_most(uint64_t *most, uint64_t bytes)
+{
+    if (bytes > *most)
+        *most = bytes;
+}
+
 /*
  * Bytes of tape memory that the largest block needs, forward and backward, with nothing computed, if more than *bytes_out.
  * logit_rows: the head makes logits of so many rows; 0: the loss of all. In e->tape_bytes what forward leaves there at most, in
- * blocks that are not the last.
+ * blocks that are not the last, and in e->again_flops what backward computes again.
  */
 static spw_status
 measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t logit_rows, uint64_t *bytes_out,
@@ -21,31 +52,22 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
 {
     spw_batch batch = {.sequences = sequences, .positions = positions};
     for (uint32_t b = 0; b < e->model->block_count; b++) {
-        block_run run = {.block_idx = b};
         bool head = b + 1 == e->model->block_count;
-        spw_value *x, *y;
-        run.unit_count = spw__block_units(e, b, run.units);
-        spw_tape_reset(e->tape, NULL, 0, !e->inference);
-        x = b == 0 ? NULL
-                   : spw_tape_input(e->tape, NULL, head && logit_rows > 0 ? logit_rows : sequences * positions,
-                                    e->model->config.width, !e->inference);
-        if (x != NULL)
-            x->grad = x->data;
-        y = spw__call_forward(e, &run, &batch, x, true, head && logit_rows > 0);
-        if (y != NULL && !head)
-            y->grad = y->data; /* it lies in the flow */
-        if (!head && spw_tape_arena_used(e->tape) > e->tape_bytes)
-            e->tape_bytes = spw_round_up(spw_tape_arena_used(e->tape), 4096);
-        if (!e->inference)
-            spw_tape_backward(e->tape, y);
-        if (!e->inference && !head && b >= e->lowest) /* the head's forward is part of its backward */
-            e->again_flops += (double)spw_tape_linear_flops(e->tape);
-        if (spw_tape_check(e->tape, err) != SPW_OK || y == NULL) {
-            spw_error_wrap(err, "block %s", e->model->blocks[b].name);
-            return SPW_EINVAL;
+        spw_tape_reset(e->tape, NULL, 0, false);
+        SPW_TRY(dry_run(e, b, &batch, logit_rows, false, err));
+        note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (e->inference)
+            continue;
+        if (!head) { /* whose forward is part of its backward */
+            spw_tape_reset_keeping(e->tape, NULL, 0);
+            SPW_TRY(dry_run(e, b, &batch, logit_rows, false, err));
+            note_most(&e->tape_bytes, spw_round_up(spw_tape_arena_used(e->tape), 4096));
         }
-        if (spw_tape_arena_used(e->tape) > *bytes_out)
-            *bytes_out = spw_tape_arena_used(e->tape);
+        spw_tape_reset(e->tape, NULL, 0, true);
+        SPW_TRY(dry_run(e, b, &batch, logit_rows, true, err));
+        note_most(bytes_out, spw_tape_arena_used(e->tape));
+        if (!head && b >= e->lowest)
+            e->again_flops += (double)spw_tape_linear_flops(e->tape);
     }
     return SPW_OK;
 }

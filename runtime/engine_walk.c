@@ -487,8 +487,10 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
             spw_batch batch = batch_of(e, first + i);
             spw_value *x = NULL, *y;
             char *tape = keep ? tape_of(e, c, i) : NULL;
-            spw_tape_reset(e->tape, tape != NULL ? tape : e->arena, tape != NULL ? e->tape_bytes : e->arena_bytes,
-                           false);
+            if (tape != NULL)
+                spw_tape_reset_keeping(e->tape, tape, e->tape_bytes);
+            else
+                spw_tape_reset(e->tape, e->arena, e->arena_bytes, false);
             if (c > 0)
                 x = spw_tape_input(e->tape, keep ? input_of(e, c, i) : spw__flow(e, c, i), e->rows,
                                    e->model->config.width, false);

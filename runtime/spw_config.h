@@ -54,14 +54,15 @@ typedef struct spw_config {
     spw_model_config model;
     char model_path[SPW_PATH_BYTES]; /* "" or the folder whose config.json gave it */
     struct {
-        spw_path_list path;             /* files or globs: one source */
-        spw_path_list sources;          /* or several, drawn by weight */
-        char format[16];                /* of spw_data_format_parse() */
-        char text_field[64];            /* of JSON lines */
-        char prompt_field[64];          /* "": none */
-        char chat[SPW_PATH_BYTES];      /* layout of conversations, of spw_chat_open(); "": none */
-        char messages_field[64];        /* "": the usual ones */
-        char documents[16];             /* packed, mask, separate, whole */
+        spw_path_list path;        /* files or globs: one source */
+        spw_path_list sources;     /* or several, drawn by weight */
+        char format[16];           /* of spw_data_format_parse() */
+        char text_field[64];       /* of JSON lines */
+        char prompt_field[64];     /* "": none */
+        char chat[SPW_PATH_BYTES]; /* layout of conversations, of spw_chat_open(); "": none */
+        char messages_field[64];   /* "": the usual ones */
+        char documents[16];        /* packed, mask, separate, whole */
+        bool begin_of_text;
         char cache_dir[SPW_PATH_BYTES]; /* of tokens; "": the user's */
         char tokenizer[SPW_PATH_BYTES]; /* bytes, auto, or a path */
         uint64_t seq_length;
@@ -136,6 +137,7 @@ typedef struct spw_config {
         uint64_t chunk_elems;
         char start[16];                              /* auto, weights, random */
         uint64_t micro_batches_per_pass;             /* 0: all */
+        uint64_t tile_tokens;                        /* at most, that a block's parts compute at once; 0: by width */
         uint32_t expert_turns;                       /* 0: as few as there is room for */
         spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
         bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Whole training runs on a GPU, as the kit (gpu_kit.sh) brings them there:
 #   curves   GPT-2 124M from one seed in fp32 on the cpu device and on cuda, 20 losses within 1e-4; bf16 beside them
-#   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit
-#   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B
+#   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit;
+#            in tiles of tokens (spillway.tile_tokens) on the device and on nvme
+#   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
 #            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with what finds room on the card
 # Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
@@ -79,17 +80,28 @@ places() {
         run gpt2-124M gradients 6 --set zero_optimization="$nvme" --set spillway.gradients=nvme &&
         run gpt2-124M part 6 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 || return
     losses device >"$dir/want"
+    cp "$dir/want" "$dir/device.losses"
     [ "$(wc -l <"$dir/want")" -eq 6 ] || fail "six steps were to be made"
     for label in host records nvme mixed gradients part; do
         losses $label | cmp -s - "$dir/want" && echo "state $label: losses and norms of state on the device, to the last digit" ||
             fail "state $label: other losses than with state on the device"
     done
+    tile=700
+    [ -n "$small" ] && tile=12
+    run gpt2-124M tiles 6 --set spillway.tile_tokens=$tile &&
+        run gpt2-124M tiles-nvme 6 --set spillway.tile_tokens=$tile --set spillway.recompute=always --set zero_optimization="$nvme" || return
+    losses tiles >"$dir/want"
+    losses tiles-nvme | cmp -s - "$dir/want" && echo "in tiles: losses and norms of state on the device, to the last digit" ||
+        fail "in tiles: other losses on nvme than with state on the device"
+    paste -d' ' "$dir/want" "$dir/device.losses" | awk '{ d = ($2 - $5) / $2; rows++ } d > 1e-2 || d < -1e-2 || $5 != $5 + 0 { bad = 1 } END { exit bad || rows != 6 }' ||
+        fail "in tiles: losses are not near those without"
 }
 speed() {
     model gpt2-124M 768 12 12 1024 32 2 && run gpt2-124M gpt2-124M 12 && show gpt2-124M
     model gpt2-774M 1280 36 20 1024 16 2 && run gpt2-774M gpt2-774M 10 && show gpt2-774M
     model gpt2-1.5B 1600 48 25 1024 16 2 && run gpt2-1.5B gpt2-1.5B 10 && show gpt2-1.5B
     model llama-1.1B 2048 22 32 2048 8 2 && run llama-1.1B llama-1.1B 10 && show llama-1.1B
+    model llama-1.1B-64k 2048 22 16 65536 1 1 && run llama-1.1B-64k llama-1.1B-64k 5 && show llama-1.1B-64k
 }
 offload() {
     model gpt2-1.5B 1600 48 25 1024 16 2

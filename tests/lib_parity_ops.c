@@ -246,7 +246,7 @@ run_soft_cap(const subject *s, spw_gpu_queue *q, void **p)
 static void
 run_dropout(const subject *s, spw_gpu_queue *q, void **p)
 {
-    spw_gpu_dropout(q, p[1], p[0], s->d[0], 0.25f, 42 + s->d[0], 3);
+    spw_gpu_dropout(q, p[1], p[0], s->d[0], 0.25f, 42 + s->d[0], 3, s->d[1]);
 }
 
 void
@@ -277,8 +277,11 @@ parity_elements(const parity *p)
                                               .flags = flags,
                                               .run = run_gate});
         }
-        subject_examine(
-            p, &(subject){.name = "dropout", .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}}, .d = {n}, .run = run_dropout});
+        for (uint64_t first = 0; first < 4; first++)
+            subject_examine(p, &(subject){.name = "dropout",
+                                          .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}},
+                                          .d = {n, 3 * first},
+                                          .run = run_dropout});
         subject_examine(p, &(subject){.name = "soft cap",
                                       .a = {{ACT, n, 0, 0}, {ACT_OUT, n, 0, 0}, {ACT, n, 0, 0}},
                                       .d = {n},

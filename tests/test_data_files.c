@@ -3,6 +3,8 @@
  * comes from the cache from then on.
  */
 #include "lib_dataset.h"
+#include "spw_config.h"
+#include "spw_tokenizer.h"
 #include <fcntl.h>
 #include <glob.h>
 #include <setjmp.h>
@@ -408,6 +410,81 @@ test_prompt_mask(void **state)
     dataset_refuse(&o, SPW_ECORRUPT, "p.jsonl: line 1 (byte 0): token 1002", "vocabulary of 1002", NULL);
 }
 
+/* What texts begin with is the first token of every document that has others, once; the cache knows of it. */
+static void
+test_beginnings(void **state)
+{
+    unsigned calls = 0;
+    spw_data_options o = dataset_options("d.jsonl");
+    (void)state;
+    dataset_write_text("d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"\"}\n{\"text\":\"c\"}\n");
+    o.end_of_text_set = true;
+    o.end_of_text = 2;
+    assert_stream(&o, (int32_t[]){'a', 'b', 2, 'c'}, (int32_t[]){'b', 2, 'c', 2}, 4);
+    o.begin_of_text_set = true;
+    o.begin_of_text = 1;
+    assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){'a', 'b', 2, 1, 'c', 2}, 6);
+    o.documents = SPW_DOCUMENTS_MASK;
+    assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){'a', 'b', 2, -1, 'c', 2}, 6);
+    o.documents = SPW_DOCUMENTS_PACKED;
+    dataset_write_text("d.jsonl", "{\"prompt\":\"a\",\"text\":\"b\"}\n{\"prompt\":\"\",\"text\":\"c\"}\n");
+    o.prompt_field = "prompt";
+    assert_stream(&o, (int32_t[]){1, 'a', 'b', 2, 1, 'c'}, (int32_t[]){-1, 'b', 2, 1, 'c', 2}, 6);
+    dataset_write_text("w.txt", "one two\nthree");
+    o = dataset_options("w.txt");
+    o.encode = encode_words;
+    o.encode_ctx = &calls;
+    o.begin_of_text_set = true;
+    o.begin_of_text = 1;
+    assert_stream(&o, (int32_t[]){1, 1003, 1004, 999}, (int32_t[]){1003, 1004, 999, 1005}, 4);
+    o.vocab = 1;
+    dataset_refuse(&o, SPW_EINVAL, "texts begin with token 1, the vocabulary has 1", NULL);
+}
+
+/* As a configuration has it: with a tokenizer that puts a token before a text, unless data.begin_of_text says no. */
+static void
+test_beginning_of_a_tokenizer(void **state)
+{
+    static const char *const names[] = {"llama3", "mistral", "qwen2"};
+    (void)state;
+    dataset_write_text("t.jsonl", "{\"text\":\"the first text\"}\n{\"text\":\"and one more\"}\n");
+    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+        spw_config *c = calloc(1, sizeof *c);
+        int32_t row[2][T], target[T], begin;
+        char encoder[2][64];
+        spw_tokenizer *t;
+        spw_error err = {0};
+        assert_non_null(c);
+        snprintf(c->data.path.item[0], SPW_PATH_BYTES, "%s", dataset_path("t.jsonl"));
+        c->data.path.count = 1;
+        snprintf(c->data.cache_dir, sizeof c->data.cache_dir, "%s", dataset_path("cache"));
+        snprintf(c->data.tokenizer, sizeof c->data.tokenizer, "tests/vectors/tok_%s.json", names[k]);
+        snprintf(c->data.documents, sizeof c->data.documents, "packed");
+        c->data.seq_length = T;
+        assert_int_equal(spw_tokenizer_open(&t, c->data.tokenizer, &err), SPW_OK);
+        begin = spw_tokenizer_begin(t);
+        c->model.vocab = spw_tokenizer_vocab(t);
+        for (int with = 0; with < 2; with++) {
+            spw_data *d;
+            c->data.begin_of_text = with;
+            if (spw_config_open_data(&d, c, &err) != SPW_OK)
+                fail_msg("%s", err.message);
+            dataset_fill(d, SPW_SPLIT_TRAIN, 0, 1, row[with], target);
+            snprintf(encoder[with], sizeof encoder[with], "%s", spw_data_encoder(d));
+            spw_data_close(d);
+        }
+        assert_int_equal(begin >= 0, k < 2);
+        assert_int_equal(strcmp(encoder[0], encoder[1]) != 0, k < 2);
+        assert_int_equal(row[1][0], k < 2 ? begin : row[0][0]);
+        for (int i = 0, plain = 0; i < T; i++) { /* and nothing else is other */
+            if (begin < 0 || row[1][i] != begin)
+                assert_int_equal(row[1][i], row[0][plain++]);
+        }
+        spw_tokenizer_close(t);
+        free(c);
+    }
+}
+
 /* Encoded text in pieces gives the tokens of the whole; a file of many megabytes takes no more room than a piece. */
 static void
 test_encoded_text(void **state)
@@ -517,6 +594,8 @@ main(void)
         IN_DIR(test_documents_marked),
         IN_DIR(test_documents_whole),
         IN_DIR(test_prompt_mask),
+        IN_DIR(test_beginnings),
+        IN_DIR(test_beginning_of_a_tokenizer),
         IN_DIR(test_encoded_text),
         IN_DIR(test_cache),
         IN_DIR(test_cache_killed),

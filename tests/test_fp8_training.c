@@ -23,6 +23,14 @@ use_fp8_and_lora(rig *r)
     use_fp8(r);
 }
 
+/* A sequence is 16 rows, whose products are of 8-bit floats, and 8, whose are not. */
+static void
+use_fp8_in_tiles(rig *r)
+{
+    r->c.run.tile_tokens = 16;
+    use_fp8(r);
+}
+
 static void
 test_everywhere(void **state)
 {
@@ -31,6 +39,8 @@ test_everywhere(void **state)
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 0, use_fp8);
     rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, 1, use_fp8_and_lora);
     rig_everywhere(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, 1, use_fp8);
+    rig_everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 1, use_fp8_in_tiles);
+    rig_everywhere(SPW_FAMILY_LLAMA, SPW_STATE_MIXED, 1, use_fp8_in_tiles);
 }
 
 /* What blocks compute between checkpoints is kept of half of them, or of none; other threads. The codes of inputs are kept too. */
@@ -40,18 +50,20 @@ test_kept(void **state)
     static const spw_family families[] = {SPW_FAMILY_GPT2, SPW_FAMILY_LLAMA, SPW_FAMILY_PHI3};
     enum { STEPS = 4 };
     (void)state;
-    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+    for (size_t f = 0; f < 2 * sizeof families / sizeof families[0]; f++) { /* in tiles, too */
         double want[STEPS], got[STEPS];
+        spw_family family = families[f / 2];
         uint64_t digest = 0;
         for (int k = 0; k < 3; k++) {
             spw_config c;
             uint64_t d;
             tiny_config(&c, SPW_STATE_SPLIT);
             c.run.fp8 = true;
+            c.run.tile_tokens = f % 2 ? 16 : 0;
             c.run.compute_threads = k == 2 ? 3 : 1;
             if (k > 0)
-                tiny_keep_half(&c, families[f]);
-            d = tiny_train(&c, families[f], STEPS, k == 0 ? want : got);
+                tiny_keep_half(&c, family);
+            d = tiny_train(&c, family, STEPS, k == 0 ? want : got);
             digest = k == 0 ? d : digest;
             assert_true(d == digest);
             assert_memory_equal(k == 0 ? want : got, want, sizeof want);

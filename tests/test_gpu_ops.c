@@ -775,8 +775,11 @@ test_dropout_and_sums(void **state)
         x[i] = (float)(i % 13 - 6);
     for (int i = 0; i < N; i++)
         x[i] = x[i] == 0 ? 1 : x[i];
-    spw_gpu_dropout(q, y, x, N, 0.25f, 42, 1);
-    spw_gpu_dropout(q, again, x, N, 0.25f, 42, 1);
+    spw_gpu_dropout(q, y, x, N, 0.25f, 42, 1, 0);
+    for (int at = 0, n; at < N; at += n) { /* by parts, as a whole */
+        n = at == 0 ? 4001 : at + 2 < N ? 2 : N - at;
+        spw_gpu_dropout(q, again + at, x + at, (uint64_t)n, 0.25f, 42, 1, (uint64_t)at);
+    }
     assert_memory_equal(y, again, sizeof y);
     for (int i = 0; i < N; i++) {
         kept += y[i] != 0;

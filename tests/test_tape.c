@@ -26,6 +26,8 @@ typedef struct layer {
     float losses[ROWS];
     char *kept, *arena;
     bool lazy, begun[SPW_BLOCK_PARAMS_MAX];
+    spw_batch batch; /* of the call */
+    spw_value *params[SPW_BLOCK_PARAMS_MAX];
 } layer;
 
 static void *
@@ -94,31 +96,31 @@ close_layer(layer *l)
 static spw_value *
 forward(layer *l, bool recorded)
 {
-    spw_batch batch = {.sequences = SEQUENCES,
-                       .positions = POSITIONS,
-                       .tokens = l->ids,
-                       .targets = l->ids,
-                       .places = l->ids,
-                       .grad_scale = 1,
-                       .losses = l->losses,
-                       .dropout_key = 8,
-                       .dropout_counter = 77};
-    spw_value *params[SPW_BLOCK_PARAMS_MAX], *x, *y;
+    spw_value *x, *y;
     spw_call call = {.tape = l->tape,
-                     .batch = &batch,
+                     .batch = &l->batch,
                      .block = l->block,
-                     .params = params,
+                     .params = l->params,
                      .model = l->model,
                      .cos_sin = l->cos_sin,
                      .training = true};
+    l->batch = (spw_batch){.sequences = SEQUENCES,
+                           .positions = POSITIONS,
+                           .tokens = l->ids,
+                           .targets = l->ids,
+                           .places = l->ids,
+                           .grad_scale = 1,
+                           .losses = l->losses,
+                           .dropout_key = 8,
+                           .dropout_counter = 77};
     x = spw_tape_input(l->tape, l->x, ROWS, l->model->config.width, recorded);
     x->grad = l->dx;
     for (uint32_t k = 0; k < l->block->param_count; k++) {
         const spw_param *p = &l->model->params[l->block->param_ids[k]];
         if (!l->lazy)
             memset(l->grads[k], 0, p->rows * p->cols * sizeof(float));
-        params[k] = spw_tape_param(l->tape, l->weights[k], recorded ? l->grads[k] : NULL, l->lazy ? &l->begun[k] : NULL,
-                                   p->rows, p->cols);
+        l->params[k] = spw_tape_param(l->tape, l->weights[k], recorded ? l->grads[k] : NULL,
+                                      l->lazy ? &l->begun[k] : NULL, p->rows, p->cols);
     }
     y = l->block->forward(&call, x);
     if (y != NULL && recorded) {
@@ -169,7 +171,7 @@ test_kept(void **state)
         bytes = (ROWS * l.model->config.width + l.grad_elems) * sizeof(float);
         spw_tape_reset(l.tape, l.arena, ARENA, true);
         want = backward(&l, forward(&l, true));
-        spw_tape_reset(l.tape, l.kept, ARENA, false);
+        spw_tape_reset_keeping(l.tape, l.kept, ARENA);
         assert_non_null(forward(&l, false));
         used = spw_tape_arena_used(l.tape);
         memset(l.arena, 0xff, ARENA); /* NaN */
@@ -221,6 +223,165 @@ test_put_off(void **state)
         free(got);
         close_layer(&l);
     }
+}
+
+/* Numbers of two calls, which differ by rounding alone. */
+static void
+assert_near(const float *want, const float *got, uint64_t n, const char *what, uint64_t each)
+{
+    double scale = 0;
+    for (uint64_t i = 0; i < n; i++)
+        scale = fabs((double)want[i]) > scale ? fabs((double)want[i]) : scale;
+    for (uint64_t i = 0; i < n; i++) {
+        if (!(fabs((double)want[i] - (double)got[i]) <= 2e-6 * scale))
+            fail_msg("%s, tiles of %llu rows: number %llu is %g, of all rows at once %g", what,
+                     (unsigned long long)each, (unsigned long long)i, (double)got[i], (double)want[i]);
+    }
+}
+
+/* How much of the arena a recorded call takes, from a dry one. */
+static uint64_t
+measure(layer *l)
+{
+    spw_value *y;
+    spw_tape_reset(l->tape, NULL, 0, true);
+    y = forward(l, true);
+    assert_non_null(y);
+    free(y->grad);
+    y->grad = l->dy;
+    spw_tape_backward(l->tape, y);
+    return spw_tape_arena_used(l->tape);
+}
+
+/* A layer in tiles: what it gives, and its gradients, are those of the whole, recomputed or kept, in the memory that a dry call tells. */
+static void
+examine_tiles(layer *l, uint64_t each, const float *want, const float *want_y)
+{
+    const char *name = spw_family_name(l->model->config.family);
+    uint64_t n = ROWS * l->model->config.width, bytes = (n + l->grad_elems) * sizeof(float), used, kept;
+    float *got, *again;
+    spw_error err = {0};
+    spw_value *y;
+    act *dy;
+    spw_tape_in_tiles(l->tape, each);
+    used = measure(l);
+    assert_true(used <= ARENA);
+    memset(l->arena, 0xff, ARENA); /* NaN */
+    spw_tape_reset(l->tape, l->arena, used, true);
+    got = backward(l, forward(l, true));
+    assert_int_equal(spw_tape_arena_used(l->tape), used);
+    assert_near(want, got, n + l->grad_elems, name, each);
+    memset(l->arena, 0xff, ARENA);
+    spw_tape_reset(l->tape, l->arena, ARENA, false);
+    y = forward(l, false);
+    assert_int_equal(spw_tape_check(l->tape, &err), SPW_OK);
+    assert_near(want_y, y->data, n, name, each);
+    memset(l->kept, 0xff, ARENA);
+    spw_tape_reset_keeping(l->tape, NULL, 0);
+    assert_non_null(forward(l, false));
+    kept = spw_tape_arena_used(l->tape);
+    spw_tape_reset_keeping(l->tape, l->kept, kept);
+    y = forward(l, false);
+    assert_int_equal(spw_tape_check(l->tape, &err), SPW_OK);
+    assert_near(want_y, y->data, n, name, each);
+    memset(l->arena, 0xff, ARENA);
+    spw_tape_reset_kept(l->tape, l->kept, kept, l->arena, ARENA);
+    again = backward(l, forward(l, true));
+    assert_memory_equal(got, again, bytes);
+    free(again);
+    spw_tape_reset(l->tape, l->arena, used - 256, true);
+    y = forward(l, true);
+    dy = y != NULL ? y->grad : NULL;
+    spw_tape_backward(l->tape, y);
+    assert_int_equal(spw_tape_check(l->tape, &err), SPW_ENOMEM);
+    free(dy);
+    free(got);
+}
+
+static void
+test_tiles(void **state)
+{
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,  SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,   SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS};
+    static const uint64_t each[] = {1, 6, 7, 16, POSITIONS, POSITIONS + 1};
+    (void)state;
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        layer l;
+        float *want, *want_y;
+        spw_error err = {0};
+        spw_value *y;
+        uint64_t whole;
+        open_layer(&l, families[f], 1, f == 0 || families[f] == SPW_FAMILY_PHI3 ? 0.1 : 0);
+        want_y = malloc(ROWS * l.model->config.width * sizeof *want_y);
+        assert_non_null(want_y);
+        spw_tape_reset(l.tape, l.arena, ARENA, false);
+        y = forward(&l, false);
+        assert_int_equal(spw_tape_check(l.tape, &err), SPW_OK);
+        memcpy(want_y, y->data, ROWS * l.model->config.width * sizeof *want_y);
+        spw_tape_reset(l.tape, l.arena, ARENA, true);
+        want = backward(&l, forward(&l, true));
+        whole = spw_tape_arena_used(l.tape);
+        for (size_t i = 0; i < sizeof each / sizeof each[0]; i++)
+            examine_tiles(&l, each[i], want, want_y);
+        spw_tape_in_tiles(l.tape, 4);
+        if (l.model->config.experts == 0)
+            assert_true(measure(&l) < whole * 2 / 3);
+        spw_tape_in_tiles(l.tape, ROWS);
+        assert_int_equal(measure(&l), whole);
+        free(want);
+        free(want_y);
+        close_layer(&l);
+    }
+}
+
+/* A part by rows may not look at other rows, and makes its outputs where it said. */
+static void
+makes_elsewhere(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    (void)at;
+    out[0] = spw_nn_gelu(call->tape, in[0]);
+}
+
+static void
+attends(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_attention_shape shape = {.B = 1, .T = in[0]->rows, .Hq = 1, .Hk = 1, .D = in[0]->cols, .scale = 1};
+    (void)at;
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_attention(call->tape, in[0], 0, in[0], 0, in[0], 0, NULL, &shape);
+}
+
+static void
+is_fine(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    (void)at;
+    spw_nn_into(call->tape, 0);
+    out[0] = spw_nn_gelu(call->tape, in[0]);
+}
+
+static void
+test_tiles_refused(void **state)
+{
+    static const spw_rows_fn fns[] = {is_fine, makes_elsewhere, attends};
+    layer l;
+    (void)state;
+    open_layer(&l, SPW_FAMILY_GPT2, 1, 0);
+    l.batch = (spw_batch){.sequences = SEQUENCES, .positions = POSITIONS};
+    for (size_t k = 0; k < sizeof fns / sizeof fns[0]; k++) {
+        spw_call call = {.tape = l.tape, .batch = &l.batch, .block = l.block, .params = l.params, .model = l.model};
+        spw_error err = {0};
+        spw_value *x, *y = NULL;
+        uint32_t at = 0;
+        spw_tape_in_tiles(l.tape, 7);
+        spw_tape_reset(l.tape, l.arena, ARENA, false);
+        x = spw_tape_input(l.tape, l.x, ROWS, l.model->config.width, false);
+        assert_true(spw_nn_rows(&call, &at, fns[k], &x, 1, &y, 1) == (k == 0));
+        assert_int_equal(spw_tape_check(l.tape, &err), k == 0 ? SPW_OK : SPW_EINVAL);
+        assert_true((y != NULL) == (k == 0));
+    }
+    close_layer(&l);
 }
 
 /* Gradients that nobody has begun are written whatever was there, once; what comes later is added. */
@@ -276,7 +437,7 @@ test_refused(void **state)
     uint64_t used;
     (void)state;
     open_layer(&l, SPW_FAMILY_GPT2, 1, 0.1);
-    spw_tape_reset(l.tape, l.kept, ARENA, false);
+    spw_tape_reset_keeping(l.tape, l.kept, ARENA);
     (void)forward(&l, false);
     used = spw_tape_arena_used(l.tape);
     spw_tape_reset_kept(l.tape, l.kept, used - 256, l.arena, ARENA);
@@ -407,8 +568,9 @@ test_handed_over(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept), cmocka_unit_test(test_put_off),
-                                       cmocka_unit_test(test_begun), cmocka_unit_test(test_handed_over),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kept),   cmocka_unit_test(test_put_off),
+                                       cmocka_unit_test(test_tiles),  cmocka_unit_test(test_tiles_refused),
+                                       cmocka_unit_test(test_begun),  cmocka_unit_test(test_handed_over),
                                        cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("tape", tests, NULL, NULL);
 }

@@ -102,6 +102,18 @@ tokenize "$dir/a.txt" --end " the"
 check "--end names another token" test "$(od -An -tu2 -j1024 -N2 "$dir/out.bin" | xargs)" = "$(python3 -c 'import json; print(json.load(open("tests/vectors/tok_gpt2.json"))["model"]["vocab"]["\u0120the"])')"
 tokenize "$dir/a.txt" --end ""
 check "--end '' puts none" test "$(od -An -tu2 -j1024 -N2 "$dir/out.bin" | xargs)" != 1200
+ids() { od -An -tu2 -j1024 "$dir/out.bin" | tr -s ' ' | xargs; }
+llama3=tests/vectors/tok_llama3.json
+printf 'A\n' >"$dir/A.txt"
+run tokenize "$dir/A.txt" "$dir/A.txt" --tokenizer $llama3 --begin "" -o "$dir/out.bin"
+plain=$(ids) # end A newline end A newline
+run tokenize "$dir/A.txt" "$dir/A.txt" --tokenizer $llama3 -o "$dir/out.bin"
+check "what the tokenizer puts before a text is behind the token that ends one" test "$(ids)" = "$(echo "$plain" | sed 's/\b1105\b/1105 1104/g')"
+check "twice" test "$(ids | grep -o 1104 | wc -l)" -eq 2
+run tokenize "$dir/A.txt" --tokenizer $llama3 --end "" --begin "A" -o "$dir/out.bin"
+check "--begin names another" test "$(ids | cut -d' ' -f1)" = "$(ids | cut -d' ' -f2)"
+run tokenize "$dir/A.txt" --tokenizer $llama3 --begin "<|end_of_text|>" -o "$dir/out.bin"
+check "a token that does both is there once" test "$(ids | grep -o 1105 | wc -l)" -eq 1
 mkdir "$dir/folder"
 python3 - "$dir/folder" <<'PY'
 import json, sys
@@ -129,6 +141,7 @@ line() { printf '%s\n' "$@" >"$dir/bad.jsonl"; }
 to=(--tokenizer "$gpt2" -o "$dir/out.bin")
 refuse 1 "none.txt: No such file" "a missing input" tokenize "$dir/a.txt" "$dir/none.txt" "${to[@]}"
 refuse 1 "not a regular file" "a folder as input" tokenize "$dir/folder" "${to[@]}"
+refuse 1 'has no token "nowhere" for --begin' "a token to begin with that is none" tokenize "$dir/a.txt" --begin nowhere "${to[@]}"
 refuse 1 "none.json: No such file" "a missing tokenizer" tokenize "$dir/a.txt" --tokenizer "$dir/none.json" -o "$dir/out.bin"
 refuse 1 "a.txt, line 1" "a tokenizer that is none" tokenize "$dir/a.txt" --tokenizer "$dir/a.txt" -o "$dir/out.bin"
 refuse 1 "would be overwritten" "the output as input" tokenize "$dir/out.bin" "${to[@]}"

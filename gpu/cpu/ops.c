@@ -16,7 +16,7 @@ typedef struct args {
     int sign;
     spw_gate gate;
     unsigned flags;
-    uint64_t key, counter;
+    uint64_t key, counter, at;
     double *sums;
 } args;
 
@@ -199,17 +199,19 @@ dropout_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint32_t r[4] = {0};
     (void)worker_idx;
     for (uint64_t i = first; i < first + n; i++) {
-        if (i % 4 == 0 || i == first)
-            spw_philox(g->key, g->counter, i / 4, r);
-        y[i] = spw_uniform_f32(r[i % 4]) < g->eps ? 0.0f : g->a[i] * keep_scale;
+        uint64_t at = g->at + i;
+        if (at % 4 == 0 || i == first)
+            spw_philox(g->key, g->counter, at / 4, r);
+        y[i] = spw_uniform_f32(r[at % 4]) < g->eps ? 0.0f : g->a[i] * keep_scale;
     }
 }
 
 void
-spw__cpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+spw__cpu_dropout(spw_gpu_queue *q, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi,
+                 uint64_t first)
 {
-    run(q, &(args){.out = y, .a = x, .n = n, .eps = p, .key = key, .counter = counter_hi}, n, ELEMENT_GRAIN,
-        dropout_part);
+    run(q, &(args){.out = y, .a = x, .n = n, .eps = p, .key = key, .counter = counter_hi, .at = first}, n,
+        ELEMENT_GRAIN, dropout_part);
 }
 
 /* ---------------------------------------------------------------- linear */

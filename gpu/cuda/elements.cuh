@@ -237,19 +237,24 @@ clamped_mul_backward_kernel(T *dx, const T *dy, const T *x, uint64_t M, uint64_t
     store8(dx + 8, out + 8, n > 4 ? 2 * n - 8 : 0, wide);
 }
 
-/* The mask has the bits of the cpu device: word i % 4 of Philox(key, counter_hi, i / 4). */
+/* The mask has the bits of the cpu device: word i % 4 of Philox(key, counter_hi, i / 4), i counted from first. */
 template <class T>
 __global__ void
-dropout_kernel(T *y, const T *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi, bool wide)
+dropout_kernel(T *y, const T *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi, uint64_t first, bool wide)
 {
-    uint64_t i = my_eight();
+    uint64_t i = my_eight(), at = first + i;
     float v[8], keep_scale = 1.0f / (1.0f - p);
-    uint32_t r[8];
+    uint32_t r[8], all[12] = {0};
     if (i >= n)
         return;
     load8(v, x + i, n - i, wide);
-    philox(key, counter_hi, i / 4, r);
-    philox(key, counter_hi, i / 4 + 1, r + 4);
+    philox(key, counter_hi, at / 4, all);
+    philox(key, counter_hi, at / 4 + 1, all + 4);
+    if (at % 4 != 0)
+        philox(key, counter_hi, at / 4 + 2, all + 8);
+#pragma unroll
+    for (int j = 0; j < 8; j++) /* written out, because registers have no index */
+        r[j] = at % 4 == 0 ? all[j] : at % 4 == 1 ? all[j + 1] : at % 4 == 2 ? all[j + 2] : all[j + 3];
 #pragma unroll
     for (int j = 0; j < 8; j++)
         v[j] = (float)(r[j] >> 8) * (1.0f / 16777216.0f) < p ? 0.0f : v[j] * keep_scale;

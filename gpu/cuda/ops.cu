@@ -129,13 +129,14 @@ spw__cuda_gate_mul_backward(spw_gpu_queue *queue, spw_gate kind, act *dgate, act
 }
 
 void
-spw__cuda_dropout(spw_gpu_queue *queue, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi)
+spw__cuda_dropout(spw_gpu_queue *queue, act *y, const act *x, uint64_t n, float p, uint64_t key, uint64_t counter_hi,
+                  uint64_t first)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (n == 0)
         return;
     BY_TYPE(q, LAUNCH(q, element_blocks(n), ELEMENT_THREADS, 0, (dropout_kernel<T>), (T *)y, (const T *)x, n, p, key,
-                      counter_hi, spw__cuda_aligned(y, x)));
+                      counter_hi, first, spw__cuda_aligned(y, x)));
 }
 
 /* ---------------------------------------------------------------- embedding and rope */

@@ -292,6 +292,9 @@ check_options(const spw_data_options *o, spw_error *err)
     if (o->end_of_text_set && (o->end_of_text < 0 || (o->vocab > 0 && (uint64_t)o->end_of_text >= o->vocab)))
         return SPW_RAISE(err, SPW_EINVAL, "data: end of text is token %d, the vocabulary has %llu", o->end_of_text,
                          (unsigned long long)o->vocab);
+    if (o->begin_of_text_set && (o->begin_of_text < 0 || (o->vocab > 0 && (uint64_t)o->begin_of_text >= o->vocab)))
+        return SPW_RAISE(err, SPW_EINVAL, "data: texts begin with token %d, the vocabulary has %llu", o->begin_of_text,
+                         (unsigned long long)o->vocab);
     return SPW_OK;
 }
 
@@ -306,10 +309,10 @@ say_encoder(spw_data *d, const spw_data_options *o)
     }
     if (lines && o->chat != NULL) {
         snprintf(d->chat, sizeof d->chat, "%s", spw_chat_says(o->chat));
-        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx, chat %016llx", (unsigned long long)o->encode_key,
-                 (unsigned long long)spw__data_chat_key(o));
+        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx, chat %016llx",
+                 (unsigned long long)spw__data_encode_key(o), (unsigned long long)spw__data_chat_key(o));
     } else if (text && o->encode != NULL)
-        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)o->encode_key);
+        snprintf(d->encoder, sizeof d->encoder, "tokenizer %016llx", (unsigned long long)spw__data_encode_key(o));
     else if (!text && o->documents != SPW_DOCUMENTS_PACKED && o->end_of_text_set)
         snprintf(d->encoder, sizeof d->encoder, "none, documents end with token %d", o->end_of_text);
     else

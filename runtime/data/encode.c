@@ -140,6 +140,10 @@ put_text(encoding *e, const char *text, uint64_t bytes, bool rest, uint32_t flag
             }
         }
     }
+    if (count > 0 && !*begun && e->o->begin_of_text_set) {
+        SPW_TRY(put_token(e, e->o->begin_of_text, flags | CACHE_FIRST, err));
+        *begun = true;
+    }
     for (uint64_t i = 0; i < count; i++) {
         SPW_TRY(put_token(e, e->o->encode != NULL ? e->ids[i] : (unsigned char)text[i],
                           flags | (*begun ? 0 : CACHE_FIRST), err));
@@ -366,6 +370,13 @@ spw__data_chat_key(const spw_data_options *o)
     return more(spw_chat_key(o->chat), o->messages_field != NULL ? o->messages_field : "");
 }
 
+uint64_t
+spw__data_encode_key(const spw_data_options *o)
+{
+    return o->begin_of_text_set ? spw_checksum_more(o->encode_key, &o->begin_of_text, sizeof o->begin_of_text)
+                                : o->encode_key;
+}
+
 static uint64_t
 key_of(const data_file *f, const struct stat *info, const spw_data_options *o, bool wide)
 {
@@ -375,7 +386,7 @@ key_of(const data_file *f, const struct stat *info, const spw_data_options *o, b
                                 (uint64_t)info->st_mtim.tv_nsec,
                                 (uint64_t)f->format,
                                 o->encode != NULL,
-                                o->encode != NULL ? o->encode_key : 0,
+                                o->encode != NULL || o->begin_of_text_set ? spw__data_encode_key(o) : 0,
                                 o->end_of_text_set ? (uint64_t)o->end_of_text : UINT64_MAX,
                                 wide};
     char *real = realpath(f->path, NULL);

@@ -112,6 +112,9 @@ typedef struct spw_data_options {
      * text, a newline after bytes of JSON lines, 50256 and 128000 in llm.c's 16 and 32 bit streams. */
     int32_t end_of_text;
     bool end_of_text_set;
+    /* Begins every document of text that is encoded, and of JSON lines that are no conversations: its first token. Not set: none. */
+    int32_t begin_of_text;
+    bool begin_of_text_set;
     const char *cache_dir; /* NULL or "": spillway/tokens below $XDG_CACHE_HOME or ~/.cache */
 } spw_data_options;
 

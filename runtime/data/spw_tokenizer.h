@@ -106,7 +106,7 @@ int32_t spw_tokenizer_find(const spw_tokenizer *t, const char *text, uint64_t by
  * <|im_end|>, else </s>; -1 when there is none of them.
  */
 int32_t spw_tokenizer_end(const spw_tokenizer *t);
-/* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not. */
+/* The token that the post-processor puts before every text (Llama 3: <|begin_of_text|>); -1: none. encode does not; data and prompts do. */
 int32_t spw_tokenizer_begin(const spw_tokenizer *t);
 
 #ifdef __cplusplus

@@ -64,7 +64,10 @@ uint8_t *
 spw__fp8_lend(spw_tape *t, const spw_value *w)
 {
     uint64_t used = t->used;
-    uint8_t *codes = take_codes(t, w->rows * w->cols);
+    uint8_t *codes;
+    if (t->kept) /* computes nothing, and memory ends where what stays does */
+        return NULL;
+    codes = take_codes(t, w->rows * w->cols);
     t->used = used;
     return codes;
 }

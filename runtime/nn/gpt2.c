@@ -29,24 +29,53 @@ spw_gpt2_embed_forward(const spw_call *call, spw_value *x)
 
 spw_value *
 spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags,
-                 uint64_t site)
+                 uint64_t site, bool ends)
 {
     float p = call->training ? (float)call->model->config.dropout : 0.0f;
+    if (p == 0 && ends)
+        spw_nn_into(call->tape, 0);
+    x = spw__nn_adapted(call, p == 0 ? onto : NULL, x, w, bias, flags);
     if (p == 0)
-        return spw__nn_adapted(call, onto, x, w, bias, flags);
-    x = spw__nn_adapted(call, NULL, x, w, bias, flags);
-    return spw_nn_add(call->tape, onto, spw_nn_dropout(call->tape, x, p, call->batch, site));
+        return x;
+    x = spw_nn_dropout(call->tape, x, p, call->batch, site);
+    if (ends)
+        spw_nn_into(call->tape, 0);
+    return spw_nn_add(call->tape, onto, x);
 }
 
 enum { LN1_W, LN1_B, QKV_W, QKV_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
 
-spw_value *
-spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
+static void
+before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    spw_value *const *p = call->params;
+    spw_value *h = spw_nn_layernorm(call->tape, in[0], p[LN1_W], p[LN1_B], call->model->config.norm_eps);
+    (void)at; /* parameters have names here */
+    spw_nn_into(call->tape, 0);
+    out[0] = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
+}
+
+/* Of the block's input and what attention gives. */
+static void
+after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
 {
     spw_tape *t = call->tape;
     spw_value *const *p = call->params;
-    const spw_model_config *c = &call->model->config;
     uint64_t site = 1 + 2 * (uint64_t)call->block->layer_idx;
+    spw_value *x = spw__nn_add_half(call, in[0], in[1], PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT, site, false);
+    spw_value *h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], call->model->config.norm_eps);
+    (void)at;
+    if (call->block->adapter_at[FC_W] == 0)
+        h = spw_nn_linear_gelu(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
+    else
+        h = spw_nn_gelu(t, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
+    out[0] = spw__nn_add_half(call, x, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT, site + 1, true);
+}
+
+spw_value *
+spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
+{
+    const spw_model_config *c = &call->model->config;
     spw_attention_shape shape = {.B = call->batch->sequences,
                                  .T = call->batch->positions,
                                  .Hq = c->heads,
@@ -55,16 +84,12 @@ spw_gpt2_layer_forward(const spw_call *call, spw_value *x)
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
                                  .begins = call->batch->begins,
                                  .ends = call->batch->ends};
-    spw_value *h = spw_nn_layernorm(t, x, p[LN1_W], p[LN1_B], c->norm_eps);
-    spw_value *qkv = spw__nn_adapted(call, NULL, h, QKV_W, p[QKV_B], SPW_OP_W_IN_OUT);
-    h = spw_nn_attention(t, qkv, 0, qkv, c->width, qkv, 2 * c->width, NULL, &shape);
-    x = spw__nn_add_half(call, x, h, PROJ_W, p[PROJ_B], SPW_OP_W_IN_OUT, site);
-    h = spw_nn_layernorm(t, x, p[LN2_W], p[LN2_B], c->norm_eps);
-    if (call->block->adapter_at[FC_W] == 0)
-        h = spw_nn_linear_gelu(t, h, p[FC_W], p[FC_B], SPW_OP_W_IN_OUT);
-    else
-        h = spw_nn_gelu(t, spw__nn_adapted(call, NULL, h, FC_W, p[FC_B], SPW_OP_W_IN_OUT));
-    return spw__nn_add_half(call, x, h, OUT_W, p[OUT_B], SPW_OP_W_IN_OUT, site + 1);
+    spw_value *qkv, *h, *y;
+    uint32_t at = 0;
+    spw_nn_rows(call, &at, before_attention, (spw_value *[]){x}, 1, &qkv, 1);
+    h = spw_nn_attention(call->tape, qkv, 0, qkv, c->width, qkv, 2 * c->width, NULL, &shape);
+    spw_nn_rows(call, &at, after_attention, (spw_value *[]){x, h}, 2, &y, 1);
+    return y;
 }
 
 spw_value *

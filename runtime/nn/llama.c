@@ -22,16 +22,24 @@ spw_llama_embed_forward(const spw_call *call, spw_value *x)
 }
 
 /*
- * y = x w^T, with the bias that may follow w in the block's list, and onto if that is not NULL, which ends a half of the block; at
- * moves past both. The adapter lies at the list's end. Dropout's site is the weight's id.
+ * y = x w^T, with the bias that may follow w in the block's list; at moves past both. The adapter lies at the list's end.
  */
 static spw_value *
-linear(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool bias)
+linear(const spw_call *call, uint32_t *at, spw_value *x, bool bias)
 {
     uint32_t w = (*at)++;
-    spw_value *b = bias ? call->params[(*at)++] : NULL;
-    return onto == NULL ? spw__nn_adapted(call, NULL, x, w, b, 0)
-                        : spw__nn_add_half(call, onto, x, w, b, 0, call->block->param_ids[w]);
+    return spw__nn_adapted(call, NULL, x, w, bias ? call->params[(*at)++] : NULL, 0);
+}
+
+/* The same, and onto if that is not NULL, for what ends a half of the block, or the block. Dropout's site is the weight's id. */
+static spw_value *
+linear_onto(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *x, bool bias, bool ends)
+{
+    uint32_t w = *at;
+    if (onto == NULL)
+        return linear(call, at, x, bias);
+    *at += bias ? 2 : 1;
+    return spw__nn_add_half(call, onto, x, w, bias ? call->params[w + 1] : NULL, 0, call->block->param_ids[w], ends);
 }
 
 static spw_value *
@@ -43,14 +51,18 @@ norm(const spw_call *call, uint32_t *at, spw_value *x)
                              : spw_nn_rmsnorm(call->tape, x, w, (float)c->norm_eps);
 }
 
-/* Queries or keys, or both and values after them: linear, norm, rope of so many heads. */
+/* Queries or keys, or both and values after them: linear, norm, rope of so many heads; the part's output k. */
 static spw_value *
-turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads)
+turned(const spw_call *call, uint32_t *at, spw_value *x, uint64_t heads, uint32_t k)
 {
     const spw_model_config *c = &call->model->config;
-    x = linear(call, at, NULL, x, c->qkv_bias);
-    if (c->qk_norm)
+    if (!c->qk_norm)
+        spw_nn_into(call->tape, k);
+    x = linear(call, at, x, c->qkv_bias);
+    if (c->qk_norm) {
+        spw_nn_into(call->tape, k);
         x = norm(call, at, x);
+    }
     if (!spw_model_has_rope(c, call->block->layer_idx))
         return x;
     return spw_nn_rope(call->tape, x, call->cos_sin, call->batch->positions, heads, c->head_dim,
@@ -61,8 +73,8 @@ static spw_value *
 gated(const spw_call *call, uint32_t *at, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *gate = linear(call, at, NULL, h, c->mlp_bias);
-    spw_value *up = linear(call, at, NULL, h, c->mlp_bias);
+    spw_value *gate = linear(call, at, h, c->mlp_bias);
+    spw_value *up = linear(call, at, h, c->mlp_bias);
     return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
 
@@ -70,8 +82,8 @@ gated(const spw_call *call, uint32_t *at, spw_value *h)
 static spw_value *
 shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
-    spw_value *x = linear(call, at, NULL, gated(call, at, h), false);
-    return spw_nn_add_gated(call->tape, onto, x, linear(call, at, NULL, h, false));
+    spw_value *x = linear(call, at, gated(call, at, h), false);
+    return spw_nn_add_gated(call->tape, onto, x, linear(call, at, h, false));
 }
 
 /* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
@@ -82,13 +94,11 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     spw_tape *t = call->tape;
     spw_value *gate, *up, *routing, *x;
     spw_value *const *w;
-    if (c->packed)
-        return linear(call, at, onto, spw_nn_gate_mul_packed(t, c->gate, linear(call, at, NULL, h, c->mlp_bias)),
-                      c->mlp_bias);
-    if (c->experts == 0)
-        return linear(call, at, onto, gated(call, at, h), c->mlp_bias);
-    routing =
-        spw_nn_route(t, linear(call, at, NULL, h, c->experts_paired), c->choices, c->sum_to_one, call->batch->balance);
+    if (c->experts == 0) {
+        h = c->packed ? spw_nn_gate_mul_packed(t, c->gate, linear(call, at, h, c->mlp_bias)) : gated(call, at, h);
+        return linear_onto(call, at, onto, h, c->mlp_bias, true);
+    }
+    routing = spw_nn_route(t, linear(call, at, h, c->experts_paired), c->choices, c->sum_to_one, call->batch->balance);
     x = spw_nn_dispatch(t, h, routing);
     w = call->params + *at;
     if (c->experts_paired) {
@@ -106,10 +116,41 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     return c->shared_width > 0 ? shared(call, at, x, h) : x;
 }
 
+/* Queries, keys and values, or all in one. */
+static void
+before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *h = c->norms != SPW_NORMS_AFTER ? norm(call, at, in[0]) : in[0];
+    out[0] = turned(call, at, h, c->heads + (c->packed ? c->kv_heads : 0), 0);
+    if (c->packed)
+        return;
+    out[1] = turned(call, at, h, c->kv_heads, 1);
+    spw_nn_into(call->tape, 2);
+    out[2] = linear(call, at, h, c->qkv_bias);
+}
+
+/* Of the block's input and what attention gives. */
+static void
+after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
+    spw_tape *t = call->tape;
+    spw_value *x = in[0], *h = linear_onto(call, at, after ? NULL : x, in[1], c->out_bias, false);
+    x = after ? spw_nn_add(t, x, norm(call, at, h)) : h;
+    h = mlp(call, at, after ? NULL : x, before ? norm(call, at, x) : x);
+    if (after) {
+        h = norm(call, at, h);
+        spw_nn_into(t, 0);
+        h = spw_nn_add(t, x, h);
+    }
+    out[0] = h;
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
-    spw_tape *t = call->tape;
     const spw_model_config *c = &call->model->config;
     spw_attention_shape shape = {.B = call->batch->sequences,
                                  .T = call->batch->positions,
@@ -122,19 +163,17 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .ends = call->batch->ends,
                                  .cap = (float)c->score_cap};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
-    bool before = c->norms != SPW_NORMS_AFTER, after = c->norms != SPW_NORMS_BEFORE;
     uint32_t at = 0;
-    spw_value *h, *q, *k, *v, *sinks;
-    h = before ? norm(call, &at, x) : x;
-    q = turned(call, &at, h, c->heads + (c->packed ? c->kv_heads : 0));
-    k = c->packed ? q : turned(call, &at, h, c->kv_heads);
-    v = c->packed ? q : linear(call, &at, NULL, h, c->qkv_bias);
+    spw_value *qkv[3], *h, *y, *sinks;
+    spw_nn_rows(call, &at, before_attention, (spw_value *[]){x}, 1, qkv, c->packed ? 1 : 3);
     sinks = c->sinks ? call->params[at++] : NULL;
-    h = spw_nn_attention(t, q, 0, k, Q, v, Q + KV, sinks, &shape);
-    h = linear(call, &at, after ? NULL : x, h, c->out_bias);
-    x = after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
-    h = mlp(call, &at, after ? NULL : x, before ? norm(call, &at, x) : x);
-    return after ? spw_nn_add(t, x, norm(call, &at, h)) : h;
+    h = spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
+                         &shape);
+    if (c->experts == 0)
+        spw_nn_rows(call, &at, after_attention, (spw_value *[]){x, h}, 2, &y, 1);
+    else /* rows meet in routing */
+        after_attention(call, &at, (spw_value *[]){x, h}, &y);
+    return y;
 }
 
 spw_value *

@@ -11,9 +11,9 @@ void spw__nn_build_llama(spw_model *m); /* and its relatives */
 /* y = onto + x w^T for the block's parameter at index w, with the adapter that it may have (lora.c). onto, bias: or NULL. */
 spw_value *
 spw__nn_adapted(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias, unsigned flags);
-/* onto + what a half of a block makes of x at last, which drops out at the site in training. */
+/* onto + what a half of a block makes of x at last, which drops out at the site in training. ends: as a part's first output. */
 spw_value *spw__nn_add_half(const spw_call *call, spw_value *onto, spw_value *x, uint32_t w, spw_value *bias,
-                            unsigned flags, uint64_t site);
+                            unsigned flags, uint64_t site, bool ends);
 /* Loss in training and evaluation, logits when call->logits_out is set. */
 spw_value *spw__nn_head(const spw_call *call, spw_value *x, spw_value *w);
 

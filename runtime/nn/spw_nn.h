@@ -40,6 +40,7 @@ typedef struct spw_value {
     uint8_t *codes, *turned; /* activations: 8-bit floats of data, and of its transpose; NULL: no memory for them yet */
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
+    bool there;                       /* data were computed in an earlier call */
     spw_routed *routed;               /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
 
@@ -60,12 +61,19 @@ spw_status spw_tape_create(spw_tape **out, spw_gpu_queue *queue, const spw_gpu_i
 void spw_tape_destroy(spw_tape *tape);
 /* Starts a call: an empty tape over arena memory. record: backward will follow. arena NULL: dry, measures only. */
 void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool record);
+/* The same, not recorded, and all that backward reads stays in the arena, for spw_tape_reset_kept(). */
+void spw_tape_reset_keeping(spw_tape *tape, void *arena, uint64_t arena_bytes);
+/*
+ * spw_tape_in_tiles - from the next reset on, spw_nn_rows() computes at most so many rows at a time; 0, as at first: all.
+ */
+void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
+/* Most that was used of the arena in this call. */
 uint64_t spw_tape_arena_used(const spw_tape *tape);
 /* Floating point operations of the products of linear layers that forward computed, experts' aside; dry: would have. */
 uint64_t spw_tape_linear_flops(const spw_tape *tape);
 /*
- * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, not recorded, in
- * the arena `kept`, which nobody has written since. Forward computes nothing and finds everything where it was; backward takes
+ * spw_tape_reset_kept - starts a recorded call whose forward was done before: the same block, input and batch, after
+ * spw_tape_reset_keeping() with the arena `kept`, which nobody has written since. Forward computes nothing and finds everything where it was; backward takes
  * its memory from `arena`. Blocks that make a loss cannot be called like this (SPW_EINVAL at spw_tape_check()).
  */
 void spw_tape_reset_kept(spw_tape *tape, void *kept, uint64_t kept_bytes, void *arena, uint64_t arena_bytes);
@@ -157,6 +165,30 @@ spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *b
 spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap);
 /* cap tanh(x / cap), in x's memory: of logits that are made for themselves. It has no backward: SPW_EINVAL while recording. */
 spw_value *spw_nn_soft_cap(spw_tape *t, spw_value *x, float cap);
+
+/*
+ * spw_nn_rows - a part of a block that treats each row by itself: linear layers, norms, gates, rope, dropout and sums, no attention and no
+ * routing. Between tiles of the batch's rows only in and out remain; backward computes a tile's inside again before it uses it.
+ *   at   where the part's parameters begin in call->params; behind them afterwards
+ *   fn   the part, for all rows or a tile: `call` has the tape that its operations go to. It may be called again until backward is over, so
+ *        call's batch and params must stay till then. In front of the operation that makes out[k] it calls spw_nn_into(tape, k).
+ *   in   (in_count) values of the batch's rows
+ *   out  (out_count) written, in order; none may be another one's memory
+ * Bytes   of a recorded call: out and, when backward comes to it, gradients of in, beside one tile's inside
+ * Errors  those of spw_tape_check(): a value that is not where spw_nn_into() said, more than four parts in a block
+ * Source  the tiling of Rajbhandari et al. 2021 (2104.07857, 5.1.3), along the sequence: Bekman et al. 2025 (2506.13996)
+ */
+enum { SPW_ROWS_VALUES = 4 };
+struct spw_call;
+typedef void (*spw_rows_fn)(const struct spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out);
+bool spw_nn_rows(const struct spw_call *call, uint32_t *at, spw_rows_fn fn, spw_value *const *in, uint32_t in_count,
+                 spw_value **out, uint32_t out_count);
+void spw_nn_into(spw_tape *t, uint32_t k);
+/*
+ * Rows of a tile of at most so many (0: of any number): all of the batch, whole sequences, or parts of one of about the same size, in
+ * sixteens if that is not too many. A batch of one shorter sequence has no larger tiles in tiles of that size.
+ */
+uint64_t spw_nn_tile_rows(uint64_t sequences, uint64_t positions, uint64_t most);
 
 /* ---------------------------------------------------------------- models */
 

@@ -22,6 +22,8 @@ spw_tape_create(spw_tape **out, spw_gpu_queue *queue, const spw_gpu_info *device
 void
 spw_tape_destroy(spw_tape *tape)
 {
+    if (tape != NULL)
+        spw_mem_free(tape->tile);
     spw_mem_free(tape);
 }
 
@@ -33,7 +35,7 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->used = 0;
     t->peak = 0;
     t->dry = arena == NULL;
-    t->kept = false;
+    t->keeping = t->kept = false;
     t->record = record;
     t->status = SPW_OK;
     t->op_count = t->value_count = t->routing_count = t->each_count = 0;
@@ -45,6 +47,9 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->in_experts = false;
     t->pending = NULL;
     t->linear_flops = 0;
+    t->first_row = 0;
+    t->into_next = t->rows_count = 0;
+    t->into_there = false;
     t->route_error = (spw_error){0};
 }
 
@@ -74,6 +79,19 @@ spw_tape_reset_kept(spw_tape *t, void *kept, uint64_t kept_bytes, void *arena, u
 }
 
 void
+spw_tape_reset_keeping(spw_tape *t, void *arena, uint64_t arena_bytes)
+{
+    spw_tape_reset(t, arena, arena_bytes, false);
+    t->keeping = true;
+}
+
+void
+spw_tape_in_tiles(spw_tape *t, uint64_t rows)
+{
+    t->rows_each = rows;
+}
+
+void
 spw_tape_use_cache(spw_tape *t, const spw_attention_cache *cache, uint64_t width, const int32_t *places, bool by_row)
 {
     t->cache = cache;
@@ -97,6 +115,8 @@ linear_forward(spw_tape *t, const spw__op *o)
     const spw_value *y = o->out, *x = o->in[0], *onto = o->in[1];
     unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
     const act *bias = o->param[1] != NULL ? o->param[1]->data : NULL;
+    if (y->there)
+        return;
     t->linear_flops += 2 * y->rows * y->cols * x->cols;
     if (spw__fp8_takes(x, o->param[0])) {
         spw__fp8_forward(t, o);
@@ -114,13 +134,17 @@ linear_forward(spw_tape *t, const spw__op *o)
         spw_gpu_linear(t->queue, y->data, x->data, o->param[0]->data, bias, y->rows, y->cols, x->cols, how);
 }
 
-/* Computes what was put off. */
-static void
-catch_up(spw_tape *t)
+void
+spw__tape_catch_up(spw_tape *t)
 {
-    if (t->pending != NULL && t->status == SPW_OK)
-        linear_forward(t, t->pending);
+    const spw__op *o = t->pending;
     t->pending = NULL;
+    if (o == NULL || t->status != SPW_OK)
+        return;
+    if (o->kind == T_ROWS)
+        spw__rows_forward(t, o);
+    else
+        linear_forward(t, o);
 }
 
 uint64_t
@@ -132,7 +156,7 @@ spw_tape_linear_flops(const spw_tape *t)
 spw_status
 spw_tape_check(spw_tape *t, spw_error *err)
 {
-    catch_up(t);
+    spw__tape_catch_up(t);
     if (t->route_error.status != SPW_OK && err != NULL)
         *err = t->route_error;
     if (t->route_error.status != SPW_OK)
@@ -172,11 +196,17 @@ spw__tape_fail(spw_tape *t)
 spw_value *
 spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
 {
+    bool there = false;
     spw_value *v;
     if (t->value_count == SPW__VALUES_MAX)
         return spw__tape_fail(t);
+    if (data == NULL && t->into_next > 0) {
+        data = t->into[t->into_next - 1];
+        there = t->into_there && data != NULL;
+        t->into_next = 0;
+    }
     v = &t->values[t->value_count++];
-    *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record};
+    *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record, .there = there};
     if (data == NULL && (v->data = spw__tape_take(t, rows * cols * t->act_bytes)) == NULL)
         return NULL;
     return v;
@@ -186,7 +216,12 @@ spw__op *
 spw__tape_op(spw_tape *t, spw__op_kind kind, spw_value *out)
 {
     spw__op *o = &t->unrecorded;
-    catch_up(t);
+    spw__tape_catch_up(t);
+    if (t->is_tile &&
+        (kind == T_EMBEDDING || kind == T_ATTENTION || kind == T_ROUTE || kind == T_DISPATCH || kind == T_HEAD)) {
+        spw__tape_fail(t); /* they look at other rows, or at what belongs to rows of the batch */
+        return NULL;
+    }
     if (t->record || t->in_experts) {
         if (t->op_count == SPW__OPS_MAX) {
             spw__tape_fail(t);
@@ -378,9 +413,11 @@ spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_
     y = spw__tape_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t) && t->places != NULL)
+    y->there = x->there;
+    cos_sin = cos_sin == NULL ? NULL : cos_sin + t->first_row % T * R;
+    if (spw__tape_computes(t) && !y->there && t->places != NULL)
         spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D, R);
-    else if (spw__tape_computes(t))
+    else if (spw__tape_computes(t) && !y->there)
         spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, R, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
@@ -533,7 +570,8 @@ spw_nn_add_scaled(spw_tape *t, spw_value *a, spw_value *b, float scale)
     y = spw__tape_value(t, a->rows, a->cols, a->data);
     if (y == NULL || (o = spw__tape_op(t, T_ADD_SCALED, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
+    y->there = a->there;
+    if (spw__tape_computes(t) && !y->there)
         spw_gpu_add_scaled(t->queue, y->data, a->data, b->data, scale, y->rows * y->cols);
     o->in[0] = a;
     o->in[1] = b;
@@ -582,9 +620,9 @@ spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint6
     o->p = p;
     o->key = batch->dropout_key + site * 0x9E3779B97F4A7C15ull;
     o->counter = batch->dropout_counter;
+    o->first = t->first_row * x->cols;
     if (spw__tape_computes(t))
-        spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p,
-                        batch->dropout_key + site * 0x9E3779B97F4A7C15ull, batch->dropout_counter);
+        spw_gpu_dropout(t->queue, y->data, x->data, x->rows * x->cols, p, o->key, o->counter, o->first);
     return y;
 }
 
@@ -890,15 +928,51 @@ backward_op(spw_tape *t, spw__op *o)
         if (dx != NULL && (flags & SPW_OP_ACC_DX)) {
             act *part = spw__tape_take(t, y->rows * y->cols * t->act_bytes);
             if (!t->dry && part != NULL) {
-                spw_gpu_dropout(q, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
+                spw_gpu_dropout(q, part, y->grad, y->rows * y->cols, o->p, o->key, o->counter, o->first);
                 spw_gpu_add(q, dx, dx, part, y->rows * y->cols);
             }
         } else if (!t->dry && dx != NULL) {
-            spw_gpu_dropout(q, dx, y->grad, y->rows * y->cols, o->p, o->key, o->counter);
+            spw_gpu_dropout(q, dx, y->grad, y->rows * y->cols, o->p, o->key, o->counter, o->first);
         }
         return;
+    case T_ROWS: spw__rows_backward(t, o); return;
     case T_HEAD: return; /* its gradients were made with the loss */
     }
+}
+
+/* Nobody is to read what was put off, and its memory, the last that was taken, is backward's. */
+static void
+drop_pending(spw_tape *t)
+{
+    spw__op *o = t->pending;
+    t->pending = NULL;
+    if (o == NULL || t->kept)
+        return;
+    t->used = t->pending_from;
+    o->out->data = NULL;
+    if (o->kind == T_ROWS) {
+        o->rows->dropped = true;
+        for (uint32_t k = 0; k < o->rows->out_count; k++)
+            o->rows->out[k]->data = NULL;
+    }
+}
+
+void
+spw__tape_run_backward(spw_tape *t)
+{
+    drop_pending(t);
+    if (t->kept) {
+        t->arena = t->after;
+        t->arena_bytes = t->after_bytes;
+        t->used = t->peak = 0;
+        t->kept = false;
+    }
+    for (uint32_t i = t->op_count; i-- > 0 && t->status == SPW_OK;) {
+        if (t->ops[i].out->grad_set || t->ops[i].kind == T_ROWS)
+            backward_op(t, &t->ops[i]);
+    }
+    for (uint32_t i = 0; i < t->value_count && t->status == SPW_OK; i++)
+        settle(t, &t->values[i]);
 }
 
 void
@@ -906,20 +980,6 @@ spw_tape_backward(spw_tape *t, spw_value *out)
 {
     if (out == NULL)
         return;
-    if (t->pending != NULL && !t->kept)
-        t->used = t->pending_from; /* the last that was taken; backward does not read it */
-    t->pending = NULL;
-    if (t->kept) {
-        t->arena = t->after;
-        t->arena_bytes = t->after_bytes;
-        t->used = t->peak = 0;
-        t->kept = false;
-    }
     out->grad_set = true;
-    for (uint32_t i = t->op_count; i-- > 0 && t->status == SPW_OK;) {
-        if (t->ops[i].out->grad_set)
-            backward_op(t, &t->ops[i]);
-    }
-    for (uint32_t i = 0; i < t->value_count && t->status == SPW_OK; i++)
-        settle(t, &t->values[i]);
+    spw__tape_run_backward(t);
 }

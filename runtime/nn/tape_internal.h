@@ -23,8 +23,20 @@ typedef enum spw__op_kind {
     T_ADD,
     T_ADD_SCALED,
     T_DROPOUT,
+    T_ROWS,
     T_HEAD
 } spw__op_kind;
+
+/* A part of a block that is computed for some rows at a time: what is needed to do it again. */
+typedef struct spw__rows {
+    spw_rows_fn fn;
+    spw_call call;
+    uint32_t at, end; /* its parameters */
+    uint32_t in_count, out_count;
+    spw_value *in[SPW_ROWS_VALUES], *out[SPW_ROWS_VALUES];
+    char *kept;   /* where the tiles' memory lies one after another; NULL: it was not kept */
+    bool dropped; /* nobody needs what it gives */
+} spw__rows;
 
 typedef struct spw__op {
     spw__op_kind kind;
@@ -41,10 +53,16 @@ typedef struct spw__op {
     act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
     bool later;                    /* combine: what it combines is computed in the backward pass */
     float p;
-    uint64_t key, counter;
+    uint64_t key, counter, first;
+    spw__rows *rows;
 } spw__op;
 
-enum { SPW__OPS_MAX = 256, SPW__VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX, SPW__ROUTINGS_MAX = 8 };
+enum {
+    SPW__OPS_MAX = 256,
+    SPW__VALUES_MAX = 2 * SPW_BLOCK_PARAMS_MAX,
+    SPW__ROUTINGS_MAX = 8,
+    SPW__ROWS_MAX = 4,
+};
 
 struct spw_tape {
     spw_gpu_queue *queue;
@@ -54,7 +72,7 @@ struct spw_tape {
     uint64_t arena_bytes, used, peak;
     char *after; /* the arena of backward, when forward was kept in another one */
     uint64_t after_bytes;
-    bool record, dry, kept, by_row, cache_taken;
+    bool record, dry, keeping, kept, by_row, cache_taken;
     spw_status status;
     const spw_attention_cache *cache; /* of the running sequences; NULL: none */
     uint64_t cache_width;
@@ -69,11 +87,20 @@ struct spw_tape {
     uint32_t experts_first; /* the first operation there */
     uint32_t op_count, value_count, routing_count, each_count;
     /*
-     * A linear layer that is recorded is computed when the next operation comes: backward reads no block's output, and the last
-     * one need not be computed again. Its memory begins at pending_from.
+     * What is recorded of linear layers and parts by rows is computed when the next operation comes: backward reads no block's output,
+     * and what makes it need not be computed again. Its memory begins at pending_from.
      */
     spw__op *pending;
     uint64_t pending_from, linear_flops;
+    /* Parts by rows: the tape of a tile, and, on that, its first row and the places of what it is to give. */
+    spw_tape *tile;
+    uint64_t rows_each, first_row;
+    act *into[SPW_ROWS_VALUES];
+    uint32_t into_next; /* 1 + the one that the next value is; 0: none */
+    bool into_there;    /* they were computed before */
+    bool is_tile;
+    uint32_t rows_count;
+    spw__rows rows[SPW__ROWS_MAX];
     spw__op unrecorded; /* written, never read: keeps callers free of a branch */
     spw__op ops[SPW__OPS_MAX];
     spw_value values[SPW__VALUES_MAX];
@@ -121,6 +148,13 @@ void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
 /* A gated product of some rows. */
 void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
 void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+/* Backward of what was recorded, from where gradients are set. */
+void spw__tape_run_backward(spw_tape *t);
+/* Computes what was put off. */
+void spw__tape_catch_up(spw_tape *t);
+/* rows.c */
+void spw__rows_forward(spw_tape *t, const spw__op *o);
+void spw__rows_backward(spw_tape *t, const spw__op *o);
 /* fp8.c: whether a linear layer computes with 8-bit floats, by its shape alone */
 bool spw__fp8_takes(const spw_value *x, const spw_value *w);
 /* Memory for the codes of an input, in the order in which layers are recorded; false: there is too little. */
