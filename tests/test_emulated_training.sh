@@ -57,7 +57,7 @@ JSON
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/$family.bf16" >"$dir/out" 2>&1
     "$spw" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.cpu" >"$dir/out" 2>&1
     train "" --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.fp32"
-    check "$family in 8-bit floats has the losses of the cpu device" near "$dir/$family.fp8.cpu" "$dir/$family.fp8.fp32" 1e-4 10
+    check "$family in 8-bit floats has the losses of the cpu device" near "$dir/$family.fp8.cpu" "$dir/$family.fp8.fp32" 3e-3 10
     for streams in "" late; do
         on "" "$streams" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.device=cuda --set spillway.run_log="$dir/$family.fp8.$streams" "${all_there[@]}" >"$dir/out" 2>&1
     done
