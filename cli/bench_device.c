@@ -3,7 +3,8 @@
  *
  * Operations are what the formulas need, not what kernels repeat: 2 M N K for a product, 4 of T^2 / 2 Hq D per sequence for causal
  * attention and 2.5 times that for its backward. Rows marked + do more in the same call: bias and gelu, onto another array, back
- * through a gelu; a loss is three products and all between them. The peak is the device's own where it is known (its clock at its highest, so
+ * through a gelu; a loss is three products and all between them. Rows of fp8 find the scale of x and encode it, and multiply its codes by
+ * the weights', whose are made before. The peak is the device's own where it is known (its clock at its highest, so
  * nothing reaches it); where not, a square product, measured in turn with every row. Samples of each result are checked
  * against sums in fp64; that is not in the timing.
  */
@@ -17,7 +18,7 @@ enum { REPS_MAX = 200, REPS_MIN = 5, PATTERN = 1 << 16, ARRAYS = 10, SAMPLES = 4
 
 typedef struct row {
     const char *name;
-    void *a[7];       /* its arrays on the device */
+    void *a[9];       /* its arrays on the device */
     uint64_t M, N, K; /* gemm */
     enum { PLAIN, UP, DOWN, HEAD } use;
     spw_attention_shape shape;   /* attention */
@@ -148,7 +149,7 @@ measure(bench *b, row *r, work_fn fn)
 
 /* ---------------------------------------------------------------- products: x, dx (M, K), w, dw (N, K), y, dy (M, N) */
 
-enum { X, W, Y, DY, DX, DW, GELU_IN, TARGETS = Y, LOSSES = DY, LOGITS = GELU_IN };
+enum { X, W, Y, DY, DX, DW, GELU_IN, X_CODES, W_CODES, TARGETS = Y, LOSSES = DY, LOGITS = GELU_IN };
 
 static void
 forward_product(bench *b, const row *r)
@@ -186,6 +187,27 @@ backward_through_gelu(bench *b, const row *r)
 {
     void *const *a = r->a;
     spw_gpu_linear_gelu_backward(b->queue, a[DX], a[DW], NULL, a[DY], a[X], a[X], a[W], r->M, r->N, r->K, 0);
+}
+
+/* Codes, and behind them their scale. */
+static spw_fp8_matrix
+code(bench *b, const row *r, int from, int to, uint64_t rows)
+{
+    uint8_t *codes = r->a[to];
+    float *scale = (float *)(void *)(codes + rows * r->K);
+    spw_gpu_fp8_scale(b->queue, scale, SPW_E4M3, r->a[from], rows * r->K);
+    spw_gpu_fp8_encode(b->queue, codes, NULL, SPW_E4M3, scale, r->a[from], rows, r->K);
+    return (spw_fp8_matrix){codes, scale, SPW_E4M3};
+}
+
+static void
+fp8_product(bench *b, const row *r)
+{
+    spw_fp8_matrix w = {r->a[W_CODES], (const float *)(const void *)((const char *)r->a[W_CODES] + r->N * r->K),
+                        SPW_E4M3};
+    spw_gpu_fp8_product(
+        b->queue,
+        &(spw_fp8_product){.y = r->a[Y], .a = code(b, r, X, X_CODES, r->M), .b = w, .M = r->M, .N = r->N, .K = r->K});
 }
 
 static uint64_t
@@ -231,6 +253,23 @@ check_product(bench *b, row *r, work_fn fn)
         else if (fn == backward_through_gelu)
             want *= gelu(at(b, i, 0), true);
         r->wrong += !is_near(b, backward ? a[DX] : a[Y], i, want, sqrt((double)depth) / 48);
+    }
+}
+
+/* The same of codes: three bits of mantissa are off by 0.03 in the mean, a wrong scale by half at least. */
+static void
+check_fp8(bench *b, row *r)
+{
+    for (uint64_t s = 0; s < SAMPLES; s++) {
+        uint64_t i = (s * 7919 + 1) * (r->M * r->N / SAMPLES + 1) % (r->M * r->N);
+        double want = 0, rms = sqrt((double)r->K) / 48;
+        float got;
+        for (uint64_t k = 0; k < r->K; k++)
+            want += at(b, i / r->N * r->K + k, 0) * at(b, i % r->N * r->K + k, 77);
+        spw_gpu_copy_d2h(b->queue, &got, SPW_F32, (const char *)r->a[Y] + i * spw_dtype_bytes(b->type), b->type, 1,
+                         NULL);
+        spw_gpu_queue_sync(b->queue);
+        r->wrong += !(fabs((double)got - want) < 0.25 * rms);
     }
 }
 
@@ -348,6 +387,8 @@ print_header(bench *b)
                spw_dtype_name(b->type));
     else
         printf("# peak: a product of %llu^3, in turn with each row\n", (unsigned long long)b->square_side);
+    if (products && !info->fp8)
+        printf("# no rows of fp8: they need compute capability 8.9, and bf16\n");
     printf(products
                ? "#   product                 M      N      K what       reps       p50   TFLOP/s  %%peak  #wrong\n"
                : "#   attention               B      T heads what       reps       p50   TFLOP/s  %%peak  #wrong\n");
@@ -392,6 +433,8 @@ run_row(bench *b, row *r, const char *what, double flops, work_fn fn)
         check_attention(b, r);
     else if (fn == whole_loss)
         check_loss(b, r);
+    else if (fn == fp8_product)
+        check_fp8(b, r);
     else if (fn != backward_attention)
         check_product(b, r, fn);
     (void)spw_gpu_check(b->gpu, &b->err);
@@ -413,6 +456,28 @@ take_product(bench *b, row *r)
     r->a[GELU_IN] = r->use == UP ? take(b, r->M * r->N * elem) : NULL;
     if (b->err.status == SPW_OK)
         spw_gpu_zero(b->queue, r->a[DW], r->N * r->K * sizeof(float));
+}
+
+/* A product of codes beside its plain one, of multiples of 16. */
+static uint64_t
+run_fp8(bench *b, const row *plain)
+{
+    uint64_t wrong, elem = spw_dtype_bytes(b->type);
+    uint32_t kept = b->array_count;
+    row r = *plain;
+    r.M = spw_round_up(r.M, 16);
+    r.N = spw_round_up(r.N, 16);
+    r.K = spw_round_up(r.K, 16);
+    r.a[X] = take_filled(b, r.M * r.K, 0);
+    r.a[W] = take_filled(b, r.N * r.K, 77);
+    r.a[Y] = take(b, r.M * r.N * elem);
+    r.a[X_CODES] = take(b, r.M * r.K + sizeof(float));
+    r.a[W_CODES] = take(b, r.N * r.K + sizeof(float));
+    if (b->err.status == SPW_OK)
+        (void)code(b, &r, W, W_CODES, r.N);
+    wrong = run_row(b, &r, "fp8", 2.0 * (double)r.M * (double)r.N * (double)r.K, fp8_product);
+    give_back(b, kept);
+    return wrong;
 }
 
 static void
@@ -469,6 +534,8 @@ run_gemm(bench *b)
                 wrong += run_row(b, r, "+gelu'", 2 * flops, backward_through_gelu);
         }
         give_back(b, kept);
+        if (r->use != HEAD && spw_gpu_get_info(b->gpu)->fp8)
+            wrong += run_fp8(b, r);
     }
     return wrong;
 }

@@ -290,6 +290,25 @@ spw_gpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, co
 }
 
 void
+spw_gpu_fp8_scale(spw_gpu_queue *q, float *scale, spw_fp8 format, const act *x, uint64_t n)
+{
+    q->calls->fp8_scale(q, scale, format, x, n);
+}
+
+void
+spw_gpu_fp8_encode(spw_gpu_queue *q, uint8_t *codes, uint8_t *turned, spw_fp8 format, const float *scale, const act *x,
+                   uint64_t M, uint64_t N)
+{
+    q->calls->fp8_encode(q, codes, turned, format, scale, x, M, N);
+}
+
+void
+spw_gpu_fp8_product(spw_gpu_queue *q, const spw_fp8_product *p)
+{
+    q->calls->fp8_product(q, p);
+}
+
+void
 spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x, const act *w,
                         uint64_t M, uint64_t N, uint64_t K, unsigned flags)
 {

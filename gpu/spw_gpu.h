@@ -48,6 +48,7 @@ typedef struct spw_gpu_info {
         loss_rows; /* that a loss should take at a time: each time all of its weights' gradient is read and written */
     double peak_flops; /* of products in compute_dtype, at the highest clock; 0: not known */
     const char *link;  /* to host memory, "PCIe 4.0 x16, ..."; "": none, or not known */
+    bool fp8;          /* it computes spw_gpu_fp8_product() */
 } spw_gpu_info;
 
 /*
@@ -214,6 +215,35 @@ void spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, co
 /* The same where x = gelu(gelu_in): dx gets the gradient of gelu_in instead; it is written, never added to. */
 void spw_gpu_linear_gelu_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const act *dy, const act *x,
                                   const act *gelu_in, const act *w, uint64_t M, uint64_t N, uint64_t K, unsigned flags);
+
+/*
+ * 8-bit floats: a matrix is codes times one scale (fp32, in device memory), a power of two, as runtime/base/fp8.h makes them.
+ * scale: of x (n), so that its greatest magnitude is at most the format's greatest number; NaN where an element is not finite.
+ */
+void spw_gpu_fp8_scale(spw_gpu_queue *q, float *scale, spw_fp8 format, const act *x, uint64_t n);
+/* codes (M,N) and turned (N,M), which is their transpose, of x (M,N); either may be NULL. With a scale of NaN all are zeros.
+ * M and N are multiples of 16, arrays of codes begin at multiples of 16. */
+void spw_gpu_fp8_encode(spw_gpu_queue *q, uint8_t *codes, uint8_t *turned, spw_fp8 format, const float *scale,
+                        const act *x, uint64_t M, uint64_t N);
+typedef struct spw_fp8_matrix {
+    const uint8_t *codes;
+    const float *scale;
+    spw_fp8 format;
+} spw_fp8_matrix;
+/*
+ * y(M,N) = onto + a(M,K) b(N,K)^T + bias(N), summed in fp32; a and b are not both E5M2, M, N and K are multiples of 16.
+ *   y, onto  act, or fp32 with f32_out; onto NULL: nothing; it may be y
+ *   bias     act; NULL: none
+ */
+typedef struct spw_fp8_product {
+    void *y;
+    const void *onto;
+    const act *bias;
+    bool f32_out;
+    spw_fp8_matrix a, b;
+    uint64_t M, N, K;
+} spw_fp8_product;
+void spw_gpu_fp8_product(spw_gpu_queue *q, const spw_fp8_product *p);
 
 /* y(M,C) = table[ids[i]]; ids in device memory, each in [0, V). With add: y += table[ids[i]]. */
 void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,

@@ -31,6 +31,7 @@ static const char *const deciding[] = {"model.",
                                        "spillway.freeze",
                                        "spillway.frozen_codes",
                                        "spillway.router_balance",
+                                       "spillway.fp8",
                                        "spillway.lora.",
                                        "spillway.decay_norm_and_bias",
                                        "spillway.nearest_moments"};

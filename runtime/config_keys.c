@@ -413,6 +413,10 @@ const key_row spw__config_rows[] = {
          "parameter; rounds them once"),
     REAL("spillway.router_balance", NULL, run.router_balance, 0, 100, "0",
          "mixtures of experts: weight of a loss that spreads tokens over experts, in each layer and micro-batch"),
+    BOOL("spillway.fp8", NULL, run.fp8, "false",
+         "train with the products of dense linear layers between embeddings and head in 8-bit floats; needs "
+         "bf16.enabled, "
+         "and a GPU of compute capability 8.9 or the cpu device"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},

@@ -320,6 +320,8 @@ spw__config_settle(const config_reader *r, const json_t *root)
         c->run.state_format = c->bf16 ? SPW_STATE_SPLIT : c->fp16 ? SPW_STATE_MIXED_F16 : SPW_STATE_FP32;
     if (!given(own, "grad_dtype"))
         c->run.grad_dtype = default_grad_dtype(c, json_object_get(root, "data_types"));
+    if (c->run.fp8 && !c->bf16)
+        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.fp8 needs bf16.enabled", r->name);
     if (c->bf16 && c->fp16)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: bf16.enabled and fp16.enabled exclude each other", r->name);
     if (c->fp16 != (c->run.state_format == SPW_STATE_MIXED_F16))

@@ -74,6 +74,19 @@ note_device(spw_engine *e)
     e->host_addressable = spw_gpu_get_info(e->gpu)->host_addressable;
 }
 
+static spw_status
+check_fp8(const spw_engine *e, spw_error *err)
+{
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    if (!e->config.run.fp8 || e->inference || gpu->fp8)
+        return SPW_OK;
+    return SPW_RAISE(
+        err, SPW_EUNSUPPORTED,
+        "spillway.fp8 on device %s (%s): products of 8-bit floats need compute capability 8.9 (Ada, Hopper "
+        "or Blackwell), and bf16",
+        gpu->name, gpu->description);
+}
+
 /* The device, which can do what is asked: device auto takes the cpu device where another one cannot, and says why. */
 static spw_status
 open_device(spw_engine *e, spw_gpu_options *options, spw_error *err)
@@ -81,7 +94,7 @@ open_device(spw_engine *e, spw_gpu_options *options, spw_error *err)
     spw_error why = {0};
     SPW_TRY(spw_gpu_open(&e->gpu, options, err));
     note_device(e);
-    if (e->host_addressable || settle_state(e, &why) == SPW_OK)
+    if (e->host_addressable || (check_fp8(e, &why) == SPW_OK && settle_state(e, &why) == SPW_OK))
         return SPW_OK;
     if (strcmp(e->config.run.device, "auto") != 0) {
         spw_error_keep_first(err, &why);

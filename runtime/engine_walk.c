@@ -229,6 +229,9 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
             !there || run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
             !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
             p->rows, p->cols);
+        if (run->params[k] != NULL)
+            run->params[k]->fp8 =
+                e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
     }
     if (training)
         spw_tape_on_route(e->tape, note_peak, e);

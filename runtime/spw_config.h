@@ -147,6 +147,7 @@ typedef struct spw_config {
         bool integrity, prefetch, frozen_in_place;
         char frozen_codes[8]; /* none (or empty), int8, int4 */
         double router_balance;
+        bool fp8;
         spw_glob_list freeze; /* parameters that are not trained */
         spw_lora lora;
         spw_glob_list lora_targets;

@@ -127,6 +127,13 @@ test_experts(void **state)
 }
 
 static void
+test_fp8(void **state)
+{
+    (void)state;
+    parity_fp8(device);
+}
+
+static void
 test_nan_spreads(void **state)
 {
     (void)state;
@@ -150,6 +157,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_nan_spreads),
     cmocka_unit_test(test_experts),
+    cmocka_unit_test(test_fp8),
     cmocka_unit_test(test_update),
     cmocka_unit_test(test_spans),
 };
@@ -175,6 +183,7 @@ parity_run_products(parity *p, const char *group)
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_and_more),
         cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_fp8),
     };
     device = p;
     return cmocka_run_group_tests_name(group, tests, NULL, NULL);

@@ -78,6 +78,7 @@ r "gradients in bf16" '  spillway.grad_dtype: "fp32" in the checkpoint, "bf16" n
 r "parameter groups" '  spillway.param_groups: not set in the checkpoint, [{"match":"*wte*","lr":0.1}] now' --set 'spillway.param_groups=[{"match":"*wte*","lr":0.1}]'
 r "decay of norms" "  spillway.decay_norm_and_bias: false in the checkpoint, true now" --set spillway.decay_norm_and_bias=true
 r "skipping" "  bf16.check_grad_overflow: false in the checkpoint, true now" --set bf16.check_grad_overflow=true
+r "8-bit floats" "  spillway.fp8: false in the checkpoint, true now" --set spillway.fp8=true
 r "another pass" "  spillway.micro_batches_per_pass: 0 in the checkpoint, 1 now" --set spillway.micro_batches_per_pass=1
 r "two of them" "2 differences (above)" --set spillway.seed=4 --set data.seed=2
 check "each in a line" test "$(grep -c '^  [a-z_.]*: .* in the checkpoint, .* now$' "$dir/err")" -eq 2

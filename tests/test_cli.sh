@@ -245,6 +245,7 @@ expect 2 "did you mean" "with a suggestion" train "$c" --set zero_optimization.s
 expect 2 "spillway.steps" "wrong type" train "$c" --set 'spillway.steps="many"'
 expect 2 "train_micro_batch_size_per_gpu" "negative size" train "$c" --set train_micro_batch_size_per_gpu=-1
 expect 2 "spillway.chunk_elems" "absurd size" train "$c" --set spillway.chunk_elems=5
+expect 2 "spillway.fp8 needs bf16.enabled" "8-bit floats without bf16" train "$c" --set bf16.enabled=false --set spillway.fp8=true
 expect 2 "exclude each other" "bf16 and fp16" train "$c" --set bf16.enabled=true --set fp16.enabled=true
 expect 1 "folder $dir/gone does not exist" "a swap folder that is not there" train "$c" --set zero_optimization.offload_param.nvme_path="$dir/gone" --set zero_optimization.offload_optimizer.nvme_path="$dir/gone"
 expect 2 "$dir/none.json" "missing configuration" train "$dir/none.json"

@@ -27,6 +27,7 @@ near() {
          END { exit bad || rows != count }'
 }
 same() { losses "$1" >"$dir/one"; losses "$2" >"$dir/two"; [ -s "$dir/one" ] && cmp -s "$dir/one" "$dir/two"; }
+differs() { ! same "$@"; }
 # on PRECISION STREAMS COMMAND...: on the emulated device.
 on() { SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=$1 SPW_EMULATE_STREAMS=$2 "$spw" "${@:3}"; }
 train() { on fp32 "$1" train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/log" "${@:2}" >"$dir/out" 2>&1; }
@@ -54,6 +55,15 @@ JSON
     train "" --set spillway.run_log="$dir/$family.cuda"
     check "$family has the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 10
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/$family.bf16" >"$dir/out" 2>&1
+    "$spw" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.cpu" >"$dir/out" 2>&1
+    train "" --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.fp32"
+    check "$family in 8-bit floats has the losses of the cpu device" near "$dir/$family.fp8.cpu" "$dir/$family.fp8.fp32" 3e-3 10
+    for streams in "" late; do
+        on "" "$streams" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.device=cuda --set spillway.run_log="$dir/$family.fp8.$streams" "${all_there[@]}" >"$dir/out" 2>&1
+    done
+    check "$family in 8-bit floats from bf16 has about those" near "$dir/$family.fp8.cpu" "$dir/$family.fp8." 0.2 10
+    check "$family in 8-bit floats, late streams: the same numbers" same "$dir/$family.fp8." "$dir/$family.fp8.late"
+    check "$family in 8-bit floats, and not those of bf16" differs "$dir/$family.fp8." "$dir/$family.bf16"
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set bf16.enabled=false --set fp16.enabled=true \
         --set spillway.run_log="$dir/$family.fp16" "${all_there[@]}" >"$dir/out" 2>&1
     # In bf16 weights are used where they lie when all of them are there; updates wait for who still reads them.

@@ -62,7 +62,8 @@ cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw
                                .host_addressable = true,
                                .memory_bytes = options->memory_bytes > 0 ? options->memory_bytes : UINT64_MAX,
                                .thread_count = spw_pool_threads(gpu->pool),
-                               .loss_rows = 256};
+                               .loss_rows = 256,
+                               .fp8 = true};
     describe(gpu);
     *out = &gpu->base;
     return SPW_OK;

@@ -22,7 +22,7 @@ enum { PLANS = 1024, LIBRARY_MODE = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 /* What a plan is found by. */
 typedef struct plan_key {
     uint64_t M, N, K, a_stride, c_stride;
-    uint32_t trans_a, trans_b, add, f32_out, bias, after, alignment, unused;
+    uint32_t trans_a, trans_b, add, f32_out, bias, after, alignment, fp8; /* fp8: 1 + a's format + 2 b's */
 } plan_key;
 
 typedef struct plan {
@@ -153,6 +153,13 @@ spw__cuda_blas_close(struct cuda_blas *b)
     spw_mem_free(b);
 }
 
+/* Of our A (0) or B (1). */
+static cudaDataType_t
+type_of(uint32_t fp8, cudaDataType_t plain, uint32_t which)
+{
+    return fp8 == 0 ? plain : (fp8 - 1) >> which & 1 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+}
+
 /*
  * cuBLASLt counts columns first: our C(M,N) is its (N,M), with B as its first factor. Leaves p->possible false where the
  * library refuses.
@@ -163,6 +170,7 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     const plan_key *k = &p->key;
     cudaDataType_t in = compute == SPW_F32 ? CUDA_R_32F : compute == SPW_BF16 ? CUDA_R_16BF : CUDA_R_16F;
     cudaDataType_t out = k->f32_out ? CUDA_R_32F : in;
+    cudaDataType_t of_a = type_of(k->fp8, in, 0), of_b = type_of(k->fp8, in, 1);
     cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
@@ -191,10 +199,15 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
         SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gelu_stride);
         SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, like);
     }
+    if (k->fp8 !=
+        0) { /* sums stay in fp32: FAST_ACCUM, which keeps fewer bits of them, is off unless it is asked for */
+        SET(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, like);
+        SET(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, like);
+    }
 #undef SET
-    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->a, in, k->trans_b ? k->K : k->N, k->trans_b ? k->N : k->K,
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->a, of_b, k->trans_b ? k->K : k->N, k->trans_b ? k->N : k->K,
                                               (int64_t)(k->trans_b ? k->K : k->N)) == CUBLAS_STATUS_SUCCESS;
-    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->b, in, k->trans_a ? k->M : k->K, k->trans_a ? k->K : k->M,
+    ok = ok && b->cublasLtMatrixLayoutCreate_(&p->b, of_a, k->trans_a ? k->M : k->K, k->trans_a ? k->K : k->M,
                                               (int64_t)k->a_stride) == CUBLAS_STATUS_SUCCESS;
     ok = ok && b->cublasLtMatrixLayoutCreate_(&p->c, out, k->N, k->M, (int64_t)k->c_stride) == CUBLAS_STATUS_SUCCESS;
     ok = ok && b->cublasLtMatmulPreferenceCreate_(&preference) == CUBLAS_STATUS_SUCCESS;
@@ -225,7 +238,7 @@ find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 {
     uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
     uint32_t at = (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23 +
-                             key->after * 31) %
+                             key->after * 31 + key->fp8 * 37 + key->f32_out * 41) %
                   PLANS;
     if (b->plan_count > PLANS * 3 / 4) { /* too many shapes: choose again, the same */
         for (int i = 0; i < PLANS; i++)
@@ -246,11 +259,11 @@ find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 static void
 refused(cuda_queue *q, const cuda_product *p, const plan *way, cublasStatus_t st)
 {
-    const char *in = spw_dtype_name(q->gpu->info.compute_dtype);
+    const char *type = spw_dtype_name(q->gpu->info.compute_dtype), *in = p->a_scale != NULL ? "fp8" : type;
     char what[200];
     snprintf(what, sizeof what, "cublasLtMatmul: status %d for M %llu, N %llu, K %llu, %s to %s, epilogue %d", (int)st,
-             (unsigned long long)p->M, (unsigned long long)p->N, (unsigned long long)p->K, in, p->f32_out ? "fp32" : in,
-             (int)way->epilogue);
+             (unsigned long long)p->M, (unsigned long long)p->N, (unsigned long long)p->K, in,
+             p->f32_out ? "fp32" : type, (int)way->epilogue);
     spw__cuda_fail(q->gpu, SPW_EPOISONED, what);
 }
 
@@ -281,6 +294,7 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     key.f32_out = p->f32_out;
     key.bias = p->bias != NULL;
     key.after = p->after;
+    key.fp8 = p->a_scale == NULL ? 0 : 1 + (uint32_t)p->a_format + 2 * (uint32_t)p->b_format;
     key.alignment = (uint32_t)(low & (~low + 1));
     pthread_mutex_lock(&b->lock);
     way = find_plan(b, &key, q->gpu->info.compute_dtype);
@@ -291,6 +305,12 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
         if (p->after != AFTER_NOTHING && st == CUBLAS_STATUS_SUCCESS)
             st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->gelu_in,
                                                     sizeof p->gelu_in);
+        if (p->a_scale != NULL && st == CUBLAS_STATUS_SUCCESS)
+            st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->b_scale,
+                                                    sizeof p->b_scale);
+        if (p->a_scale != NULL && st == CUBLAS_STATUS_SUCCESS)
+            st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->a_scale,
+                                                    sizeof p->a_scale);
         if (st == CUBLAS_STATUS_SUCCESS)
             st = b->cublasLtMatmul_(b->handle, way->desc, &one, p->B, way->a, p->A, way->b, &beta, onto, way->c, p->C,
                                     way->c, &way->algo, q->blas_workspace, way->workspace_bytes, q->stream);

@@ -157,6 +157,9 @@ typedef struct cuda_product {
     const void *onto;            /* as C; may be C. NULL: nothing */
     const void *bias;            /* (N) of compute_dtype; NULL: none */
     void *gelu_in;               /* (M,N) of compute_dtype */
+    /* A and B are codes of 8-bit floats, B (N,K); NULL: they are not. Then only spw__cuda_blas_gemm() takes it. */
+    const float *a_scale, *b_scale;
+    spw_fp8 a_format, b_format;
 } cuda_product;
 static inline cuda_product
 spw__cuda_product(void *C, const void *A, const void *B, uint64_t M, uint64_t N, uint64_t K)

@@ -48,6 +48,19 @@ linear_name(const spw_model *m, const spw_block *b, uint32_t id, char name[96])
     return true;
 }
 
+bool
+spw_model_is_dense(const spw_model *m, const spw_block *b, uint32_t id)
+{
+    static const char *const routers[] = {".gate", ".router", ".shared_expert_gate"};
+    char name[96];
+    bool dense = !m->params[id].adapter && linear_name(m, b, id, name);
+    for (size_t i = 0; dense && i < sizeof routers / sizeof routers[0]; i++) {
+        size_t n = strlen(routers[i]);
+        dense = strlen(name) <= n || strcmp(name + strlen(name) - n, routers[i]) != 0;
+    }
+    return dense;
+}
+
 static bool
 matches(const char *glob, const char *name)
 {

@@ -36,9 +36,12 @@ typedef struct spw_value {
     bool *w_begun; /* something is in w_grad already, and more is added; NULL: it is */
     uint64_t rows, cols;
     bool needs_grad, grad_set, is_param;
-    bool grad_of_gelu_in; /* grad went through the gelu already */
-    bool there;           /* data were computed in an earlier call */
-    spw_routed *routed;   /* it is a routing (rows, choices): data are weights in fp32 */
+    bool fp8; /* parameters: linear layers compute with 8-bit floats of it, where sizes are multiples of 16 */
+    uint8_t *codes, *turned; /* activations: 8-bit floats of data, and of its transpose; NULL: no memory for them yet */
+    bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
+    bool grad_of_gelu_in;             /* grad went through the gelu already */
+    bool there;                       /* data were computed in an earlier call */
+    spw_routed *routed;               /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
 
 /* What one micro-batch brings. Arrays on the device, one int32 per token. */
@@ -354,6 +357,8 @@ float spw_lora_scale(const spw_lora *lora);
  * give them no gradient and no record, and their weights never change. Returns how many match.
  */
 uint32_t spw_model_freeze(spw_model *model, const char *glob);
+/* Whether this is a dense linear weight of a layer of a family's: not an expert's, a router's or an adapter's. */
+bool spw_model_is_dense(const spw_model *model, const spw_block *block, uint32_t param_id);
 /* Elements of all parameters, each counted once. */
 uint64_t spw_model_elems(const spw_model *model);
 /* Blocks that others may reuse in their own chains. */

@@ -118,6 +118,10 @@ linear_forward(spw_tape *t, const spw__op *o)
     if (y->there)
         return;
     t->linear_flops += 2 * y->rows * y->cols * x->cols;
+    if (spw__fp8_takes(x, o->param[0])) {
+        spw__fp8_forward(t, o);
+        return;
+    }
     if (!spw__tape_computes(t))
         return;
     if (y->gelu_in != NULL)
@@ -259,7 +263,7 @@ spw_tape_param(spw_tape *t, const act *data, float *w_grad, bool *w_begun, uint6
 static spw_value *
 linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, unsigned flags, bool gelu)
 {
-    uint64_t M, K, N, from = t->used;
+    uint64_t M, K, N, from;
     spw_value *y;
     spw__op *o;
     if (x == NULL || w == NULL)
@@ -269,6 +273,9 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
     if (K != x->cols || (b != NULL && b->rows * b->cols != N) || (onto != NULL && (onto->rows != M || onto->cols != N)))
         return spw__tape_fail(t);
+    if (spw__fp8_takes(x, w) && !spw__fp8_prepare(t, x))
+        return spw__tape_fail(t);
+    from = t->used; /* the input's codes stay: backward needs their scale */
     y = spw__tape_value(t, M, N, NULL);
     if (y == NULL || (gelu && (y->gelu_in = spw__tape_take(t, M * N * t->act_bytes)) == NULL) ||
         (o = spw__tape_op(t, T_LINEAR, y)) == NULL)
@@ -279,6 +286,8 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     o->param[0] = w;
     o->param[1] = b;
     o->flags = flags;
+    if (spw__fp8_takes(x, w)) /* a call that does not record computes it here */
+        (void)spw__fp8_lend(t, w);
     if (t->record && !gelu) {
         t->pending = o;
         t->pending_from = from;
@@ -768,12 +777,22 @@ linear_backward(spw_tape *t, spw__op *o)
     x->grad_of_gelu_in = through_gelu;
     if (spw__tape_begins(t, w))
         flags |= SPW_OP_SET_DW;
+    if (!t->dry && y->gelu_in != NULL && !y->grad_of_gelu_in)
+        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
+    if (spw__fp8_takes(x, w)) {
+        float *db = t->dry ? NULL : spw__tape_sum(t, o->param[1]);
+        spw__fp8_backward(t, o, dx, flags);
+        if (db != NULL)
+            spw_gpu_linear_backward(t->queue, NULL, NULL, db, y->grad, x->data, w->data, M, N, K, o->flags);
+        if (!t->dry && through_gelu)
+            spw_gpu_gelu_backward(t->queue, dx, dx, x->gelu_in, M * K, 0);
+        spw__tape_hand_over(t, o->in[1], y);
+        return;
+    }
     if (t->dry) {
         spw__tape_hand_over(t, o->in[1], y);
         return;
     }
-    if (y->gelu_in != NULL && !y->grad_of_gelu_in)
-        spw_gpu_gelu_backward(t->queue, y->grad, y->grad, y->gelu_in, M * N, 0);
     if (through_gelu)
         spw_gpu_linear_gelu_backward(t->queue, dx, w->w_grad, spw__tape_sum(t, o->param[1]), y->grad, x->data,
                                      x->gelu_in, w->data, M, N, K, flags);

@@ -155,6 +155,15 @@ void spw__tape_catch_up(spw_tape *t);
 /* rows.c */
 void spw__rows_forward(spw_tape *t, const spw__op *o);
 void spw__rows_backward(spw_tape *t, const spw__op *o);
+/* fp8.c: whether a linear layer computes with 8-bit floats, by its shape alone */
+bool spw__fp8_takes(const spw_value *x, const spw_value *w);
+/* Memory for the codes of an input, in the order in which layers are recorded; false: there is too little. */
+bool spw__fp8_prepare(spw_tape *t, spw_value *x);
+/* Memory for the codes of weights, until anything else is taken. */
+uint8_t *spw__fp8_lend(spw_tape *t, const spw_value *w);
+void spw__fp8_forward(spw_tape *t, const spw__op *o);
+/* Of weights and of x, if they have gradients; not of a bias. */
+void spw__fp8_backward(spw_tape *t, const spw__op *o, act *dx, unsigned flags);
 /* experts.c; between the two the gradients of what lies between are only given their places. */
 void spw__experts_combine_backward(spw_tape *t, spw__op *o);
 void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);

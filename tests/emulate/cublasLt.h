@@ -17,7 +17,7 @@ typedef enum {
     CUBLAS_STATUS_EXECUTION_FAILED = 13
 } cublasStatus_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
-typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF } cudaDataType_t;
+typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 typedef enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 } cublasLtReductionScheme_t;
 typedef enum {
@@ -34,7 +34,9 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER
 } cublasLtMatmulDescAttributes_t;
 typedef enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,

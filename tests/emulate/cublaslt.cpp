@@ -6,6 +6,7 @@
  */
 #include "cublasLt.h"
 #include "common.cuh"
+#include "fp8.h"
 #include <algorithm>
 #include <stdio.h>
 #include <vector>
@@ -20,6 +21,7 @@ struct emulated_desc {
     cublasLtEpilogue_t epilogue;
     const void *bias;
     void *aux;
+    const float *a_scale, *b_scale;
     cudaDataType_t bias_type;
     int64_t aux_ld;
 };
@@ -52,15 +54,23 @@ stop(const char *why)
     abort();
 }
 
+bool
+is_fp8(cudaDataType_t type)
+{
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
 uint64_t
 size_of(cudaDataType_t type)
 {
-    return type == CUDA_R_32F ? 4 : 2;
+    return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2;
 }
 
 float
 get(const void *base, cudaDataType_t type, uint64_t i)
 {
+    if (is_fp8(type))
+        return spw_fp8_to_f32(type == CUDA_R_8F_E4M3 ? SPW_E4M3 : SPW_E5M2, ((const uint8_t *)base)[i]);
     return type == CUDA_R_32F    ? ((const float *)base)[i]
            : type == CUDA_R_16BF ? widen(((const bf16 *)base)[i])
                                  : widen(((const f16 *)base)[i]);
@@ -123,13 +133,14 @@ run(void *arg)
     for (uint64_t k = 0; k < K; k++)
         for (uint64_t i = 0; i < rows; i++)
             a[k * rows + i] = factor(p->A, p->a, e.op_a, i, k);
+    float alpha = p->alpha * (is_fp8(p->a.type) ? *e.a_scale * *e.b_scale : 1.0f);
     for (uint64_t j = 0; j < p->d.cols; j++) {
         std::fill(sums.begin(), sums.end(), 0.0f);
         for (uint64_t k = 0; k < K; k++)
             add_scaled(sums.data(), &a[k * rows], factor(p->B, p->b, e.op_b, k, j), rows);
         for (uint64_t i = 0; i < rows; i++) {
             uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
-            float sum = sums[i] * p->alpha;
+            float sum = sums[i] * alpha;
             if (p->beta != 0.0f)
                 sum += p->beta * get(p->C, p->d.type, at);
             if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
@@ -177,6 +188,27 @@ choose(const emulated_desc *desc, const emulated_layout *a, const emulated_layou
     c.shape[3] = b->rows * 31 + b->cols + (uint64_t)b->ld * 7 + (uint64_t)desc->op_b + (uint64_t)d->ld * 13;
     c.epilogue = (uint64_t)desc->epilogue;
     return c;
+}
+
+bool
+types_fit(const emulated_layout *a, const emulated_layout *b, const emulated_layout *d)
+{
+    if (is_fp8(a->type))
+        return is_fp8(b->type) && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3) &&
+               (d->type == CUDA_R_16BF || d->type == CUDA_R_32F);
+    return a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F);
+}
+
+/* The sum's dimension is contiguous in both factors; sizes and addresses are multiples of 16; a bias is bf16. */
+bool
+fp8_fits(const emulated_desc *desc, const emulated_layout *a, const emulated_layout *b, const emulated_layout *d,
+         const emulated_preference *preference)
+{
+    bool bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
+    return desc->op_a == CUBLAS_OP_T && desc->op_b == CUBLAS_OP_N && a->rows % 16 == 0 && a->cols % 16 == 0 &&
+           b->cols % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0 && d->ld % 8 == 0 && preference->align_a % 16 == 0 &&
+           desc->a_scale != NULL && desc->b_scale != NULL &&
+           (desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT || (bias && desc->bias_type == CUDA_R_16BF));
 }
 
 template <class T>
@@ -240,6 +272,8 @@ cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttr
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return copy_in(&desc->bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return copy_in(&desc->bias_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return copy_in(&desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return copy_in(&desc->a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return copy_in(&desc->b_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return copy_in(&desc->aux_ld, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
@@ -304,8 +338,10 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
     choice found = choose(desc, a, b, d);
     *count = 0;
     if (wanted < 1 || k_a != k_b || m != d->rows || n != d->cols || c->rows != d->rows || c->cols != d->cols ||
-        c->ld != d->ld || c->type != d->type || a->type != b->type || (d->type != a->type && d->type != CUDA_R_32F))
+        c->ld != d->ld || c->type != d->type || !types_fit(a, b, d))
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(a->type) && !fp8_fits(desc, a, b, d, preference))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (preference->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
         stop("sums whose order may change");
     if ((mode != NULL && (strcmp(mode, "none") == 0 || (strcmp(mode, "plain") == 0 && with_gelu(desc)))) ||

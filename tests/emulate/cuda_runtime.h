@@ -206,6 +206,13 @@ atomicMin(int *p, int v)
     *p = v < old ? v : old;
     return old;
 }
+inline unsigned
+atomicMax(unsigned *p, unsigned v)
+{
+    unsigned old = *p;
+    *p = v > old ? v : old;
+    return old;
+}
 inline unsigned long long
 atomicAdd(unsigned long long *p, unsigned long long v)
 {
@@ -289,13 +296,20 @@ cudaFreeHost(void *p)
     free(p);
     return cudaSuccess;
 }
+inline int
+emulate_capability() /* SPW_EMULATE_CAPABILITY=80: compute capability 8.0 */
+{
+    const char *given = getenv("SPW_EMULATE_CAPABILITY");
+    return given != NULL ? atoi(given) : 89;
+}
 inline cudaError_t
 cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
 {
     memset(p, 0, sizeof *p);
     memcpy(p->uuid, &idx, sizeof idx);
     strcpy(p->name, "emulated on the CPU");
-    p->major = 8;
+    p->major = emulate_capability() / 10;
+    p->minor = emulate_capability() % 10;
     p->multiProcessorCount = 1;
     p->totalGlobalMem = (size_t)16 << 30;
     p->sharedMemPerBlockOptin = 99 << 10;
