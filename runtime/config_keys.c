@@ -379,8 +379,7 @@ const key_row spw__config_rows[] = {
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),
     U64("spillway.tile_tokens", NULL, run.tile_tokens, 0, 1e9, "0",
         "what a block computes for each token by itself is computed for at most so many at a time, which bounds "
-        "working "
-        "memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),
+        "working memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),
     U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
         "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "
         "there is room for"),
@@ -415,8 +414,7 @@ const key_row spw__config_rows[] = {
          "mixtures of experts: weight of a loss that spreads tokens over experts, in each layer and micro-batch"),
     BOOL("spillway.fp8", NULL, run.fp8, "false",
          "train with the products of dense linear layers between embeddings and head in 8-bit floats; needs "
-         "bf16.enabled, "
-         "and a GPU of compute capability 8.9 or the cpu device"),
+         "bf16.enabled, and a GPU of compute capability 8.9 or the cpu device"),
     BOOL("spillway.prefetch", NULL, run.prefetch, "true", "fetch ahead of use"),
     {"spillway.grad_dtype", NULL, K_DTYPE, C_BUILT, AT(run.grad_dtype), 0, 0, 0, NULL,
      "fp32, bf16 or fp16; default fp32, with fp16 fp16", NULL},

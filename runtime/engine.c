@@ -282,8 +282,7 @@ agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, s
     return st != SPW_OK ? st : told;
 }
 
-/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
-/* Enough for products of any width to fill a device: a matrix of tokens by width takes 64 MiB in bf16. By the model alone, because it decides about rounding. */
+/* Enough for products of any width to fill a device: tokens by width take 64 MiB in bf16. By the model alone: it decides about rounding. */
 static uint64_t
 tile_tokens(const spw_engine *e)
 {
@@ -291,6 +290,7 @@ tile_tokens(const spw_engine *e)
     return asked > 0 ? asked : width < 1 << 25 ? (1 << 25) / width : 1;
 }
 
+/* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {

@@ -1,8 +1,19 @@
-/* Inside files: what the reader of a folder's weights takes from others. */
+/* Inside files: what they take from each other. */
 #ifndef SPW_FILES_INTERNAL_H
 #define SPW_FILES_INTERNAL_H
 
 #include "spw_files.h"
+
+extern const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM]; /* "LlamaForCausalLM" */
+static inline bool
+spw__hf_is_gemma(spw_family family)
+{
+    return family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3;
+}
+
+/* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */
+double spw__hf_yarn_attention(double factor, double weight);
+double spw__hf_long_attention(double factor, uint64_t positions);
 
 enum { SPW_MXFP4_GROUP = 32 }; /* numbers of one scale */
 /*

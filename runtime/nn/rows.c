@@ -156,6 +156,7 @@ in_tiles(spw_tape *t, const spw_call *call, spw__rows *r)
     o->rows = r;
     if (t->kept) { /* past what forward has left here */
         r->kept = free_memory(t);
+        r->kept_bytes = free_bytes(t);
         for (uint64_t first = 0, rows; first < rows_of(call->batch); first += rows) {
             rows = tile_rows(t, call->batch, first);
             t->used += kept_bytes(t, r, rows);
@@ -268,7 +269,7 @@ spw__rows_backward(spw_tape *t, const spw__op *o)
     spw__rows *r = o->rows;
     spw_tape *p = t->tile;
     const spw_batch *batch = r->call.batch;
-    char *kept = r->kept;
+    uint64_t kept = 0;
     bool wanted = false;
     input_grads g;
     tile_values v;
@@ -279,16 +280,14 @@ spw__rows_backward(spw_tape *t, const spw__op *o)
     find_grads(t, r, &g);
     for (uint64_t first = 0, rows; t->status == SPW_OK && first < rows_of(batch); first += rows) {
         rows = tile_rows(t, batch, first);
-        if (kept != NULL) {
-            uint64_t bytes = kept_bytes(t, r, rows);
-            spw_tape_reset_kept(p, kept, bytes, free_memory(t), free_bytes(t));
-            kept += bytes;
-        } else {
+        if (r->kept != NULL)
+            spw_tape_reset_kept(p, r->kept + kept, r->kept_bytes - kept, free_memory(t), free_bytes(t));
+        else
             spw_tape_reset(p, free_memory(t), free_bytes(t), true);
-        }
         p->into_there = !r->dropped;
         if (!run_tile(t, r, first, rows, &v))
             return;
+        kept += p->used;
         set_grads(t, r, &g, first, &v);
         spw__tape_run_backward(p);
         settle_grads(t, r, &g, &v);

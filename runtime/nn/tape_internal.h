@@ -34,8 +34,9 @@ typedef struct spw__rows {
     uint32_t at, end; /* its parameters */
     uint32_t in_count, out_count;
     spw_value *in[SPW_ROWS_VALUES], *out[SPW_ROWS_VALUES];
-    char *kept;   /* where the tiles' memory lies one after another; NULL: it was not kept */
-    bool dropped; /* nobody needs what it gives */
+    char *kept;          /* where the tiles' memory lies one after another; NULL: it was not kept */
+    uint64_t kept_bytes; /* there, at most */
+    bool dropped;        /* nobody needs what it gives */
 } spw__rows;
 
 typedef struct spw__op {

@@ -1,0 +1,216 @@
+/*
+ * A model's configuration into Hugging Face's config.json, with the keys that today's releases write.
+ * Source: FORMATS S7.
+ */
+#include "files_internal.h"
+#include <jansson.h>
+#include <math.h>
+
+static void
+set_size(json_t *o, const char *key, uint64_t n)
+{
+    json_object_set_new(o, key, json_integer((json_int_t)n));
+}
+
+static void
+write_gpt2(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "n_embd", c->width);
+    set_size(o, "n_layer", c->layers);
+    set_size(o, "n_head", c->heads);
+    set_size(o, "n_inner", c->mlp_width);
+    set_size(o, "n_positions", c->positions);
+    json_object_set_new(o, "activation_function", json_string("gelu_new"));
+    json_object_set_new(o, "layer_norm_epsilon", json_real(c->norm_eps));
+    json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
+    json_object_set_new(o, "embd_pdrop", json_real(c->dropout));
+    json_object_set_new(o, "attn_pdrop", json_real(0));
+}
+
+static json_t *
+yarn_object(const spw_model_config *c)
+{
+    json_t *o = json_pack("{s:s, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", c->rope_factor, "beta_slow",
+                          c->rope_low, "beta_fast", c->rope_high, "truncate", c->rope_truncate,
+                          "original_max_position_embeddings", (json_int_t)c->rope_positions);
+    if (c->rope_attention != spw__hf_yarn_attention(c->rope_factor, 1))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
+static json_t *
+factor_list(const float *factors, uint64_t count)
+{
+    json_t *list = json_array();
+    for (uint64_t i = 0; i < count; i++)
+        json_array_append_new(list, json_real((double)factors[i]));
+    return list;
+}
+
+/* Older releases take no more than the three members. */
+static json_t *
+long_object(const spw_model_config *c)
+{
+    uint64_t count = spw_model_rope_width(c) / 2;
+    json_t *o = json_pack("{s:s, s:o, s:o}", "type", "longrope", "short_factor", factor_list(c->rope_short, count),
+                          "long_factor", factor_list(c->rope_long, count));
+    if (c->rope_attention !=
+        spw__hf_long_attention((double)c->positions / (double)c->rope_positions, c->rope_positions))
+        json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
+    return o;
+}
+
+/* The older rope keys: every release reads them. */
+static void
+write_rope(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
+    if (c->rope == SPW_ROPE_LINEAR)
+        json_object_set_new(o, "rope_scaling",
+                            json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
+    if (c->rope_part > 0)
+        json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part));
+    if (c->rope == SPW_ROPE_LONG) {
+        json_object_set_new(o, "rope_scaling", long_object(c));
+        set_size(o, "original_max_position_embeddings", c->rope_positions);
+    }
+    if (c->rope == SPW_ROPE_YARN)
+        json_object_set_new(o, "rope_scaling", yarn_object(c));
+    if (c->rope == SPW_ROPE_LLAMA3)
+        json_object_set_new(o, "rope_scaling",
+                            json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
+                                      "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
+                                      "original_max_position_embeddings", (json_int_t)c->rope_positions));
+}
+
+static json_t *
+no_rope_list(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_integer(spw_model_has_rope(c, l)));
+    return list;
+}
+
+static json_t *
+layer_types(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    return list;
+}
+
+static void
+write_gemma(json_t *o, const spw_model_config *c)
+{
+    json_object_set_new(o, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    set_size(o, "query_pre_attn_scalar", c->query_scalar);
+    if (c->window > 0) /* transformers computes nothing by a window of null, even where no layer has one */
+        set_size(o, "sliding_window", c->window);
+    if (c->family == SPW_FAMILY_GEMMA2) {
+        if (c->window == 0 ||
+            (c->full_every != 2 && c->layers > 1)) /* older releases know no other than every second */
+            json_object_set_new(o, "layer_types", layer_types(c));
+        json_object_set_new(o, "attn_logit_softcapping", c->score_cap > 0 ? json_real(c->score_cap) : json_null());
+        json_object_set_new(o, "final_logit_softcapping", c->logit_cap > 0 ? json_real(c->logit_cap) : json_null());
+        return;
+    }
+    set_size(o, "sliding_window_pattern", c->window == 0 ? 1 : c->full_every > 0 ? c->full_every : c->layers + 1);
+    if (c->window > 0)
+        json_object_set_new(o, "rope_local_base_freq", json_real(c->rope_local_theta));
+}
+
+static void
+write_gpt_oss(json_t *o, const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
+    json_object_set_new(o, "layer_types", list);
+    if (c->window > 0) /* transformers computes nothing by one of null */
+        set_size(o, "sliding_window", c->window);
+    json_object_set_new(o, "swiglu_limit", json_real((double)SPW_GATE_LIMIT));
+    if (c->rope == SPW_ROPE_PLAIN) /* without one the class has a yarn of its own */
+        json_object_set_new(o, "rope_scaling", json_pack("{s:s}", "rope_type", "default"));
+}
+
+static void
+write_llama(json_t *o, const spw_model_config *c)
+{
+    bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
+    set_size(o, "hidden_size", c->width);
+    set_size(o, "num_hidden_layers", c->layers);
+    set_size(o, "num_attention_heads", c->heads);
+    set_size(o, "num_key_value_heads", c->kv_heads);
+    set_size(o, "head_dim", c->head_dim);
+    set_size(o, "intermediate_size", c->mlp_width);
+    set_size(o, "max_position_embeddings", c->positions);
+    if (spw__hf_is_gemma(c->family))
+        write_gemma(o, c);
+    else
+        json_object_set_new(o, "hidden_act", json_string("silu"));
+    json_object_set_new(o, "rms_norm_eps", json_real(c->norm_eps));
+    write_rope(o, c);
+    if (c->family == SPW_FAMILY_PHI3)
+        json_object_set_new(o, "resid_pdrop", json_real(c->dropout));
+    if (c->family == SPW_FAMILY_SMOLLM3)
+        json_object_set_new(o, "no_rope_layers", no_rope_list(c));
+    if (biases)
+        json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
+    if (c->family == SPW_FAMILY_GPT_OSS)
+        write_gpt_oss(o, c);
+    if (biases || c->qk_norm || spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
+        json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
+    if (c->experts > 0) {
+        set_size(o, c->family == SPW_FAMILY_MIXTRAL || c->experts_paired ? "num_local_experts" : "num_experts",
+                 c->experts);
+        set_size(o, "num_experts_per_tok", c->choices);
+    }
+    if (c->family == SPW_FAMILY_QWEN2_MOE) {
+        set_size(o, "shared_expert_intermediate_size", c->shared_width);
+        json_object_set_new(o, "qkv_bias", json_boolean(c->qkv_bias));
+    }
+    if (c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_QWEN2_MOE) {
+        set_size(o, "moe_intermediate_size", c->mlp_width);
+        json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+    }
+    if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
+        json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+        set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
+    }
+    if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
+        !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
+        json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
+}
+
+char *
+spw_hf_config_text(const spw_model_config *c, spw_dtype dtype)
+{
+    static const char *const dtypes[SPW_DTYPE_COUNT] = {"float32", "bfloat16", "float16"};
+    json_t *o = json_object();
+    char *text, *copy = NULL;
+    json_object_set_new(o, "model_type", json_string(spw_family_name(c->family)));
+    if (dtype < SPW_DTYPE_COUNT) {
+        if (c->family < SPW_FAMILY_CUSTOM)
+            json_object_set_new(o, "architectures", json_pack("[s]", spw__hf_architectures[c->family]));
+        json_object_set_new(o, "torch_dtype", json_string(dtypes[dtype]));
+        json_object_set_new(o, "bos_token_id", json_null());
+        json_object_set_new(o, "eos_token_id", json_null());
+        json_object_set_new(o, "pad_token_id", json_null()); /* classes' own may lie beyond a small vocabulary */
+    }
+    set_size(o, "vocab_size", c->vocab);
+    json_object_set_new(o, "tie_word_embeddings", json_boolean(c->tied));
+    json_object_set_new(o, "initializer_range", json_real(c->init_std));
+    if (c->family == SPW_FAMILY_GPT2)
+        write_gpt2(o, c);
+    else
+        write_llama(o, c);
+    text = json_dumps(o, JSON_INDENT(2));
+    json_decref(o);
+    if (text != NULL)
+        copy = spw_mem_strdup(text);
+    free(text);
+    return copy;
+}
