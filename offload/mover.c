@@ -674,11 +674,14 @@ gradient_ready(spw_store *s, const unit *u, chunk *c)
     return c->g == G_WINDOW || c->g == G_THERE;
 }
 
-/* may_load: new record slots may be taken. False: there was none left to take. */
+/*
+ * may_load: new record slots may be taken. False: there was none left to take. The first chunk that no weight slot is left for gets
+ * the next one; chunks behind it that have theirs, because their gradients came earlier, go on and give them back.
+ */
 static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
 {
-    bool runs = op_may_run(s, u), slots_left = true;
+    bool runs = op_may_run(s, u), slots_left = true, weightless = false;
     while (may_load && u->load_next < u->op_end) {
         chunk *c = unit_chunk(s, u, u->load_next);
         if (c->r == R_WRITING || c->r == R_DIRTY)
@@ -725,6 +728,8 @@ advance_unit(spw_store *s, unit *u, bool may_load)
             break;
         if (!gradient_ready(s, u, c))
             continue;
+        if (weightless && c->w == W_EMPTY)
+            continue;
         ready = weights_ready(s, u, c);
         if (ready && (c->r == R_READY || c->r == R_NONE))
             start_job(s, u, c);
@@ -732,8 +737,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
             c->w = W_CLEAN;
             free_weight_slot(s, c);
         }
-        if (!ready && c->w == W_EMPTY)
-            break; /* no weight slot: the later ones would not get one either */
+        weightless = weightless || (!ready && c->w == W_EMPTY);
     }
     end_together(s);
     while (u->job_next < u->load_next && unit_chunk(s, u, u->job_next)->started)

@@ -69,6 +69,31 @@ test_same_bits(void **state)
 }
 
 /*
+ * Fewer slots for weights than for records: chunks whose gradients come back early hold all of them while one before them
+ * waits for its own, and must not wait for it in turn.
+ */
+static void
+test_few_weight_slots(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        rig r;
+        open_spilled(&r, SPW_FAMILY_MIXTRAL, SPW_STATE_SPLIT_BF16);
+        r.c.model.mlp_width = 64;
+        r.c.gradient_clipping = 1;
+        r.c.run.weight_slots = 2;
+        r.c.run.record_slots = 6;
+        r.c.run.chaos_seed = seed;
+        rig_open(&r);
+        assert_true(r.e->plan.grad_nvme > 0);
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        rig_train(&r, 0, RIG_STEPS);
+        assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+        rig_remove(&r);
+    }
+}
+
+/*
  * Clipped, all gradients but the last unit's go out and come back, unless the norm is there before the last but one begins to;
  * without a norm to wait for none does.
  */
@@ -314,9 +339,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_bytes),  cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_corrupt),   cmocka_unit_test(test_faults), cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_access),
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_few_weight_slots), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_skipped),   cmocka_unit_test(test_corrupt),          cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_plan),      cmocka_unit_test(test_access),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
