@@ -46,13 +46,38 @@ spw__plan_largest_trained(const spw_layout *l)
     return largest;
 }
 
-/* Of a slot, which any chunk may take. */
+/* Bytes of the largest weights that any chunk may have on nvme. */
+static uint64_t
+largest_weights(const plan_input *in)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        uint64_t bytes = plan_weights(in, &in->layout->chunks[i]);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 uint64_t
 spw__plan_slot_weights(const plan_input *in)
 {
     uint64_t most = 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
-        uint64_t bytes = plan_weights(in, &in->layout->chunks[i]);
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        uint64_t bytes = c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+uint64_t
+spw__plan_slot_record(const plan_input *in)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        bool there = c->record_tier == SPW_TIER_NVME && plan_has_record(in, c);
+        uint64_t bytes = there ? plan_record_room(in, c->elems) + plan_spilled(in, c) : 0; /* it comes back there */
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -77,7 +102,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
     }
 }
 
-/* Of one slot of each kind, and of all windows for gradients. */
+/* Of one slot of each kind, whatever of it is on nvme, and of all windows for gradients. */
 typedef struct slot_sizes {
     uint64_t weights, record, windows;
 } slot_sizes;
@@ -88,7 +113,7 @@ slot_sizes_of(const plan_input *in)
     const spw_config *c = in->config;
     const uint64_t trained = spw__plan_largest_trained(in->layout);
     const uint64_t spilled = spw__layout_largest_spilled(in->layout) * in->grad_bytes;
-    slot_sizes z = {.weights = c->zero.offload_param == SPW_TIER_NVME ? spw__plan_slot_weights(in) : 0};
+    slot_sizes z = {.weights = c->zero.offload_param == SPW_TIER_NVME ? largest_weights(in) : 0};
     if (c->zero.offload_optimizer != SPW_TIER_NVME || in->inference)
         return z;
     z.record = plan_record_room(in, trained) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
@@ -106,8 +131,8 @@ slot_bytes(const spw_plan *p, const slot_sizes *z)
 static void
 fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
 {
-    slot_sizes sizes = slot_sizes_of(in);
-    uint64_t before = slot_bytes(p, &sizes);
+    const uint64_t before = p->slots_host;
+    slot_sizes sizes;
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
         uint64_t bytes = unit->elems * in->grad_bytes;
@@ -325,7 +350,7 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
     uint32_t count = in->layout->chunk_count;
     bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
     if (c->run.weight_slots == 0 && c->zero.param_buffer_count == 0) {
-        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / spw__plan_slot_weights(in);
+        uint64_t by_bytes = USEFUL_WEIGHT_BYTES / largest_weights(in);
         w_want = by_bytes > w_want ? (uint32_t)by_bytes : w_want;
         w_want = w_want > count ? count : w_want;
     }
@@ -363,11 +388,34 @@ drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
     return before != p->slots_host;
 }
 
+/* What host memory would take of everything that is on nvme now. */
+static uint64_t
+on_nvme(const plan_input *in)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        bytes += c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0;
+        bytes += c->record_tier == SPW_TIER_NVME && plan_has_record(in, c) ? plan_record_room(in, c->elems) : 0;
+        bytes += plan_spilled(in, c);
+    }
+    return bytes;
+}
+
+/* Everything fits, and then slots are for nobody. */
+static bool
+fits_whole(spw_plan *p, const plan_input *in, uint64_t fixed)
+{
+    uint64_t room = p->host_budget > fixed ? p->host_budget - fixed : 0;
+    spw__plan_activations_host(p, in, p->path_count > 0, room);
+    return p->activation_count[SPW_TIER_NVME] == 0 && fixed + p->activations_host + on_nvme(in) <= p->host_budget;
+}
+
 static spw_status
 plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
-    const slot_sizes sizes = slot_sizes_of(in);
+    slot_sizes sizes = slot_sizes_of(in);
     uint64_t left, fixed, budget = c->run.host_memory;
     bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
@@ -382,6 +430,12 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         spw__plan_activations_host(p, in, p->path_count > 0, room > others ? room - others : 0);
         plan_host_auto(p, in, fixed, w_want, r_want);
         return SPW_OK;
+    }
+    if (fits_whole(p, in, fixed)) {
+        left = budget - fixed - p->activations_host;
+        p->weight_slots = p->record_slots = 0;
+        p->slots_host = 0;
+        return place(p, in, &left, err);
     }
     spw__plan_activations_host(p, in, p->path_count > 0, 0); /* the least */
     fixed += p->activations_host;
@@ -415,6 +469,11 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     SPW_TRY(place(p, in, &left, err));
     while (drop_idle_slots(p, in, &left))
         SPW_TRY(place(p, in, &left, err));
+    /* What the store will take; not given away, or a chunk more in host memory could cost one that is larger. */
+    sizes = slot_sizes_of(in);
+    sizes.weights = spw__plan_slot_weights(in);
+    sizes.record = spw__plan_slot_record(in);
+    p->slots_host = slot_bytes(p, &sizes);
     return SPW_OK;
 }
 

@@ -71,9 +71,7 @@ explain_host(spw_plan *p, const plan_input *in)
             why = "offload_param.max_in_cpu, at least as many as keep transfers going";
         decide(p, records ? "spillway.record_slots" : "spillway.weight_slots", number(value, sizeof value, slots),
                "%s%s, of %s each", why, p->host_budget != SPW_AUTO ? ", within spillway.host_memory" : "",
-               spw_format_bytes(bytes, sizeof bytes,
-                                records ? spw__plan_largest_trained(in->layout) / 32 * in->record_bytes_32
-                                        : spw__plan_slot_weights(in)));
+               spw_format_bytes(bytes, sizeof bytes, records ? spw__plan_slot_record(in) : spw__plan_slot_weights(in)));
     }
 }
 

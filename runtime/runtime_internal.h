@@ -72,7 +72,9 @@ void spw__plan_activations_traffic(const plan_input *in, spw_traffic *traffic);
 
 /* The decisions of a plan with their reasons (plan_reasons.c). */
 void spw__plan_explain(spw_plan *plan, const plan_input *in);
-uint64_t spw__plan_slot_weights(const plan_input *in); /* bytes of the largest chunk's weights */
+/* Bytes of a slot: of the largest weights, record (and gradient, if it comes back there) that are on nvme; 0: there are none. */
+uint64_t spw__plan_slot_weights(const plan_input *in);
+uint64_t spw__plan_slot_record(const plan_input *in);
 uint64_t spw__plan_largest_chunk(const spw_layout *layout);
 /* The largest with a record; 0: there is none. */
 uint64_t spw__plan_largest_trained(const spw_layout *layout);
