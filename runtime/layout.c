@@ -46,11 +46,11 @@ is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uin
 }
 
 /*
- * The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. An expert's
- * lie together and begin at a multiple of 4096, so that sums over 4096 elements are the same in whatever unit they are.
+ * The elements of a block's own parameters of a kind, one after the other. An expert's lie together and begin at a multiple of 4096, so that
+ * sums over 4096 elements are the same in whatever unit they are. places: they get their places in the next unit.
  */
-static void
-place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uint64_t *base)
+static uint64_t
+lay_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, bool places)
 {
     const spw_block *b = &m->blocks[k->block_idx];
     uint64_t at = 0;
@@ -59,17 +59,29 @@ place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uin
         at = spw_round_up(at, 4096);
         for (uint32_t i = 0; i < b->param_count; i++) {
             uint32_t id = b->param_ids[i];
+            uint64_t elems = m->params[id].rows * m->params[id].cols;
             if (!is_kind(l, m, k, id, x, trainable))
                 continue;
-            l->places[id] = (spw_place){l->unit_count, at, m->params[id].rows * m->params[id].cols};
-            l->param_ids[count++] = id;
-            at = spw_round_up(at + l->places[id].elems, 128);
-            l->params += l->places[id].elems;
+            if (places) {
+                l->places[id] = (spw_place){l->unit_count, at, elems};
+                l->param_ids[count++] = id;
+                l->params += elems;
+            }
+            at = spw_round_up(at + elems, 128);
         }
     }
+    if (places && at > 0)
+        l->param_first[l->unit_count + 1] = count;
+    return at;
+}
+
+/* The unit of a block's own parameters that are frozen, or of those that are not; without a gradient these are alike. */
+static void
+place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uint64_t *base)
+{
+    uint64_t at = lay_kind(l, m, k, trainable, true);
     if (at == 0)
         return;
-    l->param_first[l->unit_count + 1] = count;
     l->bases[l->unit_count] = *base;
     *base += spw_round_up(at, 4096);
     at = spw_layout_part(at, l->parts);
@@ -154,6 +166,12 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
         l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
+        uint64_t bases[3]; /* of each kind: those of one unit for all experts, into how many they are cut or not */
+        for (int i = 0; i < 3; i++) {
+            kind k = {.block_idx = b, .end = experts + 1, .frozen = i < 2, .coded = i == 0};
+            bases[i] = base;
+            base += spw_round_up(lay_kind(l, m, &k, trainable, false), 4096);
+        }
         for (uint32_t g = 0; g <= groups; g++) {
             kind k = {.block_idx = b, .of_experts = g > 0};
             k.first = g > 0 ? (g - 1) * experts_each + 1 : 0;
@@ -161,7 +179,7 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
             for (int i = 0; i < 3; i++) {
                 k.coded = i == 0;
                 k.frozen = i < 2;
-                place_kind(l, m, &k, trainable, &base);
+                place_kind(l, m, &k, trainable, &bases[i]);
             }
         }
     }

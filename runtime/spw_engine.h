@@ -42,7 +42,7 @@ typedef struct spw_layout {
         experts_each; /* experts of a layer in one unit, apart from what else the layer has; 0: they are with that */
     bool *of_experts; /* (unit_count) such a unit */
     uint64_t granule; /* elements: on the device units take multiples of it; 0: what they have */
-    uint64_t *bases;  /* (unit_count) where each unit begins when all lie in a row, uncut */
+    uint64_t *bases;  /* (unit_count) where each unit begins when all lie in a row, uncut, experts with their layer */
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
 } spw_layout;
 /*

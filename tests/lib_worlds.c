@@ -22,8 +22,9 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     visit *v = ctx;
     const spw_layout *l = spw_engine_layout(v->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
+    const spw_place *last = &l->places[l->param_ids[l->param_first[c->unit_idx + 1] - 1]];
     uint64_t base = l->bases[c->unit_idx] + c->first, end;
-    uint64_t next = c->unit_idx + 1 < l->unit_count ? l->bases[c->unit_idx + 1] : v->out->elems;
+    uint64_t next = l->bases[c->unit_idx] + spw_round_up(last->first + last->elems, 4096);
     (void)grad;
     (void)err;
     for (int p = 0; p < (record != NULL ? PARTS : 1); p++) {

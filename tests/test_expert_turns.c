@@ -137,7 +137,7 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_MIXTRAL, SPW_STATE_FP32, NULL);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, clipped);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_MIXED, accumulated);
-    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, half_frozen);
+    compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT_INT8, half_frozen); /* noise by the element's place */
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, clipped);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
 }
