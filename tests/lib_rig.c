@@ -180,8 +180,9 @@ read_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         uint64_t first, end;
         if (!spw__layout_overlap(&l->places[id], c, &first, &end) || (record == NULL && job->part != SPW_PART_MASTER))
             continue;
-        spw_state_get(job->r->c.run.state_format, &spw_opt_adam, weights, record, c->elems, job->part, first - c->first,
-                      end - first, job->out + rig_elems_before(job->r->model, id) + (first - l->places[id].first));
+        spw_state_get(job->r->c.run.state_format, spw__engine_optimizer(job->r->e), weights, record, c->elems,
+                      job->part, first - c->first, end - first,
+                      job->out + rig_elems_before(job->r->model, id) + (first - l->places[id].first));
     }
     return SPW_OK;
 }

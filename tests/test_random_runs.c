@@ -1,0 +1,297 @@
+/*
+ * Random small models trained in random placements: whatever the tiers, budgets, slots, chunks, threads, delays, and whether
+ * a checkpoint is written meanwhile or gone on from, losses and final state are the bytes of the plainest run. A run that stands
+ * still is ended by an alarm and named. SPW_SEED and SPW_RUNS choose others and more of them.
+ */
+#include "lib_rig.h"
+#include "runtime_internal.h"
+#include "spw_plan.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { MODELS = SANITIZED ? 12 : 30, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
+
+static uint64_t seed;
+static uint32_t trained, refused;
+static char says[400]; /* which run it is, for the alarm */
+
+/* Draw number `what` of a model or of one of its placements, below n. */
+static uint64_t
+pick(uint64_t run, uint32_t what, uint64_t n)
+{
+    uint32_t r[4];
+    spw_philox(seed, run, what, r);
+    return (((uint64_t)r[0] << 32) | r[1]) % n;
+}
+
+static void
+stands_still(int signal_number)
+{
+    ssize_t written = write(STDERR_FILENO, says, strlen(says));
+    (void)signal_number;
+    (void)written;
+    abort();
+}
+
+/* What decides about bits. */
+static void
+draw_model(uint64_t run, rig *r)
+{
+    static const spw_family families[] = {
+        SPW_FAMILY_GPT2,   SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,     SPW_FAMILY_PHI3,      SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_GPT_OSS};
+    static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
+    static const char *const codes[] = {"", "int8", "int4"};
+    spw_state_format format = (spw_state_format)pick(run, 0, SPW_STATE_COUNT);
+    spw_config *c = &r->c;
+    format = format == SPW_STATE_MIXED_F16 ? SPW_STATE_SPLIT : format;
+    rig_config(r, families[pick(run, 1, sizeof families / sizeof families[0])], format, SPW_TIER_HOST);
+    snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[pick(run, 2, 5)]);
+    c->optimizer.momentum = 0.9;
+    c->optimizer.lr = 1e-3;
+    c->model.layers = 1 + (uint32_t)pick(run, 3, 5);
+    c->model.vocab = 61 + pick(run, 4, 400);
+    c->model.mlp_width = c->model.experts > 0 ? 24 + 8 * pick(run, 5, 8) : 64 + 8 * pick(run, 5, 40);
+    c->model.tied = pick(run, 6, 2) == 0;
+    c->micro_batch = 1 + pick(run, 7, 3);
+    c->accumulation = 1 + pick(run, 8, 3);
+    c->train_batch_size = c->micro_batch * c->accumulation;
+    c->data.seq_length = 8 + pick(run, 9, 17);
+    c->gradient_clipping = pick(run, 10, 3) > 0 ? 1.0 : 0;
+    c->run.micro_batches_per_pass = 1 + pick(run, 11, c->accumulation);
+    c->run.tile_tokens = pick(run, 12, 3) == 0 ? 1 + pick(run, 13, 30) : 0;
+    if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == c->accumulation && pick(run, 14, 2) == 0)
+        c->run.grad_dtype = SPW_BF16;
+    if (pick(run, 15, 4) == 0)
+        (pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
+    if (c->run.freeze.count > 0 && format != SPW_STATE_FP32)
+        snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[pick(run, 17, 3)]);
+}
+
+static spw_status
+create(rig *r, bool resumes, spw_plan *plan_only)
+{
+    rig_need(r, spw_model_from_config(&r->model, &r->c, &r->err));
+    return spw_engine_create(&r->e,
+                             &(spw_engine_options){.config = &r->c,
+                                                   .model = r->model,
+                                                   .resumes = resumes,
+                                                   .plan_only = plan_only != NULL,
+                                                   .process_bytes = TINY_PROCESS_BYTES,
+                                                   .plan_out = plan_only},
+                             &r->err);
+}
+
+static spw_status
+plan_of(rig *r, spw_plan *p)
+{
+    spw_status st = create(r, false, p);
+    rig_close(r);
+    memset(&r->err, 0, sizeof r->err);
+    return st;
+}
+
+/* Between what is needed at least and what holds everything, more often near the least. */
+static uint64_t
+between(uint64_t at, uint32_t what, uint64_t least, uint64_t most)
+{
+    uint64_t span = most > least ? most - least : 0;
+    span = pick(at, what, 2) == 0 ? span / 8 : span;
+    return least + (span > 0 ? pick(at, what + 1, span) : 0);
+}
+
+/* What must not. */
+static void
+draw_placement(uint64_t at, rig *r)
+{
+    static const char *const gradients[] = {"auto", "host", "nvme"};
+    spw_config *c = &r->c;
+    spw_plan all, least;
+    c->zero.offload_param = (spw_tier)pick(at, 0, SPW_TIER_COUNT);
+    c->zero.offload_optimizer = pick(at, 1, 4) == 0 ? (spw_tier)pick(at, 2, SPW_TIER_COUNT) : SPW_TIER_NVME;
+    c->run.chunk_elems = 4096ull << pick(at, 3, 4);
+    c->run.weight_slots = (uint32_t)pick(at, 4, 5);
+    c->run.record_slots = (uint32_t)pick(at, 5, 8);
+    c->run.optimizer_threads = 1 + (uint32_t)pick(at, 6, 4);
+    c->run.compute_threads = (uint32_t)pick(at, 7, 3);
+    c->run.prefetch = pick(at, 8, 6) > 0;
+    c->run.integrity = pick(at, 9, 3) > 0;
+    c->run.chaos_seed = pick(at, 10, 2) == 0 ? 1 + pick(at, 11, 1000000) : 0;
+    c->run.activations = (spw_tier)pick(at, 12, SPW_TIER_COUNT + 1);
+    c->run.expert_turns = c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)pick(at, 13, 4) : 0;
+    c->run.fill_device = pick(at, 14, 2) == 0;
+    c->zero.optimizer_ratio = pick(at, 15, 4) == 0 ? (double)pick(at, 16, 101) / 100 : 1;
+    c->aio.backend = pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
+    c->aio.block_size = 4096ull << pick(at, 18, 8);
+    c->aio.queue_depth = 1 + (uint32_t)pick(at, 19, 16);
+    snprintf(c->run.recompute, sizeof c->run.recompute, "%s", pick(at, 20, 2) == 0 ? "always" : "auto");
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == c->accumulation &&
+        c->run.expert_turns < 2)
+        snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[pick(at, 21, 3)]);
+    if (plan_of(r, &all) != SPW_OK)
+        return;
+    if (pick(at, 22, 3) > 0) {
+        c->run.device_memory = 4096;
+        (void)plan_of(r, &least);
+        c->run.device_memory = between(at, 23, least.least_bytes, all.device_bytes);
+        if (plan_of(r, &all) != SPW_OK)
+            return;
+    }
+    if (pick(at, 25, 3) > 0) {
+        c->run.host_memory = 4096;
+        (void)plan_of(r, &least);
+        c->run.host_memory = between(at, 26, least.least_bytes, all.host_bytes + all.weight_nvme + all.record_nvme);
+    }
+}
+
+typedef struct outcome {
+    double loss[STEPS], norm[STEPS], eval;
+    uint64_t digest;
+} outcome;
+
+/* Of all weights and moments, parameter by parameter, wherever units have them. */
+static uint64_t
+state_sum(rig *r)
+{
+    uint64_t sum = 0, bytes = spw_model_elems(r->model) * sizeof(float);
+    for (uint32_t part = 0; part <= spw__engine_optimizer(r->e)->moment_count; part++) {
+        float *values = rig_read(r, (spw_state_part)part);
+        sum = sum * 31 + spw_checksum(values, bytes);
+        free(values);
+    }
+    return sum;
+}
+
+/* Steps from first on, an evaluation after the second, and a checkpoint of then meanwhile. */
+static void
+train_from(rig *r, int first, bool saves, outcome *out)
+{
+    spw_checkpoint_job *job = NULL;
+    for (int s = first; s < STEPS; s++) {
+        spw_step_result result;
+        rig_need(r, rig_step(r, (uint64_t)s, &result));
+        out->loss[s] = result.loss;
+        out->norm[s] = result.grad_norm;
+        if (s != 1)
+            continue;
+        if (saves)
+            rig_need(r, spw_checkpoint_begin(&job, r->e, &r->c, r->dir,
+                                             &(spw_checkpoint_state){.step = 2, .updates = 2}, &r->err));
+        rig_need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
+    }
+    rig_need(r, spw_checkpoint_finish(job, NULL, &r->err));
+    out->digest = state_sum(r);
+}
+
+static void
+same(const outcome *want, const outcome *got, int first)
+{
+    for (int s = first; s < STEPS; s++) {
+        if (memcmp(&want->loss[s], &got->loss[s], sizeof want->loss[s]) != 0 ||
+            memcmp(&want->norm[s], &got->norm[s], sizeof want->norm[s]) != 0)
+            fail_msg("%sstep %d: loss %.17g, norm %.17g, and %.17g, %.17g in the plainest run", says, s + 1,
+                     got->loss[s], got->norm[s], want->loss[s], want->norm[s]);
+    }
+    if ((first < 2 && memcmp(&want->eval, &got->eval, sizeof want->eval) != 0) || want->digest != got->digest)
+        fail_msg("%sanother evaluation (%.17g, not %.17g) or another final state (%llx, not %llx)", says, got->eval,
+                 want->eval, (unsigned long long)got->digest, (unsigned long long)want->digest);
+}
+
+static void
+name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
+{
+    const spw_config *c = &r->c;
+    snprintf(says, sizeof says,
+             "SPW_SEED=%llu, model %llu, placement %llu%s (family %d, %s, %s; weights %d, records %d, gradients %s, "
+             "chunk %llu, "
+             "slots %u and %u, turns %u, chaos %llu): ",
+             (unsigned long long)seed, (unsigned long long)model, (unsigned long long)placement, what,
+             (int)c->model.family, spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
+             (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems,
+             c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
+    alarm(SECONDS_MAX);
+}
+
+/* From the seed, or with what a checkpoint after the second step has. False: refused for want of memory, or by name. */
+static bool
+begin(rig *r, const char *checkpoint)
+{
+    spw_status st = create(r, checkpoint != NULL, NULL);
+    if (st == SPW_OK) {
+        rig_need(r, checkpoint != NULL ? spw_checkpoint_load(r->e, checkpoint, &r->err)
+                                       : spw_engine_init_params(r->e, r->c.run.seed, &r->err));
+        return true;
+    }
+    if (st != SPW_ENOFIT && st != SPW_ECONFIG)
+        rig_need(r, st);
+    refused++;
+    return false;
+}
+
+/* In one placement; then, from its checkpoint, in the next. */
+static void
+place_and_train(uint64_t model, uint64_t placement, const outcome *want)
+{
+    uint64_t at = (model + 1) * 1000 + placement;
+    bool saves = pick(at, 30, 2) == 0;
+    outcome got;
+    char path[400];
+    rig r, next;
+    draw_model(model, &r);
+    draw_placement(at, &r);
+    name_run(&r, model, placement, "");
+    if (begin(&r, NULL)) {
+        train_from(&r, 0, saves, &got);
+        same(want, &got, 0);
+        trained++;
+        if (saves) {
+            draw_model(model, &next);
+            draw_placement(at + 500, &next);
+            name_run(&next, model, placement, ", from its checkpoint");
+            snprintf(path, sizeof path, "%s/step-2", r.dir);
+            if (begin(&next, path)) {
+                train_from(&next, 2, false, &got);
+                same(want, &got, 2);
+                trained++;
+            }
+            rig_remove(&next);
+        }
+    }
+    rig_remove(&r);
+}
+
+static void
+test_random_runs(void **state)
+{
+    uint64_t models = getenv("SPW_RUNS") != NULL ? strtoull(getenv("SPW_RUNS"), NULL, 10) : MODELS;
+    (void)state;
+    signal(SIGALRM, stands_still);
+    for (uint64_t model = 0; model < models; model++) {
+        outcome want;
+        rig r;
+        draw_model(model, &r);
+        name_run(&r, model, 0, ", all in host memory");
+        assert_true(begin(&r, NULL));
+        train_from(&r, 0, false, &want);
+        rig_remove(&r);
+        for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
+            place_and_train(model, placement, &want);
+    }
+    alarm(0);
+    print_message("seed %llu: %u runs, %u refusals\n", (unsigned long long)seed, trained, refused);
+    assert_true(trained > 2 * refused);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_runs)};
+    seed = getenv("SPW_SEED") != NULL ? strtoull(getenv("SPW_SEED"), NULL, 10) : 1;
+    return cmocka_run_group_tests_name("random runs", tests, NULL, NULL);
+}
