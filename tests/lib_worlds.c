@@ -27,7 +27,7 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     uint64_t next = l->bases[c->unit_idx] + spw_round_up(last->first + last->elems, 4096);
     (void)grad;
     (void)err;
-    for (int p = 0; p < (record != NULL ? PARTS : 1); p++) {
+    for (int p = 0; p <= (record != NULL ? (int)spw__engine_optimizer(v->e)->moment_count : 0); p++) {
         end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
         for (uint64_t at = 0; at < end; at += 4096)
             spw_state_get(spw__engine_format(v->e), spw__engine_optimizer(v->e), weights, record, c->elems,

@@ -15,10 +15,11 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { MODELS = SANITIZED ? 12 : 30, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
+enum { MODELS = SANITIZED ? 8 : 16, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
 
 static uint64_t seed;
 static uint32_t trained, refused;
+static bool emulated;
 static char says[400]; /* which run it is, for the alarm */
 
 /* Draw number `what` of a model or of one of its placements, below n. */
@@ -70,7 +71,14 @@ draw_model(uint64_t run, rig *r)
         c->run.grad_dtype = SPW_BF16;
     if (pick(run, 15, 4) == 0)
         (pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
-    if (c->run.freeze.count > 0 && format != SPW_STATE_FP32)
+    else if (c->model.layers > 1 && pick(run, 18, 5) == 0)
+        rig_lora(r);
+    c->run.fp8 = c->bf16 && pick(run, 19, 6) == 0;
+    if (c->model.family == SPW_FAMILY_GPT2 && pick(run, 20, 3) == 0)
+        c->model.dropout = 0.1;
+    if (emulated && pick(run, 21, 4) == 0)
+        snprintf(c->run.device, sizeof c->run.device, "cuda");
+    if ((c->run.freeze.count > 0 || c->run.lora.rank > 0) && format != SPW_STATE_FP32)
         snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[pick(run, 17, 3)]);
 }
 
@@ -115,6 +123,9 @@ draw_placement(uint64_t at, rig *r)
     spw_plan all, least;
     c->zero.offload_param = (spw_tier)pick(at, 0, SPW_TIER_COUNT);
     c->zero.offload_optimizer = pick(at, 1, 4) == 0 ? (spw_tier)pick(at, 2, SPW_TIER_COUNT) : SPW_TIER_NVME;
+    if (c->zero.offload_optimizer == SPW_TIER_DEVICE && strcmp(c->run.device, "cpu") != 0)
+        c->zero.offload_param = SPW_TIER_DEVICE; /* updates run where records are */
+    c->zero.stage = c->zero.offload_param == SPW_TIER_DEVICE ? (uint32_t)pick(at, 31, 4) : 3;
     c->run.chunk_elems = 4096ull << pick(at, 3, 4);
     c->run.weight_slots = (uint32_t)pick(at, 4, 5);
     c->run.record_slots = (uint32_t)pick(at, 5, 8);
@@ -207,14 +218,15 @@ static void
 name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
 {
     const spw_config *c = &r->c;
-    snprintf(says, sizeof says,
-             "SPW_SEED=%llu, model %llu, placement %llu%s (family %d, %s, %s; weights %d, records %d, gradients %s, "
-             "chunk %llu, "
-             "slots %u and %u, turns %u, chaos %llu): ",
-             (unsigned long long)seed, (unsigned long long)model, (unsigned long long)placement, what,
-             (int)c->model.family, spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
-             (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems,
-             c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
+    snprintf(
+        says, sizeof says,
+        "SPW_SEED=%llu, model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, "
+        "chunk %llu, "
+        "slots %u and %u, turns %u, chaos %llu): ",
+        (unsigned long long)seed, (unsigned long long)model, (unsigned long long)placement, what, c->run.device,
+        (int)c->model.family, spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
+        (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems, c->run.weight_slots,
+        c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
     alarm(SECONDS_MAX);
 }
 
@@ -272,6 +284,7 @@ test_random_runs(void **state)
     uint64_t models = getenv("SPW_RUNS") != NULL ? strtoull(getenv("SPW_RUNS"), NULL, 10) : MODELS;
     (void)state;
     signal(SIGALRM, stands_still);
+    emulated = !SANITIZED && tiny_emulated_device();
     for (uint64_t model = 0; model < models; model++) {
         outcome want;
         rig r;
