@@ -5,6 +5,7 @@
  */
 #include "lib_rig.h"
 #include "runtime_internal.h"
+#include "spw_data.h"
 #include "spw_plan.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -51,7 +52,6 @@ draw_model(uint64_t run, rig *r)
     static const char *const codes[] = {"", "int8", "int4"};
     spw_state_format format = (spw_state_format)pick(run, 0, SPW_STATE_COUNT);
     spw_config *c = &r->c;
-    format = format == SPW_STATE_MIXED_F16 ? SPW_STATE_SPLIT : format;
     rig_config(r, families[pick(run, 1, sizeof families / sizeof families[0])], format, SPW_TIER_HOST);
     snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[pick(run, 2, 5)]);
     c->optimizer.momentum = 0.9;
@@ -67,8 +67,17 @@ draw_model(uint64_t run, rig *r)
     c->gradient_clipping = pick(run, 10, 3) > 0 ? 1.0 : 0;
     c->run.micro_batches_per_pass = 1 + pick(run, 11, c->accumulation);
     c->run.tile_tokens = pick(run, 12, 3) == 0 ? 1 + pick(run, 13, 30) : 0;
+    if (format == SPW_STATE_MIXED_F16) { /* the first steps overflow */
+        c->bf16 = false;
+        c->fp16 = true;
+        c->loss_scale.initial_power = 8 + pick(run, 22, 16);
+        c->loss_scale.window = c->loss_scale.hysteresis = 1;
+        c->loss_scale.min = 1;
+    }
     if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == c->accumulation && pick(run, 14, 2) == 0)
-        c->run.grad_dtype = SPW_BF16;
+        c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_BF16;
+    if (pick(run, 23, 4) == 0)
+        snprintf(c->data.documents, sizeof c->data.documents, "separate");
     if (pick(run, 15, 4) == 0)
         (pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
     else if (c->model.layers > 1 && pick(run, 18, 5) == 0)
@@ -185,15 +194,22 @@ train_from(rig *r, int first, bool saves, outcome *out)
 {
     spw_checkpoint_job *job = NULL;
     for (int s = first; s < STEPS; s++) {
+        const spw_config *c = &r->c;
+        const uint64_t n = c->micro_batch * c->accumulation * c->data.seq_length;
         spw_step_result result;
-        rig_need(r, rig_step(r, (uint64_t)s, &result));
+        tiny_batch((uint64_t)s, c->model.vocab, n, rig_tokens, rig_targets);
+        for (uint64_t i = 0; i < n && strcmp(c->data.documents, "separate") == 0; i++)
+            rig_tokens[i] |= (i * 7 + (uint64_t)s) % 11 == 0 ? SPW_TOKEN_BEGINS : 0;
+        rig_need(r, spw_engine_step(r->e, rig_tokens, rig_targets, (uint32_t)c->accumulation, c->optimizer.lr, &result,
+                                    &r->err));
         out->loss[s] = result.loss;
         out->norm[s] = result.grad_norm;
         if (s != 1)
             continue;
         if (saves)
             rig_need(r, spw_checkpoint_begin(&job, r->e, &r->c, r->dir,
-                                             &(spw_checkpoint_state){.step = 2, .updates = 2}, &r->err));
+                                             &(spw_checkpoint_state){.step = 2, .updates = spw_engine_updates(r->e)},
+                                             &r->err));
         rig_need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->eval, &r->err));
     }
     rig_need(r, spw_checkpoint_finish(job, NULL, &r->err));
