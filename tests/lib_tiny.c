@@ -256,16 +256,26 @@ plan_only(const spw_config *c, spw_family family)
     return plan;
 }
 
+/* From the one with which everything is in host memory, and no slots, downwards, as long as there is something beside slots. */
 uint64_t
 tiny_half_budget(const spw_config *c, spw_family family)
 {
-    spw_plan all = plan_only(c, family), half;
+    spw_plan all = plan_only(c, family), p;
+    uint64_t nvme = all.weight_nvme + all.record_nvme, half = 0;
+    uint64_t whole = all.host_bytes - all.slots_host + nvme + all.grad_nvme;
     spw_config budgeted = *c;
-    budgeted.run.host_memory = all.host_bytes + (all.weight_nvme + all.record_nvme) / 2;
-    half = plan_only(&budgeted, family);
-    assert_true(half.weight_nvme + half.record_nvme > 0);
-    assert_true(half.weight_host + half.record_host > 0);
-    return budgeted.run.host_memory;
+    for (uint64_t left = nvme / 32; left < nvme; left += nvme / 32) {
+        budgeted.run.host_memory = whole - left;
+        p = plan_only(&budgeted, family);
+        if (p.weight_host + p.record_host == 0)
+            break;
+        if (p.weight_nvme + p.record_nvme > 0)
+            half = whole - left;
+        if (p.weight_nvme + p.record_nvme >= nvme / 2)
+            break;
+    }
+    assert_true(half > 0);
+    return half;
 }
 
 void

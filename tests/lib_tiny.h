@@ -27,7 +27,7 @@ void tiny_dir_make(char path[256]);
 void tiny_dir_remove(const char *path);
 uint32_t tiny_dir_entries(const char *path); /* but for those that begin with a dot */
 enum { TINY_PROCESS_BYTES = 8 << 20 };       /* what tiny_train's plans count for the process */
-/* The spillway.host_memory with which half of what this configuration has on nvme goes to host memory. */
+/* A spillway.host_memory with which about half of what this configuration has on nvme goes to host memory, at least a part. */
 uint64_t tiny_half_budget(const spw_config *c, spw_family family);
 /* Sets the device's budget with which it keeps about half of what blocks compute between checkpoints of activations. */
 void tiny_keep_half(spw_config *c, spw_family family);

@@ -3,43 +3,22 @@
  * a checkpoint is written meanwhile or gone on from, losses and final state are the bytes of the plainest run. A run that stands
  * still is ended by an alarm and named. SPW_SEED and SPW_RUNS choose others and more of them.
  */
+#include "lib_random.h"
 #include "lib_rig.h"
 #include "runtime_internal.h"
 #include "spw_data.h"
 #include "spw_plan.h"
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 enum { MODELS = SANITIZED ? 8 : 16, PLACEMENTS = 5, STEPS = 4, SECONDS_MAX = SANITIZED ? 120 : 60 };
 
-static uint64_t seed;
 static uint32_t trained, refused;
 static bool emulated;
-static char says[400]; /* which run it is, for the alarm */
-
-/* Draw number `what` of a model or of one of its placements, below n. */
-static uint64_t
-pick(uint64_t run, uint32_t what, uint64_t n)
-{
-    uint32_t r[4];
-    spw_philox(seed, run, what, r);
-    return (((uint64_t)r[0] << 32) | r[1]) % n;
-}
-
-static void
-stands_still(int signal_number)
-{
-    ssize_t written = write(STDERR_FILENO, says, strlen(says));
-    (void)signal_number;
-    (void)written;
-    abort();
-}
 
 /* What decides about bits. */
 static void
@@ -50,45 +29,45 @@ draw_model(uint64_t run, rig *r)
         SPW_FAMILY_GEMMA3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_GPT_OSS};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const char *const codes[] = {"", "int8", "int4"};
-    spw_state_format format = (spw_state_format)pick(run, 0, SPW_STATE_COUNT);
+    spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
     spw_config *c = &r->c;
-    rig_config(r, families[pick(run, 1, sizeof families / sizeof families[0])], format, SPW_TIER_HOST);
-    snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[pick(run, 2, 5)]);
+    rig_config(r, families[random_pick(run, 1, sizeof families / sizeof families[0])], format, SPW_TIER_HOST);
+    snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 2, 5)]);
     c->optimizer.momentum = 0.9;
     c->optimizer.lr = 1e-3;
-    c->model.layers = 1 + (uint32_t)pick(run, 3, 5);
-    c->model.vocab = 61 + pick(run, 4, 400);
-    c->model.mlp_width = c->model.experts > 0 ? 24 + 8 * pick(run, 5, 8) : 64 + 8 * pick(run, 5, 40);
-    c->model.tied = pick(run, 6, 2) == 0;
-    c->micro_batch = 1 + pick(run, 7, 3);
-    c->accumulation = 1 + pick(run, 8, 3);
+    c->model.layers = 1 + (uint32_t)random_pick(run, 3, 5);
+    c->model.vocab = 61 + random_pick(run, 4, 400);
+    c->model.mlp_width = c->model.experts > 0 ? 24 + 8 * random_pick(run, 5, 8) : 64 + 8 * random_pick(run, 5, 40);
+    c->model.tied = random_pick(run, 6, 2) == 0;
+    c->micro_batch = 1 + random_pick(run, 7, 3);
+    c->accumulation = 1 + random_pick(run, 8, 3);
     c->train_batch_size = c->micro_batch * c->accumulation;
-    c->data.seq_length = 8 + pick(run, 9, 17);
-    c->gradient_clipping = pick(run, 10, 3) > 0 ? 1.0 : 0;
-    c->run.micro_batches_per_pass = 1 + pick(run, 11, c->accumulation);
-    c->run.tile_tokens = pick(run, 12, 3) == 0 ? 1 + pick(run, 13, 30) : 0;
+    c->data.seq_length = 8 + random_pick(run, 9, 17);
+    c->gradient_clipping = random_pick(run, 10, 3) > 0 ? 1.0 : 0;
+    c->run.micro_batches_per_pass = 1 + random_pick(run, 11, c->accumulation);
+    c->run.tile_tokens = random_pick(run, 12, 3) == 0 ? 1 + random_pick(run, 13, 30) : 0;
     if (format == SPW_STATE_MIXED_F16) { /* the first steps overflow */
         c->bf16 = false;
         c->fp16 = true;
-        c->loss_scale.initial_power = 8 + pick(run, 22, 16);
+        c->loss_scale.initial_power = 8 + random_pick(run, 22, 16);
         c->loss_scale.window = c->loss_scale.hysteresis = 1;
         c->loss_scale.min = 1;
     }
-    if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == c->accumulation && pick(run, 14, 2) == 0)
+    if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == c->accumulation && random_pick(run, 14, 2) == 0)
         c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_BF16;
-    if (pick(run, 23, 4) == 0)
+    if (random_pick(run, 23, 4) == 0)
         snprintf(c->data.documents, sizeof c->data.documents, "separate");
-    if (pick(run, 15, 4) == 0)
-        (pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
-    else if (c->model.layers > 1 && pick(run, 18, 5) == 0)
+    if (random_pick(run, 15, 4) == 0)
+        (random_pick(run, 16, 2) == 0 ? rig_freeze_mlps : rig_freeze_lower)(r);
+    else if (c->model.layers > 1 && random_pick(run, 18, 5) == 0)
         rig_lora(r);
-    c->run.fp8 = c->bf16 && pick(run, 19, 6) == 0;
-    if (c->model.family == SPW_FAMILY_GPT2 && pick(run, 20, 3) == 0)
+    c->run.fp8 = c->bf16 && random_pick(run, 19, 6) == 0;
+    if (c->model.family == SPW_FAMILY_GPT2 && random_pick(run, 20, 3) == 0)
         c->model.dropout = 0.1;
-    if (emulated && pick(run, 21, 4) == 0)
+    if (emulated && random_pick(run, 21, 4) == 0)
         snprintf(c->run.device, sizeof c->run.device, "cuda");
     if ((c->run.freeze.count > 0 || c->run.lora.rank > 0) && format != SPW_STATE_FP32)
-        snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[pick(run, 17, 3)]);
+        snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[random_pick(run, 17, 3)]);
 }
 
 static spw_status
@@ -119,8 +98,8 @@ static uint64_t
 between(uint64_t at, uint32_t what, uint64_t least, uint64_t most)
 {
     uint64_t span = most > least ? most - least : 0;
-    span = pick(at, what, 2) == 0 ? span / 8 : span;
-    return least + (span > 0 ? pick(at, what + 1, span) : 0);
+    span = random_pick(at, what, 2) == 0 ? span / 8 : span;
+    return least + (span > 0 ? random_pick(at, what + 1, span) : 0);
 }
 
 /* What must not. */
@@ -130,40 +109,42 @@ draw_placement(uint64_t at, rig *r)
     static const char *const gradients[] = {"auto", "host", "nvme"};
     spw_config *c = &r->c;
     spw_plan all, least;
-    c->zero.offload_param = (spw_tier)pick(at, 0, SPW_TIER_COUNT);
-    c->zero.offload_optimizer = pick(at, 1, 4) == 0 ? (spw_tier)pick(at, 2, SPW_TIER_COUNT) : SPW_TIER_NVME;
+    c->zero.offload_param = (spw_tier)random_pick(at, 0, SPW_TIER_COUNT);
+    c->zero.offload_optimizer =
+        random_pick(at, 1, 4) == 0 ? (spw_tier)random_pick(at, 2, SPW_TIER_COUNT) : SPW_TIER_NVME;
     if (c->zero.offload_optimizer == SPW_TIER_DEVICE && strcmp(c->run.device, "cpu") != 0)
         c->zero.offload_param = SPW_TIER_DEVICE; /* updates run where records are */
-    c->zero.stage = c->zero.offload_param == SPW_TIER_DEVICE ? (uint32_t)pick(at, 31, 4) : 3;
-    c->run.chunk_elems = 4096ull << pick(at, 3, 4);
-    c->run.weight_slots = (uint32_t)pick(at, 4, 5);
-    c->run.record_slots = (uint32_t)pick(at, 5, 8);
-    c->run.optimizer_threads = 1 + (uint32_t)pick(at, 6, 4);
-    c->run.compute_threads = (uint32_t)pick(at, 7, 3);
-    c->run.prefetch = pick(at, 8, 6) > 0;
-    c->run.integrity = pick(at, 9, 3) > 0;
-    c->run.chaos_seed = pick(at, 10, 2) == 0 ? 1 + pick(at, 11, 1000000) : 0;
-    c->run.activations = (spw_tier)pick(at, 12, SPW_TIER_COUNT + 1);
-    c->run.expert_turns = c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)pick(at, 13, 4) : 0;
-    c->run.fill_device = pick(at, 14, 2) == 0;
-    c->zero.optimizer_ratio = pick(at, 15, 4) == 0 ? (double)pick(at, 16, 101) / 100 : 1;
-    c->aio.backend = pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
-    c->aio.block_size = 4096ull << pick(at, 18, 8);
-    c->aio.queue_depth = 1 + (uint32_t)pick(at, 19, 16);
-    snprintf(c->run.recompute, sizeof c->run.recompute, "%s", pick(at, 20, 2) == 0 ? "always" : "auto");
+    c->zero.stage = c->zero.offload_param == SPW_TIER_DEVICE ? (uint32_t)random_pick(at, 31, 4) : 3;
+    c->run.chunk_elems = 4096ull << random_pick(at, 3, 4);
+    c->run.weight_slots = (uint32_t)random_pick(at, 4, 5);
+    c->run.record_slots = (uint32_t)random_pick(at, 5, 8);
+    c->run.optimizer_threads = 1 + (uint32_t)random_pick(at, 6, 4);
+    c->run.compute_threads = (uint32_t)random_pick(at, 7, 3);
+    c->run.prefetch = random_pick(at, 8, 6) > 0;
+    c->run.integrity = random_pick(at, 9, 3) > 0;
+    c->run.chaos_seed = random_pick(at, 10, 2) == 0 ? 1 + random_pick(at, 11, 1000000) : 0;
+    c->run.activations = (spw_tier)random_pick(at, 12, SPW_TIER_COUNT + 1);
+    c->run.expert_turns =
+        c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)random_pick(at, 13, 4) : 0;
+    c->run.fill_device = random_pick(at, 14, 2) == 0;
+    c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;
+    c->aio.backend = random_pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
+    c->aio.block_size = 4096ull << random_pick(at, 18, 8);
+    c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 19, 16);
+    snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
     if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == c->accumulation &&
         c->run.expert_turns < 2)
-        snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[pick(at, 21, 3)]);
+        snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
     if (plan_of(r, &all) != SPW_OK)
         return;
-    if (pick(at, 22, 3) > 0) {
+    if (random_pick(at, 22, 3) > 0) {
         c->run.device_memory = 4096;
         (void)plan_of(r, &least);
         c->run.device_memory = between(at, 23, least.least_bytes, all.device_bytes);
         if (plan_of(r, &all) != SPW_OK)
             return;
     }
-    if (pick(at, 25, 3) > 0) {
+    if (random_pick(at, 25, 3) > 0) {
         c->run.host_memory = 4096;
         (void)plan_of(r, &least);
         c->run.host_memory = between(at, 26, least.least_bytes, all.host_bytes + all.weight_nvme + all.record_nvme);
@@ -222,28 +203,26 @@ same(const outcome *want, const outcome *got, int first)
     for (int s = first; s < STEPS; s++) {
         if (memcmp(&want->loss[s], &got->loss[s], sizeof want->loss[s]) != 0 ||
             memcmp(&want->norm[s], &got->norm[s], sizeof want->norm[s]) != 0)
-            fail_msg("%sstep %d: loss %.17g, norm %.17g, and %.17g, %.17g in the plainest run", says, s + 1,
+            fail_msg("%s: step %d has loss %.17g, norm %.17g, and %.17g, %.17g in the plainest run", random_said, s + 1,
                      got->loss[s], got->norm[s], want->loss[s], want->norm[s]);
     }
     if ((first < 2 && memcmp(&want->eval, &got->eval, sizeof want->eval) != 0) || want->digest != got->digest)
-        fail_msg("%sanother evaluation (%.17g, not %.17g) or another final state (%llx, not %llx)", says, got->eval,
-                 want->eval, (unsigned long long)got->digest, (unsigned long long)want->digest);
+        fail_msg("%s: another evaluation (%.17g, not %.17g) or another final state (%llx, not %llx)", random_said,
+                 got->eval, want->eval, (unsigned long long)got->digest, (unsigned long long)want->digest);
 }
 
 static void
 name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
 {
     const spw_config *c = &r->c;
-    snprintf(
-        says, sizeof says,
-        "SPW_SEED=%llu, model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, "
-        "chunk %llu, "
-        "slots %u and %u, turns %u, chaos %llu): ",
-        (unsigned long long)seed, (unsigned long long)model, (unsigned long long)placement, what, c->run.device,
-        (int)c->model.family, spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
-        (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems, c->run.weight_slots,
-        c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
-    alarm(SECONDS_MAX);
+    random_says(SECONDS_MAX,
+                "model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, chunk "
+                "%llu, slots %u "
+                "and %u, turns %u, chaos %llu)",
+                (unsigned long long)model, (unsigned long long)placement, what, c->run.device, (int)c->model.family,
+                spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
+                (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems,
+                c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
 }
 
 /* From the seed, or with what a checkpoint after the second step has. False: refused for want of memory, or by name. */
@@ -267,7 +246,7 @@ static void
 place_and_train(uint64_t model, uint64_t placement, const outcome *want)
 {
     uint64_t at = (model + 1) * 1000 + placement;
-    bool saves = pick(at, 30, 2) == 0;
+    bool saves = random_pick(at, 30, 2) == 0;
     outcome got;
     char path[400];
     rig r, next;
@@ -297,9 +276,8 @@ place_and_train(uint64_t model, uint64_t placement, const outcome *want)
 static void
 test_random_runs(void **state)
 {
-    uint64_t models = getenv("SPW_RUNS") != NULL ? strtoull(getenv("SPW_RUNS"), NULL, 10) : MODELS;
+    uint64_t models = random_runs(MODELS);
     (void)state;
-    signal(SIGALRM, stands_still);
     emulated = !SANITIZED && tiny_emulated_device();
     for (uint64_t model = 0; model < models; model++) {
         outcome want;
@@ -312,8 +290,8 @@ test_random_runs(void **state)
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
             place_and_train(model, placement, &want);
     }
-    alarm(0);
-    print_message("seed %llu: %u runs, %u refusals\n", (unsigned long long)seed, trained, refused);
+    random_done();
+    print_message("seed %llu: %u runs, %u refusals\n", (unsigned long long)random_seed(), trained, refused);
     assert_true(trained > 2 * refused);
 }
 
@@ -321,6 +299,5 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_runs)};
-    seed = getenv("SPW_SEED") != NULL ? strtoull(getenv("SPW_SEED"), NULL, 10) : 1;
     return cmocka_run_group_tests_name("random runs", tests, NULL, NULL);
 }

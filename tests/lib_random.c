@@ -1,0 +1,67 @@
+/* See lib_random.h. */
+#include "lib_random.h"
+#include "spw_base.h"
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+char random_said[480];
+
+static uint64_t
+number(const char *variable, uint64_t otherwise)
+{
+    const char *value = getenv(variable);
+    return value != NULL ? strtoull(value, NULL, 10) : otherwise;
+}
+
+uint64_t
+random_seed(void)
+{
+    return number("SPW_SEED", 1);
+}
+
+uint64_t
+random_runs(uint64_t otherwise)
+{
+    return number("SPW_RUNS", otherwise);
+}
+
+uint64_t
+random_pick(uint64_t run, uint32_t what, uint64_t n)
+{
+    uint32_t r[4];
+    spw_philox(random_seed(), run, what, r);
+    return (((uint64_t)r[0] << 32) | r[1]) % n;
+}
+
+static void
+stands_still(int signal_number)
+{
+    static const char still[] = ": stands still\n";
+    ssize_t written = write(STDERR_FILENO, random_said, strlen(random_said));
+    written += write(STDERR_FILENO, still, sizeof still - 1);
+    (void)signal_number;
+    (void)written;
+    abort();
+}
+
+void
+random_says(unsigned seconds, const char *format, ...)
+{
+    va_list arguments;
+    int at = snprintf(random_said, sizeof random_said, "SPW_SEED=%llu, ", (unsigned long long)random_seed());
+    va_start(arguments, format);
+    (void)vsnprintf(random_said + at, sizeof random_said - (size_t)at, format, arguments);
+    va_end(arguments);
+    (void)signal(SIGALRM, stands_still);
+    alarm(seconds);
+}
+
+void
+random_done(void)
+{
+    alarm(0);
+}

@@ -1,0 +1,19 @@
+/*
+ * For tests of random configurations: what is drawn depends on SPW_SEED, how many there are on SPW_RUNS, and one that stands still
+ * is ended by an alarm and named.
+ */
+#ifndef LIB_RANDOM_H
+#define LIB_RANDOM_H
+
+#include <stdint.h>
+
+extern char random_said[480];
+/* Draw number `what` of a run, below n. */
+uint64_t random_pick(uint64_t run, uint32_t what, uint64_t n);
+uint64_t random_seed(void);
+uint64_t random_runs(uint64_t otherwise);
+/* Names what runs from now on, with the seed in front, and gives it so many seconds. */
+void random_says(unsigned seconds, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void random_done(void); /* no alarm any more */
+
+#endif
