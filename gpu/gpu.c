@@ -422,16 +422,16 @@ spw_gpu_gate_mul_backward(spw_gpu_queue *q, spw_gate kind, act *dgate, act *dup,
 }
 
 void
-spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one)
+spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, const spw_routing_rule *rule)
 {
-    q->calls->route(q, r, logits, sum_to_one);
+    q->calls->route(q, r, logits, rule);
 }
 
 void
 spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
-                       bool sum_to_one, float balance, unsigned flags)
+                       const spw_routing_rule *rule, float balance, unsigned flags)
 {
-    q->calls->route_backward(q, dlogits, dweights, logits, r, sum_to_one, balance, flags);
+    q->calls->route_backward(q, dlogits, dweights, logits, r, rule, balance, flags);
 }
 
 void

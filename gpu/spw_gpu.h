@@ -353,18 +353,32 @@ typedef struct spw_routing {
     int32_t *choices, *places, *pairs, *ends;
     uint64_t M, k, E; /* k <= E <= SPW_EXPERTS_MAX, M k < 2^31 */
 } spw_routing;
-enum { SPW_EXPERTS_MAX = 256, SPW_CHOICES_MAX = 16 };
+enum { SPW_EXPERTS_MAX = 256, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
 /*
- * Fills it: p = softmax(logits), in fp32, of each row of logits (M,E); the choices are the k largest logits, of equal ones the lower expert
- * first, a NaN above all; weights are p, or with sum_to_one p over the sum of the chosen ones.
+ * How rows choose, and what their choices weigh. sigmoid false: p = softmax(logits); true: p = sigmoid(logit), each by itself. A row's
+ * choices are the k experts of the largest logits, or, with sigmoid, of the largest p + bias; of equal ones the lower expert first, a NaN
+ * above all. With groups, E / groups experts in a row each, only those of the group_choices best groups can be chosen: a group is as good as
+ * its best expert, or, with sigmoid, as the sum of its best two. Weights are p, or with sum_to_one p over the sum of the chosen ones, times
+ * scale. All in fp32; to a sum of sigmoids SPW_WEIGHTS_LEAST is added, so that none is 0.
+ *   bias  (E, SPW_TERMS) act  each is the sum of its row, first ones first, so that 16-bit types hold one of fp32; it has no gradient
+ * Source  groups and sigmoid: DeepSeek-AI 2024 (2405.04434, 2.2.2; 2412.19437, 2.1.2)
  */
-void spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one);
+typedef struct spw_routing_rule {
+    bool sum_to_one, sigmoid;
+    float scale;
+    const act *bias;                /* NULL: none */
+    uint64_t groups, group_choices; /* 0: all experts are one */
+} spw_routing_rule;
+#define SPW_WEIGHTS_LEAST 1e-20f
+/* Fills it from logits (M,E). */
+void spw_gpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, const spw_routing_rule *rule);
 /*
  * dlogits (M,E) from dweights (M,k) fp32; written, or ACC_DX. balance: with the gradient of balance times the sum over experts of their
- * pairs times their probabilities, which is least when all have as many (Fedus et al. 2021, 2101.03961, equations 4 to 6); 0: without.
+ * pairs times their probabilities, p over the sum of a row's p, which is least when all have as many (Fedus et al. 2021, 2101.03961,
+ * equations 4 to 6); 0: without.
  */
 void spw_gpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits,
-                            const spw_routing *r, bool sum_to_one, float balance, unsigned flags);
+                            const spw_routing *r, const spw_routing_rule *rule, float balance, unsigned flags);
 /* y (M k, C) gets rows of x (M,C): y[i] = x[pairs[i] / k]. */
 void spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t C);
 /*

@@ -247,7 +247,8 @@ same_types(const load_job *job)
     for (uint32_t id = 0; id < spw__base_count(m) && same; id++) {
         spw_st_extent at;
         spw_dtype dtype;
-        same = spw_hf_reader_extent(job->model, id, &at, &dtype) && dtype == spw_state_weight_dtype(job->format);
+        if (!m->params[id].in_terms) /* always fp32 */
+            same = spw_hf_reader_extent(job->model, id, &at, &dtype) && dtype == spw_state_weight_dtype(job->format);
     }
     return same;
 }

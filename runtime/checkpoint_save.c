@@ -73,6 +73,20 @@ write_part(const spw_checkpoint_job *job, spw_st_writer *w, uint32_t tensor, spw
     return SPW_OK;
 }
 
+/* Of a parameter in terms, whose tensor has their sums. */
+static spw_status
+write_terms(const spw_checkpoint_job *job, uint32_t id, const spw_store_chunk *c, const void *weights,
+            const void *record, uint64_t param_first, uint64_t first, uint64_t end, spw_error *err)
+{
+    float block[SPW_BLOCK_ELEMS];
+    for (uint64_t i = first, n; i < end; i += n) {
+        n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
+        spw_state_get(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+        SPW_TRY(spw_st_write_terms(job->model, id, i - param_first, block, n, err));
+    }
+    return SPW_OK;
+}
+
 static spw_status
 write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weights, void *record, spw_error *err)
 {
@@ -85,6 +99,8 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
         if (id >= job->base)
             SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
                                err));
+        else if (job->model != NULL && spw_engine_model(job->e)->params[id].in_terms)
+            SPW_TRY(write_terms(job, id, c, weights, record, from, first, end, err));
         else if (job->model != NULL)
             SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
                                  (end - first) * wb, err));
@@ -220,7 +236,8 @@ spw_checkpoint_disk_bytes(const spw_engine *e)
     uint64_t bytes = 1 << 16, base = spw__base_count(m);
     for (uint32_t id = 0; id < m->param_count; id++) {
         uint64_t elems = m->params[id].rows * m->params[id].cols;
-        bytes += elems * (id < base ? spw_state_weight_bytes(format) : 4);
+        bytes +=
+            m->params[id].in_terms ? elems / SPW_TERMS * 4 : elems * (id < base ? spw_state_weight_bytes(format) : 4);
         bytes += spw__checkpoint_trains(e, id) ? elems * parts * 4 : 0;
     }
     return bytes;

@@ -151,6 +151,10 @@ write_masters(const job *j, spw_st_writer *w, uint32_t tensor, spw_dtype dtype, 
         uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
         spw_state_get(j->e->config.run.state_format, j->e->optimizer, weights, record, c->elems, SPW_PART_MASTER,
                       i - c->first, n, block);
+        if (w == j->model && j->e->model->params[tensor].in_terms) {
+            SPW_TRY(spw_st_write_terms(w, tensor, i - param_first, block, n, err));
+            continue;
+        }
         if (dtype != SPW_F32)
             spw_convert(rounded, dtype, block, SPW_F32, n);
         SPW_TRY(spw_st_write(w, tensor, (i - param_first) * bytes, dtype != SPW_F32 ? (void *)rounded : (void *)block,
@@ -170,7 +174,7 @@ write_chunk(const job *j, const spw_store_chunk *c, const void *weights, const v
         uint64_t first = s.first, end = s.end, from = l->places[id].first;
         if (id >= j->base)
             SPW_TRY(write_masters(j, j->adapter, id - j->base, SPW_F32, c, weights, record, from, first, end, err));
-        else if (stored == j->dtype)
+        else if (stored == j->dtype && !j->e->model->params[id].in_terms)
             SPW_TRY(spw_st_write(j->model, id, (first - from) * wb, (const char *)weights + (first - c->first) * wb,
                                  (end - first) * wb, err));
         else

@@ -18,13 +18,17 @@ typedef struct mixture {
     onto onto;
     bool sum_to_one, add, weighted;
     float balance;
-    bool cancel;    /* terms of combine that give another sum in any other order */
-    uint64_t shift; /* elements by which arrays of the compute type are off an aligned address */
+    bool sigmoid, biased;
+    float scale;                    /* of weights; 0: 1 */
+    uint64_t groups, group_choices; /* 0: none */
+    bool cancel;                    /* terms of combine that give another sum in any other order */
+    uint64_t shift;                 /* elements by which arrays of the compute type are off an aligned address */
 } mixture;
 
 /* What operations read, then what they write, and DLOGITS and Y, which may be both. */
 enum {
     LOGITS,
+    BIAS,
     X,
     MOVED,
     DY,
@@ -61,9 +65,10 @@ need(size_t bytes)
 
 #define FAIL(m, what, ...)                                                                                             \
     fail_msg("experts (%llu rows, %llu of %llu, %llu wide; logits %d, onto %d, sum to one %d, added %d, weighted %d, " \
-             "shift %llu): " what,                                                                                     \
+             "sigmoid %d, biased %d, %llu of %llu groups, shift %llu): " what,                                         \
              (unsigned long long)(m)->M, (unsigned long long)(m)->k, (unsigned long long)(m)->E,                       \
              (unsigned long long)(m)->C, (m)->logits, (m)->onto, (m)->sum_to_one, (m)->add, (m)->weighted,             \
+             (m)->sigmoid, (m)->biased, (unsigned long long)(m)->group_choices, (unsigned long long)(m)->groups,       \
              (unsigned long long)(m)->shift, __VA_ARGS__)
 
 /* ---------------------------------------------------------------- the reference */
@@ -85,26 +90,81 @@ logit_of(const mixture *m, uint64_t row, uint64_t e)
     return m->logits == ASCENDING ? (float)e / 32.0f : (float)(r[0] % 256) / 32.0f - 4.0f;
 }
 
+static double
+logistic(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* A term of an expert's bias, which is no number of 16 bits. */
+static float
+bias_of(uint64_t part, uint64_t e)
+{
+    static const float units[SPW_TERMS] = {0x1p-3f, 0x1p-11f, 0x1p-19f, 0};
+    uint32_t r[4];
+    spw_philox(5, part, e, r);
+    return (float)(r[0] % 64) * units[part];
+}
+
 static bool
-above(float a, float b)
+above_key(double a, double b)
 {
     return a > b || (isnan(a) && !isnan(b));
 }
 
-/* An expert's choice is as many as are above it, or equal and before it; a pair's place as many as come before it. */
+/* How many of n others come before the one at index i. */
+static uint64_t
+before(const double *keys, uint64_t n, uint64_t i)
+{
+    uint64_t count = 0;
+    for (uint64_t other = 0; other < n; other++)
+        count += above_key(keys[other], keys[i]) || (!above_key(keys[i], keys[other]) && other < i);
+    return count;
+}
+
+/* The best of a group, or the sum of its best two. */
+static double
+worth_of(const mixture *m, const double *keys, uint64_t n)
+{
+    double worth = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        if (before(keys, n, i) < (m->sigmoid ? 2 : 1))
+            worth += keys[i];
+    }
+    return worth;
+}
+
+/* What a row chooses by. */
+static void
+find_keys(const mixture *m, const float *l, double *keys)
+{
+    uint64_t each = m->groups > 0 ? m->E / m->groups : m->E;
+    double worth[SPW_EXPERTS_MAX];
+    for (uint64_t e = 0; e < m->E; e++) {
+        keys[e] = m->sigmoid ? logistic((double)l[e]) : (double)l[e];
+        for (uint64_t part = 0; part < SPW_TERMS && m->biased; part++)
+            keys[e] += (double)bias_of(part, e);
+    }
+    for (uint64_t g = 0; g < m->groups; g++)
+        worth[g] = worth_of(m, keys + g * each, each);
+    for (uint64_t e = 0; e < m->E && m->groups > 0; e++)
+        keys[e] = before(worth, m->groups, e / each) < m->group_choices ? keys[e] : -INFINITY;
+}
+
+/* An expert's choice is as many as are before it; a pair's place as many as come before it. */
 static void
 route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32_t *pairs, int32_t *ends)
 {
     int32_t place = 0;
-    for (uint64_t row = 0; row < m->M; row++)
+    for (uint64_t row = 0; row < m->M; row++) {
+        double keys[SPW_EXPERTS_MAX];
+        find_keys(m, x + row * m->E, keys);
         for (uint64_t e = 0; e < m->E; e++) {
-            const float *l = x + row * m->E;
-            uint64_t before = 0;
-            for (uint64_t other = 0; other < m->E; other++)
-                before += above(l[other], l[e]) || (!above(l[e], l[other]) && other < e);
-            if (before < m->k)
-                choices[row * m->k + before] = (int32_t)e;
+            uint64_t at = before(keys, m->E, e);
+            if (at < m->k)
+                choices[row * m->k + at] = (int32_t)e;
         }
+    }
     for (uint64_t e = 0; e < m->E; e++) {
         for (uint64_t i = 0; i < m->M * m->k; i++)
             if (choices[i] == (int32_t)e) {
@@ -115,13 +175,28 @@ route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32
     }
 }
 
-/* Of exp(logit - the greatest), over all experts or over the chosen ones. */
 static double
-sum_of_exps(const mixture *m, const float *l, const int32_t *choices)
+scale_of(const mixture *m)
 {
-    double sum = 0;
+    return m->scale > 0 ? (double)m->scale : 1;
+}
+
+/* The probability of an expert before sums: exp(logit - the greatest), or its sigmoid. */
+static double
+part_of(const mixture *m, double logit, double max)
+{
+    return m->sigmoid ? logistic(logit) : exp(logit - max);
+}
+
+/* What a weight is divided by: the sum over all experts or over the chosen ones; of sigmoids that or nothing. */
+static double
+divisor(const mixture *m, const float *l, const int32_t *choices)
+{
+    double sum = m->sigmoid ? (double)SPW_WEIGHTS_LEAST : 0;
+    if (m->sigmoid && !m->sum_to_one)
+        return 1;
     for (uint64_t i = 0; i < (m->sum_to_one ? m->k : m->E); i++)
-        sum += exp((double)l[m->sum_to_one ? (uint64_t)choices[i] : i] - (double)l[choices[0]]);
+        sum += part_of(m, (double)l[m->sum_to_one ? (uint64_t)choices[i] : i], (double)l[choices[0]]);
     return sum;
 }
 
@@ -150,6 +225,7 @@ draw(const mixture *m, array *a, const int32_t *pairs)
 {
     uint64_t pair_count = m->M * m->k;
     a[LOGITS] = (array){true, m->M * m->E, NULL};
+    a[BIAS] = (array){true, SPW_TERMS * m->E, NULL};
     a[X] = a[DY] = a[BEFORE] = a[Y] = (array){true, m->M * m->C, NULL};
     a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
     a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
@@ -164,6 +240,8 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     }
     for (uint64_t i = 0; i < a[LOGITS].n; i++)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
+    for (uint64_t i = 0; i < a[BIAS].n; i++)
+        a[BIAS].in[i] = bias_of(i % SPW_TERMS, i / SPW_TERMS);
     for (uint64_t i = 0; m->cancel && i < a[MOVED].n; i++)
         a[MOVED].in[i] = cancelling(m, (uint64_t)pairs[i / m->C] % m->k, i % m->C);
 }
@@ -172,9 +250,15 @@ static void
 run(const mixture *m, spw_gpu_queue *q, void **p)
 {
     spw_routing r = {p[WEIGHTS], p[CHOICES], p[PLACES], p[PAIRS], p[ENDS], m->M, m->k, m->E};
-    spw_gpu_route(q, &r, p[LOGITS], m->sum_to_one);
-    spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, m->sum_to_one, m->balance,
-                           m->add ? SPW_OP_ACC_DX : 0);
+    spw_routing_rule rule = {.sum_to_one = m->sum_to_one,
+                             .sigmoid = m->sigmoid,
+                             .scale = (float)scale_of(m),
+                             .bias = m->biased ? p[BIAS] : NULL,
+                             .groups = m->groups,
+                             .group_choices = m->group_choices};
+    spw_gpu_route(q, &r, p[LOGITS], &rule);
+    spw_gpu_route_backward(q, p[DLOGITS], p[DWEIGHTS], p[LOGITS], &r, &rule, m->balance, m->add ? SPW_OP_ACC_DX : 0);
+    memset(&rule, 0, sizeof rule);
     spw_gpu_dispatch(q, p[SENT], p[X], &r, m->C);
     spw_gpu_combine(q, p[Y], m->onto == NOTHING ? NULL : p[m->onto == ITSELF ? Y : BEFORE], p[MOVED], &r, m->weighted,
                     m->C);
@@ -260,30 +344,34 @@ check_routing(const mixture *m, float *const *got, void *const *raw, const array
     for (uint64_t row = 0; row < m->M; row++) {
         const float *l = a[LOGITS].in + row * m->E, *dw = a[DWEIGHTS].in + row * m->k;
         const int32_t *choices = want[CHOICES] + row * m->k;
-        double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = (double)l[choices[0]];
-        double all = sum_of_exps(m, l, choices), of_all = 0, pull = 0, p_all;
+        double mean = 0, terms = 0, d[SPW_EXPERTS_MAX] = {0}, max = (double)l[choices[0]], scale = scale_of(m);
+        double all = divisor(m, l, choices), of_all = 0, pull = 0, p_all;
         for (uint64_t e = 0; e < m->E; e++)
-            of_all += exp((double)l[e] - max);
+            of_all += part_of(m, (double)l[e], max);
         for (uint64_t e = 0; e < m->E; e++)
-            pull += exp((double)l[e] - max) / of_all * pull_of(m, want[ENDS], e);
+            pull += part_of(m, (double)l[e], max) / of_all * pull_of(m, want[ENDS], e);
         for (uint64_t j = 0; j < m->k; j++) {
-            double p = exp((double)l[choices[j]] - max) / all;
-            check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p, error_of(SPW_F32, p, p));
+            double p = part_of(m, (double)l[choices[j]], max) / all;
+            check(m, "weights", row * m->k + j, got[WEIGHTS][row * m->k + j], p * scale,
+                  error_of(SPW_F32, p * scale, p * scale));
             mean += p * (double)dw[j];
             terms += p * fabs((double)dw[j]);
             d[choices[j]] = (double)dw[j];
         }
+        if (m->sigmoid && !m->sum_to_one)
+            mean = terms = 0;
         for (uint64_t e = 0; e < m->E; e++) {
-            double p = exp((double)l[e] - max) / all, old = m->add ? (double)a[DLOGITS].in[row * m->E + e] : 0, g;
+            double p = part_of(m, (double)l[e], max) / all, old = m->add ? (double)a[DLOGITS].in[row * m->E + e] : 0, g;
+            double slope = m->sigmoid ? 1 - logistic((double)l[e]) : 1;
             bool chosen = false;
             for (uint64_t j = 0; j < m->k; j++)
                 chosen = chosen || choices[j] == (int32_t)e;
-            g = old + (chosen || !m->sum_to_one ? p * (d[e] - mean) : 0);
-            p_all = m->balance == 0 ? 0 : exp((double)l[e] - max) / of_all;
-            g += m->balance == 0 ? 0 : p_all * (pull_of(m, want[ENDS], e) - pull);
+            g = old + (chosen || (!m->sum_to_one && !m->sigmoid) ? p * scale * slope * (d[e] - mean) : 0);
+            p_all = m->balance == 0 ? 0 : part_of(m, (double)l[e], max) / of_all;
+            g += m->balance == 0 ? 0 : p_all * slope * (pull_of(m, want[ENDS], e) - pull);
             check(m, "dlogits", row * m->E + e, got[DLOGITS][row * m->E + e], g,
                   error_of(type, g,
-                           p * (fabs(d[e]) + terms) + fabs(old) +
+                           p * scale * (fabs(d[e]) + terms) + fabs(old) +
                                p_all * (pull_of(m, want[ENDS], e) + (m->balance == 0 ? 0 : pull))));
         }
     }
@@ -376,6 +464,9 @@ parity_experts(const parity *p)
         {60, 128, 8, 40}, {5000, 8, 2, 1}, {9, 16, 16, 264},    {1, 128, 7, 24},     {2100, 1, 1, 3},
         {40, 256, 16, 8}, {700, 64, 1, 8}, {70000, 128, 8, 16}, {300, 256, 8, 2048}, {70, 32, 4, 16384},
     };
+    static const uint64_t grouped[][5] = {
+        {7, 8, 2, 4, 1}, {60, 256, 8, 8, 4}, {33, 96, 6, 3, 2}, {20, 64, 4, 64, 9}, {9, 24, 3, 2, 1}, {11, 40, 3, 1, 1},
+    };
     for (size_t i = 0; i < (p->large ? 15 : 12); i++)
         for (unsigned f = 0; f < (sizes[i][0] > 1000 ? 1 : 6); f++)
             examine(p, &(mixture){.M = sizes[i][0],
@@ -389,6 +480,22 @@ parity_experts(const parity *p)
                                   .weighted = f != 1,
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .shift = f == 3});
+    for (size_t i = 0; i < sizeof grouped / sizeof grouped[0]; i++)
+        for (unsigned f = 0; f < 12; f++)
+            examine(p, &(mixture){.M = grouped[i][0],
+                                  .E = grouped[i][1],
+                                  .k = grouped[i][2],
+                                  .C = 8,
+                                  .logits = (logits)((i + f) % LOGITS_COUNT),
+                                  .sum_to_one = f % 2 != 0,
+                                  .add = f & 2,
+                                  .weighted = true,
+                                  .balance = f % 3 == 2 ? 0.01f : 0.0f,
+                                  .sigmoid = f % 4 != 3,
+                                  .biased = f % 4 == 0 || f % 4 == 1,
+                                  .scale = f % 3 == 0 ? 0 : 2.5f,
+                                  .groups = f % 5 == 0 ? 0 : grouped[i][3],
+                                  .group_choices = f % 5 == 0 ? 0 : grouped[i][4]});
     for (uint64_t k = 3; k <= 11; k++)
         examine(p, &(mixture){.M = 5,
                               .E = 16,

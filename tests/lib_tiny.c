@@ -52,8 +52,8 @@ void
 tiny_model_config(spw_model_config *m, spw_family family)
 {
     bool moe = family == SPW_FAMILY_MIXTRAL || family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_QWEN2_MOE ||
-               family == SPW_FAMILY_GPT_OSS;
-    bool gpt_oss = family == SPW_FAMILY_GPT_OSS;
+               family == SPW_FAMILY_GPT_OSS || family == SPW_FAMILY_GLM4_MOE;
+    bool gpt_oss = family == SPW_FAMILY_GPT_OSS, glm = family == SPW_FAMILY_GLM4_MOE;
     bool gemma = family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_GEMMA2;
     *m = (spw_model_config){.family = family,
                             .vocab = 61,
@@ -67,12 +67,21 @@ tiny_model_config(spw_model_config *m, spw_family family)
                                                                     : 128,
                             .experts = moe ? 6 : 0,
                             .choices = moe ? 2 : 0,
-                            .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss,
+                            .sum_to_one = family == SPW_FAMILY_MIXTRAL || gpt_oss || glm,
                             .experts_paired = gpt_oss,
                             .sinks = gpt_oss,
                             .qkv_bias = gpt_oss,
                             .out_bias = gpt_oss,
-                            .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40 : 0,
+                            .shared_width = family == SPW_FAMILY_QWEN2_MOE ? 40
+                                            : glm                          ? 48
+                                                                           : 0,
+                            .shared_gated = family == SPW_FAMILY_QWEN2_MOE,
+                            .sigmoid = glm,
+                            .groups = glm ? 3 : 0,
+                            .group_choices = glm ? 2 : 0,
+                            .choice_scale = glm ? 1.5 : 0,
+                            .dense_first = glm ? 1 : 0,
+                            .dense_width = glm ? 72 : 0,
                             .packed = family == SPW_FAMILY_PHI3,
                             .qk_norm = family == SPW_FAMILY_QWEN3_MOE || family == SPW_FAMILY_OLMO2 ||
                                        family == SPW_FAMILY_GEMMA3,
@@ -91,7 +100,7 @@ tiny_model_config(spw_model_config *m, spw_family family)
                             .window = gemma || gpt_oss ? 5 : 0,
                             .full_every = gemma || gpt_oss ? 2 : 0,
                             .rope_local_theta = family == SPW_FAMILY_GEMMA3 ? 100 : 0,
-                            .rope_part = family == SPW_FAMILY_PHI3 ? 0.5 : 0,
+                            .rope_part = family == SPW_FAMILY_PHI3 || glm ? 0.5 : 0,
                             .positions = 40,
                             .norm_eps = 1e-5f,
                             .rope_theta = 10000.0f,

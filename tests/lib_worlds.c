@@ -173,6 +173,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
     mc.dropout = w->dropout;
     mc.mlp_width = w->mlp_width > 0 ? w->mlp_width : mc.mlp_width;
+    mc.shared_width = mc.sigmoid ? mc.mlp_width : mc.shared_width;
     c.model = mc;
     c.run.ranks = w->ranks;
     c.accumulation = MICRO / w->ranks;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/vectors/families/<case>/: tiny models of every family by transformers in fp32, with files as it writes them.
-With --random SEED COUNT FOLDER: COUNT models of shapes drawn by SEED, families in turn, in FOLDER (tests/test_random_families.sh).
+With names of cases: only those. With --random SEED COUNT FOLDER: COUNT models of shapes drawn by SEED, families in turn, in FOLDER (tests/test_random_families.sh).
 
 config.json and the weights (fp32, bf16 or fp16, one file or shards) are save_pretrained's; expect.safetensors has tokens and
 targets (B, T) as fp32, logits (B, T, vocab), the mean loss, and the gradient of every parameter by its Spillway name. Two
@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -37,6 +37,9 @@ def draw(model, dtype):
         else:
             x = 0.1 * torch.randn(p.shape) + (1.0 if norm and name.endswith("weight") and not model.config.model_type.startswith("gemma") else 0.0)
         p.data = x.to(dtype).float()
+    for name, p in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            p.copy_((0.05 * torch.randn(p.shape)).to(dtype))
 
 
 # The gradient of each expert's weights by the name that they have in files.
@@ -96,6 +99,8 @@ def rounding(single, double):
 # balance: of a loss that spreads tokens over experts; with one layer transformers' is ours with this weight over the choices.
 # double: what is expected is computed so, and "rounding" says what fp32 does to it.
 def make(case, config, dtype, shard=None, rewrite=None, change=None, out=OUT, seed=11, B=B, T=T, balance=0, double=False):
+    if len(sys.argv) > 1 and sys.argv[1] != "--random" and case not in sys.argv[1:]:
+        return
     torch.manual_seed(seed)
     folder = os.path.join(out, case)
     shutil.rmtree(folder, ignore_errors=True)
@@ -211,6 +216,14 @@ def older_experts(folder):
     c = json.load(open(path))
     c["num_experts"] = c.pop("num_local_experts")
     json.dump(c, open(path, "w"), indent=2)
+
+
+# A layer behind the last one, which predicts further tokens.
+def one_layer_more(folder):
+    path = os.path.join(folder, "model.safetensors")
+    t = load_file(path)
+    t |= {"model.layers.3.eh_proj.weight": torch.zeros(4, 8), "model.layers.3.self_attn.q_proj.weight": torch.zeros(3, 3)}
+    save_file(t, path, metadata={"format": "pt"})
 
 
 def older_gpt2(folder):
@@ -408,6 +421,13 @@ elif __name__ == "__main__":
     make("gpt_oss_mxfp4", GptOssConfig(**oss | dict(hidden_size=64, intermediate_size=32, num_hidden_layers=1), head_dim=8, num_local_experts=3,
                                        num_experts_per_tok=2, rope_parameters=rope(500.0)), bf16, change=mxfp4)
     make("mistral3_images", Mistral3Config(text_config=images, vision_config=vision, tie_word_embeddings=False), bf16)
+    make("qwen3_moe_dense", Qwen3MoeConfig(**common | dict(num_hidden_layers=4), head_dim=8, num_local_experts=4, num_experts_per_tok=2,
+                                           moe_intermediate_size=9, decoder_sparse_step=2, mlp_only_layers=[0, 1]), bf16)
+    glm = dict(common | dict(num_hidden_layers=3), pad_token_id=None, head_dim=8, num_experts_per_tok=3, moe_intermediate_size=11)
+    make("glm4_moe", Glm4MoeConfig(**glm, n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=2, routed_scaling_factor=1.7,
+                                   use_qk_norm=True, attention_bias=True, num_mtp_layers=0, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), f32)
+    make("glm4_moe_free", Glm4MoeConfig(**glm, n_routed_experts=5, norm_topk_prob=False, first_k_dense_replace=2, num_mtp_layers=0,
+                                        rope_parameters=rope(1000.0, partial_rotary_factor=0.25)), bf16, rewrite=one_layer_more)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

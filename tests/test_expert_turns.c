@@ -139,6 +139,8 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_MIXED, accumulated);
     compare(SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT_INT8, half_frozen); /* noise by the element's place */
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, clipped);
+    compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT_INT8,
+            clipped); /* a layer without experts, and a vector that is frozen */
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
 }
 

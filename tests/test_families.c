@@ -22,7 +22,7 @@ static const char *const cases[] = {
     "phi3_full",    "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
     "qwen2_moe",    "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
     "gemma2_full",  "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images", "gpt_oss",
-    "gpt_oss_full", "gpt_oss_mxfp4", "qwen3_vl_images"};
+    "gpt_oss_full", "gpt_oss_mxfp4", "qwen3_vl_images", "qwen3_moe_dense", "glm4_moe",          "glm4_moe_free"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -170,6 +170,8 @@ compare_grads(spw_engine *e, spw_st_reader *r, const char *name)
     for (uint32_t id = 0; id < l->param_count; id++) {
         char key[160];
         float *want;
+        if (m->params[id].frozen)
+            continue;
         snprintf(key, sizeof key, "grad.%s", m->params[id].name);
         want = expected(r, key, l->places[id].elems);
         for (uint64_t i = 0; i < l->places[id].elems; i++)
@@ -182,6 +184,8 @@ compare_grads(spw_engine *e, spw_st_reader *r, const char *name)
         char key[160];
         float *want;
         double diff = 0, norm = 0;
+        if (m->params[id].frozen)
+            continue;
         snprintf(key, sizeof key, "grad.%s", m->params[id].name);
         want = expected(r, key, at->elems);
         for (uint64_t i = 0; i < at->elems; i++) {
@@ -272,6 +276,7 @@ test_streamed(void **state)
     run("gemma3", dir);
     run("gemma2", dir);
     run("gpt_oss", dir);
+    run("glm4_moe", dir);
     tiny_dir_remove(dir);
 }
 
@@ -281,7 +286,7 @@ test_same_bits(void **state)
 {
     static const char *const some[] = {"llama3",        "mistral",   "qwen2_window", "qwen3_bias", "mixtral",
                                        "qwen3_moe_sum", "phi3_long", "smollm3",      "qwen2_moe",  "olmo2",
-                                       "gemma3",        "gemma2",    "gpt_oss"};
+                                       "gemma3",        "gemma2",    "gpt_oss",      "glm4_moe"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -358,8 +363,9 @@ test_refusals(void **state)
         {"mixtral", "\"router_jitter_noise\":0.1", "not supported yet: router_jitter_noise 0.1"},
         {"mixtral", "\"num_experts_per_tok\":0", "num_experts_per_tok: expected integer in"},
         {"mixtral", "\"attention_bias\":true", "not supported yet: attention_bias true"},
-        {"qwen3_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
-        {"qwen3_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen3_moe", "\"decoder_sparse_step\":0", "decoder_sparse_step: expected integer in [1, "},
+        {"qwen3_moe", "\"mlp_only_layers\":[1]", "not supported yet: mlp_only_layers [1]"},
+        {"qwen3_moe", "\"mlp_only_layers\":1", "mlp_only_layers: expected a list of layers, got 1"},
         {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
         {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1],\"long_factor\":[1]}",
          "rope_scaling.long_factor: expected a list of 3 numbers above 0, got [1]"},
@@ -382,8 +388,12 @@ test_refusals(void **state)
         {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
         {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
         {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
-        {"qwen2_moe", "\"decoder_sparse_step\":2", "not supported yet: decoder_sparse_step 2"},
-        {"qwen2_moe", "\"mlp_only_layers\":[0]", "not supported yet: mlp_only_layers [0]"},
+        {"qwen2_moe", "\"mlp_only_layers\":[0,2]", "not supported yet: mlp_only_layers [0,2]"},
+        {"glm4_moe", "\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
+        {"glm4_moe", "\"n_group\":0", "n_group: expected integer in [1, "},
+        {"glm4_moe", "\"n_shared_experts\":0", "n_shared_experts: expected integer in [1, "},
+        {"glm4_moe", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"glm4_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
          "shared_expert_intermediate_size: expected integer in [1, "},
@@ -683,6 +693,25 @@ test_defaults(void **state)
     assert_true(m.mlp_width == 1408 && m.shared_width == 5632 && m.qkv_bias && !m.out_bias && !m.qk_norm && !m.tied);
     DONE(parse("qwen2_moe", "\"num_experts\":7,\"qkv_bias\":false", &m, &err));
     assert_true(m.experts == 7 && !m.qkv_bias);
+    DONE(parse("qwen2_moe", "\"decoder_sparse_step\":2,\"mlp_only_layers\":[0,1]", &m, &err));
+    assert_true(m.dense_width == 7 && m.dense_first == 2 && m.sparse_every == 2);
+    assert_true(spw_model_experts(&m, 1) == 0 && spw_model_experts(&m, 2) == 0 && spw_model_experts(&m, 3) == 60);
+    DONE(parse("glm4_moe", "", &m, &err));
+    assert_true(m.experts == 128 && m.choices == 8 && m.sigmoid && m.sum_to_one && m.choice_scale == 1 &&
+                m.groups == 0);
+    assert_true(m.mlp_width == 1408 && m.shared_width == 1408 && !m.shared_gated && m.dense_first == 1 &&
+                m.dense_width == 7);
+    assert_true(m.rope_part == 0.5 && m.kv_heads == 8 && m.norm_eps == 1e-5 && !m.qk_norm && !m.qkv_bias && !m.tied);
+    DONE(parse("glm4_moe", "\"attention_bias\":true,\"partial_rotary_factor\":1,\"n_group\":4,\"topk_group\":2", &m,
+               &err));
+    assert_true(m.qkv_bias && !m.out_bias && m.rope_part == 0 && m.groups == 4 && m.group_choices == 2);
+    { /* groups that do not divide, or hold too few */
+        spw_model *model = NULL;
+        DONE(parse("glm4_moe", "\"num_key_value_heads\":2,\"n_group\":3", &m, &err));
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "128 experts in 3 groups, 1 of which a token may choose 8 experts from"));
+        err = (spw_error){0};
+    }
     { /* more experts than the tables hold, more choices than experts: known when a model is built */
         spw_model *model = NULL;
         DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));

@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -39,6 +39,10 @@ train qwen3 true "\"model_type\":\"qwen3\",$small,\"head_dim\":12,\"tie_word_emb
 train qwen3_bias false "\"model_type\":\"qwen3\",$small,\"head_dim\":8,\"attention_bias\":true"
 train mixtral true "\"model_type\":\"mixtral\",$small,\"num_local_experts\":5,\"num_experts_per_tok\":2"
 train qwen3_moe false "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"norm_topk_prob\":true"
+train qwen3_moe_dense true "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"mlp_only_layers\":[0]"
+glm="\"model_type\":\"glm4_moe\",$small,\"head_dim\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11"
+train glm4_moe true "$glm,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"n_shared_experts\":2,\"routed_scaling_factor\":1.7,\"attention_bias\":true"
+train glm4_moe_free false "$glm,\"n_routed_experts\":5,\"norm_topk_prob\":false,\"use_qk_norm\":true,\"partial_rotary_factor\":1"
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
     \"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.25],\"long_factor\":[1.5,9],\"attention_factor\":1.25}"
@@ -84,6 +88,12 @@ want = {
     "qwen3": dict(head_dim=12, attention_bias=False), "qwen3_bias": dict(head_dim=8, attention_bias=True),
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, num_key_value_heads=2),
     "qwen3_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=11, norm_topk_prob=True, mlp_only_layers=[]),
+    "qwen3_moe_dense": dict(num_experts=6, mlp_only_layers=[0], decoder_sparse_step=1),
+    "glm4_moe": dict(n_routed_experts=6, n_group=3, topk_group=2, n_shared_experts=2, routed_scaling_factor=1.7, attention_bias=True, num_mtp_layers=0,
+                     use_qk_norm=False, first_k_dense_replace=1, norm_topk_prob=True,
+                     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+    "glm4_moe_free": dict(n_routed_experts=5, n_group=1, norm_topk_prob=False, use_qk_norm=True, attention_bias=False,
+                          rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
     "phi3_long": dict(original_max_position_embeddings=12, rope_parameters={
         "rope_type": "longrope", "type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1, 1.25],

@@ -24,9 +24,10 @@ static bool emulated;
 static void
 draw_model(uint64_t run, rig *r)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,   SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,     SPW_FAMILY_PHI3,      SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_GPT_OSS};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,
+                                          SPW_FAMILY_PHI3,    SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3,
+                                          SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE,
+                                          SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD", "Adagrad"};
     static const char *const codes[] = {"", "int8", "int4"};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
@@ -38,6 +39,7 @@ draw_model(uint64_t run, rig *r)
     c->model.layers = 1 + (uint32_t)random_pick(run, 3, 5);
     c->model.vocab = 61 + random_pick(run, 4, 400);
     c->model.mlp_width = c->model.experts > 0 ? 24 + 8 * random_pick(run, 5, 8) : 64 + 8 * random_pick(run, 5, 40);
+    c->model.shared_width = c->model.sigmoid ? c->model.mlp_width : c->model.shared_width;
     c->model.tied = random_pick(run, 6, 2) == 0;
     c->micro_batch = 1 + random_pick(run, 7, 3);
     c->accumulation = 1 + random_pick(run, 8, 3);

@@ -35,9 +35,10 @@ static uint32_t told, refused;
 static void
 draw_model(uint64_t run, spw_config *c, spw_model_config *m)
 {
-    static const spw_family families[] = {
-        SPW_FAMILY_GPT2,   SPW_FAMILY_LLAMA,   SPW_FAMILY_PHI3,      SPW_FAMILY_OLMO2,     SPW_FAMILY_GEMMA3,
-        SPW_FAMILY_GEMMA2, SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_GPT_OSS};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,    SPW_FAMILY_LLAMA,     SPW_FAMILY_PHI3,
+                                          SPW_FAMILY_OLMO2,   SPW_FAMILY_GEMMA3,    SPW_FAMILY_GEMMA2,
+                                          SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_QWEN2_MOE,
+                                          SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE};
     static const spw_state_format formats[] = {SPW_STATE_FP32, SPW_STATE_MIXED, SPW_STATE_SPLIT};
     static const char *const codes[] = {"", "int8", "int4"};
     tiny_config(c, formats[random_pick(run, 0, 3)]);
@@ -45,6 +46,7 @@ draw_model(uint64_t run, spw_config *c, spw_model_config *m)
     m->layers = 1 + (uint32_t)random_pick(run, 2, 5);
     m->vocab = 61 + random_pick(run, 3, VOCAB_MAX - 61);
     m->mlp_width = m->experts > 0 ? 24 + 8 * random_pick(run, 4, 8) : 64 + 8 * random_pick(run, 4, 40);
+    m->shared_width = m->sigmoid ? m->mlp_width : m->shared_width;
     m->tied = random_pick(run, 5, 2) == 0;
     m->init_std = 0.3;
     if (c->run.state_format != SPW_STATE_FP32)

@@ -8,11 +8,12 @@
 typedef struct moe_args {
     const cpu_kernels *k;
     const spw_routing *r;
+    const spw_routing_rule *rule;
     const float *logits, *x, *dy, *onto;
     float *y, *dweights;
     uint64_t C, grain;
     float balance;
-    bool sum_to_one, weighted, add;
+    bool weighted, add;
 } moe_args;
 
 static uint64_t
@@ -51,34 +52,89 @@ choose(int32_t *choices, const float *logits, uint64_t E, uint64_t k)
     }
 }
 
+static float
+sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* The sum of a group's best two, or its best one. */
+static float
+worth(const float *keys, uint64_t n, bool of_two)
+{
+    int32_t best[2] = {0, 0};
+    choose(best, keys, n, n > 1 ? 2 : 1);
+    return of_two && n > 1 ? keys[best[0]] + keys[best[1]] : keys[best[0]];
+}
+
+/* Experts of groups that are not among the best can no longer be chosen. */
+static void
+leave_groups(const spw_routing_rule *rule, float *keys, uint64_t E)
+{
+    float worths[SPW_EXPERTS_MAX];
+    int32_t best[SPW_EXPERTS_MAX];
+    uint64_t each = E / rule->groups;
+    bool stays[SPW_EXPERTS_MAX] = {false};
+    for (uint64_t g = 0; g < rule->groups; g++)
+        worths[g] = worth(keys + g * each, each, rule->sigmoid);
+    choose(best, worths, rule->groups, rule->group_choices);
+    for (uint64_t i = 0; i < rule->group_choices; i++)
+        stays[best[i]] = true;
+    for (uint64_t e = 0; e < E; e++)
+        keys[e] = stays[e / each] ? keys[e] : -INFINITY;
+}
+
+/* What choices go by: the logits themselves, or room with what the rule makes of them. */
+static const float *
+keys_of(const spw_routing_rule *rule, const float *logits, uint64_t E, float *room)
+{
+    const float *bias = rule->bias;
+    if (!rule->sigmoid && rule->groups == 0)
+        return logits;
+    for (uint64_t e = 0; e < E; e++) {
+        room[e] = rule->sigmoid ? sigmoid(logits[e]) : logits[e];
+        if (bias != NULL)
+            room[e] +=
+                bias[SPW_TERMS * e] + bias[SPW_TERMS * e + 1] + bias[SPW_TERMS * e + 2] + bias[SPW_TERMS * e + 3];
+    }
+    if (rule->groups > 0)
+        leave_groups(rule, room, E);
+    return room;
+}
+
 static void
 route_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const moe_args *g = ctx;
     const spw_routing *r = g->r;
+    const spw_routing_rule *rule = g->rule;
     uint64_t first, n = slice(g, part_idx, &first);
     (void)worker_idx;
     for (uint64_t m = first; m < first + n; m++) {
         const float *logits = g->logits + m * r->E;
         int32_t *choices = r->choices + m * r->k;
-        float *w = r->weights + m * r->k, sum = 0, max, exps[SPW_EXPERTS_MAX];
-        choose(choices, logits, r->E, r->k);
+        float *w = r->weights + m * r->k, sum = 0, max, room[SPW_EXPERTS_MAX];
+        choose(choices, keys_of(rule, logits, r->E, room), r->E, r->k);
         max = logits[choices[0]];
         for (uint64_t j = 0; j < r->k; j++)
-            sum += w[j] = expf(logits[choices[j]] - max);
-        if (!g->sum_to_one)
-            sum = g->k->exp_sum(exps, logits, max, r->E);
+            sum += w[j] = rule->sigmoid ? sigmoid(logits[choices[j]]) : expf(logits[choices[j]] - max);
+        if (!rule->sum_to_one)
+            sum = rule->sigmoid ? 1 : g->k->exp_sum(room, logits, max, r->E);
+        else if (rule->sigmoid)
+            sum += SPW_WEIGHTS_LEAST;
         for (uint64_t j = 0; j < r->k; j++)
-            w[j] /= sum;
+            w[j] = w[j] / sum * rule->scale;
     }
 }
 
 void
-spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool sum_to_one)
+spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, const spw_routing_rule *rule)
 {
     int32_t next[SPW_EXPERTS_MAX] = {0}, end = 0;
     SPW_ASSERT(r->k > 0 && r->k <= SPW_CHOICES_MAX && r->k <= r->E && r->E <= SPW_EXPERTS_MAX);
-    run(q, &(moe_args){.r = r, .logits = logits, .sum_to_one = sum_to_one}, r->E * 4, route_part);
+    SPW_ASSERT(rule->groups == 0 || (r->E % rule->groups == 0 && rule->group_choices <= rule->groups &&
+                                     r->k <= rule->group_choices * (r->E / rule->groups)));
+    run(q, &(moe_args){.r = r, .logits = logits, .rule = rule}, r->E * 4, route_part);
     for (uint64_t i = 0; i < r->M * r->k; i++)
         next[r->choices[i]]++;
     for (uint64_t e = 0; e < r->E; e++) {
@@ -94,42 +150,51 @@ spw__cpu_route(spw_gpu_queue *q, const spw_routing *r, const act *logits, bool s
     }
 }
 
-/* d[e] += p[e] (c[e] - sum of p c), with p over all experts and c balance times an expert's pairs. */
+/*
+ * d[e] += p[e] (c[e] - sum of p c), with p over the sum of all experts' and c balance times an expert's pairs; of a sigmoid times its slope
+ * over it, 1 - p before that division.
+ */
 static void
 add_balance(const moe_args *g, float *d, const float *logits, float max)
 {
     const spw_routing *r = g->r;
-    float p[SPW_EXPERTS_MAX], c[SPW_EXPERTS_MAX], mean = 0;
-    g->k->scale(p, 1.0f / g->k->exp_sum(p, logits, max, r->E), r->E);
+    float p[SPW_EXPERTS_MAX], c[SPW_EXPERTS_MAX], mean = 0, sum = 0;
+    if (!g->rule->sigmoid)
+        sum = g->k->exp_sum(p, logits, max, r->E);
+    for (uint64_t e = 0; g->rule->sigmoid && e < r->E; e++)
+        sum += p[e] = sigmoid(logits[e]);
+    g->k->scale(p, 1.0f / sum, r->E);
     for (uint64_t e = 0; e < r->E; e++) {
         c[e] = g->balance * (float)(r->ends[e] - (e > 0 ? r->ends[e - 1] : 0));
         mean += p[e] * c[e];
     }
     for (uint64_t e = 0; e < r->E; e++)
-        d[e] += p[e] * (c[e] - mean);
+        d[e] += p[e] * (c[e] - mean) * (g->rule->sigmoid ? 1 - sigmoid(logits[e]) : 1);
 }
 
 /*
- * Weights are a softmax, over the chosen ones or over all: dlogits[e] = p[e] (dw[e] - sum of p dw), with p over the same ones and dw 0
- * for those that are not chosen.
+ * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), with w over the same ones
+ * and dw 0 for those that are not chosen. Of a sigmoid only the chosen ones have a gradient: w[e] (1 - p[e]) (dw[e] - that sum, if weights
+ * are divided by theirs).
  */
 static void
 route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const moe_args *g = ctx;
     const spw_routing *r = g->r;
+    const spw_routing_rule *rule = g->rule;
     uint64_t first, n = slice(g, part_idx, &first);
     (void)worker_idx;
     for (uint64_t m = first; m < first + n; m++) {
         const float *logits = g->logits + m * r->E, *w = r->weights + m * r->k, *dw = g->dweights + m * r->k;
         const int32_t *choices = r->choices + m * r->k;
         float *y = g->y + m * r->E, mean = 0, d[SPW_EXPERTS_MAX] = {0};
-        for (uint64_t j = 0; j < r->k; j++)
+        for (uint64_t j = 0; j < r->k && (rule->sum_to_one || !rule->sigmoid); j++)
             mean += w[j] * dw[j];
-        if (!g->sum_to_one)
+        if (!rule->sum_to_one && !rule->sigmoid)
             g->k->scale(d, -mean / g->k->exp_sum(d, logits, logits[choices[0]], r->E), r->E);
         for (uint64_t j = 0; j < r->k; j++)
-            d[choices[j]] = w[j] * (dw[j] - mean);
+            d[choices[j]] = w[j] * (dw[j] - mean / rule->scale) * (rule->sigmoid ? 1 - sigmoid(logits[choices[j]]) : 1);
         if (g->balance != 0)
             add_balance(g, d, logits, logits[choices[0]]);
         for (uint64_t e = 0; e < r->E; e++)
@@ -139,14 +204,14 @@ route_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 
 void
 spw__cpu_route_backward(spw_gpu_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
-                        bool sum_to_one, float balance, unsigned flags)
+                        const spw_routing_rule *rule, float balance, unsigned flags)
 {
     run(q,
         &(moe_args){.r = r,
                     .logits = logits,
                     .y = dlogits,
                     .dweights = (float *)(uintptr_t)dweights,
-                    .sum_to_one = sum_to_one,
+                    .rule = rule,
                     .balance = balance,
                     .add = flags & SPW_OP_ACC_DX},
         r->E * 4, route_backward_part);
@@ -224,12 +289,6 @@ spw__cpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act 
 }
 
 /* ---------------------------------------------------------------- an expert of all rows; r has M alone, logits are the gate */
-
-static float
-sigmoid(float x)
-{
-    return 1.0f / (1.0f + expf(-x));
-}
 
 static void
 add_gated_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)

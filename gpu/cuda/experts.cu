@@ -15,7 +15,7 @@ row_threads(uint64_t pieces)
  * every multiprocessor, and their counters (250 KB for 128 experts) are little beside that.
  */
 void
-spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, bool sum_to_one)
+spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, const spw_routing_rule *rule)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     unsigned blocks = spw__cuda_blocks(r->M * r->k, SORT_PAIRS), E = (unsigned)r->E;
@@ -30,7 +30,7 @@ spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, b
     if (counts == NULL)
         return;
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_kernel<T>), *r,
-                      (const T *)logits, sum_to_one));
+                      (const T *)logits, *rule));
     LAUNCH(q, blocks, SORT_THREADS, 0, (count_kernel), counts, r->choices, r->M * r->k, E);
     LAUNCH(q, E, SORT_THREADS, 0, (scan_kernel), counts, counts + count, blocks);
     LAUNCH(q, blocks, SORT_THREADS, 0, (place_kernel), *r, counts, counts + count);
@@ -38,14 +38,13 @@ spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, b
 
 void
 spw__cuda_route_backward(spw_gpu_queue *queue, act *dlogits, const float *dweights, const act *logits,
-                         const spw_routing *r, bool sum_to_one, float balance, unsigned flags)
+                         const spw_routing *r, const spw_routing_rule *rule, float balance, unsigned flags)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (r->M == 0)
         return;
-    BY_TYPE(q,
-            LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>), (T *)dlogits,
-                   dweights, (const T *)logits, *r, sum_to_one, balance, (flags & SPW_OP_ACC_DX) != 0));
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>),
+                      (T *)dlogits, dweights, (const T *)logits, *r, *rule, balance, (flags & SPW_OP_ACC_DX) != 0));
 }
 
 void

@@ -31,53 +31,120 @@ rank_of(float logit, unsigned expert)
 }
 
 SPW_DEVICE float
-logit_of(uint64_t rank)
+value_of(uint64_t rank)
 {
     unsigned bits = (unsigned)(rank >> 32);
     return __uint_as_float(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
 }
 
+SPW_DEVICE float
+logistic(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* The greatest of the warp's ranks, which is taken out of them. experts: how many there are. */
+SPW_DEVICE uint64_t
+take_best(uint64_t (&rank)[LANE_EXPERTS], unsigned experts)
+{
+    uint64_t best = rank[0];
+#pragma unroll
+    for (unsigned i = 1; i < LANE_EXPERTS && i * WARP < experts; i++)
+        best = most(best, rank[i]);
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d /= 2)
+        best = most(best, __shfl_xor_sync(0xffffffffu, best, d));
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < experts; i++)
+        rank[i] = rank[i] == best ? 0 : rank[i];
+    return best;
+}
+
+/* Experts of groups that are not among the best get the rank of -inf. */
+__device__ static void
+leave_groups(uint64_t (&rank)[LANE_EXPERTS], const spw_routing_rule &rule, unsigned E)
+{
+    unsigned lane = threadIdx.x % WARP, groups = (unsigned)rule.groups, each = E / groups;
+    uint64_t worth[LANE_EXPERTS] = {0}, stays[LANE_EXPERTS / 2] = {0}; /* of group lane + 32 i; a bit each */
+    for (unsigned g = 0; g < groups; g++) {
+        uint64_t mine[LANE_EXPERTS], best;
+        float value;
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+            mine[i] = lane + i * WARP < E && (lane + i * WARP) / each == g ? rank[i] : 0;
+        best = take_best(mine, E);
+        value = value_of(best);
+        if (rule.sigmoid && each > 1)
+            value += value_of(take_best(mine, E));
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+            worth[i] = lane + i * WARP == g ? rank_of(value, g) : worth[i];
+    }
+    for (unsigned j = 0; j < (unsigned)rule.group_choices; j++) {
+        unsigned g = 0xffffffffu - (unsigned)take_best(worth, groups);
+#pragma unroll
+        for (unsigned i = 0; i < LANE_EXPERTS / 2; i++)
+            stays[i] |= g / 64 == i ? 1ull << g % 64 : 0ull;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+        unsigned e = lane + i * WARP, g = e / each;
+        bool stay = false;
+#pragma unroll
+        for (unsigned k = 0; k < LANE_EXPERTS / 2; k++)
+            stay = stay || (g / 64 == k && (stays[k] >> g % 64 & 1) != 0);
+        if (e < E && !stay)
+            rank[i] = rank_of(-INFINITY, e);
+    }
+}
+
+template <class T>
+SPW_DEVICE float
+sum_of_terms(const T *terms)
+{
+    return widen(terms[0]) + widen(terms[1]) + widen(terms[2]) + widen(terms[3]);
+}
+
 template <class T>
 __global__ void
-route_kernel(spw_routing r, const T *logits, bool sum_to_one)
+route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[LANE_EXPERTS];
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
     float v[LANE_EXPERTS], mine = 0.0f, max, weight, sum = 0.0f;
+    const T *bias = (const T *)rule.bias;
     if (row >= r.M)
         return; /* the whole warp */
 #pragma unroll
     for (unsigned i = 0; i < LANE_EXPERTS; i++) {
         unsigned e = lane + i * WARP;
-        v[i] = e < E ? widen(logits[row * E + e]) : -INFINITY;
-        rank[i] = e < E ? rank_of(v[i], e) : 0;
+        float key;
+        v[i] = key = e < E ? widen(logits[row * E + e]) : -INFINITY;
+        if (rule.sigmoid && e < E)
+            key = logistic(key) + (bias != NULL ? sum_of_terms(bias + SPW_TERMS * e) : 0.0f);
+        rank[i] = e < E ? rank_of(key, e) : 0;
     }
+    if (rule.groups > 0)
+        leave_groups(rank, rule, E);
     for (unsigned j = 0; j < r.k; j++) {
-        uint64_t best = rank[0];
-#pragma unroll
-        for (unsigned i = 1; i < LANE_EXPERTS && i * WARP < E; i++)
-            best = most(best, rank[i]);
-#pragma unroll
-        for (int d = WARP / 2; d > 0; d /= 2)
-            best = most(best, __shfl_xor_sync(0xffffffffu, best, d));
-#pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < E; i++)
-            rank[i] = rank[i] == best ? 0 : rank[i];
-        if (lane == j) {
-            mine = logit_of(best);
+        uint64_t best = take_best(rank, E);
+        if (lane == j)
             expert = 0xffffffffu - (unsigned)best;
-        }
     }
+    if (lane < r.k)
+        mine = widen(logits[row * E + expert]);
     max = __shfl_sync(0xffffffffu, mine, 0);
-    weight = lane < r.k ? expf(mine - max) : 0.0f;
-    if (sum_to_one)
+    weight = lane >= r.k ? 0.0f : rule.sigmoid ? logistic(mine) : expf(mine - max);
+    if (rule.sum_to_one)
         sum = weight;
 #pragma unroll
     for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < E; i++)
-        sum += !sum_to_one && lane + i * WARP < E ? expf(v[i] - max) : 0.0f;
-    sum = warp_sum(sum);
+        sum += !rule.sum_to_one && !rule.sigmoid && lane + i * WARP < E ? expf(v[i] - max) : 0.0f;
+    sum = rule.sigmoid && !rule.sum_to_one ? 1.0f : warp_sum(sum);
+    if (rule.sigmoid && rule.sum_to_one)
+        sum += SPW_WEIGHTS_LEAST;
     if (lane < r.k) {
-        r.weights[row * r.k + lane] = weight / sum;
+        r.weights[row * r.k + lane] = weight / sum * rule.scale;
         r.choices[row * r.k + lane] = (int32_t)expert;
     }
 }
@@ -90,26 +157,27 @@ pairs_of(const spw_routing &r, unsigned e)
 }
 
 /*
- * dlogits[e] = p[e] (dw[e] - sum of p dw), p over all experts or over the chosen ones, dw 0 where not chosen. The weights are p of the
- * chosen ones.
+ * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), dw 0 where not chosen. Of a
+ * sigmoid: w[e] (1 - p[e]) (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone.
  */
 template <class T>
 __global__ void
-route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, bool sum_to_one, float balance,
-                      bool add)
+route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, spw_routing_rule rule,
+                      float balance, bool add)
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
-    float d[LANE_EXPERTS] = {0}, w = 0.0f, dw = 0.0f, mean, sum = 0.0f;
+    float d[LANE_EXPERTS] = {0}, w = 0.0f, dw = 0.0f, slope = 1.0f, mean, sum = 0.0f;
     if (row >= r.M)
         return; /* the whole warp */
     if (lane < r.k) {
         w = r.weights[row * r.k + lane];
         dw = dweights[row * r.k + lane];
         expert = (unsigned)r.choices[row * r.k + lane];
+        slope = rule.sigmoid ? 1.0f - logistic(widen(logits[row * E + expert])) : 1.0f;
     }
-    mean = warp_sum(w * dw);
-    if (!sum_to_one) {
+    mean = rule.sigmoid && !rule.sum_to_one ? 0.0f : warp_sum(w * dw);
+    if (!rule.sum_to_one && !rule.sigmoid) {
         float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]);
 #pragma unroll
         for (unsigned i = 0; i < LANE_EXPERTS; i++) {
@@ -123,7 +191,7 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
     }
     for (unsigned j = 0; j < r.k; j++) {
         unsigned chosen = __shfl_sync(0xffffffffu, expert, (int)j);
-        float of_chosen = __shfl_sync(0xffffffffu, w * (dw - mean), (int)j);
+        float of_chosen = __shfl_sync(0xffffffffu, w * (dw - mean / rule.scale) * slope, (int)j);
 #pragma unroll
         for (unsigned i = 0; i < LANE_EXPERTS; i++)
             d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
@@ -132,7 +200,8 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]), p[LANE_EXPERTS], all = 0.0f, c = 0.0f;
 #pragma unroll
         for (unsigned i = 0; i < LANE_EXPERTS; i++) {
-            p[i] = lane + i * WARP < E ? expf(widen(logits[row * E + lane + i * WARP]) - max) : 0.0f;
+            float logit = lane + i * WARP < E ? widen(logits[row * E + lane + i * WARP]) : -INFINITY;
+            p[i] = lane + i * WARP >= E ? 0.0f : rule.sigmoid ? logistic(logit) : expf(logit - max);
             all += p[i];
             c += p[i] * balance * (float)pairs_of(r, lane + i * WARP);
         }
@@ -140,7 +209,8 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         c = warp_sum(c) * all;
 #pragma unroll
         for (unsigned i = 0; i < LANE_EXPERTS; i++)
-            d[i] += p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c);
+            d[i] +=
+                p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c) * (rule.sigmoid ? 1.0f - p[i] : 1.0f);
     }
 #pragma unroll
     for (unsigned i = 0; i < LANE_EXPERTS; i++) {

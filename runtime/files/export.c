@@ -189,8 +189,11 @@ write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *
         SPW_TRY(read_block(j, master, id, at, n, block, err));
         merge(j, p, at, n, block);
         spw_convert(out, j->report->dtype, block, SPW_F32, n);
-        SPW_TRY(spw_st_write(w, in_file, at * bytes, out, n * bytes, err));
-        j->done += n * bytes;
+        if (p->in_terms)
+            SPW_TRY(spw_st_write_terms(w, in_file, at, block, n, err));
+        else
+            SPW_TRY(spw_st_write(w, in_file, at * bytes, out, n * bytes, err));
+        j->done += p->in_terms ? n / SPW_TERMS * sizeof(float) : n * bytes;
         if (j->o->progress != NULL && (at + n == elems || j->done % (64 << 20) < n * bytes))
             j->o->progress(j->o->progress_ctx, j->done, j->all);
     }
@@ -205,7 +208,8 @@ cut(job *j)
     j->report->files = 1;
     for (uint32_t id = 0; id < j->model->param_count; id++) {
         const spw_param *p = &j->model->params[id];
-        uint64_t bytes = p->rows * p->cols * spw_dtype_bytes(j->report->dtype);
+        uint64_t elems = p->in_terms ? p->cols / SPW_TERMS : p->rows * p->cols;
+        uint64_t bytes = elems * (p->in_terms ? sizeof(float) : spw_dtype_bytes(j->report->dtype));
         bool whole = p->stack == 0 || p->expert == 1;
         if (whole && j->o->shard_bytes > 0 && filled > 0 &&
             filled + bytes * (p->stack > 0 ? p->stack : 1) > j->o->shard_bytes) {
@@ -215,7 +219,7 @@ cut(job *j)
         filled += bytes;
         j->all += bytes;
         j->file_of[id] = j->report->files - 1;
-        j->report->params += p->rows * p->cols;
+        j->report->params += elems;
         j->report->tensors += whole;
     }
     j->report->bytes = j->all;

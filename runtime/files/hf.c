@@ -31,7 +31,8 @@ enum {
     GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
     GEMMA = GEMMA2 | GEMMA3,
     GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS,
+    GLM = 1 << SPW_FAMILY_GLM4_MOE,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | GLM,
     ALL = GPT2 | LLAMAS
 };
 
@@ -72,8 +73,8 @@ static const struct {
     {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", LLAMAS},
-    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS)},
+    {"sliding_window", LLAMAS & ~GLM},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | GLM)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
@@ -86,15 +87,24 @@ static const struct {
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | GPT_OSS},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS | GLM},
+    {"n_routed_experts", GLM},
+    {"n_shared_experts", GLM},
+    {"first_k_dense_replace", GLM},
+    {"n_group", GLM},
+    {"topk_group", GLM},
+    {"routed_scaling_factor", GLM},
+    {"use_qk_norm", GLM},
+    {"num_nextn_predict_layers", GLM}, /* layers behind the last one, which are left out */
+    {"num_mtp_layers", GLM},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE},
-    {"norm_topk_prob", QWEN_MOE},
+    {"moe_intermediate_size", QWEN_MOE | GLM},
+    {"norm_topk_prob", QWEN_MOE | GLM},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS | GPT_OSS},
-    {"router_aux_loss_coef", EXPERTS | GPT_OSS},
+    {"output_router_logits", EXPERTS | GPT_OSS | GLM},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS | GLM},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
@@ -118,7 +128,7 @@ static const struct {
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
     "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
     "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
-    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM",  "GptOssForCausalLM"};
+    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM",  "GptOssForCausalLM",  "Glm4MoeForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -366,13 +376,13 @@ read_member(const source *s, const char *key, source *out)
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
 
-/* Phi-3's class turns the first part of a head, and looks in the rope object before it looks beside; the others know of no part. */
+/* Phi-3's and GLM's classes turn the first part of a head, and look in the rope object before they look beside; the others know of no part. */
 static spw_status
 read_rope_part(const source *s, spw_model_config *c)
 {
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
-    if (part != 1 && c->family != SPW_FAMILY_PHI3)
+    if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE)
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     if (!(part > 0 && part <= 1))
         return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
@@ -460,6 +470,7 @@ read_rope(const source *s, spw_model_config *c)
                     : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
                     : c->family == SPW_FAMILY_GPT_OSS                         ? 150000
                                                                               : 10000;
+    c->rope_part = c->family == SPW_FAMILY_GLM4_MOE ? 0.5 : 0;
     SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
     if (c->family == SPW_FAMILY_GPT_OSS && rope.object == NULL)
@@ -563,6 +574,8 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
+    if (c->family == SPW_FAMILY_GLM4_MOE) /* its class knows of none */
+        return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         return read_windows_between(s, c);
     if (!qwen && !moe)
@@ -584,44 +597,120 @@ read_window(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
-/* mlp_width is an expert's. Every layer has experts, or none. */
 static spw_status
-read_experts(const source *s, spw_model_config *c)
+check_router_logits(const source *s)
 {
-    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE, qwen = with_shared || c->family == SPW_FAMILY_QWEN3_MOE;
-    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS;
-    const char *key = get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts";
-    const json_t *dense = get(s, "mlp_only_layers");
-    double jitter = 0;
-    uint64_t step = 1;
-    if (c->family != SPW_FAMILY_MIXTRAL && !qwen && !gpt_oss)
-        return SPW_OK;
-    c->experts = with_shared ? 60 : qwen || gpt_oss ? 128 : 8; /* the classes' defaults */
-    c->choices = with_shared || gpt_oss ? 4 : qwen ? 8 : 2;
-    c->mlp_width = with_shared ? 1408 : qwen ? 768 : c->mlp_width;
-    c->shared_width = with_shared ? 5632 : 0;
-    c->sum_to_one = !qwen;
-    SPW_TRY(read_size(s, key, 1, &c->experts));
-    SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
     if (json_is_true(get(s, "output_router_logits")))
         return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
                    ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
-    SPW_TRY(must_be(s, "output_router_logits", false));
-    if (gpt_oss)
-        return SPW_OK;
-    if (!qwen) {
-        SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
-        return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
+    return must_be(s, "output_router_logits", false);
+}
+
+static bool
+is_listed(const json_t *list, uint64_t l)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        if (json_is_integer(v) && json_integer_value(v) == (json_int_t)l)
+            return true;
     }
+    return false;
+}
+
+/* Qwen's layers without experts: those of a list, which must be the first ones here, and all but each so many-th. */
+static spw_status
+read_dense_layers(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "mlp_only_layers");
+    uint64_t step = 1;
+    SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
+    if (list != NULL && !json_is_array(list))
+        return wrong(s, "mlp_only_layers", "a list of layers", list);
+    c->sparse_every = step > 1 ? step : 0;
+    while (c->dense_first < c->layers && is_listed(list, c->dense_first))
+        c->dense_first++;
+    for (uint64_t l = 0; l < c->layers; l++) {
+        if ((spw_model_experts(c, l) == 0) != (is_listed(list, l) || (l + 1) % step != 0))
+            return refuse(s, "mlp_only_layers", list);
+    }
+    if (c->dense_first == 0 && step == 1)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
+static spw_status
+read_qwen_experts(const source *s, spw_model_config *c)
+{
+    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE;
+    c->experts = with_shared ? 60 : 128; /* the classes' defaults */
+    c->choices = with_shared ? 4 : 8;
+    c->mlp_width = with_shared ? 1408 : 768;
+    c->shared_width = with_shared ? 5632 : 0;
+    c->shared_gated = with_shared;
+    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts", 1,
+                      &c->experts));
     SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
     if (with_shared)
         SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
     SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
-    SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
-    if (step != 1)
-        return refuse(s, "decoder_sparse_step", get(s, "decoder_sparse_step"));
-    return dense == NULL || (json_is_array(dense) && json_array_size(dense) == 0) ? SPW_OK
-                                                                                  : refuse(s, "mlp_only_layers", dense);
+    return read_dense_layers(s, c);
+}
+
+static spw_status
+read_glm_experts(const source *s, spw_model_config *c)
+{
+    uint64_t shared = 1;
+    c->experts = 128;
+    c->choices = 8;
+    c->mlp_width = 1408;
+    c->sigmoid = c->sum_to_one = true;
+    c->dense_first = c->groups = c->group_choices = 1;
+    c->choice_scale = 1;
+    SPW_TRY(read_size(s, "n_routed_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "n_shared_experts", 1, &shared));
+    SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
+    SPW_TRY(read_size(s, "n_group", 1, &c->groups));
+    SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(read_real(s, "routed_scaling_factor", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
+    c->shared_width = shared * c->mlp_width;
+    if (c->groups == 1)
+        c->groups = c->group_choices = 0;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
+/* mlp_width is an expert's, dense_width that of layers without. */
+static spw_status
+read_experts(const source *s, spw_model_config *c)
+{
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
+    bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
+    double jitter = 0;
+    if (!mixtral && !qwen && !gpt_oss && c->family != SPW_FAMILY_GLM4_MOE)
+        return SPW_OK;
+    SPW_TRY(check_router_logits(s));
+    c->dense_width = c->mlp_width;
+    if (qwen) {
+        SPW_TRY(read_qwen_experts(s, c));
+    } else if (c->family == SPW_FAMILY_GLM4_MOE) {
+        SPW_TRY(read_glm_experts(s, c));
+    } else {
+        c->experts = gpt_oss ? 128 : 8;
+        c->choices = gpt_oss ? 4 : 2;
+        c->sum_to_one = true;
+        c->dense_width = 0;
+        SPW_TRY(
+            read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
+    }
+    SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
+    if (mixtral)
+        SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
+    return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
 }
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
@@ -682,14 +771,16 @@ read_llama(const source *s, spw_model_config *c)
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = spw__hf_is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss   ? 8
-                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma ? 4
-                          : s->qwen_vl                                                                    ? 8
-                          : c->family == SPW_FAMILY_QWEN2_MOE                                             ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                ? 32
-                                                                                                          : 0;
+    bool glm = c->family == SPW_FAMILY_GLM4_MOE;
+    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ? 8
+                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma      ? 4
+                          : s->qwen_vl                                                                         ? 8
+                          : c->family == SPW_FAMILY_QWEN2_MOE                                                  ? 16
+                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                     ? 32
+                                                                                                               : 0;
     c->norm_eps =
-        c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || gpt_oss || s->qwen_vl ? 1e-5 : 1e-6;
+        c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || gpt_oss || glm || s->qwen_vl ? 1e-5
+                                                                                                                : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -711,19 +802,21 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
     SPW_TRY(read_experts(s, c));
-    if (biases || qwen3 || olmo || gemma || gpt_oss)
+    if (biases || qwen3 || olmo || gemma || gpt_oss || glm)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
     c->qkv_bias = bias || c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN2_MOE;
     if (c->family == SPW_FAMILY_QWEN2_MOE)
         SPW_TRY(read_bool(s, "qkv_bias", &c->qkv_bias));
-    c->out_bias = bias;
+    c->out_bias = bias && !glm;
     if (biases)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
     c->qk_norm = qwen3 || olmo || c->family == SPW_FAMILY_GEMMA3;
+    if (glm)
+        SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
     c->qk_norm_whole = olmo;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
@@ -798,7 +891,7 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text or gpt_oss)",
+                         "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss or glm4_moe)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);

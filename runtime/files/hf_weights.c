@@ -40,6 +40,7 @@ struct spw_hf_reader {
     uint32_t *of_param; /* (param_count) index of each parameter's tensor; NULL: not bound */
     uint64_t *first;    /* (param_count) the parameter's first element in it */
     coded *coded;       /* (param_count) of those that are MXFP4 */
+    bool *in_terms;     /* (param_count) as spw_param has it */
     uint32_t shard_count, tensor_count, param_count;
 };
 
@@ -235,6 +236,7 @@ spw_hf_reader_close(spw_hf_reader *r)
     spw_mem_free(r->of_param);
     spw_mem_free(r->first);
     spw_mem_free(r->coded);
+    spw_mem_free(r->in_terms);
     spw_mem_free(r);
 }
 
@@ -289,15 +291,22 @@ ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images. */
+/*
+ * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, and those
+ * of GLM and DeepSeek layers behind the last one, which predict further tokens.
+ */
 static bool
-is_passed_over(const char *name, spw_family family)
+is_passed_over(const char *name, const spw_model_config *c)
 {
+    spw_family family = c->family;
     const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
     if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
         (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
         return true;
     if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))
+        return true;
+    if (c->sigmoid && begins_with(name, "model.layers.") &&
+        strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
         return true;
     if (family == SPW_FAMILY_GPT2)
         return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
@@ -367,7 +376,7 @@ static spw_status
 check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
 {
     const spw_tensor_info *t = e->info;
-    uint64_t want[3] = {p->stack, p->ndim == 1 ? p->cols : p->rows, p->cols};
+    uint64_t want[3] = {p->stack, p->ndim > 1 ? p->rows : p->in_terms ? p->cols / SPW_TERMS : p->cols, p->cols};
     uint32_t ndim = p->ndim + (p->stack > 0);
     const uint64_t *shape = p->stack > 0 ? want : want + 1;
     char is[120], needed[80];
@@ -489,7 +498,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
         } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
-        } else if (id < m->param_count || !is_passed_over(name, family)) {
+        } else if (id < m->param_count || !is_passed_over(name, &m->config)) {
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
                              r->tensors[i].info->name,
                              id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
@@ -499,6 +508,8 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     if (head != UINT32_MAX)
         SPW_TRY(compare_tied(r, head, r->of_param[m->blocks[0].param_ids[0]], err));
     r->param_count = m->param_count;
+    for (uint32_t id = 0; id < m->param_count; id++)
+        r->in_terms[id] = m->params[id].in_terms;
     return SPW_OK;
 }
 
@@ -511,11 +522,13 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
     spw_mem_free(r->of_param);
     spw_mem_free(r->first);
     spw_mem_free(r->coded);
+    spw_mem_free(r->in_terms);
+    r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
     r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
     r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
     r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
     r->param_count = 0;
-    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || names == NULL) {
+    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || names == NULL) {
         spw_mem_free(names);
         return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
     }
@@ -538,7 +551,8 @@ bool
 spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype)
 {
     const entry *e;
-    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->coded[param_id].blocks != NULL)
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->coded[param_id].blocks != NULL ||
+        r->in_terms[param_id])
         return false;
     e = &r->tensors[r->of_param[param_id]];
     *out = spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info);
@@ -560,6 +574,21 @@ read_coded(coded *c, uint64_t first, uint64_t count, float *out)
     return SPW_OK;
 }
 
+/* Terms [first, first + count) of what the file has one number for each row of. */
+static spw_status
+read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    for (uint64_t at = first, n; at < first + count; at += n) {
+        float x, terms[SPW_TERMS];
+        n = SPW_TERMS - at % SPW_TERMS;
+        n = n < first + count - at ? n : first + count - at;
+        SPW_TRY(read_floats(r, i, at / SPW_TERMS, 1, &x, err));
+        spw_terms_split(x, terms);
+        memcpy(out + (at - first), terms + at % SPW_TERMS, n * sizeof *out);
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
@@ -568,5 +597,7 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
                          r->param_count);
     if (r->coded[param_id].blocks != NULL)
         return read_coded(&r->coded[param_id], first, count, out);
+    if (r->in_terms[param_id])
+        return read_terms(r, r->of_param[param_id], first, count, out, err);
     return read_floats(r, r->of_param[param_id], r->first[param_id] + first, count, out, err);
 }

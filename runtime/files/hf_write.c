@@ -68,8 +68,8 @@ write_rope(json_t *o, const spw_model_config *c)
     if (c->rope == SPW_ROPE_LINEAR)
         json_object_set_new(o, "rope_scaling",
                             json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
-    if (c->rope_part > 0)
-        json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part));
+    if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE) /* whose default is a half */
+        json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
     if (c->rope == SPW_ROPE_LONG) {
         json_object_set_new(o, "rope_scaling", long_object(c));
         set_size(o, "original_max_position_embeddings", c->rope_positions);
@@ -136,6 +136,32 @@ write_gpt_oss(json_t *o, const spw_model_config *c)
 }
 
 static void
+write_glm(json_t *o, const spw_model_config *c)
+{
+    set_size(o, "n_routed_experts", c->experts);
+    set_size(o, "n_shared_experts", c->shared_width / c->mlp_width);
+    set_size(o, "num_experts_per_tok", c->choices);
+    set_size(o, "moe_intermediate_size", c->mlp_width);
+    set_size(o, "first_k_dense_replace", c->dense_first);
+    set_size(o, "n_group", c->groups > 0 ? c->groups : 1);
+    set_size(o, "topk_group", c->groups > 0 ? c->group_choices : 1);
+    json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
+    json_object_set_new(o, "routed_scaling_factor", json_real(c->choice_scale > 0 ? c->choice_scale : 1));
+    set_size(o, "num_nextn_predict_layers", 0);
+    json_object_set_new(o, "use_qk_norm", json_boolean(c->qk_norm));
+}
+
+/* Those that have none whatever the step says. */
+static json_t *
+dense_layers(const spw_model_config *c)
+{
+    json_t *list = json_array();
+    for (uint64_t l = 0; l < c->layers && l < c->dense_first; l++)
+        json_array_append_new(list, json_integer((json_int_t)l));
+    return list;
+}
+
+static void
 write_llama(json_t *o, const spw_model_config *c)
 {
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
@@ -144,7 +170,7 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "num_attention_heads", c->heads);
     set_size(o, "num_key_value_heads", c->kv_heads);
     set_size(o, "head_dim", c->head_dim);
-    set_size(o, "intermediate_size", c->mlp_width);
+    set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
     if (spw__hf_is_gemma(c->family))
         write_gemma(o, c);
@@ -162,6 +188,11 @@ write_llama(json_t *o, const spw_model_config *c)
         write_gpt_oss(o, c);
     if (biases || c->qk_norm || spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
+    if (c->family == SPW_FAMILY_GLM4_MOE) {
+        write_glm(o, c);
+        json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
+        return;
+    }
     if (c->experts > 0) {
         set_size(o, c->family == SPW_FAMILY_MIXTRAL || c->experts_paired ? "num_local_experts" : "num_experts",
                  c->experts);
@@ -175,6 +206,8 @@ write_llama(json_t *o, const spw_model_config *c)
         set_size(o, "moe_intermediate_size", c->mlp_width);
         json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
+        set_size(o, "decoder_sparse_step", c->sparse_every > 0 ? c->sparse_every : 1);
+        json_object_set_new(o, "mlp_only_layers", dense_layers(c));
     }
     if (c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3) {
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));

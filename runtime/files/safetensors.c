@@ -519,6 +519,18 @@ spw_st_describe(spw_tensor_info *t, const spw_param *p, spw_dtype dtype)
     t->shape[1] = p->ndim == 1 ? 0 : p->cols;
     t->stack = p->stack;
     t->slice = p->stack > 0 ? p->expert - 1 : 0;
+    if (p->in_terms) {
+        t->dtype = SPW_F32;
+        t->shape[0] /= SPW_TERMS;
+    }
+}
+
+spw_status
+spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, uint64_t count, spw_error *err)
+{
+    SPW_ASSERT(first % SPW_TERMS == 0 && count % SPW_TERMS == 0);
+    spw_terms_sum(terms, terms, count / SPW_TERMS);
+    return spw_st_write(w, i, first / SPW_TERMS * sizeof *terms, terms, count / SPW_TERMS * sizeof *terms, err);
 }
 
 spw_status

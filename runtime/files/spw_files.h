@@ -62,8 +62,14 @@ typedef struct spw_st_extent {
 } spw_st_extent;
 spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t);
 
-/* The tensor, or the slice of one, that a model's files have of a parameter. */
+/* The tensor, or the slice of one, that a model's files have of a parameter; of one in terms it is fp32, whatever dtype says. */
 void spw_st_describe(spw_tensor_info *out, const spw_param *p, spw_dtype dtype);
+/*
+ * Terms [first, first + count) of a parameter that is in terms, to tensor i as the fp32 numbers that they add up to; both are multiples of
+ * SPW_TERMS. terms is scratch afterwards.
+ */
+spw_status
+spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, uint64_t count, spw_error *err);
 
 /* ---------------------------------------------------------------- Hugging Face's config.json */
 

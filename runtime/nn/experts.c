@@ -18,7 +18,7 @@ take_routing(spw_tape *t, spw_routing *r)
 }
 
 spw_value *
-spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance)
+spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance)
 {
     spw_routed *routed = &t->routings[t->routing_count];
     spw_value *y;
@@ -28,7 +28,7 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, 
         return spw__tape_fail(t);
     memset(routed, 0, sizeof *routed);
     routed->on_device = (spw_routing){.M = logits->rows, .k = choices, .E = logits->cols};
-    routed->sum_to_one = sum_to_one;
+    routed->rule = *rule;
     routed->balance = balance * (float)logits->cols / ((float)logits->rows * (float)logits->rows * (float)choices);
     t->routing_count++;
     if (!take_routing(t, &routed->on_device))
@@ -37,7 +37,7 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, 
     if (y == NULL || (o = spw__tape_op(t, T_ROUTE, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t))
-        spw_gpu_route(t->queue, &routed->on_device, logits->data, sum_to_one);
+        spw_gpu_route(t->queue, &routed->on_device, logits->data, rule);
     if (!t->dry)
         spw_gpu_read_bytes(t->queue, routed->ends, routed->on_device.ends, logits->cols * sizeof(int32_t));
     y->routed = routed;

@@ -5,9 +5,9 @@
 #include "spw_nn.h"
 #include <math.h>
 
-static const char *const family_names[SPW_FAMILY_COUNT] = {"gpt2",    "llama",       "mistral", "qwen2",   "qwen3",
-                                                           "mixtral", "qwen3_moe",   "phi3",    "smollm3", "qwen2_moe",
-                                                           "olmo2",   "gemma3_text", "gemma2",  "gpt_oss", "custom"};
+static const char *const family_names[SPW_FAMILY_COUNT] = {
+    "gpt2",    "llama",     "mistral", "qwen2",       "qwen3",  "mixtral", "qwen3_moe", "phi3",
+    "smollm3", "qwen2_moe", "olmo2",   "gemma3_text", "gemma2", "gpt_oss", "glm4_moe",  "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -52,6 +52,32 @@ spw_model_rope_table(const spw_model_config *c, uint64_t layer_idx)
     return c->rope_local_theta > 0 && spw_model_window(c, layer_idx) > 0;
 }
 
+uint64_t
+spw_model_experts(const spw_model_config *c, uint64_t layer_idx)
+{
+    bool dense = layer_idx < c->dense_first || (c->sparse_every > 0 && (layer_idx + 1) % c->sparse_every != 0);
+    return dense ? 0 : c->experts;
+}
+
+void
+spw_terms_split(float x, float *terms)
+{
+    for (int i = 0; i < SPW_TERMS; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        bits &= isfinite(x) ? 0xffff0000u : ~0u;
+        memcpy(&terms[i], &bits, sizeof bits);
+        x = isfinite(x) ? x - terms[i] : 0; /* exact: fewer of the same digits */
+    }
+}
+
+void
+spw_terms_sum(float *sums, const float *terms, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        sums[i] = terms[SPW_TERMS * i] + terms[SPW_TERMS * i + 1] + terms[SPW_TERMS * i + 2] + terms[SPW_TERMS * i + 3];
+}
+
 bool
 spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
 {
@@ -62,7 +88,8 @@ spw_model_has_rope(const spw_model_config *c, uint64_t layer_idx)
 static double
 place_of(const spw_model_config *c, double turns)
 {
-    return (double)c->head_dim * log((double)c->rope_positions / (turns * 2 * acos(-1.0))) / (2 * log(c->rope_theta));
+    return (double)spw_model_rope_width(c) * log((double)c->rope_positions / (turns * 2 * acos(-1.0))) /
+           (2 * log(c->rope_theta));
 }
 
 static double
@@ -70,7 +97,7 @@ yarn_frequency(const spw_model_config *c, uint64_t j, double f)
 {
     double first = place_of(c, c->rope_high), last = place_of(c, c->rope_low), mix;
     first = fmax(c->rope_truncate ? floor(first) : first, 0);
-    last = fmin(c->rope_truncate ? ceil(last) : last, (double)c->head_dim - 1);
+    last = fmin(c->rope_truncate ? ceil(last) : last, (double)spw_model_rope_width(c) - 1);
     if (first == last)
         last += 0.001;
     mix = fmin(fmax(((double)j - first) / (last - first), 0), 1);

@@ -2,7 +2,8 @@
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
- * kinds of layers), Gemma 2 (caps of scores and logits) and gpt-oss (sinks, experts of paired columns with biases) apart are flags of the configuration, not functions.
+ * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases) and GLM-4.5 (layers without
+ * experts first, choices by sigmoids) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925).
@@ -78,29 +79,40 @@ gated(const spw_call *call, uint32_t *at, spw_value *h)
     return spw_nn_gate_mul(call->tape, c->gate, gate, up);
 }
 
-/* onto + the expert of all rows, as far as each row's gate lets it. */
+/* onto + the expert of all rows, as far as each row's gate lets it if there is one. */
 static spw_value *
 shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
-    spw_value *x = linear(call, at, gated(call, at, h), false);
+    spw_value *x = gated(call, at, h);
+    if (!call->model->config.shared_gated)
+        return linear_onto(call, at, onto, x, false, true);
+    x = linear(call, at, x, false);
     return spw_nn_add_gated(call->tape, onto, x, linear(call, at, h, false));
 }
 
-/* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
 static spw_value *
-mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+route(const spw_call *call, uint32_t *at, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    spw_value *logits = linear(call, at, h, c->experts_paired);
+    spw_routing_rule rule = {.sum_to_one = c->sum_to_one,
+                             .sigmoid = c->sigmoid,
+                             .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
+                             .groups = c->groups,
+                             .group_choices = c->group_choices};
+    if (c->sigmoid)
+        rule.bias = call->params[(*at)++]->data;
+    return spw_nn_route(call->tape, logits, c->choices, &rule, call->batch->balance);
+}
+
+/* onto (or NULL) + what the experts that each row chooses make of h. */
+static spw_value *
+experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
     spw_tape *t = call->tape;
-    spw_value *gate, *up, *routing, *x;
-    spw_value *const *w;
-    if (c->experts == 0) {
-        h = c->packed ? spw_nn_gate_mul_packed(t, c->gate, linear(call, at, h, c->mlp_bias)) : gated(call, at, h);
-        return linear_onto(call, at, onto, h, c->mlp_bias, true);
-    }
-    routing = spw_nn_route(t, linear(call, at, h, c->experts_paired), c->choices, c->sum_to_one, call->batch->balance);
-    x = spw_nn_dispatch(t, h, routing);
-    w = call->params + *at;
+    spw_value *gate, *up, *routing = route(call, at, h), *x = spw_nn_dispatch(t, h, routing);
+    spw_value *const *w = call->params + *at;
     if (c->experts_paired) {
         *at += (uint32_t)(4 * c->experts);
         gate = spw_nn_linear_each(t, x, routing, w, w + c->experts, SPW_OP_W_IN_OUT);
@@ -114,6 +126,17 @@ mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     }
     x = spw_nn_combine(t, onto, x, routing);
     return c->shared_width > 0 ? shared(call, at, x, h) : x;
+}
+
+/* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
+static spw_value *
+mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+{
+    const spw_model_config *c = &call->model->config;
+    if (spw_model_experts(c, call->block->layer_idx) > 0)
+        return experts(call, at, onto, h);
+    h = c->packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias)) : gated(call, at, h);
+    return linear_onto(call, at, onto, h, c->mlp_bias, true);
 }
 
 /* Queries, keys and values, or all in one. */
@@ -169,7 +192,7 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
     sinks = c->sinks ? call->params[at++] : NULL;
     h = spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                          &shape);
-    if (c->experts == 0)
+    if (spw_model_experts(c, call->block->layer_idx) == 0)
         spw_nn_rows(call, &at, after_attention, (spw_value *[]){x, h}, 2, &y, 1);
     else /* rows meet in routing */
         after_attention(call, &at, (spw_value *[]){x, h}, &y);
@@ -212,45 +235,73 @@ own_each(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 }
 
 static void
-own_mlp(spw_model *m, spw_block *b, const char *prefix)
+own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
+{
+    const spw_model_config *c = &m->config;
+    char name[48];
+    spw_param *p;
+    snprintf(name, sizeof name, "%s.%s", mlp, c->experts_paired ? "router" : "gate");
+    own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
+    if (!c->sigmoid)
+        return;
+    snprintf(name, sizeof name, "%s.gate.e_score_correction_bias", mlp);
+    spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
+    p = &m->params[m->param_count - 1];
+    p->in_terms = p->frozen = true;
+}
+
+/* One MLP for all rows, "<mlp>.gate_proj" and so on. */
+static void
+own_gated(spw_model *m, spw_block *b, const char *prefix, const char *mlp, uint64_t width, bool bias)
+{
+    static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
+    const spw_model_config *c = &m->config;
+    char name[48];
+    for (int k = 0; k < 3; k++) {
+        snprintf(name, sizeof name, "%s.%s", mlp, names[k]);
+        own_linear(m, b, prefix, name, k < 2 ? width : c->width, k < 2 ? c->width : width, bias);
+    }
+}
+
+static void
+own_experts(spw_model *m, spw_block *b, const char *prefix)
 {
     static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
     const spw_model_config *c = &m->config;
     bool mixtral = c->family == SPW_FAMILY_MIXTRAL;
     const char *mlp = mixtral ? "block_sparse_moe" : "mlp";
     char name[48];
-    if (c->packed) {
-        own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
-        own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
-        return;
-    }
+    own_router(m, b, prefix, mlp);
     if (c->experts_paired) {
-        own_linear(m, b, prefix, "mlp.router", c->experts, c->width, true);
         own_each(m, b, prefix, "gate_up_proj", c->width, 2 * c->mlp_width);
         own_each(m, b, prefix, "down_proj", c->mlp_width, c->width);
         return;
     }
-    if (c->experts > 0) {
-        snprintf(name, sizeof name, "%s.gate", mlp);
-        own_linear(m, b, prefix, name, c->experts, c->width, false);
-    }
     for (int k = 0; k < 3; k++) {
         uint64_t rows = k < 2 ? c->mlp_width : c->width, cols = k < 2 ? c->width : c->mlp_width;
-        if (c->experts == 0) {
-            snprintf(name, sizeof name, "mlp.%s", names[0][k]);
-            own_linear(m, b, prefix, name, rows, cols, c->mlp_bias);
-        }
         for (uint64_t e = 0; e < c->experts; e++) {
             snprintf(name, sizeof name, "%s.experts.%u.%s", mlp, (unsigned)e, names[mixtral][k]);
             own_linear(m, b, prefix, name, rows, cols, false);
             m->params[m->param_count - 1].expert = (uint32_t)e + 1;
         }
     }
-    if (c->shared_width > 0) {
-        own_linear(m, b, prefix, "mlp.shared_expert.gate_proj", c->shared_width, c->width, false);
-        own_linear(m, b, prefix, "mlp.shared_expert.up_proj", c->shared_width, c->width, false);
-        own_linear(m, b, prefix, "mlp.shared_expert.down_proj", c->width, c->shared_width, false);
+    if (c->shared_width > 0)
+        own_gated(m, b, prefix, c->shared_gated ? "mlp.shared_expert" : "mlp.shared_experts", c->shared_width, false);
+    if (c->shared_width > 0 && c->shared_gated)
         own_linear(m, b, prefix, "mlp.shared_expert_gate", 1, c->width, false);
+}
+
+static void
+own_mlp(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    if (spw_model_experts(c, b->layer_idx) > 0) {
+        own_experts(m, b, prefix);
+    } else if (c->packed) {
+        own_linear(m, b, prefix, "mlp.gate_up_proj", 2 * c->mlp_width, c->width, c->mlp_bias);
+        own_linear(m, b, prefix, "mlp.down_proj", c->width, c->mlp_width, c->mlp_bias);
+    } else {
+        own_gated(m, b, prefix, "mlp", c->experts > 0 ? c->dense_width : c->mlp_width, c->mlp_bias);
     }
 }
 

@@ -146,6 +146,16 @@ check(const spw_model_config *c, spw_error *err)
             err, SPW_ECONFIG,
             "model: %llu of %llu experts for each token; there can be 1 to %d experts, and 1 to %d of them",
             (unsigned long long)c->choices, (unsigned long long)c->experts, SPW_EXPERTS_MAX, SPW_CHOICES_MAX);
+    if (c->groups > 0 && (c->experts % c->groups != 0 || c->group_choices == 0 || c->group_choices > c->groups ||
+                          c->choices > c->group_choices * (c->experts / c->groups)))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: %llu experts in %llu groups, %llu of which a token may choose %llu experts from; groups must "
+            "be of one size and hold that many",
+            (unsigned long long)c->experts, (unsigned long long)c->groups, (unsigned long long)c->group_choices,
+            (unsigned long long)c->choices);
+    if (c->experts > 0 && (c->dense_first > 0 || c->sparse_every > 1) && c->dense_width == 0)
+        return SPW_RAISE(err, SPW_ECONFIG, "model: layers without experts have an MLP of width 0");
     if (c->experts_paired && 4 * c->experts > SPW_BLOCK_PARAMS_MAX - 32)
         return SPW_RAISE(err, SPW_ECONFIG,
                          "model: a layer of %llu experts, each with biases, has more than %d parameters",

@@ -22,7 +22,7 @@ typedef struct spw_routed {
     spw_routing on_device;
     int32_t ends[SPW_EXPERTS_MAX]; /* of each expert's rows, on the host: products are made by expert */
     float *dweights, balance;      /* as spw_gpu_route_backward() takes it */
-    bool sum_to_one;
+    spw_routing_rule rule;
 } spw_routed;
 
 /* A matrix of activations (rows, cols) on the device, or a parameter. */
@@ -145,7 +145,7 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
  * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
-spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, bool sum_to_one, float balance);
+spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance);
 spw_value *spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing);
 spw_value *spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *const *w, spw_value *const *b,
                               unsigned flags);
@@ -202,6 +202,11 @@ typedef struct spw_param {
     float init_std;
     bool frozen;  /* no gradient, no record; set it before an engine is made */
     bool adapter; /* made by spw_model_add_lora: not part of the model's own files */
+    /*
+     * Each element of the vector that files have, in fp32, is here the sum of SPW_TERMS in a row, so that weights of 16 bits
+     * keep all of it. It is frozen always, and cols counts terms.
+     */
+    bool in_terms;
     uint32_t owner_block;
     uint32_t expert; /* 1 + the one of its layer's experts that it belongs to; 0: none */
     uint32_t
@@ -252,6 +257,7 @@ typedef enum spw_family {
     SPW_FAMILY_GEMMA3,
     SPW_FAMILY_GEMMA2,
     SPW_FAMILY_GPT_OSS,
+    SPW_FAMILY_GLM4_MOE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -286,9 +292,15 @@ typedef struct spw_model_config {
     bool sum_to_one;             /* the weights of the chosen ones do */
     bool
         experts_paired; /* an expert's gate and up take turns in one matrix (in, out); it, down and the router have biases */
-    uint64_t shared_width;        /* of an expert that every row goes through besides, by a gate of its own; 0: none */
-    uint64_t window, window_from; /* layers from window_from on read this many keys; window 0: no layer does */
-    uint64_t full_every;          /* but every so many-th layer, which has no window; 0: none such */
+    bool sigmoid; /* a row's weights are sigmoids, not a softmax, and choices go by them and a bias of each expert */
+    uint64_t groups, group_choices;    /* of experts, and of how many of them choices may be; 0: one of all */
+    double choice_scale;               /* weights are so many times as large; 0: once */
+    uint64_t dense_first, dense_width; /* the first so many layers have one MLP for all, of this width */
+    uint64_t sparse_every;             /* and of the others all but every so many-th; 0: none of them */
+    uint64_t shared_width;             /* of an expert that every row goes through besides; 0: none */
+    bool shared_gated;                 /* by a gate of its own */
+    uint64_t window, window_from;      /* layers from window_from on read this many keys; window 0: no layer does */
+    uint64_t full_every;               /* but every so many-th layer, which has no window; 0: none such */
     spw_rope rope;
     bool sinks;                              /* a logit of each head that no key has */
     double rope_theta;                       /* 0: no rotary positions */
@@ -368,6 +380,11 @@ spw_value *spw_gpt2_head_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_embed_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_layer_forward(const spw_call *call, spw_value *x);
 spw_value *spw_llama_head_forward(const spw_call *call, spw_value *x);
+/* How many experts this layer has; 0: one MLP for all. */
+uint64_t spw_model_experts(const spw_model_config *config, uint64_t layer_idx);
+/* SPW_TERMS numbers that bf16 has and whose sum, first ones first, is x; and the sums of count times as many. sums may be terms. */
+void spw_terms_split(float x, float *terms);
+void spw_terms_sum(float *sums, const float *terms, uint64_t count);
 /* Whether this layer turns its queries and keys, where any does. */
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */

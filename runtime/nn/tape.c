@@ -898,7 +898,7 @@ backward_op(spw_tape *t, spw__op *o)
     case T_ROUTE:
         dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
         if (!t->dry && dx != NULL)
-            spw_gpu_route_backward(q, dx, y->routed->dweights, x->data, &y->routed->on_device, y->routed->sum_to_one,
+            spw_gpu_route_backward(q, dx, y->routed->dweights, x->data, &y->routed->on_device, &y->routed->rule,
                                    y->routed->balance, flags);
         return;
     case T_DISPATCH:
