@@ -3,6 +3,7 @@
  * them, logits of every position, loss and every gradient. Then what is refused, by name, in config.json and in folders.
  */
 #include "lib_tiny.h"
+#include "spw_access.h"
 #include "spw_files.h"
 #include <math.h>
 #include <setjmp.h>
@@ -313,6 +314,73 @@ test_same_bits(void **state)
             spw_model_destroy(model);
         }
     }
+    tiny_dir_remove(dir);
+}
+
+/* The biases that choices go by, of a folder, a checkpoint or what was saved in 16 bits, one after the other. */
+static uint64_t
+read_biases(const char *path, float *out)
+{
+    spw_st_reader *r = NULL;
+    spw_error err = {0};
+    uint64_t count = 0;
+    char file[400];
+    snprintf(file, sizeof file, "%s/model.safetensors", path);
+    DONE(spw_st_reader_open(&r, file, &err));
+    for (uint32_t i = 0; i < spw_st_reader_count(r); i++) {
+        const spw_tensor_info *t = spw_st_reader_tensor(r, i);
+        if (strstr(t->name, ".e_score_correction_bias") == NULL)
+            continue;
+        assert_true(t->dtype == SPW_F32 && t->ndim == 1 && t->shape[0] == 6);
+        DONE(spw_st_read(r, t, 0, out + count, t->bytes, &err));
+        count += t->shape[0];
+    }
+    spw_st_reader_close(r);
+    return count;
+}
+
+/* Where weights are bf16 these biases are fp32 still, in a checkpoint, in what goes on from it and in what is saved; steps leave them. */
+static void
+test_biases_stay(void **state)
+{
+    static const char *const source = "tests/vectors/families/glm4_moe";
+    int32_t tokens[B * T], targets[B * T];
+    spw_model *model = NULL;
+    float want[12], got[12];
+    spw_error err = {0};
+    spw_model_config m;
+    spw_step_result r;
+    spw_engine *e;
+    spw_config c;
+    char dir[256], path[300], saved[SPW_PATH_BYTES] = "";
+    (void)state;
+    tiny_dir_make(dir);
+    assert_int_equal(read_biases(source, want), 12);
+    tiny_config(&c, SPW_STATE_SPLIT);
+    c.micro_batch = B;
+    c.accumulation = 1;
+    c.data.seq_length = T;
+    c.bf16 = true;
+    DONE(spw_hf_config_load(&m, source, &err));
+    DONE(spw_model_build(&model, &m, &err));
+    for (int turn = 0; turn < 2; turn++) {
+        DONE(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model}, &err));
+        if (turn == 0)
+            DONE(spw_engine_load_weights(e, source, &err));
+        else
+            DONE(spw_checkpoint_load(e, saved, &err));
+        tiny_batch(0, VOCAB, B * T, tokens, targets);
+        DONE(spw_engine_step(e, tokens, targets, 1, 1e-2, &r, &err));
+        DONE(spw_checkpoint_save(e, &c, dir, &(spw_checkpoint_state){.step = 1 + (uint64_t)turn}, saved, &err));
+        assert_int_equal(read_biases(saved, got), 12);
+        assert_memory_equal(got, want, sizeof want);
+        snprintf(path, sizeof path, "%s/saved-%d", dir, turn);
+        DONE(spw_engine_save_16bit(e, path, SPW_F16, &err));
+        assert_int_equal(read_biases(path, got), 12);
+        assert_memory_equal(got, want, sizeof want);
+        spw_engine_destroy(e);
+    }
+    spw_model_destroy(model);
     tiny_dir_remove(dir);
 }
 
@@ -986,6 +1054,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_against_transformers),
         cmocka_unit_test(test_streamed),
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_biases_stay),
         cmocka_unit_test(test_config_text),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_defaults),
