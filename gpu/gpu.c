@@ -371,11 +371,26 @@ spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin,
     q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R);
 }
 
+/* With what 0 stands for. A window that holds everything is none; with a cache that is not known here. */
+static spw_attention_shape
+settled(const spw_attention_shape *shape, bool cached)
+{
+    spw_attention_shape s = *shape;
+    s.Dv = s.Dv > 0 ? s.Dv : s.D;
+    s.v_stride = s.v_stride > 0 ? s.v_stride : s.kv_stride;
+    s.v_head = s.v_head > 0 ? s.v_head : s.Dv;
+    SPW_ASSERT(s.Dv <= s.D);
+    if (!cached && s.window >= s.T)
+        s.window = 0;
+    return s;
+}
+
 void
 spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                   const spw_attention_shape *shape)
 {
-    q->calls->attention(q, out, lse, query, key, value, shape);
+    spw_attention_shape s = settled(shape, false);
+    q->calls->attention(q, out, lse, query, key, value, &s);
 }
 
 void
@@ -383,14 +398,16 @@ spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue
                            const act *out, const float *lse, const act *query, const act *key, const act *value,
                            const spw_attention_shape *shape)
 {
-    q->calls->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, shape);
+    spw_attention_shape s = settled(shape, false);
+    q->calls->attention_backward(q, dquery, dkey, dvalue, dsinks, dout, out, lse, query, key, value, &s);
 }
 
 void
 spw_gpu_attention_cached(spw_gpu_queue *q, act *out, const act *query, const act *new_key, const act *new_value,
                          const spw_attention_cache *cache, const spw_attention_shape *shape)
 {
-    q->calls->attention_cached(q, out, query, new_key, new_value, cache, shape);
+    spw_attention_shape s = settled(shape, true);
+    q->calls->attention_cached(q, out, query, new_key, new_value, cache, &s);
 }
 
 void

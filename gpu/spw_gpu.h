@@ -279,7 +279,8 @@ void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).
  * Row r = b T + t. q at q + r q_stride, head h at + h D; k and v likewise with kv_stride; query head h reads head
  * h / (Hq / Hk). out rows of Hq D. lse (B, Hq, T) fp32 out: log-sum-exp of the scaled scores.
- * Strides are in elements, so that packed qkv needs no copy. With a window, row t reads keys t - window + 1 to t only, and
+ * Strides are in elements, so that packed qkv needs no copy. Values may have heads of another size and lie elsewhere: head h then at v + r
+ * v_stride + h v_head, with Dv elements, and rows of out and dout have Hq Dv. With a window, row t reads keys t - window + 1 to t only, and
  * tiles that no row reads are not computed; windows of T and more, and 0, give the same bits.
  * With documents, row t reads no key before its own document's first, and tiles that this leaves unread are not computed either:
  *   begins, ends  (B, T) in  where, in its sequence, each position's document begins, and where the next one does (T: none does)
@@ -289,6 +290,7 @@ void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos
 typedef struct spw_attention_shape {
     uint64_t B, T, Hq, Hk, D;
     uint64_t q_stride, kv_stride;
+    uint64_t Dv, v_stride, v_head; /* of values; Dv is at most D; 0: D, kv_stride, Dv */
     float scale;
     uint64_t window;              /* keys that a row reads, its own included; 0: all before it */
     const int32_t *begins, *ends; /* device memory; both NULL: a sequence is one document. Not with a cache. */
@@ -298,7 +300,7 @@ typedef struct spw_attention_shape {
 void spw_gpu_attention(spw_gpu_queue *q, act *out, float *lse, const act *query, const act *key, const act *value,
                        const spw_attention_shape *shape);
 /*
- * Writes dquery, dkey, dvalue, which have the strides of query, key and value. dsinks (Hq) fp32 is added to; NULL: not wanted. With D the
+ * Writes dquery, dkey, dvalue, which have the strides of query, key and value; what lies between heads stays. dsinks (Hq) fp32 is added to; NULL: not wanted. With D the
  * row's product of dout and out it is - exp(sink - lse) D, summed over the rows.
  */
 void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
@@ -309,7 +311,7 @@ void spw_gpu_attention_backward(spw_gpu_queue *q, act *dquery, act *dkey, act *d
  * Attention of new tokens that reads the keys and values of those before from a cache. Sequence b of the shape has T new
  * tokens, at positions starts[b] to starts[b] + T - 1; those before are in the cache already, the new ones' keys and values are
  * put there first. So one call takes one sequence's prompt, or a piece of it, or one token each of many sequences.
- *   key, value  (slots, capacity, Hk D) in/out  position p of sequence b is row slots[b] capacity + p
+ *   key, value  (slots, capacity, Hk D), and Hk Dv, in/out  position p of sequence b is row slots[b] capacity + p
  *   slots       (B) in   one of its own for each sequence
  *   starts      (B) in   starts[b] + T is at most capacity
  * new_key, new_value as key and value of spw_gpu_attention(); the window counts positions as there. A sequence's rows have the

@@ -26,7 +26,7 @@ parity_documents(uint64_t B, uint64_t T, uint64_t length, int32_t *begins, int32
         }
 }
 
-/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, sinks; packed */
+/* ------------------------------------------- attention: d = B, T, Hq, Hk, D, window, documents' length or 0, cap in quarters, sinks, Dv or 0 */
 
 static spw_attention_shape
 shape_of(const subject *s)
@@ -40,16 +40,32 @@ shape_of(const subject *s)
                                  .D = d[4],
                                  .q_stride = stride,
                                  .kv_stride = stride,
+                                 .Dv = d[9],
+                                 .v_stride = d[9] > 0 ? stride : 0,
+                                 .v_head = d[9] > 0 ? d[4] : 0, /* their last elements: what lies between heads stays */
                                  .scale = 1 / sqrtf((float)d[4]),
                                  .window = d[5],
                                  .cap = (float)d[7] / 4};
+}
+
+/* Where in a row the values begin. */
+static uint64_t
+values_at(const spw_attention_shape *s)
+{
+    return (s->Hq + s->Hk) * s->D + (s->Dv > 0 ? s->D - s->Dv : 0);
+}
+
+static uint64_t
+value_width(const uint64_t *d)
+{
+    return d[9] > 0 ? d[9] : d[4];
 }
 
 static void
 run_attention(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
+    uint64_t k = s->d[2] * s->d[4], v = values_at(&shape);
     shape.begins = s->d[6] > 0 ? p[5] : NULL;
     shape.ends = s->d[6] > 0 ? p[6] : NULL;
     shape.sinks = s->d[8] > 0 ? p[7] : NULL;
@@ -62,7 +78,7 @@ static void
 run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t k = s->d[2] * s->d[4], v = k + s->d[3] * s->d[4];
+    uint64_t k = s->d[2] * s->d[4], v = values_at(&shape);
     spw_attention_cache cache = {p[2], p[3], s->d[6], p[4], p[5]};
     shape.sinks = s->d[8] > 0 ? p[6] : NULL;
     spw_gpu_attention_cached(q, p[1], p[0], subject_elem(p[0], k), subject_elem(p[0], v), &cache, &shape);
@@ -72,13 +88,15 @@ run_attention_cached(const subject *s, spw_gpu_queue *q, void **p)
 static void
 fill_cache(const subject *s, float **host, int32_t **ints)
 {
-    uint64_t B = s->d[0], T = s->d[1], width = s->d[3] * s->d[4], capacity = s->d[6];
+    uint64_t B = s->d[0], T = s->d[1], capacity = s->d[6];
     for (uint64_t b = 0; b < B; b++) {
         ints[4][b] = (int32_t)(B - 1 - b);
         ints[5][b] = (int32_t)(b == 0 ? capacity - T : (capacity - T) * b / (B + 1));
-        for (uint64_t i = (uint64_t)ints[5][b] * width; i < capacity * width; i++)
-            host[2][(uint64_t)ints[4][b] * capacity * width + i] =
-                host[3][(uint64_t)ints[4][b] * capacity * width + i] = NAN;
+        for (int k = 2; k < 4; k++) {
+            uint64_t width = s->d[3] * (k == 2 ? s->d[4] : value_width(s->d));
+            for (uint64_t i = (uint64_t)ints[5][b] * width; i < capacity * width; i++)
+                host[k][(uint64_t)ints[4][b] * capacity * width + i] = NAN;
+        }
     }
 }
 
@@ -90,7 +108,13 @@ fill_documents(const subject *s, float **host, int32_t **ints)
         parity_documents(s->d[0], s->d[1], s->d[6], ints[5], ints[6]);
 }
 
-static const uint64_t attentions[][9] = {
+static const uint64_t attentions[][10] = {
+    {1, 90, 4, 2, 192, 0, 0, 0, 0, 128},
+    {2, 70, 2, 2, 48, 9, 0, 0, 1, 32},
+    {1, 130, 2, 1, 24, 0, 40, 0, 0, 16},
+    {1, 65, 2, 1, 22, 0, 0, 0, 0, 13},
+    {1, 70, 1, 1, 256, 0, 30, 0, 0, 200},
+    {1, 40, 2, 2, 136, 0, 0, 0, 0, 136},
     {1, 1, 1, 1, 8, 0},
     {2, 7, 2, 2, 8, 0},
     {1, 65, 2, 1, 24, 0},
@@ -122,6 +146,8 @@ static const uint64_t attentions[][9] = {
     {1, 45, 2, 1, 256, 9, 0, 0, 1},
     {1, 65, 2, 1, 24, 0, 0, 1, 1},
     {2, 1024, 12, 12, 64, 0},
+    {1, 1000, 8, 8, 192, 0, 0, 0, 0, 128},
+    {1, 700, 4, 4, 256, 0, 300, 0, 0, 256},
     {1, 1000, 8, 2, 128, 0},
     {1, 700, 4, 1, 256, 0},
     {1, 2048, 8, 2, 128, 300},
@@ -134,14 +160,14 @@ static const uint64_t attentions[][9] = {
     {1, 2048, 8, 2, 128, 300, 0, 2},
     {2, 2048, 64, 8, 64, 128, 0, 0, 1},
 };
-enum { SMALL_ATTENTIONS = 30, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
+enum { SMALL_ATTENTIONS = 36, ALL_ATTENTIONS = sizeof attentions / sizeof attentions[0] };
 
 void
 parity_attention(const parity *p)
 {
     for (size_t i = 0; i < (p->large ? ALL_ATTENTIONS : SMALL_ATTENTIONS); i++) {
         const uint64_t *d = attentions[i];
-        uint64_t rows = d[0] * d[1], packed = rows * (d[2] + 2 * d[3]) * d[4], n = rows * d[2] * d[4];
+        uint64_t rows = d[0] * d[1], packed = rows * (d[2] + 2 * d[3]) * d[4], n = rows * d[2] * value_width(d);
         subject_examine(p, &(subject){.name = "attention",
                                       .a = {{ACT, packed, 0, 0},
                                             {ACT_OUT, n, 0, 0},
@@ -152,7 +178,7 @@ parity_attention(const parity *p)
                                             {INT, rows, 1, 0},
                                             {ACT, d[2], 0, 0},
                                             {FP32, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9]},
                                       .slack = d[6] > 0 || d[8] > 0
                                                    ? 3
                                                    : 2, /* short rows, and those of sinks, average fewer roundings */
@@ -164,24 +190,25 @@ parity_attention(const parity *p)
 void
 parity_attention_cached(const parity *p)
 {
-    static const uint64_t sizes[][9] = {
+    static const uint64_t sizes[][10] = {
+        {2, 9, 2, 2, 192, 0, 70, 0, 0, 128}, {3, 1, 4, 2, 24, 5, 40, 0, 0, 13},
         {2, 9, 2, 1, 24, 5, 40, 1},    {1, 1, 1, 1, 8, 0, 1},       {3, 1, 4, 2, 16, 0, 90},
         {2, 9, 2, 1, 24, 0, 70},       {3, 1, 2, 1, 8, 20, 150},    {2, 70, 2, 2, 8, 33, 140},
         {2, 5, 2, 1, 128, 0, 70},      {1, 3, 1, 1, 256, 0, 40},    {3, 1, 4, 2, 64, 20, 90, 0, 1},
         {2, 9, 2, 1, 24, 0, 70, 0, 1}, {8, 1, 12, 12, 64, 0, 1024},
     };
-    for (size_t i = 0; i < (p->large ? 11 : 10); i++) {
+    for (size_t i = 0; i < (p->large ? 13 : 12); i++) {
         const uint64_t *d = sizes[i];
-        uint64_t rows = d[0] * d[1], width = d[3] * d[4];
+        uint64_t rows = d[0] * d[1];
         subject_examine(p, &(subject){.name = "attention cached",
                                       .a = {{ACT, rows * (d[2] + 2 * d[3]) * d[4], 0, 0},
-                                            {ACT_OUT, rows * d[2] * d[4], 0, 0},
-                                            {ACT, d[0] * d[6] * width, 0, 0},
-                                            {ACT, d[0] * d[6] * width, 0, 0},
+                                            {ACT_OUT, rows * d[2] * value_width(d), 0, 0},
+                                            {ACT, d[0] * d[6] * d[3] * d[4], 0, 0},
+                                            {ACT, d[0] * d[6] * d[3] * value_width(d), 0, 0},
                                             {INT, d[0], 1, 0},
                                             {INT, d[0], 1, 0},
                                             {ACT, d[2], 0, 0}},
-                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]},
+                                      .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9]},
                                       .slack = 2,
                                       .run = run_attention_cached,
                                       .prepare = fill_cache});
@@ -195,7 +222,8 @@ static void
 attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed, uint64_t piece, void *out)
 {
     spw_attention_shape shape = shape_of(s);
-    uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = shape.Hq * shape.D, v = k + width;
+    uint64_t T = shape.T, width = shape.Hk * shape.D, capacity = T + 3, k = shape.Hq * shape.D, v = values_at(&shape);
+    uint64_t out_width = shape.Hq * value_width(s->d);
     uint64_t bytes = spw_dtype_bytes(subject_type()), cache_bytes = 3 * capacity * width * bytes;
     unsigned char *nan = subject_need(cache_bytes);
     void *key = NULL, *value = NULL, *places = NULL, *y = NULL;
@@ -203,7 +231,7 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
     assert_int_equal(spw_gpu_alloc(gpu, &key, cache_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &value, cache_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &places, 8, NULL), SPW_OK);
-    assert_int_equal(spw_gpu_alloc(gpu, &y, T * k * bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &y, T * out_width * bytes, NULL), SPW_OK);
     spw_gpu_write_bytes(q, key, nan, cache_bytes);
     spw_gpu_write_bytes(q, value, nan, cache_bytes);
     for (uint64_t t = 0; t < T; t += piece) {
@@ -212,10 +240,10 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
         uint64_t at = t * shape.q_stride;
         spw_gpu_write_bytes(q, places, place, sizeof place);
         shape.T = T - t < piece ? T - t : piece;
-        spw_gpu_attention_cached(q, subject_elem(y, t * k), subject_elem(packed, at), subject_elem(packed, at + k),
+        spw_gpu_attention_cached(q, subject_elem(y, t * out_width), subject_elem(packed, at), subject_elem(packed, at + k),
                                  subject_elem(packed, at + v), &cache, &shape);
     }
-    spw_gpu_read_bytes(q, out, y, T * k * bytes);
+    spw_gpu_read_bytes(q, out, y, T * out_width * bytes);
     spw_gpu_free(gpu, key);
     spw_gpu_free(gpu, value);
     spw_gpu_free(gpu, places);
@@ -227,7 +255,8 @@ attend_in_pieces(spw_gpu *gpu, spw_gpu_queue *q, const subject *s, void *packed,
 static void
 attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint64_t t, void *packed, void *out)
 {
-    uint64_t k = shape.Hq * shape.D, v = k + shape.Hk * shape.D, y_bytes = t * k * spw_dtype_bytes(subject_type());
+    uint64_t k = shape.Hq * shape.D, v = values_at(&shape);
+    uint64_t y_bytes = t * shape.Hq * (shape.Dv > 0 ? shape.Dv : shape.D) * spw_dtype_bytes(subject_type());
     void *y = NULL, *lse = NULL;
     assert_int_equal(spw_gpu_alloc(gpu, &y, y_bytes, NULL), SPW_OK);
     assert_int_equal(spw_gpu_alloc(gpu, &lse, shape.Hq * t * 4, NULL), SPW_OK);
@@ -246,14 +275,14 @@ attend_to_prefix(spw_gpu *gpu, spw_gpu_queue *q, spw_attention_shape shape, uint
 void
 parity_attention_bits(const parity *p)
 {
-    static const uint64_t sizes[][7] = {{1, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},     {1, 150, 2, 1, 8, 0},
+    static const uint64_t sizes[][8] = {{1, 90, 2, 2, 192, 0, 0, 128}, {1, 7, 2, 2, 8, 0},      {1, 65, 2, 1, 24, 0},     {1, 150, 2, 1, 8, 0},
                                         {1, 140, 2, 1, 8, 37},   {1, 70, 2, 1, 24, 0, 1},  {1, 1000, 4, 2, 128, 0},
                                         {1, 700, 2, 2, 64, 300}, {1, 700, 2, 2, 256, 0, 2}};
-    for (size_t i = 0; i < (p->large ? 8 : 5); i++) {
+    for (size_t i = 0; i < (p->large ? 9 : 6); i++) {
         const uint64_t *d = sizes[i];
-        subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
+        subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], 0, d[7]}};
         spw_attention_shape shape = shape_of(&s);
-        uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * shape.D, n = shape.T * k;
+        uint64_t elems = shape.T * shape.q_stride, k = shape.Hq * value_width(s.d), n = shape.T * k;
         spw_dtype type = spw_gpu_get_info(p->gpu)->compute_dtype;
         uint64_t lse_bytes = shape.Hq * shape.T * 4, bytes = spw_dtype_bytes(type);
         float *host = subject_need(elems * 4);

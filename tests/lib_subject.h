@@ -21,7 +21,7 @@ typedef struct subject_array {
 typedef struct subject {
     const char *name;
     subject_array a[ARRAYS_MAX];
-    uint64_t d[9];
+    uint64_t d[10];
     unsigned flags;
     double slack; /* times the tolerance; 0: 1 */
     void (*run)(const struct subject *s, spw_gpu_queue *q, void **p);

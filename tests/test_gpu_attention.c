@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* ------------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters; packed */
+/* --------------------- attention: d = B, T, Hq, Hk, D, window, length of documents or 0, cap in quarters, Dv or 0; packed */
 
 typedef struct heads {
     const int32_t *begins, *ends; /* in ops_ids */
-    uint64_t B, T, Hq, Hk, D, window, q_stride, kv_stride, k_at, v_at;
+    uint64_t B, T, Hq, Hk, D, Dv, window, q_stride, kv_stride, k_at, v_at;
     float cap;
     const float *sinks;
 } heads;
@@ -33,7 +33,8 @@ heads_of(const ops_subject *s)
     h.q_stride = (h.Hq + 2 * h.Hk) * h.D; /* one packed input: q, then k, then v in each row */
     h.kv_stride = h.q_stride;
     h.k_at = h.Hq * h.D;
-    h.v_at = (h.Hq + h.Hk) * h.D;
+    h.Dv = s->d[8] > 0 ? s->d[8] : h.D;
+    h.v_at = (h.Hq + h.Hk) * h.D + h.D - h.Dv; /* heads D apart still: what lies between them is nobody's */
     h.cap = (float)s->d[7] / 4;
     return h;
 }
@@ -49,7 +50,7 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
             for (uint64_t t = 0; t < h.T; t++) {
                 const double *q = in[0] + (b * h.T + t) * h.q_stride + head * h.D;
                 uint64_t hk = head / (h.Hq / h.Hk);
-                double sum = s->inputs > 1 ? exp(in[1][head]) : 0, *o = out + (b * h.T + t) * h.Hq * h.D + head * h.D;
+                double sum = s->inputs > 1 ? exp(in[1][head]) : 0, *o = out + (b * h.T + t) * h.Hq * h.Dv + head * h.Dv;
                 uint64_t first = h.window > 0 && t + 1 > h.window ? t + 1 - h.window : 0;
                 if (h.begins != NULL && (uint64_t)h.begins[b * h.T + t] > first)
                     first = (uint64_t)h.begins[b * h.T + t];
@@ -61,7 +62,7 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
                     dot *= scale;
                     sum += p[u] = exp(s->d[7] > 0 ? (double)s->d[7] / 4 * tanh(dot * 4 / (double)s->d[7]) : dot);
                 }
-                for (uint64_t d = 0; d < h.D; d++) {
+                for (uint64_t d = 0; d < h.Dv; d++) {
                     o[d] = 0;
                     for (uint64_t u = first; u <= t; u++)
                         o[d] += p[u] / sum * in[0][(b * h.T + u) * h.kv_stride + h.v_at + hk * h.D + d];
@@ -73,9 +74,22 @@ attention_ref(const ops_subject *s, double *const *in, double *out)
 static spw_attention_shape
 shape_of(const heads *h)
 {
-    return (spw_attention_shape){
-        h->B,      h->T,      h->Hq,   h->Hk,  h->D,    h->q_stride, h->kv_stride, 1 / sqrtf((float)h->D),
-        h->window, h->begins, h->ends, h->cap, h->sinks};
+    return (spw_attention_shape){.B = h->B,
+                                 .T = h->T,
+                                 .Hq = h->Hq,
+                                 .Hk = h->Hk,
+                                 .D = h->D,
+                                 .q_stride = h->q_stride,
+                                 .kv_stride = h->kv_stride,
+                                 .Dv = h->Dv < h->D ? h->Dv : 0,
+                                 .v_stride = h->Dv < h->D ? h->kv_stride : 0,
+                                 .v_head = h->Dv < h->D ? h->D : 0,
+                                 .scale = 1 / sqrtf((float)h->D),
+                                 .window = h->window,
+                                 .begins = h->begins,
+                                 .ends = h->ends,
+                                 .cap = h->cap,
+                                 .sinks = h->sinks};
 }
 
 static void
@@ -96,6 +110,8 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
     spw_attention_shape shape;
     h.sinks = s->inputs > 1 ? in[1] : NULL;
     shape = shape_of(&h);
+    for (uint64_t i = 0; h.Dv < h.D && i < h.B * h.T * h.q_stride; i++)
+        g[0][i] = 0; /* what lies between heads of values stays */
     spw_gpu_attention_backward(q, g[0], g[0] + h.k_at, g[0] + h.v_at, s->inputs > 1 ? g[1] : NULL, dout, out,
                                ops_saved[0], in[0], in[0] + h.k_at, in[0] + h.v_at, &shape);
 }
@@ -108,20 +124,22 @@ attention_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 static void
 test_attention(void **state)
 {
-    static const uint64_t sizes[][8] = {
+    static const uint64_t sizes[][9] = {
         {1, 1, 1, 1, 8, 0},       {2, 7, 2, 2, 8, 0},          {1, 65, 2, 1, 20, 0},       {2, 33, 6, 2, 4, 0},
         {1, 150, 2, 1, 8, 0},     {1, 200, 1, 1, 4, 0},        {1, 40, 2, 1, 4, 1},        {2, 33, 4, 2, 6, 5},
         {1, 150, 2, 2, 8, 149},   {1, 200, 2, 1, 4, 100},      {1, 300, 1, 1, 4, 37},      {1, 290, 1, 1, 4, 129},
         {2, 40, 2, 1, 4, 0, 1},   {1, 150, 2, 1, 8, 0, 12},    {1, 290, 2, 2, 4, 0, 90},   {1, 200, 1, 1, 4, 21, 40},
-        {2, 7, 2, 2, 8, 0, 0, 1}, {1, 150, 4, 2, 8, 37, 0, 1}, {1, 200, 1, 1, 4, 0, 40, 3}};
+        {2, 7, 2, 2, 8, 0, 0, 1}, {1, 150, 4, 2, 8, 37, 0, 1}, {1, 200, 1, 1, 4, 0, 40, 3},
+        {2, 7, 2, 2, 8, 0, 0, 0, 5}, {1, 150, 4, 2, 6, 0, 0, 0, 4}, {1, 200, 2, 1, 4, 37, 40, 0, 1}, {1, 140, 2, 2, 4, 0, 0, 1, 3}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         uint64_t rows = sizes[i][0] * sizes[i][1], Hq = sizes[i][2], Hk = sizes[i][3], D = sizes[i][4];
+        uint64_t Dv = sizes[i][8] > 0 ? sizes[i][8] : D;
         ops_examine(&(ops_subject){"attention",
                                    1,
                                    {rows * (Hq + 2 * Hk) * D},
-                                   rows * Hq * D,
-                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7]},
+                                   rows * Hq * Dv,
+                                   {sizes[i][0], sizes[i][1], Hq, Hk, D, sizes[i][5], sizes[i][6], sizes[i][7], sizes[i][8]},
                                    0,
                                    attention_ref,
                                    attention_fwd,
@@ -186,7 +204,7 @@ attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t
         spw_attention_cache cache = {key, value, capacity, &slot, &start};
         const float *in = packed + t * h->q_stride;
         shape.T = h->T - t < piece ? h->T - t : piece;
-        spw_gpu_attention_cached(q, out + t * h->Hq * h->D, in, in + h->k_at, in + h->v_at, &cache, &shape);
+        spw_gpu_attention_cached(q, out + t * h->Hq * h->Dv, in, in + h->k_at, in + h->v_at, &cache, &shape);
     }
     free(key);
     free(value);
@@ -199,16 +217,17 @@ attend_in_pieces(spw_gpu_queue *q, const heads *h, const float *packed, uint64_t
 static void
 test_attention_cached(void **state)
 {
-    static const uint64_t sizes[][7] = {{1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},     {1, 65, 2, 1, 20, 0},
+    static const uint64_t sizes[][8] = {{1, 90, 4, 2, 8, 0, 0, 5}, {1, 40, 2, 2, 6, 9, 0, 4},
+                                        {1, 1, 1, 1, 8, 0},    {1, 7, 2, 2, 8, 0},     {1, 65, 2, 1, 20, 0},
                                         {1, 150, 4, 2, 8, 0},  {1, 300, 2, 1, 4, 0},   {1, 40, 2, 1, 4, 1},
                                         {1, 200, 2, 1, 4, 37}, {1, 290, 1, 1, 4, 129}, {1, 200, 2, 1, 4, 37, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *d = sizes[i];
-        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6]}};
+        ops_subject s = {.d = {d[0], d[1], d[2], d[3], d[4], d[5], 0, d[6], d[7]}};
         heads h = heads_of(&s);
         spw_attention_shape shape;
-        uint64_t n = h.T * h.Hq * h.D, seed = i;
+        uint64_t n = h.T * h.Hq * h.Dv, seed = i;
         float *packed = malloc(h.T * h.q_stride * 4), *want = malloc(n * 4), *got = malloc(n * 4), *one = malloc(n * 4);
         spw_gpu *gpu = NULL;
         spw_gpu_queue *q = NULL;
@@ -245,7 +264,9 @@ test_attention_cached(void **state)
                 for (uint64_t t = 0; t < at[k]; t++) {
                     uint64_t to = ((uint64_t)slots[k] * h.T + t) * width;
                     memcpy(key + to, packed + t * h.q_stride + h.k_at, width * 4);
-                    memcpy(value + to, packed + t * h.q_stride + h.v_at, width * 4);
+                    for (uint64_t head = 0; head < h.Hk; head++)
+                        memcpy(value + ((uint64_t)slots[k] * h.T + t) * h.Hk * h.Dv + head * h.Dv,
+                               packed + t * h.q_stride + h.v_at + head * h.D, h.Dv * 4);
                 }
             }
             shape.B = 3;
@@ -253,7 +274,7 @@ test_attention_cached(void **state)
             spw_gpu_attention_cached(q, got, rows, rows + h.k_at, rows + h.v_at, &cache, &shape);
             attend_in_pieces(q, &h, packed, 1, 0, one);
             for (int k = 0; k < 3; k++)
-                assert_memory_equal(got + (uint64_t)k * h.Hq * h.D, one + at[k] * h.Hq * h.D, h.Hq * h.D * 4);
+                assert_memory_equal(got + (uint64_t)k * h.Hq * h.Dv, one + at[k] * h.Hq * h.Dv, h.Hq * h.Dv * 4);
             free(key);
             free(value);
             free(rows);

@@ -44,16 +44,6 @@ seen_keys(const spw_attention_shape *s, uint64_t b, uint64_t t, uint64_t k0, uin
     return hi;
 }
 
-/* A window that holds everything is none. */
-static spw_attention_shape
-settled(const spw_attention_shape *shape)
-{
-    spw_attention_shape s = *shape;
-    if (s.window >= s.T)
-        s.window = 0;
-    return s;
-}
-
 /* log(exp(lse) + exp(sink)), where the head has one. */
 static float
 with_sink(const spw_attention_shape *s, uint64_t h, float lse)
@@ -67,11 +57,11 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const attention *a = ctx;
     const spw_attention_shape *s = &a->s;
-    uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, out_stride = s->Hq * s->D;
+    uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q, out_stride = s->Hq * s->Dv;
     uint64_t tile = part_idx % tiles, h = part_idx / tiles % s->Hq, b = part_idx / tiles / s->Hq;
     uint64_t q0 = tile * TILE_Q, nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk);
     const float *q = a->q + (b * s->T + q0) * s->q_stride + h * s->D;
-    float *out = a->out + (b * s->T + q0) * out_stride + h * s->D;
+    float *out = a->out + (b * s->T + q0) * out_stride + h * s->Dv;
     float scores[TILE_Q * TILE_K], max[TILE_Q], sum[TILE_Q];
     bool started[TILE_Q] = {false};
     uint64_t before = a->cache != NULL ? (uint64_t)a->cache->starts[b] : 0; /* positions are counted from there */
@@ -81,7 +71,7 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t k0 = first; k0 < p0 + nq; k0 += TILE_K) {
         uint64_t nk = min_u64(TILE_K, p0 + nq - k0); /* later keys are seen by no row of this tile */
         const float *key = a->key + (kv_row + k0) * s->kv_stride + hk * s->D;
-        const float *value = a->value + (kv_row + k0) * s->kv_stride + hk * s->D;
+        const float *value = a->value + (kv_row + k0) * s->v_stride + hk * s->v_head;
         spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, q, s->q_stride, key, s->kv_stride, 0.0f, scores,
                            TILE_K);
         for (uint64_t i = 0; i < nq; i++) {
@@ -104,17 +94,17 @@ forward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             if (!(m <= max[i])) { /* also when m is NaN, so that it spreads */
                 a->k->exp_sum(&shrink, &max[i], m, 1);
                 sum[i] *= shrink;
-                a->k->scale(out + i * out_stride, shrink, s->D);
+                a->k->scale(out + i * out_stride, shrink, s->Dv);
                 max[i] = m;
             }
             sum[i] += a->k->exp_sum(row, row, max[i], hi - lo);
         }
-        spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, scores, TILE_K, value, s->kv_stride,
+        spw__cpu_gemm_here(false, false, nq, s->Dv, nk, 1.0f, scores, TILE_K, value, s->v_stride,
                            k0 == first ? 0.0f : 1.0f, out, out_stride);
     }
     for (uint64_t i = 0; i < nq; i++) {
         float lse = max[i] + logf(sum[i]), all = with_sink(s, h, lse);
-        a->k->scale(out + i * out_stride, s->sinks != NULL ? expf(lse - all) / sum[i] : 1.0f / sum[i], s->D);
+        a->k->scale(out + i * out_stride, s->sinks != NULL ? expf(lse - all) / sum[i] : 1.0f / sum[i], s->Dv);
         if (a->lse != NULL)
             a->lse[(b * s->Hq + h) * s->T + q0 + i] = all;
     }
@@ -130,7 +120,7 @@ spw__cpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query,
                    .q = query,
                    .key = key,
                    .value = value,
-                   .s = settled(shape)};
+                   .s = *shape};
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
 }
@@ -139,7 +129,7 @@ typedef struct put {
     float *cache;
     const float *rows;
     const spw_attention_cache *where;
-    uint64_t T, stride, width;
+    uint64_t T, stride, heads, head, width; /* head: from one to the next in rows; width: of one */
 } put;
 
 static void
@@ -149,30 +139,34 @@ put_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     uint64_t at = (uint64_t)p->where->slots[part_idx] * p->where->capacity + (uint64_t)p->where->starts[part_idx];
     (void)worker_idx;
     for (uint64_t t = 0; t < p->T; t++)
-        memcpy(p->cache + (at + t) * p->width, p->rows + (part_idx * p->T + t) * p->stride, p->width * sizeof(float));
+        for (uint64_t h = 0; h < p->heads; h++)
+            memcpy(p->cache + ((at + t) * p->heads + h) * p->width,
+                   p->rows + (part_idx * p->T + t) * p->stride + h * p->head, p->width * sizeof(float));
 }
 
 void
 spw__cpu_attention_cached(spw_gpu_queue *queue, act *out, const act *query, const act *new_key, const act *new_value,
                           const spw_attention_cache *cache, const spw_attention_shape *shape)
 {
-    uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
-    put p = {cache->key, new_key, cache, shape->T, shape->kv_stride, shape->Hk * shape->D};
+    const spw_attention_shape *s = shape;
+    uint64_t tiles = (s->T + TILE_Q - 1) / TILE_Q;
+    put key = {cache->key, new_key, cache, s->T, s->kv_stride, s->Hk, s->D, s->D};
+    put value = {cache->value, new_value, cache, s->T, s->v_stride, s->Hk, s->v_head, s->Dv};
     attention a = {.k = spw__cpu_kernels(queue),
                    .out = out,
                    .q = query,
                    .key = cache->key,
                    .value = cache->value,
-                   .s = *shape,
+                   .s = *s,
                    .cache = cache};
-    for (uint64_t b = 0; b < shape->B; b++)
-        SPW_ASSERT((uint64_t)cache->starts[b] + shape->T <= cache->capacity);
-    spw__cpu_run(queue, (uint32_t)shape->B, put_part, &p);
-    p.cache = cache->value;
-    p.rows = new_value;
-    spw__cpu_run(queue, (uint32_t)shape->B, put_part, &p);
-    a.s.kv_stride = p.width;
-    spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
+    for (uint64_t b = 0; b < s->B; b++)
+        SPW_ASSERT((uint64_t)cache->starts[b] + s->T <= cache->capacity);
+    spw__cpu_run(queue, (uint32_t)s->B, put_part, &key);
+    spw__cpu_run(queue, (uint32_t)s->B, put_part, &value);
+    a.s.kv_stride = s->Hk * s->D;
+    a.s.v_stride = s->Hk * s->Dv;
+    a.s.v_head = s->Dv;
+    spw__cpu_run(queue, (uint32_t)(s->B * s->Hq * tiles), forward_part, &a);
 }
 
 /* One query tile against one key tile. */
@@ -180,19 +174,19 @@ static void
 backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t k0, uint64_t nk)
 {
     const spw_attention_shape *s = &a->s;
-    uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->D;
+    uint64_t nq = min_u64(TILE_Q, s->T - q0), hk = h / (s->Hq / s->Hk), out_stride = s->Hq * s->Dv;
     uint64_t q_at = (b * s->T + q0) * s->q_stride + h * s->D, kv_at = (b * s->T + k0) * s->kv_stride + hk * s->D;
-    uint64_t out_at = (b * s->T + q0) * out_stride + h * s->D;
+    uint64_t out_at = (b * s->T + q0) * out_stride + h * s->Dv, v_at = (b * s->T + k0) * s->v_stride + hk * s->v_head;
     const float *lse = a->fwd_lse + (b * s->Hq + h) * s->T + q0;
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
     spw__cpu_gemm_here(false, true, nq, nk, s->D, s->scale, a->q + q_at, s->q_stride, a->key + kv_at, s->kv_stride,
                        0.0f, p, TILE_K);
-    spw__cpu_gemm_here(false, true, nq, nk, s->D, 1.0f, a->dout + out_at, out_stride, a->value + kv_at, s->kv_stride,
+    spw__cpu_gemm_here(false, true, nq, nk, s->Dv, 1.0f, a->dout + out_at, out_stride, a->value + v_at, s->v_stride,
                        0.0f, ds, TILE_K);
     for (uint64_t i = 0; i < nq; i++) {
         float *pr = p + i * TILE_K, *dr = ds + i * TILE_K;
         uint64_t lo, hi = seen_keys(s, b, q0 + i, k0, nk, &lo);
-        float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->D);
+        float d = a->k->dot(a->dout + out_at + i * out_stride, a->fwd_out + out_at + i * out_stride, s->Dv);
         if (s->cap > 0) {
             a->k->soft_cap(pr + lo, s->cap, hi - lo);
             a->k->soft_cap_backward(dr + lo, pr + lo, d, s->cap, hi - lo);
@@ -204,8 +198,8 @@ backward_tile(const attention *a, uint64_t b, uint64_t h, uint64_t q0, uint64_t 
         memset(pr + hi, 0, (nk - hi) * sizeof(float));
         memset(dr + hi, 0, (nk - hi) * sizeof(float));
     }
-    spw__cpu_gemm_here(true, false, nk, s->D, nq, 1.0f, p, TILE_K, a->dout + out_at, out_stride, 1.0f, a->dv + kv_at,
-                       s->kv_stride);
+    spw__cpu_gemm_here(true, false, nk, s->Dv, nq, 1.0f, p, TILE_K, a->dout + out_at, out_stride, 1.0f, a->dv + v_at,
+                       s->v_stride);
     spw__cpu_gemm_here(true, false, nk, s->D, nq, 1.0f, ds, TILE_K, a->q + q_at, s->q_stride, 1.0f, a->dk + kv_at,
                        s->kv_stride);
     spw__cpu_gemm_here(false, false, nq, s->D, nk, 1.0f, ds, TILE_K, a->key + kv_at, s->kv_stride, 1.0f, a->dq + q_at,
@@ -222,7 +216,7 @@ backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     for (uint64_t t = 0; t < s->T; t++) {
         uint64_t kv_at = (b * s->T + t) * s->kv_stride + hk * s->D;
         memset(a->dk + kv_at, 0, s->D * sizeof(float));
-        memset(a->dv + kv_at, 0, s->D * sizeof(float));
+        memset(a->dv + (b * s->T + t) * s->v_stride + hk * s->v_head, 0, s->Dv * sizeof(float));
         memset(a->dq + (b * s->T + t) * s->q_stride + hk * group * s->D, 0, group * s->D * sizeof(float));
     }
     for (uint64_t k0 = 0; k0 < s->T; k0 += TILE_K) {
@@ -242,12 +236,12 @@ sink_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
     const attention *a = ctx;
     const spw_attention_shape *s = &a->s;
-    uint64_t h = part_idx, stride = s->Hq * s->D;
+    uint64_t h = part_idx, stride = s->Hq * s->Dv;
     const float *lse = a->fwd_lse + h * s->T;
     float sink = ((const float *)s->sinks)[h], sum = 0.0f;
     (void)worker_idx;
     for (uint64_t row = 0; row < s->B * s->T; row++) {
-        float d = a->k->dot(a->dout + row * stride + h * s->D, a->fwd_out + row * stride + h * s->D, s->D);
+        float d = a->k->dot(a->dout + row * stride + h * s->Dv, a->fwd_out + row * stride + h * s->Dv, s->Dv);
         sum += expf(sink - lse[row / s->T * s->Hq * s->T + row % s->T]) * d;
     }
     a->dsinks[h] -= sum;
@@ -269,7 +263,7 @@ spw__cpu_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *d
                    .dout = dout,
                    .fwd_out = out,
                    .fwd_lse = lse,
-                   .s = settled(shape)};
+                   .s = *shape};
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hk), backward_part, &a);
     if (dsinks != NULL)
         spw__cpu_run(queue, (uint32_t)shape->Hq, sink_part, &a);
