@@ -114,13 +114,8 @@ void
 spw__cpu_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
                    const spw_attention_shape *shape)
 {
-    attention a = {.k = spw__cpu_kernels(queue),
-                   .out = out,
-                   .lse = lse,
-                   .q = query,
-                   .key = key,
-                   .value = value,
-                   .s = *shape};
+    attention a = {
+        .k = spw__cpu_kernels(queue), .out = out, .lse = lse, .q = query, .key = key, .value = value, .s = *shape};
     uint64_t tiles = (shape->T + TILE_Q - 1) / TILE_Q;
     spw__cpu_run(queue, (uint32_t)(shape->B * shape->Hq * tiles), forward_part, &a);
 }

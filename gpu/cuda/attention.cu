@@ -7,7 +7,7 @@
 #include "attention_internal.h"
 #include "rows.cuh"
 
-/* What forward and backward share. A window that holds everything is none. */
+/* What forward and backward share. */
 template <class E>
 static attention_args<E>
 args_of(const spw_attention_shape *s, const void *q, const void *key, const void *value)
@@ -27,10 +27,14 @@ args_of(const spw_attention_shape *s, const void *q, const void *key, const void
     args.Hq = (int)s->Hq;
     args.Hk = (int)s->Hk;
     args.D = (int)s->D;
+    args.Dv = (int)s->Dv;
+    args.v_stride = s->v_stride;
+    args.v_head = s->v_head;
     args.group = (int)(s->Hq / s->Hk);
     args.scale = s->scale;
     args.cap = s->cap;
-    args.wide = s->D % 8 == 0 && s->q_stride % 8 == 0 && s->kv_stride % 8 == 0 && spw__cuda_aligned(q, key, value);
+    args.wide = s->D % 8 == 0 && s->q_stride % 8 == 0 && s->kv_stride % 8 == 0 && s->Dv % 8 == 0 &&
+                s->v_stride % 8 == 0 && s->v_head % 8 == 0 && spw__cuda_aligned(q, key, value);
     return args;
 }
 
@@ -85,14 +89,21 @@ forward(cuda_queue *q, void *out, float *lse, const void *query, const void *key
 
 void
 spw__cuda_attention(spw_gpu_queue *queue, act *out, float *lse, const act *query, const act *key, const act *value,
-                    const spw_attention_shape *shape)
+                    const spw_attention_shape *s)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    spw_attention_shape s = *shape;
-    if (s.window >= s.T)
-        s.window = 0;
-    if (s.B > 0 && s.T > 0 && head_fits(q, &s))
-        BY_TYPE(q, forward<T>(q, out, lse, query, key, value, NULL, &s));
+    if (s->B > 0 && s->T > 0 && head_fits(q, s))
+        BY_TYPE(q, forward<T>(q, out, lse, query, key, value, NULL, s));
+}
+
+/* Heads of B T rows to their places in the cache. */
+template <class E>
+static void
+put(cuda_queue *q, E *cache, const E *rows, const spw_attention_cache *where, const spw_attention_shape *s,
+    uint64_t stride, uint64_t head, uint64_t width)
+{
+    LAUNCH(q, (unsigned)(s->B * s->T), 128, 0, (put_rows_kernel<E>), cache, rows, where->slots, where->starts,
+           where->capacity, s->T, stride, s->Hk, head, width);
 }
 
 void
@@ -101,13 +112,13 @@ spw__cuda_attention_cached(spw_gpu_queue *queue, act *out, const act *query, con
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     spw_attention_shape s = *shape;
-    uint64_t width = s.Hk * s.D;
     if (s.B == 0 || s.T == 0 || !head_fits(q, &s))
         return;
-    BY_TYPE(q, LAUNCH(q, (unsigned)(s.B * s.T), 128, 0, (put_rows_kernel<T>), (T *)cache->key, (T *)cache->value,
-                      (const T *)new_key, (const T *)new_value, cache->slots, cache->starts, cache->capacity, s.T,
-                      s.kv_stride, width));
-    s.kv_stride = width;
+    BY_TYPE(q, put<T>(q, (T *)cache->key, (const T *)new_key, cache, &s, s.kv_stride, s.D, s.D));
+    BY_TYPE(q, put<T>(q, (T *)cache->value, (const T *)new_value, cache, &s, s.v_stride, s.v_head, s.Dv));
+    s.kv_stride = s.Hk * s.D;
+    s.v_stride = s.Hk * s.Dv;
+    s.v_head = s.Dv;
     BY_TYPE(q, forward<T>(q, out, NULL, query, cache->key, cache->value, cache, &s));
 }
 
@@ -125,7 +136,7 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     args.delta = delta;
     args.wide = args.wide && spw__cuda_aligned(dout, dq, dk, dv);
     LAUNCH(q, spw__cuda_blocks(s->B * s->T * s->Hq, 4), 128, 0, (attention_delta_kernel<E>), delta, (const E *)dout,
-           (const E *)out, s->B * s->T, s->T, s->Hq, s->D);
+           (const E *)out, s->B * s->T, s->T, s->Hq, s->Dv);
     return args;
 }
 
@@ -159,19 +170,16 @@ launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attentio
 void
 spw__cuda_attention_backward(spw_gpu_queue *queue, act *dquery, act *dkey, act *dvalue, float *dsinks, const act *dout,
                              const act *out, const float *lse, const act *query, const act *key, const act *value,
-                             const spw_attention_shape *shape)
+                             const spw_attention_shape *s)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    spw_attention_shape s = *shape;
     float *delta;
-    if (s.window >= s.T)
-        s.window = 0;
-    if (s.B == 0 || s.T == 0 || !head_fits(q, &s) ||
-        (delta = (float *)spw__cuda_scratch(q, s.B * s.Hq * s.T * sizeof *delta)) == NULL)
+    if (s->B == 0 || s->T == 0 || !head_fits(q, s) ||
+        (delta = (float *)spw__cuda_scratch(q, s->B * s->Hq * s->T * sizeof *delta)) == NULL)
         return;
     BY_TYPE(q, launch_backward(
-                   q, backward_args<T>(q, &s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta), &s));
+                   q, backward_args<T>(q, s, dquery, dkey, dvalue, dout, out, lse, query, key, value, delta), s));
     if (dsinks != NULL)
-        BY_TYPE(q, LAUNCH(q, (unsigned)s.Hq, 512, 0, (attention_sinks_kernel<T>), dsinks, (const T *)s.sinks, lse,
-                          delta, s.B, s.T));
+        BY_TYPE(q, LAUNCH(q, (unsigned)s->Hq, 512, 0, (attention_sinks_kernel<T>), dsinks, (const T *)s->sinks, lse,
+                          delta, s->B, s->T));
 }

@@ -11,8 +11,8 @@ template <class E> struct attention_args {
     const E *q, *key, *value, *dout;
     E *out, *dq, *dk, *dv;
     float *lse, *delta; /* (B, Hq, T) */
-    uint64_t T, q_stride, kv_stride, window, capacity;
-    int Hq, Hk, D, group;
+    uint64_t T, q_stride, kv_stride, v_stride, v_head, window, capacity;
+    int Hq, Hk, D, Dv, group;
     float scale, cap;              /* scores scale q k; with a cap above 0 cap tanh(scale q k / cap) */
     const int32_t *slots, *starts; /* NULL: keys beside the queries */
     const int32_t *begins, *ends;  /* (B, T) of documents; NULL: a sequence is one */

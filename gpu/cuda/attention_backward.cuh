@@ -49,26 +49,26 @@ attention_sinks_kernel(float *dsinks, const E *sinks, const float *lse, const fl
 /* ---------------------------------------------------------------- dq */
 
 /* A block's rows of two tensors stay; tiles of two others go through BUFFERS. */
-template <int DP, int MT, int BN, int BUFFERS>
+template <int DP, int VP, int MT, int BN, int BUFFERS>
 constexpr size_t
 backward_shared_bytes()
 {
-    return (size_t)(2 * 64 * MT + 2 * BUFFERS * BN) * (DP + 8) * sizeof(bf16);
+    return (size_t)(64 * MT + BUFFERS * BN) * (DP + 8 + VP + 8) * sizeof(bf16);
 }
 
-template <class E, int DP, int STEP, int MT, int BN, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
 {
-    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int BM = 64 * MT, ld = DP + 8, ldv = VP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    E *q_tile = (E *)shared, *do_tile = q_tile + BM * ld, *k_tile = do_tile + BM * ld, *v_tile = k_tile + BN * ld;
-    uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    E *q_tile = (E *)shared, *do_tile = q_tile + BM * ld, *k_tile = do_tile + BM * ldv, *v_tile = k_tile + BN * ld;
+    uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
     const E *key = g.key + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
-    const E *value = g.value + (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *value = g.value + (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0;
     float dq[MT][DP / 8][4] = {}, lse2[MT][2], delta[MT][2], scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
 #pragma unroll
@@ -81,28 +81,33 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
         }
     load_tile<BM, DP, ATTENTION_THREADS>(q_tile, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D,
                                          g.q_stride, rows, g.D, g.wide);
-    load_tile<BM, DP, ATTENTION_THREADS>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.D,
-                                         out_stride, rows, g.D, g.wide);
-    auto load = [&](E *tile, const E *from, uint64_t at) {
+    load_tile<BM, VP, ATTENTION_THREADS>(do_tile, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * g.Dv,
+                                         out_stride, rows, g.Dv, g.wide);
+    auto load_keys = [&](uint64_t at) {
         if (at < keys)
-            load_tile<BN, DP, ATTENTION_THREADS>(tile, from + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D,
+            load_tile<BN, DP, ATTENTION_THREADS>(k_tile, key + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D,
                                                  g.wide);
+    };
+    auto load_values = [&](uint64_t at) {
+        if (at < keys)
+            load_tile<BN, VP, ATTENTION_THREADS>(v_tile, value + at * g.v_stride, g.v_stride, (int64_t)(keys - at),
+                                                 g.Dv, g.wide);
     };
     if (g.begins != NULL)
         k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
-    load(v_tile, value, k0);
+    load_values(k0);
     copy_commit();
-    load(k_tile, key, k0);
+    load_keys(k0);
     copy_commit();
     for (; k0 < keys; k0 += BN) {
         uint64_t next = k0 + BN;
         float s[MT][BN / 8][4] = {}, dp[MT][BN / 8][4] = {};
         copy_wait<1>(); /* values are here; keys, needed to the end of the round before, may be on their way */
         __syncthreads();
-        add_scores<DP, STEP, MT, BN>(dp, do_tile, my_row, v_tile, g.D);
+        add_scores<VP, STEP, MT, BN>(dp, do_tile, my_row, v_tile, g.Dv);
         copy_wait<0>();
         __syncthreads(); /* keys are here, and values are read */
-        load(v_tile, value, next);
+        load_values(next);
         copy_commit();
         add_scores<DP, STEP, MT, BN>(s, q_tile, my_row, k_tile, g.D);
         if (CAP)
@@ -123,7 +128,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
                 }
         add_weighted<DP, STEP, MT, BN>(dq, s, k_tile, g.D);
         __syncthreads(); /* keys are read */
-        load(k_tile, key, next);
+        load_keys(next);
         copy_commit();
     }
 #pragma unroll
@@ -146,41 +151,47 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
  * Rows are keys, BN queries per tile. DK and DV say what is made: both at once where registers suffice. With two BUFFERS the next tile
  * travels all the time that one is computed, and there is one barrier per tile; with one each half is loaded as soon as it has been read.
  */
-template <class E, int DP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, int BUFFERS, bool DK, bool DV, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 {
-    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int BM = 64 * MT, ld = DP + 8, ldv = VP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
-    E *k_tile = (E *)shared, *v_tile = k_tile + BM * ld, *tiles = v_tile + BM * ld;
-    const int do_at = BN * ld, both = 2 * BN * ld; /* dout lies behind the queries */
-    int now = 0;                                   /* where in tiles this round's are: 0 or, of two buffers, both */
+    E *k_tile = (E *)shared, *v_tile = k_tile + BM * ld, *tiles = v_tile + BM * ldv;
+    const int do_at = BN * ld, both = BN * (ld + ldv); /* dout lies behind the queries */
+    int now = 0;                                       /* where in tiles this round's are: 0 or, of two buffers, both */
     uint64_t k0 = (uint64_t)blockIdx.x * BM,
-             out_stride = (uint64_t)g.Hq * (uint64_t)g.D; /* the first have most queries */
+             out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv; /* the first have most queries */
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - k0);
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
-    uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
-    float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? DP / 8 : 1][4] = {};
+    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
+    float dk[DK ? MT : 1][DK ? DP / 8 : 1][4] = {}, dv[DV ? MT : 1][DV ? VP / 8 : 1][4] = {};
     float scale2 = (CAP ? g.cap : g.scale) * SPW_LOG2E;
     static_assert(BN == 32, "a lane per query");
     if (g.ends != NULL)
         end = least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]);
-    load_tile<BM, DP, ATTENTION_THREADS>(k_tile, g.key + kv_at, g.kv_stride, rows, g.D, g.wide);
+    load_tile<BM, DP, ATTENTION_THREADS>(k_tile, g.key + k_at, g.kv_stride, rows, g.D, g.wide);
     if (DK)
-        load_tile<BM, DP, ATTENTION_THREADS>(v_tile, g.value + kv_at, g.kv_stride, rows, g.D, g.wide);
+        load_tile<BM, VP, ATTENTION_THREADS>(v_tile, g.value + v_at, g.v_stride, rows, g.Dv, g.wide);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
         const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
-        const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.D;
+        const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.Dv;
         const float *lse = g.lse + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
         const float *delta = g.delta + ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
-        auto load = [&](E *tile, const E *from, uint64_t stride, uint64_t at) {
+        auto load_queries = [&](E *tile, uint64_t at) {
             if (at < end)
-                load_tile<BN, DP, ATTENTION_THREADS>(tile, from + at * stride, stride, (int64_t)(g.T - at), g.D,
+                load_tile<BN, DP, ATTENTION_THREADS>(tile, q + at * g.q_stride, g.q_stride, (int64_t)(g.T - at), g.D,
                                                      g.wide);
         };
-        load(tiles + now, q, g.q_stride, first);
-        load(tiles + now + do_at, dout, out_stride, first);
+        auto load_douts = [&](E *tile, uint64_t at) {
+            if (at < end)
+                load_tile<BN, VP, ATTENTION_THREADS>(tile, dout + at * out_stride, out_stride, (int64_t)(g.T - at),
+                                                     g.Dv, g.wide);
+        };
+        load_queries(tiles + now, first);
+        load_douts(tiles + now + do_at, first);
         copy_commit();
         for (uint64_t q0 = first; q0 < end; q0 += BN, now = BUFFERS == 2 ? both - now : 0) {
             const E *q_tile = tiles + now, *do_tile = q_tile + do_at;
@@ -190,13 +201,13 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
             copy_wait<0>();
             __syncthreads();
             if (BUFFERS == 2) { /* the other is read: all have come to this round */
-                load(tiles + both - now, q, g.q_stride, next);
-                load(tiles + both - now + do_at, dout, out_stride, next);
+                load_queries(tiles + both - now, next);
+                load_douts(tiles + both - now + do_at, next);
                 copy_commit();
             }
             add_scores<DP, STEP, MT, BN>(s, k_tile, my_row, q_tile, g.D);
             if (DK)
-                add_scores<DP, STEP, MT, BN>(dp, v_tile, my_row, do_tile, g.D);
+                add_scores<VP, STEP, MT, BN>(dp, v_tile, my_row, do_tile, g.Dv);
             if (CAP)
                 cap_scores<MT, BN>(s, g.scale / g.cap);
             if (q0 < k0 + BM || (g.window > 0 && q0 + BN > k0 + g.window)) /* this tile has unread scores */
@@ -223,17 +234,17 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
                         }
                 }
             if constexpr (DV)
-                add_weighted<DP, STEP, MT, BN>(dv, s, do_tile, g.D);
+                add_weighted<VP, STEP, MT, BN>(dv, s, do_tile, g.Dv);
             if (BUFFERS == 1) {
                 __syncthreads(); /* dout is read */
-                load(tiles + do_at, dout, out_stride, next);
+                load_douts(tiles + do_at, next);
                 copy_commit();
             }
             if constexpr (DK)
                 add_weighted<DP, STEP, MT, BN>(dk, dp, q_tile, g.D);
             if (BUFFERS == 1) {
                 __syncthreads(); /* queries are read */
-                load(tiles, q, g.q_stride, next);
+                load_queries(tiles, next);
                 copy_commit();
             }
         }
@@ -243,17 +254,18 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = my_row + 16 * m + lane / 4 + 8 * r;
-            uint64_t at = kv_at + (uint64_t)row * g.kv_stride;
+            uint64_t k_row = k_at + (uint64_t)row * g.kv_stride, v_row = v_at + (uint64_t)row * g.v_stride;
 #pragma unroll
-            for (int d = 0; d < DP / 8; d++) {
-                int col = 8 * d + lane % 4 * 2;
+            for (int d = 0; d < DP / 8; d++)
                 if (row < rows && DK)
-                    store_pair(g.dk + at, col, g.D, g.wide, dk[DK ? m : 0][DK ? d : 0][2 * r] * g.scale,
+                    store_pair(g.dk + k_row, 8 * d + lane % 4 * 2, g.D, g.wide,
+                               dk[DK ? m : 0][DK ? d : 0][2 * r] * g.scale,
                                dk[DK ? m : 0][DK ? d : 0][2 * r + 1] * g.scale);
+#pragma unroll
+            for (int d = 0; d < VP / 8; d++)
                 if (row < rows && DV)
-                    store_pair(g.dv + at, col, g.D, g.wide, dv[DV ? m : 0][DV ? d : 0][2 * r],
+                    store_pair(g.dv + v_row, 8 * d + lane % 4 * 2, g.Dv, g.wide, dv[DV ? m : 0][DV ? d : 0][2 * r],
                                dv[DV ? m : 0][DV ? d : 0][2 * r + 1]);
-            }
         }
 }
 

@@ -17,13 +17,13 @@ f32_shared_bytes(int tiles, int D)
     return ((size_t)tiles * F32_TILE * (size_t)(D + 1) + 2 * F32_TILE * (F32_TILE + 1) + 3 * F32_TILE) * sizeof(float);
 }
 
-/* Leading dimension D + 1: rows begin in other banks. Zeros beyond `valid` rows. */
+/* Leading dimension ld = g.D + 1: rows begin in other banks. Zeros beyond `valid` rows. */
 SPW_DEVICE void
-load_f32(float *tile, const float *src, uint64_t stride, int64_t valid, int D)
+load_f32(float *tile, int ld, const float *src, uint64_t stride, int64_t valid, int cols)
 {
-    for (int i = (int)threadIdx.x; i < F32_TILE * D; i += F32_THREADS) {
-        int row = i / D, col = i % D;
-        tile[row * (D + 1) + col] = row < valid ? src[(uint64_t)row * stride + col] : 0.0f;
+    for (int i = (int)threadIdx.x; i < F32_TILE * cols; i += F32_THREADS) {
+        int row = i / cols, col = i % cols;
+        tile[row * ld + col] = row < valid ? src[(uint64_t)row * stride + col] : 0.0f;
     }
 }
 
@@ -80,16 +80,16 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
     uint64_t kv_row = g.slots != NULL ? (uint64_t)g.slots[b] * g.capacity : (uint64_t)b * g.T;
     uint64_t k0 = first_tile(g, b, p0);
     const float *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
-    const float *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    const float *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     float o[F32_TILE][2] = {};
-    load_f32(q, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, rows, g.D);
+    load_f32(q, ld, g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, rows, g.D);
     if (threadIdx.x < F32_TILE) {
         max[threadIdx.x] = -INFINITY;
         sum[threadIdx.x] = 0.0f;
     }
     for (; k0 < keys; k0 += F32_TILE) {
-        load_f32(k, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32(v, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(k, ld, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(v, ld, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
         for (int i = (int)threadIdx.x; i < F32_TILE * F32_TILE; i += F32_THREADS) {
             int r = i / F32_TILE, c = i % F32_TILE;
@@ -114,7 +114,7 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int col = (int)threadIdx.x + half * F32_THREADS;
-            if (col < g.D)
+            if (col < g.Dv)
 #pragma unroll
                 for (int r = 0; r < F32_TILE; r++) {
                     float add = 0.0f;
@@ -141,8 +141,8 @@ __launch_bounds__(F32_THREADS) attention_f32_forward_kernel(attention_args<float
         int col = (int)threadIdx.x + half * F32_THREADS;
 #pragma unroll
         for (int r = 0; r < F32_TILE; r++)
-            if (col < g.D && r < rows)
-                g.out[(((uint64_t)b * g.T + q0 + (uint64_t)r) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D +
+            if (col < g.Dv && r < rows)
+                g.out[(((uint64_t)b * g.T + q0 + (uint64_t)r) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.Dv +
                       (uint64_t)col] = o[r][half] / sum[r];
     }
 }
@@ -161,7 +161,7 @@ backward_scores_f32(float *s, float *ds, const float *q, const float *dout, cons
         if (at < g.T && reads(g, b, at, u)) {
             float y = score_f32<CAP>(g, q + r * ld, k + c * ld);
             p = expf(y - g.lse[stats + at]);
-            d = p * (dot_f32(dout + r * ld, v + c * ld, g.D) - g.delta[stats + at]) * g.scale;
+            d = p * (dot_f32(dout + r * ld, v + c * ld, g.Dv) - g.delta[stats + at]) * g.scale;
             d *= CAP ? 1.0f - (y / g.cap) * (y / g.cap) : 1.0f;
         }
         s[r * (F32_TILE + 1) + c] = p;
@@ -177,19 +177,21 @@ __launch_bounds__(F32_THREADS) attention_f32_dq_kernel(attention_args<float> g)
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
     float *q = (float *)shared, *dout = q + F32_TILE * ld, *k = dout + F32_TILE * ld, *v = k + F32_TILE * ld;
     float *s = v + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
-    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    uint64_t q0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows;
     uint64_t k0 = first_tile(g, b, q0);
-    uint64_t kv_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    uint64_t k_at = (uint64_t)b * g.T * g.kv_stride + (uint64_t)(h / g.group) * (uint64_t)g.D;
+    uint64_t v_at = (uint64_t)b * g.T * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     uint64_t q_at = ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
     uint64_t stats = ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T;
     float dq[F32_TILE][2] = {};
-    load_f32(q, g.q + q_at, g.q_stride, rows, g.D);
-    load_f32(dout, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, rows, g.D);
+    load_f32(q, ld, g.q + q_at, g.q_stride, rows, g.D);
+    load_f32(dout, ld, g.dout + ((uint64_t)b * g.T + q0) * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride, rows,
+             g.Dv);
     for (; k0 < keys; k0 += F32_TILE) {
-        load_f32(k, g.key + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
-        load_f32(v, g.value + kv_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(k, ld, g.key + k_at + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D);
+        load_f32(v, ld, g.value + v_at + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv);
         __syncthreads();
         backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, stats, q0, k0);
         __syncthreads();
@@ -222,20 +224,21 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, ld = g.D + 1;
     float *k = (float *)shared, *v = k + F32_TILE * ld, *q = v + F32_TILE * ld, *dout = q + F32_TILE * ld;
     float *s = dout + F32_TILE * ld, *ds = s + F32_TILE * (F32_TILE + 1);
-    uint64_t k0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.D;
+    uint64_t k0 = (uint64_t)blockIdx.x * F32_TILE, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)F32_TILE, g.T - k0);
     uint64_t end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     end = g.ends != NULL ? least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]) : end;
-    uint64_t kv_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
+    uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
     float dk[F32_TILE][2] = {}, dv[F32_TILE][2] = {};
-    load_f32(k, g.key + kv_at, g.kv_stride, rows, g.D);
-    load_f32(v, g.value + kv_at, g.kv_stride, rows, g.D);
+    load_f32(k, ld, g.key + k_at, g.kv_stride, rows, g.D);
+    load_f32(v, ld, g.value + v_at, g.v_stride, rows, g.Dv);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++)
         for (uint64_t q0 = k0; q0 < end; q0 += F32_TILE) {
             uint64_t row = (uint64_t)b * g.T + q0;
-            load_f32(q, g.q + row * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, (int64_t)(g.T - q0), g.D);
-            load_f32(dout, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.D, out_stride, (int64_t)(g.T - q0),
-                     g.D);
+            load_f32(q, ld, g.q + row * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, (int64_t)(g.T - q0), g.D);
+            load_f32(dout, ld, g.dout + row * out_stride + (uint64_t)h * (uint64_t)g.Dv, out_stride,
+                     (int64_t)(g.T - q0), g.Dv);
             __syncthreads();
             backward_scores_f32<CAP>(s, ds, q, dout, k, v, g, b, ((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T, q0,
                                      k0);
@@ -246,10 +249,13 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
                 if (col < g.D)
 #pragma unroll
                     for (int c = 0; c < F32_TILE; c++)
-                        for (int r = 0; r < F32_TILE; r++) {
+                        for (int r = 0; r < F32_TILE; r++)
                             dk[c][half] += ds[r * (F32_TILE + 1) + c] * q[r * ld + col];
+                if (col < g.Dv)
+#pragma unroll
+                    for (int c = 0; c < F32_TILE; c++)
+                        for (int r = 0; r < F32_TILE; r++)
                             dv[c][half] += s[r * (F32_TILE + 1) + c] * dout[r * ld + col];
-                        }
             }
             __syncthreads();
         }
@@ -258,9 +264,11 @@ __launch_bounds__(F32_THREADS) attention_f32_dkv_kernel(attention_args<float> g)
         int col = (int)threadIdx.x + half * F32_THREADS;
 #pragma unroll
         for (int c = 0; c < F32_TILE; c++)
-            if (col < g.D && c < rows) {
-                g.dk[kv_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dk[c][half];
-                g.dv[kv_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dv[c][half];
+            if (c < rows) {
+                if (col < g.D)
+                    g.dk[k_at + (uint64_t)c * g.kv_stride + (uint64_t)col] = dk[c][half];
+                if (col < g.Dv)
+                    g.dv[v_at + (uint64_t)c * g.v_stride + (uint64_t)col] = dv[c][half];
             }
     }
 }

@@ -5,13 +5,13 @@
 #include "attention_forward.cuh"
 #include "attention_internal.h"
 
-template <class E, int DP, int STEP, int MT, int BN, bool CAP = false>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP = false>
 static void
 forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     dim3 grid(spw__cuda_blocks(args.T, 64 * MT), (unsigned)args.Hq, (unsigned)B);
-    LAUNCH(q, grid, ATTENTION_THREADS, (forward_shared_bytes<DP, MT, BN>()),
-           (attention_forward_kernel<E, DP, STEP, MT, BN, CAP>), args);
+    LAUNCH(q, grid, ATTENTION_THREADS, (forward_shared_bytes<DP, VP, MT, BN>()),
+           (attention_forward_kernel<E, DP, VP, STEP, MT, BN, CAP>), args);
 }
 
 template <class E>
@@ -19,21 +19,23 @@ void
 spw__cuda_attention_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
     if (args.cap > 0 && args.D <= 64)
-        forward<E, 64, 32, 2, 64, true>(q, args, B);
+        forward<E, 64, 64, 32, 2, 64, true>(q, args, B);
     else if (args.cap > 0 && args.D <= 128)
-        forward<E, 128, 32, 2, 64, true>(q, args, B);
+        forward<E, 128, 128, 32, 2, 64, true>(q, args, B);
     else if (args.cap > 0)
-        forward<E, 256, 64, 1, 32, true>(q, args, B);
+        forward<E, 256, 256, 64, 1, 32, true>(q, args, B);
     else if (args.D <= 32)
-        forward<E, 32, 32, 2, 64>(q, args, B);
+        forward<E, 32, 32, 32, 2, 64>(q, args, B);
     else if (args.D <= 64)
-        forward<E, 64, 64, 2, 64>(q, args, B);
+        forward<E, 64, 64, 64, 2, 64>(q, args, B);
     else if (args.D <= 96)
-        forward<E, 128, 32, 2, 64>(q, args, B);
+        forward<E, 128, 128, 32, 2, 64>(q, args, B);
     else if (args.D <= 128)
-        forward<E, 128, 128, 2, 64>(q, args, B);
+        forward<E, 128, 128, 128, 2, 64>(q, args, B);
+    else if (args.D <= 192 && args.Dv <= 128)
+        forward<E, 192, 128, 64, 2, 64>(q, args, B);
     else
-        forward<E, 256, 64, 1, 32>(q, args, B);
+        forward<E, 256, 256, 64, 1, 32>(q, args, B);
 }
 
 template void spw__cuda_attention_forward<bf16>(cuda_queue *q, const attention_args<bf16> &args, uint64_t B);

@@ -15,7 +15,7 @@ enum { ATTENTION_THREADS = 128 };
 #define SPW_LOG2E 1.44269504088896341f
 
 /*
- * Tiles have DP columns, zeros beyond D; products stop at the first multiple of STEP that is not below D. Each test for that divides
+ * Tiles have DP columns, zeros beyond D (of values VP and Dv); products stop at the first multiple of STEP that is not below D. Each test for that divides
  * the code that the compiler may mix: loads of one step do not hide behind products of another. STEP = DP makes none.
  */
 
@@ -143,14 +143,14 @@ cap_slope(float t)
     return fmaxf(1.0f - t * t, 0.0f);
 }
 
-template <int DP, int MT, int BN>
+template <int DP, int VP, int MT, int BN>
 constexpr size_t
 forward_shared_bytes()
 {
-    return (size_t)(64 * MT + 2 * BN) * (DP + 8) * sizeof(bf16);
+    return (size_t)((64 * MT + BN) * (DP + 8) + BN * (VP + 8)) * sizeof(bf16);
 }
 
-template <class E, int DP, int STEP, int MT, int BN, bool CAP>
+template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
@@ -166,9 +166,9 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     uint64_t k0 = g.window > 0 && p0 + 1 > g.window ? (p0 + 1 - g.window) / BN * BN : 0;
     const E *q = g.q + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * g.D;
     const E *key = g.key + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
-    const E *value = g.value + kv_row * g.kv_stride + (uint64_t)(h / g.group) * g.D;
+    const E *value = g.value + kv_row * g.v_stride + (uint64_t)(h / g.group) * g.v_head;
     const float scale = CAP ? g.cap : g.scale; /* of what is left of a score in registers */
-    float o[MT][DP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = scale * SPW_LOG2E;
+    float o[MT][VP / 8][4] = {}, max[MT][2], sum[MT][2] = {}, scale2 = scale * SPW_LOG2E;
 #pragma unroll
     for (int m = 0; m < MT; m++)
         max[m][0] = max[m][1] = -INFINITY;
@@ -179,7 +179,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
     load_tile<BN, DP, ATTENTION_THREADS>(k_tile, key + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D,
                                          g.wide);
     copy_commit();
-    load_tile<BN, DP, ATTENTION_THREADS>(v_tile, value + k0 * g.kv_stride, g.kv_stride, (int64_t)(keys - k0), g.D,
+    load_tile<BN, VP, ATTENTION_THREADS>(v_tile, value + k0 * g.v_stride, g.v_stride, (int64_t)(keys - k0), g.Dv,
                                          g.wide);
     copy_commit();
     for (; k0 < keys; k0 += BN) {
@@ -224,7 +224,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                     }
                 sum[m][r] = sum[m][r] * shrink + part;
 #pragma unroll
-                for (int d = 0; d < DP / 8; d++) {
+                for (int d = 0; d < VP / 8; d++) {
                     o[m][d][2 * r] *= shrink;
                     o[m][d][2 * r + 1] *= shrink;
                 }
@@ -232,11 +232,12 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
 
         copy_wait<1>(); /* values are here; the next keys may be on their way */
         __syncthreads();
-        add_weighted<DP, (STEP < 64 ? STEP : 64), MT, BN>(o, s, v_tile, g.D); /* 128 at once: not enough registers */
-        __syncthreads();                                                      /* values are read */
+        /* Steps of 128 take too many registers, and so does a bound of its own where values have the columns of keys. */
+        add_weighted<VP, (STEP < 64 ? STEP : 64), MT, BN>(o, s, v_tile, VP == DP ? g.D : g.Dv);
+        __syncthreads(); /* values are read */
         if (next < keys)
-            load_tile<BN, DP, ATTENTION_THREADS>(v_tile, value + next * g.kv_stride, g.kv_stride,
-                                                 (int64_t)(keys - next), g.D, g.wide);
+            load_tile<BN, VP, ATTENTION_THREADS>(v_tile, value + next * g.v_stride, g.v_stride, (int64_t)(keys - next),
+                                                 g.Dv, g.wide);
         copy_commit();
     }
 
@@ -257,10 +258,10 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
                 inverse *= expf(lse - all);
                 lse = all;
             }
-            E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.D;
+            E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.Dv;
 #pragma unroll
-            for (int d = 0; d < DP / 8; d++)
-                store_pair(out, 8 * d + lane % 4 * 2, g.D, g.wide, o[m][d][2 * r] * inverse,
+            for (int d = 0; d < VP / 8; d++)
+                store_pair(out, 8 * d + lane % 4 * 2, g.Dv, g.wide, o[m][d][2 * r] * inverse,
                            o[m][d][2 * r + 1] * inverse);
             if (g.lse != NULL && lane % 4 == 0)
                 g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] = lse;

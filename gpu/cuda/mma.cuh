@@ -150,31 +150,44 @@ load_b_columns(unsigned *b, const E *tile, int ld, int row, int col)
 }
 
 /*
- * ROWS rows of D elements, at src + row * stride, into a tile of leading dimension DP + 8 (rows then begin in other banks), by a
- * block of THREADS; zeros beyond `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
+ * ROWS rows of D elements, at src + row * stride, into COLS columns of a tile of leading dimension LD, by a block of THREADS; zeros beyond
+ * `valid` rows and beyond D. wide: 16 bytes at a time and asynchronous, else one by one.
  */
-template <int ROWS, int DP, int THREADS, class E>
+template <int ROWS, int COLS, int LD, int THREADS, class E>
 SPW_DEVICE void
-load_tile(E *tile, const E *src, uint64_t stride, int64_t valid, int D, bool wide)
+load_columns(E *tile, const E *src, uint64_t stride, int64_t valid, int D, bool wide)
 {
-    const int eights = DP / 8, ld = DP + 8, step = THREADS / eights;
+    const int eights = COLS / 8, step = THREADS / eights;
     static_assert(THREADS % eights == 0 && ROWS % step == 0, "a thread stays in its columns");
     int row = (int)threadIdx.x / eights, col = (int)threadIdx.x % eights * 8;
     int left = (int)least(valid, (int64_t)ROWS) - row;
-    E *to = tile + row * ld + col;
+    E *to = tile + row * LD + col;
     const E *from = src + (uint64_t)row * stride + col;
     if (wide) {
         left = col < D ? left : 0;
 #pragma unroll
         for (int i = 0; i < ROWS; i += step, from += step * stride)
-            copy16(to + i * ld, from, i < left);
+            copy16(to + i * LD, from, i < left);
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < ROWS; i += step, from += step * stride)
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            to[i * ld + j].bits = i < left && col + j < D ? from[j].bits : 0;
+            to[i * LD + j].bits = i < left && col + j < D ? from[j].bits : 0;
+}
+
+/* A whole tile of DP columns; its leading dimension DP + 8 makes rows begin in other banks. */
+template <int ROWS, int DP, int THREADS, class E>
+SPW_DEVICE void
+load_tile(E *tile, const E *src, uint64_t stride, int64_t valid, int D, bool wide)
+{
+    if constexpr (DP == 192) { /* two parts with a whole number of threads per row each */
+        load_columns<ROWS, 128, DP + 8, THREADS>(tile, src, stride, valid, D, wide);
+        load_columns<ROWS, 64, DP + 8, THREADS>(tile + 128, src + 128, stride, valid, D - 128, wide);
+    } else {
+        load_columns<ROWS, DP, DP + 8, THREADS>(tile, src, stride, valid, D, wide);
+    }
 }
 
 /* Columns col and col + 1 of a row of D elements; paired: the row begins at a multiple of 4 bytes. */

@@ -100,15 +100,14 @@ rope_kernel(T *x, uint64_t stride, const float *cos_sin, const int32_t *places, 
 /* Row t of sequence b goes to row slots[b] capacity + starts[b] + t of the cache. A block per row. */
 template <class T>
 __global__ void
-put_rows_kernel(T *key, T *value, const T *new_key, const T *new_value, const int32_t *slots, const int32_t *starts,
-                uint64_t capacity, uint64_t positions, uint64_t stride, uint64_t width)
+put_rows_kernel(T *cache, const T *rows, const int32_t *slots, const int32_t *starts, uint64_t capacity,
+                uint64_t positions, uint64_t stride, uint64_t heads, uint64_t head, uint64_t width)
 {
     uint64_t b = blockIdx.x / positions, t = blockIdx.x % positions;
-    uint64_t to = ((uint64_t)slots[b] * capacity + (uint64_t)starts[b] + t) * width, from = blockIdx.x * stride;
-    for (uint64_t c = threadIdx.x; c < width; c += blockDim.x) {
-        key[to + c] = new_key[from + c];
-        value[to + c] = new_value[from + c];
-    }
+    T *to = cache + ((uint64_t)slots[b] * capacity + (uint64_t)starts[b] + t) * heads * width;
+    const T *from = rows + blockIdx.x * stride;
+    for (uint64_t c = threadIdx.x; c < heads * width; c += blockDim.x)
+        to[c] = from[c / width * head + c % width];
 }
 
 /* One row of logits, CAP: without their cap: the loss, and in place scale * (softmax - one-hot), times the slope of the cap, when wanted. */
