@@ -78,7 +78,7 @@ digest(spw_hf_reader *r, uint32_t i, char out[17], spw_error *err)
 static spw_status
 print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
 {
-    uint32_t n = spw_hf_reader_count(r), width = 4, shape_width = 5;
+    uint32_t n = spw_hf_reader_count(r), width = 4, type_width = 5, shape_width = 5;
     const char *file = NULL, *last = NULL;
     char shape[120], bytes[32], sum_text[17] = "";
     for (uint32_t i = 0; i < n; i++) {
@@ -86,6 +86,7 @@ print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
         uint32_t shown = (uint32_t)strlen(shape_text(shape, sizeof shape, t));
         width = strlen(t->name) > width ? (uint32_t)strlen(t->name) : width;
         shape_width = shown > shape_width ? shown : shape_width;
+        type_width = strlen(type_text(t)) > type_width ? (uint32_t)strlen(type_text(t)) : type_width;
     }
     for (uint32_t i = 0; i < n; i++) {
         const spw_tensor_info *t = spw_hf_reader_tensor(r, i, &file);
@@ -93,11 +94,11 @@ print_tensors(spw_hf_reader *r, bool with_digest, totals *sum, spw_error *err)
             SPW_TRY(digest(r, i, sum_text, err));
         if (file != last) {
             printf("%s\n", file);
-            printf("  %-*s  %-5s  %-*s  %11s%s\n", (int)width, "name", "dtype", (int)shape_width, "shape", "bytes",
-                   with_digest ? "  xxh3" : "");
+            printf("  %-*s  %-*s  %-*s  %11s%s\n", (int)width, "name", (int)type_width, "dtype", (int)shape_width,
+                   "shape", "bytes", with_digest ? "  xxh3" : "");
         }
         last = file;
-        printf("  %-*s  %-5s  %-*s  %11s%s%s\n", (int)width, t->name, type_text(t), (int)shape_width,
+        printf("  %-*s  %-*s  %-*s  %11s%s%s\n", (int)width, t->name, (int)type_width, type_text(t), (int)shape_width,
                shape_text(shape, sizeof shape, t), spw_format_bytes(bytes, sizeof bytes, t->bytes),
                with_digest ? "  " : "", sum_text);
         sum->tensors++;

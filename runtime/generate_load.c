@@ -65,7 +65,10 @@ default_config(spw_config *c, const char *folder, spw_error *err)
     return SPW_OK;
 }
 
-/* Of the parameters: what old files hold besides has types of its own. */
+/*
+ * Of the parameters that are there as numbers: what old files hold besides has types of its own. Codes count as bf16, which MXFP4's
+ * numbers are; products of 8-bit floats and their scales are rounded to it, for fp32 would take four times their bytes.
+ */
 static spw_status
 stored_as_bf16(bool *all, const char *folder, const spw_model_config *config, spw_error *err)
 {
@@ -79,8 +82,8 @@ stored_as_bf16(bool *all, const char *folder, const spw_model_config *config, sp
         st = spw_model_build(&model, config, err);
     if (st == SPW_OK)
         st = spw_hf_reader_bind(r, model, err);
-    for (uint32_t id = 0; st == SPW_OK && spw_hf_reader_extent(r, id, &unused, &dtype); id++)
-        *all = *all && dtype == SPW_BF16;
+    for (uint32_t id = 0; st == SPW_OK && id < model->param_count; id++)
+        *all = *all && (!spw_hf_reader_extent(r, id, &unused, &dtype) || dtype == SPW_BF16);
     spw_model_destroy(model);
     spw_hf_reader_close(r);
     return st;

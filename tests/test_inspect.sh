@@ -62,6 +62,12 @@ run inspect "$dir/other"
 check "an unknown family is named" says 'not a model that spillway trains: .*config.json: not supported yet: model_type "mamba"'
 check "and its tensors are listed" says '^20 tensors'
 
+run inspect tests/vectors/fp8/llama
+check "8-bit floats are this model's" says "^the tensors are this model's\$"
+check "under one heading" says '^  name {38,}dtype    shape '
+check "codes" says '^  model.layers.1.mlp.up_proj.weight +F8_E4M3  \[44, 24\] +1.03 KiB$'
+check "and scales" says '^  model.layers.1.mlp.up_proj.weight_scale_inv +fp32     \[3, 3\] +36 B$'
+
 cat >"$dir/run.json" <<EOF
 {"model": {"model_type": "llama", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 29, "vocab_size": 256},
  "data": {"path": ["README.md"], "seq_length": 16}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},

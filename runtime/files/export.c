@@ -418,14 +418,19 @@ write_all(job *j, spw_error *err)
     return st;
 }
 
-/* As it is stored: of a folder the type of the model's first parameter. */
+/* As it is stored: of a folder the type of the model's first parameter that is there as numbers; bf16 where all are codes. */
 static spw_dtype
 stored_dtype(const job *j)
 {
     spw_st_extent unused;
-    spw_dtype dtype;
-    return j->folder != NULL && spw_hf_reader_extent(j->folder, 0, &unused, &dtype) ? dtype
-                                                                                    : spw_llmc_reader_dtype(j->llmc);
+    spw_dtype dtype = SPW_BF16;
+    if (j->folder == NULL)
+        return spw_llmc_reader_dtype(j->llmc);
+    for (uint32_t id = 0; id < j->model->param_count; id++) {
+        if (spw_hf_reader_extent(j->folder, id, &unused, &dtype))
+            break;
+    }
+    return dtype;
 }
 
 static spw_status

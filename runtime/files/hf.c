@@ -927,6 +927,23 @@ is_mxfp4(spw_family family, const json_t *quantization)
     return family == SPW_FAMILY_GPT_OSS && method != NULL && strcmp(method, "mxfp4") == 0;
 }
 
+static spw_status
+check_quantization(const source *s, spw_family family)
+{
+    const json_t *q = get(s, "quantization_config");
+    uint64_t block[2];
+    const char *refused = q == NULL || is_mxfp4(family, q) ? NULL : spw__fp8_refused(q, block);
+    source inner;
+    if (refused == NULL)
+        return SPW_OK;
+    if (strcmp(refused, "quant_method") == 0)
+        return say(s, "not supported yet: ", "quantization_config", " ", q,
+                   ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
+    SPW_TRY(read_member(s, "quantization_config", &inner));
+    return say(&inner, "not supported yet: ", refused, " ", get(&inner, refused),
+               ": of 8-bit floats e4m3 is read, with a scale for each block of weights");
+}
+
 /* Models of text and images, as most sizes of Gemma 3 and Mistral Small 3 are published, and what their text part is. */
 static const struct with_images {
     const char *type, *architecture, *text_type;
@@ -973,9 +990,7 @@ read_config(const source *s, bool section, const struct with_images *kind, spw_m
         c->mlp_width = kind->mlp_width;
     }
     SPW_TRY(check_activation(s, c->family));
-    if (get(s, "quantization_config") != NULL && !is_mxfp4(c->family, get(s, "quantization_config")))
-        return say(s, "not supported yet: ", "quantization_config", " ", get(s, "quantization_config"),
-                   ": take the folder that was quantized; spillway.frozen_codes makes codes of its weights");
+    SPW_TRY(check_quantization(s, c->family));
     c->vocab = kind != NULL && kind->vocab > 0 ? kind->vocab : 256;
     c->positions = kind != NULL && kind->positions > 0 ? kind->positions : 1024;
     c->init_std = 0.02;
@@ -1027,6 +1042,7 @@ read_text_part(const source *s, const struct with_images *kind, spw_model_config
         return refuse(s, "architectures[0]", built_as);
     snprintf(text.prefix, sizeof text.prefix, "%s", apart ? "text_config." : "");
     SPW_TRY(read_config(&text, false, kind, c));
+    SPW_TRY(check_quantization(s, c->family));
     if (kind->axes) /* said in either place */
         SPW_TRY(read_bool(s, "tie_word_embeddings", &tied));
     c->tied = c->tied || tied;

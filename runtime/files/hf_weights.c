@@ -41,6 +41,8 @@ struct spw_hf_reader {
     uint64_t *first;    /* (param_count) the parameter's first element in it */
     coded *coded;       /* (param_count) of those that are MXFP4 */
     bool *in_terms;     /* (param_count) as spw_param has it */
+    uint32_t *scale_of; /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
+    spw_fp8_blocks blocks;
     uint32_t shard_count, tensor_count, param_count;
 };
 
@@ -237,6 +239,7 @@ spw_hf_reader_close(spw_hf_reader *r)
     spw_mem_free(r->first);
     spw_mem_free(r->coded);
     spw_mem_free(r->in_terms);
+    spw_mem_free(r->scale_of);
     spw_mem_free(r);
 }
 
@@ -332,18 +335,78 @@ read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float 
     return SPW_OK;
 }
 
+/* Whoever reads its last elements lets go of it. */
+static spw_status
+read_coded(coded *c, uint64_t first, uint64_t count, float *out)
+{
+    const uint64_t all = c->rows * c->cols, groups = all / SPW_MXFP4_GROUP;
+    spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
+    if (__atomic_add_fetch(&c->read, count, __ATOMIC_RELAXED) % all == 0) {
+        spw__st_let_go(c->blocks, groups * (SPW_MXFP4_GROUP / 2));
+        spw__st_let_go(c->scales, groups);
+    }
+    return SPW_OK;
+}
+
+/* Of 8-bit floats; the scales that a piece needs are read with it. */
+static spw_status
+read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    const uint64_t cols = r->tensors[r->of_param[id]].info->shape[1];
+    while (count > 0) {
+        spw_fp8_piece p = spw__fp8_piece(&r->blocks, cols, first, count < BLOCK ? count : BLOCK);
+        uint8_t codes[BLOCK];
+        float scales[BLOCK];
+        SPW_TRY(spw_hf_read(r, r->of_param[id], first, codes, p.count, err));
+        SPW_TRY(read_floats(r, r->scale_of[id], p.scale_first, p.scale_count, scales, err));
+        spw__fp8_read(out, &r->blocks, cols, codes, scales, first, &p);
+        first += p.count;
+        out += p.count;
+        count -= p.count;
+    }
+    return SPW_OK;
+}
+
+/* Terms [first, first + count) of what the file has one number for each row of. */
+static spw_status
+read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    for (uint64_t at = first, n; at < first + count; at += n) {
+        float x, terms[SPW_TERMS];
+        n = SPW_TERMS - at % SPW_TERMS;
+        n = n < first + count - at ? n : first + count - at;
+        SPW_TRY(read_floats(r, i, at / SPW_TERMS, 1, &x, err));
+        spw_terms_split(x, terms);
+        memcpy(out + (at - first), terms + at % SPW_TERMS, n * sizeof *out);
+    }
+    return SPW_OK;
+}
+
+/* Of a parameter that has its tensors. */
+static spw_status
+read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
+{
+    if (r->coded[id].blocks != NULL)
+        return read_coded(&r->coded[id], first, count, out);
+    if (r->scale_of[id] != UINT32_MAX)
+        return read_scaled(r, id, first, count, out, err);
+    if (r->in_terms[id])
+        return read_terms(r, r->of_param[id], first, count, out, err);
+    return read_floats(r, r->of_param[id], r->first[id] + first, count, out, err);
+}
+
 /* A tied model's lm_head.weight, where a file has one, must be the embedding. */
 static spw_status
 compare_tied(spw_hf_reader *r, uint32_t head, uint32_t embedding, spw_error *err)
 {
-    const spw_tensor_info *a = r->tensors[head].info, *b = r->tensors[embedding].info;
+    const spw_tensor_info *a = r->tensors[head].info, *b = r->tensors[r->of_param[embedding]].info;
     uint64_t n = b->shape[0] * b->shape[1];
     bool same = a->ndim == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
     for (uint64_t at = 0; same && at < n; at += BLOCK) {
         float x[BLOCK], y[BLOCK];
         uint64_t count = n - at < BLOCK ? n - at : BLOCK;
         SPW_TRY(read_floats(r, head, at, count, x, err));
-        SPW_TRY(read_floats(r, embedding, at, count, y, err));
+        SPW_TRY(read_bound(r, embedding, at, count, y, err));
         same = memcmp(x, y, count * sizeof *x) == 0;
     }
     if (!same)
@@ -461,12 +524,78 @@ bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_er
     return SPW_OK;
 }
 
-/* Every parameter has a tensor, or the two of MXFP4. */
+static bool
+is_fp8(const spw_tensor_info *t, const spw_param *p)
+{
+    return strcmp(t->type, "F8_E4M3") == 0 && p->ndim == 2 && p->stack == 0;
+}
+
+/* A parameter's tensor of numbers that are read, or of codes. */
+static spw_status
+bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
+{
+    const spw_param *p = &m->params[id];
+    if (!is_fp8(r->tensors[i].info, p))
+        SPW_TRY(check_type(r, &r->tensors[i], err));
+    else if (r->blocks.rows == 0)
+        SPW_TRY(spw__fp8_blocks_of(&r->blocks, r->path, err));
+    SPW_TRY(check_shape(r, &r->tensors[i], p, err));
+    bind_tensor(r, m, id, i);
+    return SPW_OK;
+}
+
+/* "X.weight_scale_inv" of a parameter "X.weight". */
+static bool
+is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    static const char *const suffix = "_scale_inv";
+    char plain[SPW_TENSOR_NAME_BYTES];
+    const named *found;
+    if (!ends_with(name, ".weight_scale_inv"))
+        return false;
+    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen(suffix)), name);
+    found = bsearch(plain, names, count, sizeof *names, compare_name);
+    *id = found != NULL ? found->id : *id;
+    return found != NULL;
+}
+
+/* A scale for each block of weights in 8-bit floats, and none elsewhere. */
+static spw_status
+check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, const entry *scales, spw_error *err)
+{
+    bool fp8 = weights != NULL && is_fp8(weights->info, p);
+    const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
+    uint64_t want[2];
+    char is[120], needed[80];
+    if (s == NULL && fp8)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is F8_E4M3, and its scales are missing (%s_scale_inv)",
+                         r->shards[weights->shard_idx].name, weights->info->name, weights->info->name);
+    if (s == NULL)
+        return SPW_OK;
+    if (!fp8)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3, and %s is %s",
+                         r->shards[scales->shard_idx].name, s->name, p->name,
+                         weights != NULL ? weights->info->type : "missing");
+    SPW_TRY(check_type(r, scales, err));
+    want[0] = (p->rows - 1) / r->blocks.rows + 1;
+    want[1] = (p->cols - 1) / r->blocks.cols + 1;
+    if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
+                         r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
+                         (unsigned long long)r->blocks.rows, (unsigned long long)r->blocks.cols,
+                         shape_text(needed, sizeof needed, want, 2));
+    return SPW_OK;
+}
+
+/* Every parameter has a tensor, or the two of MXFP4, or of 8-bit floats and their scales. */
 static spw_status
 check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
 {
     for (uint32_t id = 0; id < m->param_count; id++) {
         const coded *c = &r->coded[id];
+        const entry *weights = r->of_param[id] != UINT32_MAX ? &r->tensors[r->of_param[id]] : NULL;
+        const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
+        SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
         if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
                              r->path, m->params[id].name);
@@ -492,9 +621,9 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
             (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
             SPW_TRY(bind_coded(r, m, id, i, err));
         } else if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
-            SPW_TRY(check_type(r, &r->tensors[i], err));
-            SPW_TRY(check_shape(r, &r->tensors[i], &m->params[id], err));
-            bind_tensor(r, m, id, i);
+            SPW_TRY(bind_weights(r, m, id, i, err));
+        } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
+            r->scale_of[id] = i;
         } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
             SPW_TRY(check_type(r, &r->tensors[i], err));
             head = i;
@@ -506,7 +635,7 @@ bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t 
     }
     SPW_TRY(check_bound(r, m, err));
     if (head != UINT32_MAX)
-        SPW_TRY(compare_tied(r, head, r->of_param[m->blocks[0].param_ids[0]], err));
+        SPW_TRY(compare_tied(r, head, m->blocks[0].param_ids[0], err));
     r->param_count = m->param_count;
     for (uint32_t id = 0; id < m->param_count; id++)
         r->in_terms[id] = m->params[id].in_terms;
@@ -524,15 +653,19 @@ spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
     spw_mem_free(r->coded);
     spw_mem_free(r->in_terms);
     r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
+    spw_mem_free(r->scale_of);
+    r->scale_of = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of);
     r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
     r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
     r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
     r->param_count = 0;
-    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || names == NULL) {
+    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || r->scale_of == NULL ||
+        names == NULL) {
         spw_mem_free(names);
         return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
     }
     memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
+    memset(r->scale_of, 0xff, m->param_count * sizeof *r->scale_of);
     for (uint32_t id = 0; id < m->param_count; id++) {
         spw_tensor_info t;
         spw_st_describe(&t, &m->params[id], SPW_F32);
@@ -552,7 +685,7 @@ spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *o
 {
     const entry *e;
     if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX || r->coded[param_id].blocks != NULL ||
-        r->in_terms[param_id])
+        r->in_terms[param_id] || r->scale_of[param_id] != UINT32_MAX)
         return false;
     e = &r->tensors[r->of_param[param_id]];
     *out = spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info);
@@ -561,43 +694,11 @@ spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *o
     return true;
 }
 
-/* Whoever reads its last elements lets go of it. */
-static spw_status
-read_coded(coded *c, uint64_t first, uint64_t count, float *out)
-{
-    const uint64_t all = c->rows * c->cols, groups = all / SPW_MXFP4_GROUP;
-    spw__mxfp4_read(out, c->blocks, c->scales, c->rows, c->cols, first, count);
-    if (__atomic_add_fetch(&c->read, count, __ATOMIC_RELAXED) % all == 0) {
-        spw__st_let_go(c->blocks, groups * (SPW_MXFP4_GROUP / 2));
-        spw__st_let_go(c->scales, groups);
-    }
-    return SPW_OK;
-}
-
-/* Terms [first, first + count) of what the file has one number for each row of. */
-static spw_status
-read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
-{
-    for (uint64_t at = first, n; at < first + count; at += n) {
-        float x, terms[SPW_TERMS];
-        n = SPW_TERMS - at % SPW_TERMS;
-        n = n < first + count - at ? n : first + count - at;
-        SPW_TRY(read_floats(r, i, at / SPW_TERMS, 1, &x, err));
-        spw_terms_split(x, terms);
-        memcpy(out + (at - first), terms + at % SPW_TERMS, n * sizeof *out);
-    }
-    return SPW_OK;
-}
-
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is none of the %u that are bound", r->path, param_id,
                          r->param_count);
-    if (r->coded[param_id].blocks != NULL)
-        return read_coded(&r->coded[param_id], first, count, out);
-    if (r->in_terms[param_id])
-        return read_terms(r, r->of_param[param_id], first, count, out, err);
-    return read_floats(r, r->of_param[param_id], r->first[param_id] + first, count, out, err);
+    return read_bound(r, param_id, first, count, out, err);
 }

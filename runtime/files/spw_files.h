@@ -81,7 +81,7 @@ spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, u
  * Families  gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss. A missing key has the default that the model's class has there, but
  *           vocab_size 256 and 1024 positions.
  * Errors    SPW_ECONFIG with name, key and value: not JSON, a value out of range, or another model than is computed here
- *           ("not supported yet"): families, activations, rope types, quantised weights, mixed windows.
+ *           ("not supported yet"): families, activations, rope types, weights quantised in a form that is not read, mixed windows.
  */
 spw_status
 spw_hf_config_parse(spw_model_config *out, const char *json_text, const char *name, bool section, spw_error *err);
@@ -133,13 +133,16 @@ bool spw_hf_has_other_weights(const char *folder, char name[256]);
  * spw_hf_reader_bind - finds every parameter of the model by its name; GPT-2's may begin with "transformer.".
  * Adapters of the model are passed over: they are no part of such a file. Buffers of old files (GPT-2's masks, rotary frequencies) are passed over; a tied model's lm_head.weight is compared.
  * Experts of gpt-oss may be MXFP4 ("..._blocks", "..._scales"): their files are then mapped, and must not get shorter while the reader is open.
+ * Matrices may be 8-bit floats (F8_E4M3) with an fp32, bf16 or fp16 number for each block beside them ("X.weight_scale_inv"). The blocks are those
+ * of quantization_config.weight_block_size in the folder's config.json, and 128 x 128 where there is none.
  * Errors   SPW_ECORRUPT naming the tensor: missing, not the model's, another shape, another type than fp32, bf16 and fp16, a head
- *          that differs.
+ *          that differs, 8-bit floats without scales, scales of other weights or of another shape; SPW_ECONFIG for a config.json
+ *          that says nothing of 8-bit floats that are there.
  */
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
-/* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as MXFP4. */
+/* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as codes. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
-/* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored. */
+/* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored; of 8-bit floats the product in fp32. */
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
 
@@ -168,7 +171,7 @@ spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint3
  */
 typedef struct spw_export_options {
     const char *source, *to;
-    spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored */
+    spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored; for codes that of the other parameters, or bf16 */
     uint64_t shard_bytes; /* no file has more tensor bytes unless one tensor has; 0: one file */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t all_bytes); /* now and then; may be NULL */
     void *progress_ctx;

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Makes tests/vectors/fp8/<case>/: folders whose matrices are 8-bit floats with a scale for each block, as DeepSeek-V3 and Qwen3's are
+published, quantized and decoded by torch. Run from the repository's root:
+
+    python3 tests/make_fp8_vectors.py
+
+config.json and model.safetensors are what is read; expect.safetensors has every quantized matrix decoded in fp32 by its name and,
+in "e4m3" (256), the number of each code. No size is a multiple of its block.
+"""
+import json, os
+import torch
+from safetensors.torch import save_file
+
+OUT = os.path.join("tests", "vectors", "fp8")
+torch.manual_seed(5)
+FP8 = torch.float8_e4m3fn
+
+
+def spread(scale, block, shape):
+    return scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:shape[0], :shape[1]]
+
+
+# Scales in bf16 are powers of two, as scale_fmt ue8m0 says.
+def quantize(w, block, dtype):
+    rows, cols = (-(-n // b) for n, b in zip(w.shape, block))
+    scale = torch.empty(rows, cols)
+    for r in range(rows):
+        for c in range(cols):
+            part = w[r * block[0]:(r + 1) * block[0], c * block[1]:(c + 1) * block[1]]
+            scale[r, c] = part.abs().max() / 448
+    scale = scale if dtype == torch.float32 else scale.log2().ceil().exp2().to(dtype)
+    return (w / spread(scale.float(), block, w.shape)).clamp(-448, 448).to(FP8), scale
+
+
+def make(case, config, quantization, block, scale_dtype, layer, heads_dim):
+    width, vocab, q, kv = config["hidden_size"], config["vocab_size"], *heads_dim
+    shapes = {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, width)
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        shapes |= {at + "input_layernorm.weight": (width,), at + "post_attention_layernorm.weight": (width,),
+                   at + "self_attn.q_proj.weight": (q, width), at + "self_attn.k_proj.weight": (kv, width),
+                   at + "self_attn.v_proj.weight": (kv, width), at + "self_attn.o_proj.weight": (width, q)}
+        shapes |= {at + name: shape for name, shape in layer.items()}
+    tensors, expect = {}, {"e4m3": torch.arange(256, dtype=torch.uint8).view(FP8).float()}
+    for name, shape in shapes.items():
+        w = torch.randn(shape) * (0.7 / shape[-1] ** 0.5 if len(shape) == 2 else 0.1) + (len(shape) == 1)
+        if "proj" not in name:
+            tensors[name] = w.bfloat16()
+            continue
+        tensors[name], tensors[name + "_scale_inv"] = codes, scale = quantize(w, block, scale_dtype)
+        expect[name] = codes.float() * spread(scale.float(), block, shape)
+    folder = os.path.join(OUT, case)
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    save_file(expect, os.path.join(folder, "expect.safetensors"))
+    quantization = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": block} | quantization
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config | {"quantization_config": quantization}, f, indent=2)
+        f.write("\n")
+
+
+common = dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, vocab_size=41, max_position_embeddings=64, dtype="bfloat16")
+make("llama", common | dict(architectures=["LlamaForCausalLM"], model_type="llama", intermediate_size=44, num_hidden_layers=2,
+                            hidden_act="silu", rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False),
+     {"modules_to_not_convert": ["lm_head"]}, [16, 10], torch.float32,
+     {"mlp.gate_proj.weight": (44, 24), "mlp.up_proj.weight": (44, 24), "mlp.down_proj.weight": (24, 44)}, (24, 8))
+experts = {f"mlp.experts.{e}.{kind}_proj.weight": (24, 136) if kind == "down" else (136, 24) for e in range(3) for kind in ("gate", "up", "down")}
+make("qwen3_moe", common | dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=8, moe_intermediate_size=136,
+                                intermediate_size=136, num_hidden_layers=1, num_experts=3, num_experts_per_tok=2, norm_topk_prob=True,
+                                hidden_act="silu", rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=True),
+     {"scale_fmt": "ue8m0"}, [128, 128], torch.bfloat16,
+     experts | {"mlp.gate.weight": (3, 24), "self_attn.q_norm.weight": (8,), "self_attn.k_norm.weight": (8,)}, (24, 8))

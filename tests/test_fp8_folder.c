@@ -1,0 +1,896 @@
+/*
+ * Folders of 8-bit floats with a scale for each block: their numbers against torch's (vectors made by make_fp8_vectors.py) in any
+ * range and for any shape, what they train to, what is made of them, and what is refused, by name.
+ */
+#include "lib_rig.h"
+#include "spw_files.h"
+#include "spw_generate.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { TENSORS_MAX = 80, TEXT_BYTES = 8192 };
+static const char *const cases[] = {"llama", "qwen3_moe"};
+
+#define DONE(call)                                                                                                     \
+    do {                                                                                                               \
+        if ((call) != SPW_OK)                                                                                          \
+            fail_msg("%s", err.message);                                                                               \
+    } while (0)
+
+/* ---------------------------------------------------------------- folders of any types */
+
+/* A folder that a test may change before it writes it. */
+typedef struct folder {
+    char config[TEXT_BYTES];
+    struct tensor {
+        char name[SPW_TENSOR_NAME_BYTES], type[16];
+        uint64_t shape[2], bytes;
+        uint32_t ndim;
+        void *data;
+    } tensors[TENSORS_MAX];
+    uint32_t count;
+    char dir[256]; /* that it is written to */
+} folder;
+
+static void
+folder_path(char path[400], const char *name, const char *file)
+{
+    snprintf(path, 400, "tests/vectors/fp8/%s/%s", name, file);
+}
+
+static struct tensor *
+add_tensor(folder *f, const char *name, const char *type, uint32_t ndim, const uint64_t *shape, uint64_t bytes)
+{
+    struct tensor *t = &f->tensors[f->count++];
+    assert_true(f->count <= TENSORS_MAX);
+    memset(t, 0, sizeof *t);
+    snprintf(t->name, sizeof t->name, "%s", name);
+    snprintf(t->type, sizeof t->type, "%s", type);
+    t->ndim = ndim;
+    memcpy(t->shape, shape, ndim * sizeof *shape);
+    t->bytes = bytes;
+    t->data = malloc(bytes);
+    assert_non_null(t->data);
+    return t;
+}
+
+static struct tensor *
+find_tensor(folder *f, const char *name)
+{
+    uint32_t i = 0;
+    while (i < f->count && strcmp(f->tensors[i].name, name) != 0)
+        i++;
+    assert_true(i < f->count);
+    return &f->tensors[i];
+}
+
+static folder *
+folder_make(void)
+{
+    folder *f = calloc(1, sizeof *f);
+    assert_non_null(f);
+    tiny_dir_make(f->dir);
+    return f;
+}
+
+static folder *
+folder_read(const char *name)
+{
+    folder *f = folder_make();
+    spw_st_reader *r = NULL;
+    spw_error err = {0};
+    char path[400], *text;
+    folder_path(path, name, "config.json");
+    DONE(spw_file_read_text(path, TEXT_BYTES - 1, &text, &err));
+    snprintf(f->config, sizeof f->config, "%s", text);
+    spw_mem_free(text);
+    folder_path(path, name, "model.safetensors");
+    DONE(spw_st_reader_open(&r, path, &err));
+    for (uint32_t i = 0; i < spw_st_reader_count(r); i++) {
+        const spw_tensor_info *t = spw_st_reader_tensor(r, i);
+        DONE(spw_st_read(r, t, 0, add_tensor(f, t->name, t->type, t->ndim, t->shape, t->bytes)->data, t->bytes, &err));
+    }
+    spw_st_reader_close(r);
+    return f;
+}
+
+static void
+folder_write(const folder *f)
+{
+    char path[400], *header = calloc(1, (size_t)TENSORS_MAX * 400), *at = header;
+    uint64_t begin = 0, n;
+    spw_error err = {0};
+    FILE *out;
+    assert_non_null(header);
+    at += sprintf(at, "{");
+    for (uint32_t i = 0; i < f->count; begin += f->tensors[i++].bytes) {
+        const struct tensor *t = &f->tensors[i];
+        at += sprintf(at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", i > 0 ? "," : "", t->name, t->type,
+                      (unsigned long long)t->shape[0]);
+        at += t->ndim > 1 ? sprintf(at, ",%llu", (unsigned long long)t->shape[1]) : 0;
+        at += sprintf(at, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                      (unsigned long long)(begin + t->bytes));
+    }
+    at += sprintf(at, "}");
+    n = (uint64_t)(at - header);
+    snprintf(path, sizeof path, "%s/model.safetensors", f->dir);
+    out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(&n, 1, 8, out), 8);
+    assert_int_equal(fwrite(header, 1, n, out), n);
+    for (uint32_t i = 0; i < f->count; i++)
+        assert_int_equal(fwrite(f->tensors[i].data, 1, f->tensors[i].bytes, out), f->tensors[i].bytes);
+    assert_int_equal(fclose(out), 0);
+    free(header);
+    snprintf(path, sizeof path, "%s/config.json", f->dir);
+    if (f->config[0] != '\0')
+        DONE(spw_file_write_text(path, f->config, &err));
+    else
+        (void)remove(path);
+}
+
+static void
+folder_free(folder *f)
+{
+    for (uint32_t i = 0; i < f->count; i++)
+        free(f->tensors[i].data);
+    tiny_dir_remove(f->dir);
+    free(f);
+}
+
+/* Replaces the first place where what is. */
+static void
+replace(folder *f, const char *what, const char *with)
+{
+    char *at = strstr(f->config, what), rest[TEXT_BYTES];
+    if (at == NULL)
+        fail_msg("config.json has no %s", what);
+    snprintf(rest, sizeof rest, "%s", at + strlen(what));
+    snprintf(at, sizeof f->config - (size_t)(at - f->config), "%s%s", with, rest);
+}
+
+/* ---------------------------------------------------------------- numbers */
+
+typedef struct opened {
+    spw_model *model;
+    spw_hf_reader *r;
+} opened;
+
+/* config: of this folder; the weights of path. */
+static opened
+open_bound(const char *config, const char *path)
+{
+    spw_error err = {0};
+    spw_model_config m;
+    opened o = {0};
+    DONE(spw_hf_config_load(&m, config, &err));
+    DONE(spw_model_build(&o.model, &m, &err));
+    DONE(spw_hf_reader_open(&o.r, path, &err));
+    DONE(spw_hf_reader_bind(o.r, o.model, &err));
+    return o;
+}
+
+static void
+close_bound(opened *o)
+{
+    spw_hf_reader_close(o->r);
+    spw_model_destroy(o->model);
+}
+
+static uint32_t
+param_id(const spw_model *m, const char *name)
+{
+    uint32_t id = 0;
+    while (id < m->param_count && strcmp(m->params[id].name, name) != 0)
+        id++;
+    assert_true(id < m->param_count);
+    return id;
+}
+
+/* torch's numbers by name; the caller frees them. */
+static float *
+expected(const char *name, const char *tensor, uint64_t elems)
+{
+    char path[400];
+    spw_st_reader *r = NULL;
+    spw_error err = {0};
+    const spw_tensor_info *t;
+    float *out = malloc(elems * sizeof *out);
+    assert_non_null(out);
+    folder_path(path, name, "expect.safetensors");
+    DONE(spw_st_reader_open(&r, path, &err));
+    t = spw_st_reader_find(r, tensor);
+    if (t == NULL || t->bytes != elems * sizeof *out)
+        fail_msg("the vectors have no %s", tensor);
+    else
+        DONE(spw_st_read(r, t, 0, out, t->bytes, &err));
+    spw_st_reader_close(r);
+    return out;
+}
+
+static uint64_t
+pick(uint64_t *seed, uint64_t n)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (*seed >> 33) % n;
+}
+
+/* The whole parameter, and ranges of it that begin and end anywhere: the bytes of want. */
+static void
+same_in_ranges(const opened *o, uint32_t id, const float *want)
+{
+    uint64_t elems = o->model->params[id].rows * o->model->params[id].cols, seed = id + 3;
+    float *got = malloc(elems * sizeof *got);
+    spw_error err = {0};
+    assert_non_null(got);
+    for (int k = 0; k < 40; k++) {
+        uint64_t first = k == 0 ? 0 : pick(&seed, elems), n = k == 0 ? elems : 1 + pick(&seed, elems - first);
+        DONE(spw_hf_read_param(o->r, id, first, n, got, &err));
+        for (uint64_t i = 0; i < n; i++) {
+            if (memcmp(&got[i], &want[first + i], sizeof *got) != 0)
+                fail_msg("%s, element %llu of %llu from %llu on: %a, not %a", o->model->params[id].name,
+                         (unsigned long long)i, (unsigned long long)n, (unsigned long long)first, (double)got[i],
+                         (double)want[first + i]);
+        }
+    }
+    free(got);
+}
+
+static bool
+is_quantized(const spw_param *p)
+{
+    return strstr(p->name, "proj") != NULL;
+}
+
+/* Every matrix is what torch decodes, bit for bit; its bytes are nobody else's to read. */
+static void
+test_against_torch(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        char dir[400];
+        opened o;
+        uint32_t coded = 0;
+        folder_path(dir, cases[k], "");
+        o = open_bound(dir, dir);
+        for (uint32_t id = 0; id < o.model->param_count; id++) {
+            const spw_param *p = &o.model->params[id];
+            spw_st_extent at;
+            spw_dtype dtype;
+            assert_true(spw_hf_reader_extent(o.r, id, &at, &dtype) == !is_quantized(p));
+            if (is_quantized(p)) {
+                float *want = expected(cases[k], p->name, p->rows * p->cols);
+                same_in_ranges(&o, id, want);
+                free(want);
+                coded++;
+            }
+        }
+        assert_int_equal(coded, k == 0 ? 14 : 13);
+        close_bound(&o);
+    }
+}
+
+/* Each of the 256 codes, times one and times a number that rounds. */
+static void
+test_codes(void **state)
+{
+    static const char *const name = "model.layers.1.self_attn.q_proj.weight";
+    float *values = expected("llama", "e4m3", 256), scales[6] = {1.0f, 1.0f, 1.0f, 0.3f, 0.3f, 0.3f};
+    folder *f = folder_read("llama");
+    uint8_t *codes = find_tensor(f, name)->data; /* (24, 24): blocks of 16 x 10 make [2, 3] */
+    opened o;
+    float got[24 * 24];
+    spw_error err = {0};
+    (void)state;
+    for (int i = 0; i < 24 * 24; i++)
+        codes[i] = (uint8_t)i;
+    memcpy(find_tensor(f, "model.layers.1.self_attn.q_proj.weight_scale_inv")->data, scales, sizeof scales);
+    folder_write(f);
+    o = open_bound(f->dir, f->dir);
+    DONE(spw_hf_read_param(o.r, param_id(o.model, name), 0, 24 * 24, got, &err));
+    for (int i = 0; i < 24 * 24; i++) {
+        float want = values[i % 256] * scales[i / 24 < 16 ? 0 : 3];
+        if (isnan(want) ? !isnan(got[i]) : memcmp(&got[i], &want, sizeof want) != 0)
+            fail_msg("code %d: %a, not %a", i % 256, (double)got[i], (double)want);
+    }
+    close_bound(&o);
+    folder_free(f);
+    free(values);
+}
+
+/* Codes that are numbers, and scales of one of the three types. */
+static void
+add_random(folder *f, const spw_param *p, const uint64_t block[2], uint64_t *seed)
+{
+    static const char *const types[] = {"F32", "BF16", "F16"};
+    spw_dtype type = (spw_dtype)pick(seed, 3);
+    uint64_t shape[2] = {(p->rows + block[0] - 1) / block[0], (p->cols + block[1] - 1) / block[1]};
+    uint64_t blocks = shape[0] * shape[1];
+    char name[SPW_TENSOR_NAME_BYTES];
+    float *scales = malloc(blocks * sizeof *scales);
+    uint8_t *codes = add_tensor(f, p->name, "F8_E4M3", 2, (uint64_t[]){p->rows, p->cols}, p->rows * p->cols)->data;
+    assert_non_null(scales);
+    for (uint64_t i = 0; i < p->rows * p->cols; i++)
+        codes[i] = (uint8_t)(pick(seed, 127) + 128 * pick(seed, 2));
+    for (uint64_t i = 0; i < blocks; i++)
+        scales[i] = 0.01f + (float)pick(seed, 100000) * 3e-6f;
+    snprintf(name, sizeof name, "%.100s_scale_inv", p->name);
+    spw_convert(add_tensor(f, name, types[type], 2, shape, blocks * spw_dtype_bytes(type))->data, type, scales, SPW_F32,
+                blocks);
+    free(scales);
+}
+
+/* The plainest decoding there is. */
+static float *
+decode(folder *f, const spw_param *p, const uint64_t block[2], const float *values)
+{
+    uint64_t across = (p->cols + block[1] - 1) / block[1];
+    char name[SPW_TENSOR_NAME_BYTES];
+    const uint8_t *codes = find_tensor(f, p->name)->data;
+    const struct tensor *t;
+    float *out = malloc(p->rows * p->cols * sizeof *out), *scales;
+    snprintf(name, sizeof name, "%.100s_scale_inv", p->name);
+    t = find_tensor(f, name);
+    scales = malloc(t->shape[0] * t->shape[1] * sizeof *scales);
+    assert_true(out != NULL && scales != NULL);
+    spw_convert(scales, SPW_F32, t->data,
+                t->type[0] == 'B'   ? SPW_BF16
+                : t->type[1] == '1' ? SPW_F16
+                                    : SPW_F32,
+                t->shape[0] * t->shape[1]);
+    for (uint64_t i = 0; i < p->rows * p->cols; i++)
+        out[i] = values[codes[i]] * scales[i / p->cols / block[0] * across + i % p->cols / block[1]];
+    free(scales);
+    return out;
+}
+
+/* Rows longer than what is read at once, and many in it; blocks of one element, of whole rows, and larger than the matrix. */
+static void
+test_random_shapes(void **state)
+{
+    float *values = expected("llama", "e4m3", 256);
+    uint64_t seed = 11;
+    (void)state;
+    for (int k = 0; k < 24; k++) {
+        static const uint64_t sizes[] = {1, 3, 16, 128, 1000, 100000};
+        const uint64_t block[2] = {sizes[pick(&seed, 6)], sizes[pick(&seed, 6)]};
+        folder *f = folder_make();
+        spw_model *m = NULL;
+        spw_model_config c;
+        spw_error err = {0};
+        opened o;
+        char text[TEXT_BYTES];
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"llama\",\"hidden_size\":%d,\"num_attention_heads\":1,\"num_hidden_layers\":1,"
+                 "\"intermediate_size\":%d,\"vocab_size\":3,\"quantization_config\":{\"quant_method\":\"fp8\","
+                 "\"weight_block_size\":[%llu,%llu]}}",
+                 (int)(2 + 2 * pick(&seed, 30)), (int)(k % 2 == 0 ? 1 + pick(&seed, 200) : 4000 + pick(&seed, 9000)),
+                 (unsigned long long)block[0], (unsigned long long)block[1]);
+        snprintf(f->config, sizeof f->config, "%s", text);
+        DONE(spw_hf_config_parse(&c, text, "test", false, &err));
+        DONE(spw_model_build(&m, &c, &err));
+        for (uint32_t id = 0; id < m->param_count; id++) {
+            const spw_param *p = &m->params[id];
+            if (p->ndim == 2)
+                add_random(f, p, block, &seed);
+            else
+                memset(add_tensor(f, p->name, "F32", 1, (uint64_t[]){p->cols}, 4 * p->cols)->data, 0, 4 * p->cols);
+        }
+        folder_write(f);
+        o = open_bound(f->dir, f->dir);
+        for (uint32_t id = 0; id < m->param_count; id++) {
+            if (m->params[id].ndim == 2) {
+                float *want = decode(f, &m->params[id], block, values);
+                same_in_ranges(&o, id, want);
+                free(want);
+            }
+        }
+        close_bound(&o);
+        spw_model_destroy(m);
+        folder_free(f);
+    }
+    free(values);
+}
+
+/* A file alone, and a folder without config.json: 128 x 128. */
+static void
+test_without_config(void **state)
+{
+    static const char *const name = "model.layers.0.mlp.experts.2.down_proj.weight";
+    char dir[400], file[400];
+    folder *f = folder_read("qwen3_moe");
+    float *want = expected("qwen3_moe", name, 24 * 136);
+    (void)state;
+    folder_path(dir, "qwen3_moe", "");
+    folder_path(file, "qwen3_moe", "model.safetensors");
+    f->config[0] = '\0';
+    folder_write(f);
+    for (int k = 0; k < 2; k++) {
+        opened o = open_bound(dir, k == 0 ? file : f->dir);
+        same_in_ranges(&o, param_id(o.model, name), want);
+        close_bound(&o);
+    }
+    free(want);
+    folder_free(f);
+}
+
+/* An embedding of 8-bit floats, and a head beside it that is the same in fp32 or is not; exported it has the type of what follows. */
+static void
+test_tied_head(void **state)
+{
+    folder *f = folder_read("qwen3_moe");
+    struct tensor *t = find_tensor(f, "model.embed_tokens.weight"), *head, *scale;
+    float *values = expected("llama", "e4m3", 256);
+    spw_error err = {0};
+    spw_hf_reader *r = NULL;
+    spw_export_report report;
+    opened o;
+    char to[300];
+    (void)state;
+    snprintf(t->type, sizeof t->type, "F8_E4M3");
+    t->bytes /= 2;
+    for (uint64_t i = 0; i < t->bytes; i++)
+        ((uint8_t *)t->data)[i] = (uint8_t)(i % 127);
+    scale = add_tensor(f, "model.embed_tokens.weight_scale_inv", "F32", 2, (uint64_t[]){1, 1}, 4);
+    *(float *)scale->data = 0.3f;
+    head = add_tensor(f, "lm_head.weight", "F32", 2, t->shape, 4 * t->bytes);
+    for (uint64_t i = 0; i < t->bytes; i++)
+        ((float *)head->data)[i] = values[i % 127] * 0.3f;
+    folder_write(f);
+    o = open_bound(f->dir, f->dir);
+    snprintf(to, sizeof to, "%s/exported", f->dir);
+    DONE(spw_export(&(spw_export_options){.source = f->dir, .to = to, .dtype = SPW_DTYPE_COUNT}, &report, &err));
+    assert_int_equal(report.dtype, SPW_BF16);
+    ((float *)head->data)[t->bytes - 1] += 1.0f;
+    folder_write(f);
+    DONE(spw_hf_reader_open(&r, f->dir, &err));
+    assert_int_equal(spw_hf_reader_bind(r, o.model, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "lm_head.weight differs from model.embed_tokens.weight"));
+    spw_hf_reader_close(r);
+    close_bound(&o);
+    free(values);
+    folder_free(f);
+}
+
+/* ---------------------------------------------------------------- what is refused */
+
+static void
+refused_config(const char *what, const char *with, const char *says)
+{
+    folder *f = folder_read("llama");
+    spw_model_config m;
+    spw_error err = {0};
+    replace(f, what, with);
+    if (spw_hf_config_parse(&m, f->config, "test", false, &err) != SPW_ECONFIG || strstr(err.message, says) == NULL)
+        fail_msg("%s: \"%s\" was expected: %s", with, says, err.message);
+    folder_free(f);
+}
+
+static void
+taken_config(const char *what, const char *with)
+{
+    folder *f = folder_read("llama");
+    spw_model_config m;
+    spw_error err = {0};
+    replace(f, what, with);
+    DONE(spw_hf_config_parse(&m, f->config, "test", false, &err));
+    folder_free(f);
+}
+
+static void
+test_config(void **state)
+{
+    static const char *const fmt = "\"fmt\": \"e4m3\"", *const scheme = "\"activation_scheme\": \"dynamic\"",
+                             *const lists = "\"modules_to_not_convert\"", *const size = "\"weight_block_size\": [";
+    (void)state;
+    refused_config(fmt, "\"fmt\": \"e5m2\"",
+                   "test: not supported yet: quantization_config.fmt \"e5m2\": of 8-bit floats");
+    refused_config(fmt, "\"fmt\": 8", "quantization_config.fmt 8");
+    refused_config(scheme, "\"activation_scheme\": \"static\"", "quantization_config.activation_scheme \"static\"");
+    refused_config(size, "\"sizes\": [", "quantization_config.sizes [16,10]");
+    refused_config(size, "\"ignored_layers\": [", "quantization_config.weight_block_size nothing");
+    refused_config(size, "\"weight_block_size\": [1, ", "quantization_config.weight_block_size [1,16,10]");
+    refused_config(size, "\"weight_block_size\": null, \"ignored_layers\": [",
+                   "quantization_config.weight_block_size nothing");
+    refused_config("16,", "0,", "quantization_config.weight_block_size [0,10]");
+    refused_config("16,", "-16,", "quantization_config.weight_block_size [-16,10]");
+    refused_config("16,", "1.5,", "quantization_config.weight_block_size [1.5,10]");
+    refused_config("16,", "1e40,", "quantization_config.weight_block_size [1e40,10]");
+    refused_config("16,", "\"16\",", "quantization_config.weight_block_size [\"16\",10]");
+    refused_config(lists, "\"scale_fmt\": \"e5m2\", \"ignored_layers\"", "quantization_config.scale_fmt \"e5m2\"");
+    refused_config(lists, "\"expert_dtype\": \"fp4\", \"ignored_layers\"", "quantization_config.expert_dtype \"fp4\"");
+    refused_config(lists, "\"rotation\": 1, \"ignored_layers\"", "quantization_config.rotation 1");
+    refused_config("\"fp8\"", "\"gptq\"", "take the folder that was quantized");
+    refused_config("\"fp8\"", "8", "take the folder that was quantized");
+    taken_config(lists, "\"scale_fmt\": \"ue8m0\", \"ignored_layers\"");
+    taken_config(fmt, "\"fmt\": \"float8_e4m3fn\", \"dequantize\": false, \"expert_dtype\": \"fp8\"");
+    taken_config(fmt, "\"scale_fmt\": \"float\", \"modules_to_convert\": null");
+    taken_config(scheme, "\"fmt_\": null");
+}
+
+/* Folders with images say it beside the text part. */
+static void
+test_config_of_images(void **state)
+{
+    static const char *const path = "tests/vectors/families/qwen3_vl_images/config.json";
+    static const struct {
+        const char *quantization, *says; /* NULL: it is taken */
+    } texts[] = {{"{\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}", NULL},
+                 {"{\"quant_method\": \"fp8\"}", "quantization_config.weight_block_size nothing"},
+                 {"{\"quant_method\": \"awq\"}", "take the folder that was quantized"}};
+    char *text, changed[TEXT_BYTES + 200];
+    spw_error err = {0};
+    (void)state;
+    DONE(spw_file_read_text(path, TEXT_BYTES, &text, &err));
+    for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+        spw_model_config m;
+        spw_status st;
+        snprintf(changed, sizeof changed, "{\"quantization_config\": %s, %s", texts[k].quantization, text + 1);
+        st = spw_hf_config_parse(&m, changed, "test", false, &err);
+        if (texts[k].says == NULL)
+            DONE(st);
+        else if (st != SPW_ECONFIG || strstr(err.message, texts[k].says) == NULL)
+            fail_msg("\"%s\" was expected: %s", texts[k].says, err.message);
+    }
+    spw_mem_free(text);
+}
+
+/* The folder as it is now does not bind to the model of the case; f is freed. */
+static void
+refused_weights(folder *f, const char *model, spw_status status, const char *says, const char *also)
+{
+    char dir[400];
+    spw_model_config c;
+    spw_model *m = NULL;
+    spw_hf_reader *r = NULL;
+    spw_error err = {0};
+    spw_status st;
+    folder_write(f);
+    folder_path(dir, model, "");
+    DONE(spw_hf_config_load(&c, dir, &err));
+    DONE(spw_model_build(&m, &c, &err));
+    DONE(spw_hf_reader_open(&r, f->dir, &err));
+    st = spw_hf_reader_bind(r, m, &err);
+    if (st != status || strstr(err.message, says) == NULL || strstr(err.message, also) == NULL)
+        fail_msg("\"%s\" and \"%s\" were expected: %s", says, also, err.message);
+    assert_int_equal(spw_hf_read_param(r, 0, 0, 1, &(float){0}, &err), SPW_EINVAL); /* nothing is bound */
+    spw_hf_reader_close(r);
+    spw_model_destroy(m);
+    folder_free(f);
+}
+
+#define UP "model.layers.1.mlp.up_proj.weight" /* (44, 24), scales (3, 3) */
+
+static void
+drop(folder *f, const char *name)
+{
+    struct tensor *t = find_tensor(f, name);
+    free(t->data);
+    *t = f->tensors[--f->count];
+}
+
+static folder *
+with_type(const char *tensor, const char *type, uint64_t rows, uint64_t cols, uint64_t bytes)
+{
+    folder *f = folder_read("llama");
+    struct tensor *t = find_tensor(f, tensor);
+    snprintf(t->type, sizeof t->type, "%s", type);
+    t->ndim = cols > 0 ? 2 : 1;
+    t->shape[0] = rows;
+    t->shape[1] = cols;
+    t->bytes = bytes;
+    t->data = realloc(t->data, bytes);
+    assert_non_null(t->data);
+    memset(t->data, 0, bytes);
+    return f;
+}
+
+/* Each by the names of tensor and file. */
+static void
+test_weights_refused(void **state)
+{
+    folder *f = folder_read("llama");
+    (void)state;
+    drop(f, UP "_scale_inv");
+    refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor " UP " is F8_E4M3",
+                    "scales are missing (" UP "_scale_inv)");
+    f = folder_read("llama");
+    drop(f, UP);
+    refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor " UP "_scale_inv is for weights", "missing");
+    refused_weights(with_type(UP, "BF16", 44, 24, 44 * 24 * 2), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv is for weights that are F8_E4M3", UP " is BF16");
+    refused_weights(with_type(UP, "F8_E5M2", 44, 24, 44 * 24), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP " is F8_E5M2", "F32, BF16");
+    refused_weights(with_type(UP, "F8_E4M3", 24, 44, 44 * 24), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP " has shape [24, 44]", "[44, 24]");
+    refused_weights(with_type(UP "_scale_inv", "F32", 2, 3, 24), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv has shape [2, 3]", "blocks of 16 x 10 need [3, 3]");
+    refused_weights(with_type(UP "_scale_inv", "F32", 9, 0, 36), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv has shape [9]", "blocks of 16 x 10 need [3, 3]");
+    refused_weights(with_type(UP "_scale_inv", "F8_E8M0", 3, 3, 9), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor " UP "_scale_inv is F8_E8M0", "F32, BF16 and F16 are read");
+    refused_weights(with_type("model.norm.weight", "F8_E4M3", 24, 0, 24), "llama", SPW_ECORRUPT,
+                    "/model.safetensors: tensor model.norm.weight is F8_E4M3", "F32, BF16 and F16 are read");
+    f = folder_read("llama");
+    *(float *)add_tensor(f, "model.norm.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
+    refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor model.norm.weight_scale_inv is for weights",
+                    "model.norm.weight is BF16");
+    f = folder_read("llama");
+    *(float *)add_tensor(f, "model.layers.9.mlp.up_proj.weight_scale_inv", "F32", 1, (uint64_t[]){1}, 4)->data = 1.0f;
+    refused_weights(f, "llama", SPW_ECORRUPT, "/model.safetensors: tensor model.layers.9.mlp.up_proj.weight_scale_inv",
+                    "not in this model");
+    f = folder_read("llama");
+    memset(add_tensor(f, "language_model." UP "_scale_inv", "F32", 2, (uint64_t[]){3, 3}, 36)->data, 0, 36);
+    refused_weights(f, "llama", SPW_ECORRUPT, UP "_scale_inv is ", "there twice, with and without its prefix");
+    f = folder_read("llama"); /* the model is another folder's: what this one says of its blocks counts */
+    replace(f, "\"quantization_config\"", "\"quantization\"");
+    refused_weights(f, "llama", SPW_ECONFIG, "/config.json: there are weights in 8-bit floats",
+                    "no quantization_config");
+    f = folder_read("llama");
+    replace(f, "e4m3", "e5m2");
+    refused_weights(f, "llama", SPW_ECONFIG, "/config.json: quantization_config.fmt", "8-bit floats");
+    f = folder_read("llama");
+    f->config[1] = '}';
+    refused_weights(f, "llama", SPW_ECONFIG, "/config.json", "not JSON");
+    f = folder_read("llama");
+    f->config[0] = '\0';
+    refused_weights(f, "llama", SPW_ECORRUPT, "_scale_inv has shape [", "blocks of 128 x 128 need [1, 1]");
+}
+
+/* The k-th allocation or read fails, for every k: an error, and nothing is left behind. */
+static void
+test_faults(void **state)
+{
+    char dir[400];
+    spw_model_config c;
+    spw_model *m = NULL;
+    spw_error err = {0};
+    bool through = false;
+    (void)state;
+    folder_path(dir, "llama", "");
+    DONE(spw_hf_config_load(&c, dir, &err));
+    DONE(spw_model_build(&m, &c, &err));
+    for (unsigned k = 1; !through; k++) {
+        spw_hf_reader *r = NULL;
+        long live = spw_test_live_allocs();
+        spw_status st;
+        DONE(spw_hf_reader_open(&r, dir, &err));
+        spw_test_fail_alloc(k);
+        st = spw_hf_reader_bind(r, m, &err);
+        through = !spw_test_fault_fired();
+        spw_test_fail_alloc(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
+        spw_hf_reader_close(r);
+        assert_int_equal(spw_test_live_allocs(), live);
+    }
+    through = false;
+    for (unsigned k = 1; !through; k++) {
+        opened o = open_bound(dir, dir);
+        float got[44 * 24];
+        spw_status st;
+        spw_test_fail_call(k);
+        st = spw_hf_read_param(o.r, param_id(o.model, UP), 5, 44 * 24 - 5, got, &err);
+        through = !spw_test_call_fired();
+        spw_test_fail_call(0);
+        assert_int_equal(st, through ? SPW_OK : SPW_EIO);
+        assert_true(!through || k > 4); /* codes and scales of the first row, and of the others */
+        close_bound(&o);
+    }
+    spw_model_destroy(m);
+}
+
+/* ---------------------------------------------------------------- what is made of them */
+
+/* The same folder with the numbers in fp32, but for those that are bf16 in both. */
+static folder *
+decoded(const char *name)
+{
+    folder *f = folder_read(name);
+    char *at = strstr(f->config, ",\n  \"quantization_config\"");
+    assert_non_null(at);
+    snprintf(at, 3, "\n}");
+    for (uint32_t i = 0; i < f->count; i++) {
+        struct tensor *t = &f->tensors[i];
+        uint64_t elems = t->shape[0] * t->shape[1];
+        if (strcmp(t->type, "F8_E4M3") == 0) {
+            free(t->data);
+            t->data = expected(name, t->name, elems);
+            t->bytes = 4 * elems;
+            snprintf(t->type, sizeof t->type, "F32");
+        }
+    }
+    for (uint32_t i = f->count; i-- > 0;) {
+        if (strstr(f->tensors[i].name, "_scale_inv") != NULL)
+            drop(f, f->tensors[i].name);
+    }
+    folder_write(f);
+    return f;
+}
+
+static void
+freeze_layers(rig *r)
+{
+    rig_freeze(r, "*_proj.weight");
+}
+
+static void
+int8_codes(rig *r)
+{
+    freeze_layers(r);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "int8");
+}
+
+static void
+int4_lora(rig *r)
+{
+    rig_lora(r);
+    snprintf(r->c.run.frozen_codes, sizeof r->c.run.frozen_codes, "int4");
+}
+
+static void
+start(rig *r, const char *from, spw_state_format format, spw_tier tier, void (*change)(rig *r))
+{
+    rig_config(r, SPW_FAMILY_LLAMA, format, tier);
+    rig_need(r, spw_hf_config_load(&r->c.model, from, &r->err));
+    snprintf(r->c.model_path, sizeof r->c.model_path, "%s", from);
+    if (change != NULL)
+        change(r);
+    r->from = from;
+    rig_open(r);
+    rig_need(r, spw_engine_load_weights(r->e, from, &r->err));
+}
+
+/* Losses and all state after training from codes are those after training from the numbers. */
+static void
+same_training(const char *name, spw_state_format format, spw_tier tier, void (*change)(rig *r))
+{
+    char dir[400];
+    folder *f = decoded(name);
+    rig coded, plain;
+    folder_path(dir, name, "");
+    start(&coded, dir, format, tier, change);
+    start(&plain, f->dir, format, tier, change);
+    rig_train(&coded, 0, RIG_STEPS);
+    rig_train(&plain, 0, RIG_STEPS);
+    assert_true(coded.losses[0] > 1 && coded.losses[0] < 10 && coded.losses[0] != coded.losses[RIG_STEPS - 1]);
+    assert_memory_equal(coded.losses, plain.losses, sizeof coded.losses);
+    assert_memory_equal(coded.norms, plain.norms, sizeof coded.norms);
+    rig_same_state(&coded, &plain, "state after training from 8-bit floats");
+    rig_remove(&coded);
+    rig_remove(&plain);
+    folder_free(f);
+}
+
+static void
+test_training(void **state)
+{
+    (void)state;
+    same_training("llama", SPW_STATE_FP32, SPW_TIER_HOST, NULL);
+    same_training("llama", SPW_STATE_SPLIT, SPW_TIER_NVME, NULL);
+    same_training("qwen3_moe", SPW_STATE_FP32, SPW_TIER_NVME, NULL);
+    same_training("qwen3_moe", SPW_STATE_MIXED, SPW_TIER_HOST, NULL);
+}
+
+/* What is frozen could stay in its file, where it is not what trains; as codes it is made of the numbers. */
+static void
+test_frozen(void **state)
+{
+    (void)state;
+    same_training("llama", SPW_STATE_FP32, SPW_TIER_NVME, freeze_layers);
+    same_training("qwen3_moe", SPW_STATE_MIXED, SPW_TIER_NVME, freeze_layers);
+    same_training("llama", SPW_STATE_FP32, SPW_TIER_NVME, int8_codes);
+    same_training("qwen3_moe", SPW_STATE_SPLIT, SPW_TIER_HOST, int8_codes);
+    same_training("llama", SPW_STATE_SPLIT, SPW_TIER_NVME, int4_lora);
+}
+
+static void
+check_export(const char *name, const char *dir, spw_dtype asked, spw_dtype dtype)
+{
+    char from[400], to[400], config[500], *text;
+    spw_export_report report;
+    spw_error err = {0};
+    opened o, source;
+    folder_path(from, name, "");
+    snprintf(to, sizeof to, "%s/%s-%d", dir, name, (int)asked);
+    DONE(spw_export(&(spw_export_options){.source = from, .to = to, .dtype = asked}, &report, &err));
+    assert_int_equal(report.dtype, dtype);
+    snprintf(config, sizeof config, "%s/config.json", to);
+    DONE(spw_file_read_text(config, TEXT_BYTES, &text, &err));
+    assert_null(strstr(text, "quantization"));
+    spw_mem_free(text);
+    o = open_bound(to, to);
+    source = open_bound(from, from);
+    for (uint32_t id = 0; id < o.model->param_count; id++) {
+        uint64_t elems = o.model->params[id].rows * o.model->params[id].cols;
+        float *want = malloc(elems * sizeof *want);
+        uint16_t *half = malloc(elems * sizeof *half);
+        assert_true(want != NULL && half != NULL);
+        DONE(spw_hf_read_param(source.r, id, 0, elems, want, &err));
+        if (dtype != SPW_F32) {
+            spw_convert(half, dtype, want, SPW_F32, elems);
+            spw_convert(want, SPW_F32, half, dtype, elems);
+        }
+        same_in_ranges(&o, id, want);
+        free(want);
+        free(half);
+    }
+    close_bound(&source);
+    close_bound(&o);
+}
+
+/* Numbers, in the type of what is not quantized or the one that is asked for, and no word of a quantization. */
+static void
+test_export(void **state)
+{
+    char dir[256];
+    (void)state;
+    tiny_dir_make(dir);
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        check_export(cases[k], dir, SPW_DTYPE_COUNT, SPW_BF16);
+        check_export(cases[k], dir, SPW_F32, SPW_F32);
+    }
+    tiny_dir_remove(dir);
+}
+
+/* A checkpoint of a run that began there says nothing of a quantization either, and is loaded like others. */
+static void
+test_checkpoint(void **state)
+{
+    char path[400], config[500], *text;
+    spw_error err = {0};
+    rig r, again;
+    (void)state;
+    folder_path(path, "llama", "");
+    start(&r, path, SPW_STATE_SPLIT, SPW_TIER_HOST, NULL);
+    rig_train(&r, 0, 2);
+    rig_save(&r, 2);
+    snprintf(config, sizeof config, "%s/step-2/config.json", r.dir);
+    DONE(spw_file_read_text(config, TEXT_BYTES, &text, &err));
+    assert_null(strstr(text, "quantization"));
+    spw_mem_free(text);
+    rig_config(&again, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    again.c.model = r.c.model;
+    rig_load(&again, &r, 2);
+    rig_same_state(&r, &again, "a checkpoint's state");
+    rig_remove(&r);
+    rig_remove(&again);
+}
+
+/* A generator has bf16 weights of what is bf16 but for codes, and fp32 of anything else. */
+static void
+test_generator(void **state)
+{
+    static spw_weights w;
+    char path[400];
+    folder *f = folder_read("llama");
+    struct tensor *t = find_tensor(f, "model.norm.weight"); /* it comes after the codes */
+    spw_error err = {0};
+    (void)state;
+    folder_path(path, "llama", "");
+    DONE(spw_weights_find(&w, path, &err));
+    assert_int_equal(w.config.run.state_format, SPW_STATE_MIXED);
+    snprintf(t->type, sizeof t->type, "F16");
+    folder_write(f);
+    DONE(spw_weights_find(&w, f->dir, &err));
+    assert_int_equal(w.config.run.state_format, SPW_STATE_FP32);
+    folder_free(f);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_torch),    cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_random_shapes),    cmocka_unit_test(test_without_config),
+        cmocka_unit_test(test_tied_head),        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_config_of_images), cmocka_unit_test(test_weights_refused),
+        cmocka_unit_test(test_faults),           cmocka_unit_test(test_training),
+        cmocka_unit_test(test_frozen),           cmocka_unit_test(test_export),
+        cmocka_unit_test(test_checkpoint),       cmocka_unit_test(test_generator),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
