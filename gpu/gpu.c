@@ -359,16 +359,30 @@ spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg, 
 
 void
 spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-             uint64_t D, uint64_t R, int sign)
+             uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, R, sign);
+    q->calls->rope(q, x, stride, cos_sin, M, T, H, D, R, neighbors, sign);
 }
 
 void
 spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                uint64_t H, uint64_t D, uint64_t R)
+                uint64_t H, uint64_t D, uint64_t R, bool neighbors)
 {
-    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R);
+    q->calls->rope_at(q, x, stride, cos_sin, places, M, H, D, R, neighbors);
+}
+
+void
+spw_gpu_copy_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, uint64_t y_head, const act *x, uint64_t x_stride,
+                   uint64_t x_head, uint64_t M, uint64_t H, uint64_t D)
+{
+    q->calls->copy_heads(q, y, y_stride, y_head, x, x_stride, x_head, M, H, D);
+}
+
+void
+spw_gpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x, uint64_t x_stride, uint64_t x_head,
+                  uint64_t M, uint64_t H, uint64_t D)
+{
+    q->calls->sum_heads(q, y, y_stride, x, x_stride, x_head, M, H, D);
 }
 
 /* With what 0 stands for. A window that holds everything is none; with a cache that is not known here. */

@@ -266,14 +266,23 @@ void spw_gpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float 
                               const act *g, float offset, const float *rstd, uint64_t M, uint64_t C);
 
 /*
- * Rotary embedding, rotate-half form, in place, on the first R elements of each of H heads of D at x + row * stride: pairs
- * (j, j + R/2). Row i has position i % T. cos_sin (T, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
+ * Rotary embedding in place, on the first R elements of each of H heads of D at x + row * stride: pairs (j, j + R/2), or, with neighbors,
+ * (2j, 2j + 1). Row i has position i % T. cos_sin (T, R): cos of R/2 frequencies, then sin. sign +1 forward, -1 backward.
  */
 void spw_gpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-                  uint64_t D, uint64_t R, int sign);
+                  uint64_t D, uint64_t R, bool neighbors, int sign);
 /* The same forward, where row i has position places[i] (device memory). */
 void spw_gpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                     uint64_t H, uint64_t D, uint64_t R);
+                     uint64_t H, uint64_t D, uint64_t R, bool neighbors);
+/*
+ * y = x for M rows of H heads of D elements: row i of x at + i x_stride, its head h at + h x_head; 0: one head for all. y likewise. In
+ * elements; what lies between heads of y stays.
+ */
+void spw_gpu_copy_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, uint64_t y_head, const act *x, uint64_t x_stride,
+                        uint64_t x_head, uint64_t M, uint64_t H, uint64_t D);
+/* Row i of y, D elements at + i y_stride, is the sum of x's heads in fp32, the first ones first. */
+void spw_gpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x, uint64_t x_stride, uint64_t x_head,
+                       uint64_t M, uint64_t H, uint64_t D);
 
 /*
  * Causal attention with grouped heads, tiled online softmax, never a T x T matrix (Dao et al. 2022, FlashAttention).

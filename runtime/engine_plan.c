@@ -188,7 +188,8 @@ step_flops(const spw_engine *e, double *recompute)
     }
     for (uint64_t l = 0; l < m->layers; l++) { /* attention: half of the keys are masked, or all but a window */
         double W = (double)spw_model_window(m, l), T = (double)e->T;
-        double product = 4.0 * (double)(m->heads * m->head_dim) * (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
+        double product = 2.0 * (double)(m->heads * (m->head_dim + spw_model_value_dim(m))) *
+                         (W == 0 || W > T ? T / 2 : W - W * W / (2 * T));
         forward += product;
         if (l + 1 >= e->lowest) { /* the first block has the embeddings */
             again += product;

@@ -367,7 +367,8 @@ parity_norms(const parity *p)
         }
 }
 
-/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride, forward, R */
+/* ---------------------------------------------------------------- embedding d = M, V, C; rope d = M, T, H, D, stride, forward, R,
+ * neighbors; heads d = M, H, D */
 
 static void
 run_embedding(const subject *s, spw_gpu_queue *q, void **p)
@@ -380,8 +381,18 @@ static void
 run_rope(const subject *s, spw_gpu_queue *q, void **p)
 {
     const uint64_t *d = s->d;
-    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[6], d[5] ? 1 : -1);
-    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3], d[6]);
+    spw_gpu_rope(q, p[0], d[4], p[1], d[0], d[1], d[2], d[3], d[6], d[7], d[5] ? 1 : -1);
+    spw_gpu_rope_at(q, p[2], d[4], p[1], p[3], d[0], d[2], d[3], d[6], d[7]);
+}
+
+/* Heads with something behind each, to others; one head to all, behind those; and all to one, summed. */
+static void
+run_heads(const subject *s, spw_gpu_queue *q, void **p)
+{
+    uint64_t M = s->d[0], H = s->d[1], D = s->d[2];
+    spw_gpu_copy_heads(q, p[1], H * 2 * D, 2 * D, p[0], H * 3 * D, 3 * D, M, H, D);
+    spw_gpu_copy_heads(q, subject_elem(p[1], D), H * 2 * D, 2 * D, p[0], H * 3 * D, 0, M, H, D);
+    spw_gpu_sum_heads(q, p[2], D, p[0], H * 3 * D, 3 * D, M, H, D);
 }
 
 void
@@ -403,16 +414,26 @@ parity_embedding_and_rope(const parity *p)
                                           .run = run_embedding});
         }
     for (size_t i = 0; i < (p->large ? 4 : 3); i++)
-        for (uint64_t forward = 0; forward < 2; forward++) {
+        for (uint64_t k = 0; k < 4; k++) {
             const uint64_t *d = ropes[i];
             subject_examine(p, &(subject){.name = "rope",
                                           .a = {{ACT, d[0] * d[4], 0, 0},
                                                 {FP32, d[1] * d[3], 0, 0},
                                                 {ACT, d[0] * d[4], 0, 0},
                                                 {INT, d[0], d[1], 0}},
-                                          .d = {d[0], d[1], d[2], d[3], d[4], forward, d[5]},
+                                          .d = {d[0], d[1], d[2], d[3], d[4], k % 2, d[5], k / 2},
                                           .run = run_rope});
         }
+    for (size_t i = 0; i < (p->large ? 5 : 4); i++) {
+        static const uint64_t heads[][3] = {{1, 1, 1}, {22, 3, 12}, {5, 9, 64}, {70, 4, 8}, {2048, 128, 64}};
+        const uint64_t *d = heads[i];
+        subject_examine(p, &(subject){.name = "heads",
+                                      .a = {{ACT, d[0] * d[1] * d[2] * 3, 0, 0},
+                                            {ACT_OUT, d[0] * d[1] * d[2] * 2, 0, 0},
+                                            {ACT_OUT, d[0] * d[2], 0, 0}},
+                                      .d = {d[0], d[1], d[2]},
+                                      .run = run_heads});
+    }
 }
 
 /* ---------------------------------------------------------------- loss: d = M, V, C, rows per chunk, has dx, has dw, cap in quarters */

@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -156,6 +156,16 @@ def older_rope(folder):
     c["rope_theta"] = rope["rope_theta"]
     c["rope_scaling"] = {"type": rope["rope_type"]} | {k: v for k, v in rope.items() if k not in ("rope_theta", "rope_type")}
     c["torch_dtype"] = c.pop("dtype")
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As DeepSeek's folders have it.
+def deepseek_keys(folder, v2):
+    older_rope(folder)
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
+        {} if v2 else {"topk_method": "noaux_tc"})
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -428,6 +438,23 @@ elif __name__ == "__main__":
                                    use_qk_norm=True, attention_bias=True, num_mtp_layers=0, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), f32)
     make("glm4_moe_free", Glm4MoeConfig(**glm, n_routed_experts=5, norm_topk_prob=False, first_k_dense_replace=2, num_mtp_layers=0,
                                         rope_parameters=rope(1000.0, partial_rotary_factor=0.25)), bf16, rewrite=one_layer_more)
+    latent = dict(common | dict(num_hidden_layers=3, num_key_value_heads=4), pad_token_id=None, num_experts_per_tok=3, moe_intermediate_size=11,
+                  kv_lora_rank=9, q_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4)
+    yarn = dict(factor=32.0, beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=4096)
+    make("deepseek_v3", DeepseekV3Config(**latent, n_routed_experts=8, n_group=4, topk_group=2, v_head_dim=7, first_k_dense_replace=1,
+                                         rope_parameters=rope(1000.0, "yarn", **yarn, mscale=0.8, mscale_all_dim=1.2)), bf16,
+         rewrite=lambda folder: deepseek_keys(folder, False))
+    make("deepseek_v3_half", DeepseekV3Config(**latent | dict(q_lora_rank=None), n_routed_experts=5, n_group=1, topk_group=1, v_head_dim=10,
+                                              n_shared_experts=2, first_k_dense_replace=0, norm_topk_prob=False, attention_bias=True,
+                                              rope_interleave=False, rope_parameters=rope(500.0)), f32)
+    make("deepseek_v2", DeepseekV2Config(**latent | dict(q_lora_rank=None, kv_lora_rank=12), n_routed_experts=6, n_group=3, topk_group=2, v_head_dim=5,
+                                         topk_method="group_limited_greedy", routed_scaling_factor=4.0, first_k_dense_replace=2,
+                                         rope_parameters=rope(1000.0, "yarn", **yarn, mscale=0.707, mscale_all_dim=0.707)), bf16,
+         rewrite=lambda folder: deepseek_keys(folder, True))
+    make("deepseek_v2_greedy", DeepseekV2Config(**latent | dict(kv_lora_rank=8), n_routed_experts=5, v_head_dim=8, n_shared_experts=1, attention_bias=True,
+                                                rope_parameters=rope(500.0)), f32)
+    make("glm4_moe_lite", Glm4MoeLiteConfig(**latent, n_routed_experts=6, v_head_dim=10, mlp_layer_types=["dense", "dense", "sparse"],
+                                            rope_parameters=rope(1000.0)), f32)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

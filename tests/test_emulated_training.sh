@@ -161,13 +161,14 @@ gemma2='"model_type": "gemma2", "intermediate_size": 72, "query_pre_attn_scalar"
   "final_logit_softcapping": 2.0' gemma2_more=', "tile_tokens": 15'
 oss='"model_type": "gpt_oss", "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 9,
   "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}' oss_more=
-glm='"model_type": "glm4_moe", "intermediate_size": 60, "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
-  "head_dim": 8, "use_qk_norm": true, "routed_scaling_factor": 1.5' glm_more=
+deepseek='"model_type": "deepseek_v3", "intermediate_size": 60, "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+  "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8' deepseek_more=', "tile_tokens": 13'
 first=host
-for family in experts shared phi3 gemma gemma2 oss glm; do
-    more=${family}_more
+for family in experts shared phi3 gemma gemma2 oss deepseek; do
+    more=${family}_more kv_heads=2
+    [ $family = deepseek ] && kv_heads=6
     cat >"$dir/$family.json" <<JSON
-{ "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+{ "model": {${!family}, "vocab_size": 256, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": $kv_heads,
             "max_position_embeddings": 64},
   "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
   "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},

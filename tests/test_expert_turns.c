@@ -141,6 +141,7 @@ test_same_bits(void **state)
     compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT, clipped);
     compare(SPW_FAMILY_GLM4_MOE, SPW_STATE_SPLIT_INT8,
             clipped); /* a layer without experts, and a vector that is frozen */
+    compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_SPLIT, accumulated);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
 }
 

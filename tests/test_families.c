@@ -16,14 +16,53 @@
 
 enum { B = 2, T = 18, VOCAB = 41, ROWS_MAX = 256 }; /* of the cases that are checked in; of any */
 
-static const char *const cases[] = {
-    "gpt2",         "gpt2_untied",   "llama",           "llama3",          "llama_linear",      "llama_yarn",
-    "qwen2_yarn",   "mistral",       "mistral_full",    "qwen2",           "qwen2_window",      "qwen3",
-    "qwen3_bias",   "mixtral",       "qwen3_moe",       "qwen3_moe_sum",   "qwen3_moe_balance", "phi3",
-    "phi3_full",    "phi3_long",     "phi3_short",      "phi3_part",       "smollm3",           "smollm3_list",
-    "qwen2_moe",    "olmo2",         "olmo2_bias",      "gemma3",          "gemma3_new",        "gemma2",
-    "gemma2_full",  "gemma3_images", "mistral3_images", "qwen2_vl_images", "qwen2_5_vl_images", "gpt_oss",
-    "gpt_oss_full", "gpt_oss_mxfp4", "qwen3_vl_images", "qwen3_moe_dense", "glm4_moe",          "glm4_moe_free"};
+static const char *const cases[] = {"gpt2",
+                                    "gpt2_untied",
+                                    "llama",
+                                    "llama3",
+                                    "llama_linear",
+                                    "llama_yarn",
+                                    "qwen2_yarn",
+                                    "mistral",
+                                    "mistral_full",
+                                    "qwen2",
+                                    "qwen2_window",
+                                    "qwen3",
+                                    "qwen3_bias",
+                                    "mixtral",
+                                    "qwen3_moe",
+                                    "qwen3_moe_sum",
+                                    "qwen3_moe_balance",
+                                    "phi3",
+                                    "phi3_full",
+                                    "phi3_long",
+                                    "phi3_short",
+                                    "phi3_part",
+                                    "smollm3",
+                                    "smollm3_list",
+                                    "qwen2_moe",
+                                    "olmo2",
+                                    "olmo2_bias",
+                                    "gemma3",
+                                    "gemma3_new",
+                                    "gemma2",
+                                    "gemma2_full",
+                                    "gemma3_images",
+                                    "mistral3_images",
+                                    "qwen2_vl_images",
+                                    "qwen2_5_vl_images",
+                                    "gpt_oss",
+                                    "gpt_oss_full",
+                                    "gpt_oss_mxfp4",
+                                    "qwen3_vl_images",
+                                    "qwen3_moe_dense",
+                                    "glm4_moe",
+                                    "glm4_moe_free",
+                                    "deepseek_v2",
+                                    "deepseek_v2_greedy",
+                                    "deepseek_v3",
+                                    "deepseek_v3_half",
+                                    "glm4_moe_lite"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -278,6 +317,8 @@ test_streamed(void **state)
     run("gemma2", dir);
     run("gpt_oss", dir);
     run("glm4_moe", dir);
+    run("deepseek_v2", dir);
+    run("deepseek_v3_half", dir);
     tiny_dir_remove(dir);
 }
 
@@ -285,9 +326,10 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3",        "mistral",   "qwen2_window", "qwen3_bias", "mixtral",
-                                       "qwen3_moe_sum", "phi3_long", "smollm3",      "qwen2_moe",  "olmo2",
-                                       "gemma3",        "gemma2",    "gpt_oss",      "glm4_moe"};
+    static const char *const some[] = {"llama3",    "mistral",       "qwen2_window", "qwen3_bias",
+                                       "mixtral",   "qwen3_moe_sum", "phi3_long",    "smollm3",
+                                       "qwen2_moe", "olmo2",         "gemma3",       "gemma2",
+                                       "gpt_oss",   "glm4_moe",      "deepseek_v3",  "deepseek_v2_greedy"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -461,6 +503,26 @@ test_refusals(void **state)
         {"glm4_moe", "\"n_group\":0", "n_group: expected integer in [1, "},
         {"glm4_moe", "\"n_shared_experts\":0", "n_shared_experts: expected integer in [1, "},
         {"glm4_moe", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"deepseek_v3", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"deepseek_v3", "\"topk_method\":\"greedy\"", "not supported yet: topk_method \"greedy\""},
+        {"deepseek_v3", "\"num_key_value_heads\":1",
+         "num_key_value_heads: expected the same as num_attention_heads, got 1"},
+        {"deepseek_v3", "\"head_dim\":8", "head_dim: expected the same as qk_rope_head_dim, got 8"},
+        {"deepseek_v3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"deepseek_v3", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"deepseek_v2", "\"topk_method\":\"noaux_tc\"", "not supported yet: topk_method \"noaux_tc\""},
+        {"deepseek_v2", "\"scoring_func\":\"sigmoid\"", "not supported yet: scoring_func \"sigmoid\""},
+        {"deepseek_v2", "\"norm_topk_prob\":true", "not supported yet: norm_topk_prob true"},
+        {"deepseek_v2", "\"moe_layer_freq\":2", "not supported yet: moe_layer_freq 2"},
+        {"deepseek_v2", "\"rope_interleave\":false", "not supported yet: rope_interleave false"},
+        {"deepseek_v2", "\"kv_lora_rank\":0", "kv_lora_rank: expected integer in [1, "},
+        {"glm4_moe_lite", "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]",
+         "not supported yet: mlp_layer_types [\"sparse\",\"dense\",\"sparse\"]"},
+        {"glm4_moe_lite", "\"mlp_layer_types\":[\"dense\"]",
+         "mlp_layer_types: expected a list with one entry for each layer, got [\"dense\"]"},
+        {"glm4_moe_lite", "\"first_k_dense_replace\":2",
+         "first_k_dense_replace: expected what mlp_layer_types says, or its default of 1, got 2"},
         {"glm4_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
         {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
@@ -773,6 +835,41 @@ test_defaults(void **state)
     DONE(parse("glm4_moe", "\"attention_bias\":true,\"partial_rotary_factor\":1,\"n_group\":4,\"topk_group\":2", &m,
                &err));
     assert_true(m.qkv_bias && !m.out_bias && m.rope_part == 0 && m.groups == 4 && m.group_choices == 2);
+    DONE(parse("deepseek_v3", "\"head_dim\":64", &m, &err));
+    assert_true(m.kv_rank == 512 && m.q_rank == 1536 && m.rope_dim == 64 && m.head_dim == 192 && m.value_dim == 128);
+    assert_true(m.experts == 256 && m.choices == 8 && m.groups == 8 && m.group_choices == 4 && m.choice_scale == 2.5);
+    assert_true(m.sigmoid && m.sum_to_one && m.rope_paired && m.dense_first == 3 && m.mlp_width == 2048 &&
+                m.shared_width == 2048 && m.kv_heads == 2 && m.norm_eps == 1e-6);
+    assert_true(spw_model_rope_width(&m) == 64 && spw_model_score_scale(&m) == 1.0f / sqrtf(192));
+    DONE(parse("deepseek_v3",
+               "\"q_lora_rank\":null,\"rope_interleave\":false,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,"
+               "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}",
+               &m, &err));
+    assert_true(m.q_rank == 0 && !m.rope_paired && m.rope_attention == 1);
+    assert_true(fabs((double)spw_model_score_scale(&m) - pow(0.1 * log(40) + 1, 2) / sqrt(192)) < 1e-7);
+    DONE(parse("deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 6 && m.groups == 0 && !m.sigmoid && !m.sum_to_one);
+    assert_true(m.dense_first == 0 && m.mlp_width == 1407 && m.shared_width == 2814 && m.rope_paired);
+    DONE(parse("deepseek_v2",
+               "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2,\"topk_method\":\"group_limited_greedy\"", &m,
+               &err));
+    assert_true(m.groups == 4 && m.group_choices == 2);
+    DONE(parse("glm4_moe_lite", "\"first_k_dense_replace\":1", &m, &err));
+    assert_true(m.q_rank == 768 && m.head_dim == 256 && m.value_dim == 256 && m.dense_first == 1 && m.sigmoid);
+    assert_true(m.experts == 64 && m.choices == 4 && m.groups == 0 && m.choice_scale == 1.8 && m.norm_eps == 1e-5);
+    { /* sizes of latent attention that it does not have, or that are not computed: known when a model is built */
+        static const char *const sizes[3][2] = {
+            {"\"qk_rope_head_dim\":5", "5 of a head's 133 elements are turned"},
+            {"\"v_head_dim\":193", "a head's values have 193 elements, its keys 192; not supported yet"},
+            {"\"n_routed_experts\":512", "8 of 512 experts for each token"}};
+        for (int k = 0; k < 3; k++) {
+            spw_model *model = NULL;
+            DONE(parse("deepseek_v3", sizes[k][0], &m, &err));
+            assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, sizes[k][1]));
+            err = (spw_error){0};
+        }
+    }
     { /* groups that do not divide, or hold too few */
         spw_model *model = NULL;
         DONE(parse("glm4_moe", "\"num_key_value_heads\":2,\"n_group\":3", &m, &err));

@@ -590,10 +590,50 @@ test_rope_at(void **state)
         memcpy(some + k * H * D, x + places[k] * H * D, H * D * 4);
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
-    spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, R, 1);
-    spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R);
-    for (int k = 0; k < 3; k++)
-        assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
+    for (int neighbors = 0; neighbors < 2; neighbors++) {
+        spw_gpu_rope(q, x, H * D, table, LAST + 1, LAST + 1, H, D, R, neighbors, 1);
+        spw_gpu_rope_at(q, some, H * D, table, places, 3, H, D, R, neighbors);
+        for (int k = 0; k < 3; k++)
+            assert_memory_equal(some + k * H * D, x + places[k] * H * D, H * D * 4);
+    }
+    spw_gpu_queue_destroy(q);
+    spw_gpu_close(gpu);
+}
+
+/* Heads to other places, one head to all, the sum of all; what lies between stays. */
+static void
+test_heads(void **state)
+{
+    enum { M = 5, H = 3, D = 6, FROM = H * D + 7, TO = H * (D + 2) + 3 };
+    float x[M * FROM], y[M * TO], sum[M * (D + 1)];
+    uint64_t seed = 3;
+    spw_gpu *gpu = NULL;
+    spw_gpu_queue *q = NULL;
+    (void)state;
+    for (int i = 0; i < M * FROM; i++)
+        x[i] = ops_draw(&seed);
+    assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    for (uint64_t head = 0; head <= D; head += D) {
+        for (int i = 0; i < M * TO; i++)
+            y[i] = 77;
+        spw_gpu_copy_heads(q, y, TO, D + 2, x, FROM, head, M, H, D);
+        for (uint64_t r = 0; r < M; r++)
+            for (uint64_t c = 0; c < TO; c++) {
+                uint64_t h = c / (D + 2), d = c % (D + 2);
+                float want = h < H && d < D ? x[r * FROM + h * head + d] : 77;
+                assert_memory_equal(&y[r * TO + c], &want, sizeof want);
+            }
+    }
+    for (int i = 0; i < M * (D + 1); i++)
+        sum[i] = 77;
+    spw_gpu_sum_heads(q, sum, D + 1, x, FROM, D, M, H, D);
+    for (uint64_t r = 0; r < M; r++)
+        for (uint64_t c = 0; c < D + 1; c++) {
+            const float *from = x + r * FROM + c;
+            float want = c < D ? from[0] + from[D] + from[2 * D] : 77;
+            assert_memory_equal(&sum[r * (D + 1) + c], &want, sizeof want);
+        }
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);
 }
@@ -701,8 +741,9 @@ rope_ref(const ops_subject *s, double *const *in, double *out)
         const float *table = ops_saved[1] + i / H % T * R;
         for (uint64_t j = 0; j < R / 2; j++) {
             double c = (double)table[j], n = (double)table[R / 2 + j];
-            out[i * D + j] = in[0][i * D + j] * c - in[0][i * D + j + R / 2] * n;
-            out[i * D + j + R / 2] = in[0][i * D + j + R / 2] * c + in[0][i * D + j] * n;
+            uint64_t one = i * D + (s->d[5] ? 2 * j : j), other = s->d[5] ? one + 1 : one + R / 2;
+            out[one] = in[0][one] * c - in[0][other] * n;
+            out[other] = in[0][other] * c + in[0][one] * n;
         }
         for (uint64_t j = R; j < D; j++)
             out[i * D + j] = in[0][i * D + j];
@@ -713,7 +754,7 @@ static void
 rope_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
     memcpy(out, in[0], s->out_n * 4);
-    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], 1);
+    spw_gpu_rope(q, out, s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5] > 0, 1);
 }
 
 static void
@@ -722,7 +763,8 @@ rope_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const float *
     (void)in;
     (void)out;
     memcpy(g[0], dout, s->out_n * 4);
-    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], -1);
+    spw_gpu_rope(q, g[0], s->d[2] * s->d[3], ops_saved[1], s->d[0], s->d[1], s->d[2], s->d[3], s->d[4], s->d[5] > 0,
+                 -1);
 }
 
 /* Embedding with repeated ops_ids and with the add form; rotary embedding and its inverse. */
@@ -744,6 +786,8 @@ test_embedding_and_rope(void **state)
         &(ops_subject){"rope", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12, 12}, 0, rope_ref, rope_fwd, rope_bwd});
     ops_examine(&(ops_subject){
         "rope of a part", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12, 6}, 0, rope_ref, rope_fwd, rope_bwd});
+    ops_examine(&(ops_subject){
+        "rope of neighbors", 1, {22 * 3 * 12}, 22 * 3 * 12, {22, 11, 3, 12, 8, 1}, 0, rope_ref, rope_fwd, rope_bwd});
     assert_int_equal(spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cpu"}, NULL), SPW_OK);
     assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
     for (int i = 0; i < 20; i++)
@@ -995,6 +1039,7 @@ main(void)
         cmocka_unit_test(test_elementwise),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_rope_at),
+        cmocka_unit_test(test_heads),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_embedding_and_rope),
         cmocka_unit_test(test_dropout_and_sums),

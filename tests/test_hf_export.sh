@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -43,6 +43,11 @@ train qwen3_moe_dense true "\"model_type\":\"qwen3_moe\",$small,\"head_dim\":8,\
 glm="\"model_type\":\"glm4_moe\",$small,\"head_dim\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11"
 train glm4_moe true "$glm,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"n_shared_experts\":2,\"routed_scaling_factor\":1.7,\"attention_bias\":true"
 train glm4_moe_free false "$glm,\"n_routed_experts\":5,\"norm_topk_prob\":false,\"use_qk_norm\":true,\"partial_rotary_factor\":1"
+latent="$(echo "$small" | sed 's/"num_key_value_heads":2/"num_key_value_heads":4/'),\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"kv_lora_rank\":10,\"qk_nope_head_dim\":6,\"qk_rope_head_dim\":4"
+train deepseek_v3 true "\"model_type\":\"deepseek_v3\",$latent,\"q_lora_rank\":9,\"v_head_dim\":7,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"first_k_dense_replace\":1,
+    \"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"mscale\":0.8,\"mscale_all_dim\":1.2,\"original_max_position_embeddings\":16}"
+train deepseek_v2 false "\"model_type\":\"deepseek_v2\",$latent,\"q_lora_rank\":null,\"v_head_dim\":8,\"n_routed_experts\":6,\"n_group\":3,\"topk_group\":2,\"topk_method\":\"group_limited_greedy\",\"attention_bias\":true"
+train glm4_moe_lite true "\"model_type\":\"glm4_moe_lite\",$latent,\"q_lora_rank\":8,\"v_head_dim\":10,\"n_routed_experts\":5,\"rope_interleave\":false"
 train phi3 true "\"model_type\":\"phi3\",$small,\"sliding_window\":9,\"resid_pdrop\":0.1"
 train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":0.75,\"original_max_position_embeddings\":12,
     \"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.25],\"long_factor\":[1.5,9],\"attention_factor\":1.25}"
@@ -94,6 +99,14 @@ want = {
                      rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     "glm4_moe_free": dict(n_routed_experts=5, n_group=1, norm_topk_prob=False, use_qk_norm=True, attention_bias=False,
                           rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
+    "deepseek_v3": dict(n_routed_experts=6, n_group=3, topk_group=2, first_k_dense_replace=1, n_shared_experts=1, kv_lora_rank=10, q_lora_rank=9,
+                        v_head_dim=7, qk_nope_head_dim=6, qk_rope_head_dim=4, rope_interleave=True, routed_scaling_factor=2.5, num_mtp_layers=0,
+                        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "beta_slow": 1, "beta_fast": 32, "truncate": True,
+                                         "mscale": 0.8, "mscale_all_dim": 1.2, "original_max_position_embeddings": 16}),
+    "deepseek_v2": dict(n_routed_experts=6, n_group=3, topk_group=2, topk_method="group_limited_greedy", first_k_dense_replace=0, n_shared_experts=2,
+                        kv_lora_rank=10, q_lora_rank=None, v_head_dim=8, routed_scaling_factor=1.0, norm_topk_prob=False, attention_bias=True),
+    "glm4_moe_lite": dict(n_routed_experts=5, q_lora_rank=8, v_head_dim=10, rope_interleave=False, mlp_layer_types=["dense", "sparse"],
+                          routed_scaling_factor=1.8, rms_norm_eps=1e-5, attention_bias=False),
     "phi3": dict(sliding_window=9, resid_pdrop=0.1, num_key_value_heads=2, rms_norm_eps=1e-5),
     "phi3_long": dict(original_max_position_embeddings=12, rope_parameters={
         "rope_type": "longrope", "type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "short_factor": [1, 1.25],

@@ -18,8 +18,9 @@ enum { MODELS = SANITIZED ? 3 : 6, PLACEMENTS = 4, SECONDS_MAX = SANITIZED ? 240
 static void
 draw_world(uint64_t run, spw_config *c, world *w)
 {
-    static const spw_family families[] = {SPW_FAMILY_GPT2,   SPW_FAMILY_LLAMA,     SPW_FAMILY_MIXTRAL,
-                                          SPW_FAMILY_GEMMA3, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GLM4_MOE};
+    static const spw_family families[] = {SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,     SPW_FAMILY_MIXTRAL,
+                                          SPW_FAMILY_GEMMA3,     SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_GLM4_MOE,
+                                          SPW_FAMILY_DEEPSEEK_V3};
     static const char *const optimizers[] = {"AdamW", "AdamW", "Lion", "SGD"};
     static const uint32_t ranks[] = {2, 3, 4};
     spw_state_format format = (spw_state_format)random_pick(run, 0, SPW_STATE_COUNT);
@@ -31,7 +32,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
     *w = (world){.ranks = ranks[random_pick(run, 3, 3)],
                  .steps = STEPS,
                  .config = c,
-                 .family = families[random_pick(run, 4, 6)],
+                 .family = families[random_pick(run, 4, sizeof families / sizeof families[0])],
                  .mlp_width = 32 + 8 * random_pick(run, 5, 12)};
     w->frozen = w->family == SPW_FAMILY_GPT2 && random_pick(run, 6, 3) == 0;
     c->run.micro_batches_per_pass = random_pick(run, 7, 3) == 0 ? 1 : random_pick(run, 7, 3) == 1 ? 3 : 0;

@@ -159,16 +159,18 @@ backward(layer *l, spw_value *y)
 static uint32_t
 layer_of(spw_family family)
 {
-    return family == SPW_FAMILY_GLM4_MOE ? 2 : 1;
+    return family == SPW_FAMILY_GLM4_MOE || family == SPW_FAMILY_DEEPSEEK_V2 || family == SPW_FAMILY_DEEPSEEK_V3 ? 2
+                                                                                                                 : 1;
 }
 
 static void
 test_kept(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
-        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE};
+        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
+        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
+        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
+        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -309,9 +311,10 @@ static void
 test_tiles(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
-        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE};
+        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
+        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
+        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
+        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
     static const uint64_t each[] = {1, 6, 7, 16, POSITIONS, POSITIONS + 1};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
@@ -396,9 +399,10 @@ static void
 test_begun(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,    SPW_FAMILY_GPT2,      SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
-        SPW_FAMILY_MIXTRAL, SPW_FAMILY_QWEN3_MOE, SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
-        SPW_FAMILY_GEMMA3,  SPW_FAMILY_GEMMA2,    SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE};
+        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
+        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
+        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
+        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;

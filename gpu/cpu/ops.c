@@ -12,6 +12,8 @@ typedef struct args {
     const float *a, *b, *c, *d, *e;
     const int32_t *ids;
     uint64_t rows, cols, n, grain, T, H, D, R, stride;
+    uint64_t head, a_stride, a_head; /* of heads of out, and of a */
+    bool neighbors;
     float eps, offset, cap;
     int sign;
     spw_gate gate;
@@ -524,7 +526,17 @@ spw__cpu_rmsnorm_backward(spw_gpu_queue *q, act *dx, const act *onto, float *dg,
                              .cols = C});
 }
 
-/* ---------------------------------------------------------------- rope */
+/* ---------------------------------------------------------------- rope and heads */
+
+static void
+rope_neighbors(float *x, const float *table, uint64_t half, float sign)
+{
+    for (uint64_t j = 0; j < half; j++) {
+        float a = x[2 * j], b = x[2 * j + 1], c = table[j], s = sign * table[j + half];
+        x[2 * j] = a * c - b * s;
+        x[2 * j + 1] = b * c + a * s;
+    }
+}
 
 static void
 rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
@@ -534,25 +546,101 @@ rope_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t r = first; r < first + n; r++)
         for (uint64_t h = 0; h < g->H; h++)
-            g->k->rope_row((float *)g->out + r * g->stride + h * g->D,
-                           g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->R, g->R / 2, (float)g->sign);
+            (g->neighbors ? rope_neighbors : g->k->rope_row)(
+                (float *)g->out + r * g->stride + h * g->D,
+                g->a + (g->ids != NULL ? (uint64_t)g->ids[r] : r % g->T) * g->R, g->R / 2, (float)g->sign);
 }
 
 void
 spw__cpu_rope(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-              uint64_t D, uint64_t R, int sign)
+              uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    run(q, &(args){.out = x, .a = cos_sin, .rows = M, .T = T, .H = H, .D = D, .R = R, .stride = stride, .sign = sign},
+    run(q,
+        &(args){.out = x,
+                .a = cos_sin,
+                .rows = M,
+                .T = T,
+                .H = H,
+                .D = D,
+                .R = R,
+                .stride = stride,
+                .neighbors = neighbors,
+                .sign = sign},
         M, row_grain(H * D), rope_part);
 }
 
 void
 spw__cpu_rope_at(spw_gpu_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-                 uint64_t H, uint64_t D, uint64_t R)
+                 uint64_t H, uint64_t D, uint64_t R, bool neighbors)
 {
     run(q,
-        &(args){.out = x, .a = cos_sin, .ids = places, .rows = M, .H = H, .D = D, .R = R, .stride = stride, .sign = 1},
+        &(args){.out = x,
+                .a = cos_sin,
+                .ids = places,
+                .rows = M,
+                .H = H,
+                .D = D,
+                .R = R,
+                .stride = stride,
+                .neighbors = neighbors,
+                .sign = 1},
         M, row_grain(H * D), rope_part);
+}
+
+static void
+copy_heads_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++)
+        for (uint64_t h = 0; h < g->H; h++)
+            memcpy((float *)g->out + r * g->stride + h * g->head, g->a + r * g->a_stride + h * g->a_head,
+                   g->D * sizeof(float));
+}
+
+void
+spw__cpu_copy_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, uint64_t y_head, const act *x, uint64_t x_stride,
+                    uint64_t x_head, uint64_t M, uint64_t H, uint64_t D)
+{
+    run(q,
+        &(args){.out = y,
+                .stride = y_stride,
+                .head = y_head,
+                .a = x,
+                .a_stride = x_stride,
+                .a_head = x_head,
+                .rows = M,
+                .H = H,
+                .D = D},
+        M, row_grain(H * D), copy_heads_part);
+}
+
+static void
+sum_heads_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *sum = (float *)g->out + r * g->stride;
+        const float *x = g->a + r * g->a_stride;
+        memcpy(sum, x, g->D * sizeof *sum);
+        for (uint64_t h = 1; h < g->H; h++)
+            for (uint64_t d = 0; d < g->D; d++)
+                sum[d] += x[h * g->a_head + d];
+    }
+}
+
+void
+spw__cpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x, uint64_t x_stride, uint64_t x_head,
+                   uint64_t M, uint64_t H, uint64_t D)
+{
+    SPW_ASSERT(H > 0);
+    run(q,
+        &(args){
+            .out = y, .stride = y_stride, .a = x, .a_stride = x_stride, .a_head = x_head, .rows = M, .H = H, .D = D},
+        M, row_grain(H * D), sum_heads_part);
 }
 
 /* ---------------------------------------------------------------- loss */

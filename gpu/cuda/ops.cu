@@ -170,28 +170,53 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
 
 static void
 rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
-     uint64_t T_, uint64_t H, uint64_t D, uint64_t R, int sign)
+     uint64_t T_, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint64_t n = M * H * (R / 2);
     if (n == 0)
         return;
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
-                      D, R, (float)sign));
+                      D, R, neighbors, (float)sign));
 }
 
 void
 spw__cuda_rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, uint64_t M, uint64_t T, uint64_t H,
-               uint64_t D, uint64_t R, int sign)
+               uint64_t D, uint64_t R, bool neighbors, int sign)
 {
-    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, R, sign);
+    rope(queue, x, stride, cos_sin, NULL, M, T, H, D, R, neighbors, sign);
 }
 
 void
 spw__cuda_rope_at(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places,
-                  uint64_t M, uint64_t H, uint64_t D, uint64_t R)
+                  uint64_t M, uint64_t H, uint64_t D, uint64_t R, bool neighbors)
 {
-    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, 1);
+    rope(queue, x, stride, cos_sin, places, M, 1, H, D, R, neighbors, 1);
+}
+
+void
+spw__cuda_copy_heads(spw_gpu_queue *queue, act *y, uint64_t y_stride, uint64_t y_head, const act *x, uint64_t x_stride,
+                     uint64_t x_head, uint64_t M, uint64_t H, uint64_t D)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t n = M * H * ((D + 7) / 8);
+    bool wide = (y_stride | y_head | x_stride | x_head | D) % 8 == 0 && spw__cuda_aligned(y, x);
+    if (n > 0)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (copy_heads_kernel<T>), (T *)y, y_stride, y_head,
+                          (const T *)x, x_stride, x_head, M, H, D, wide));
+}
+
+void
+spw__cuda_sum_heads(spw_gpu_queue *queue, act *y, uint64_t y_stride, const act *x, uint64_t x_stride, uint64_t x_head,
+                    uint64_t M, uint64_t H, uint64_t D)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t n = M * ((D + 7) / 8);
+    bool wide = (y_stride | x_stride | x_head | D) % 8 == 0 && spw__cuda_aligned(y, x);
+    SPW_ASSERT(H > 0);
+    if (n > 0)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 128), 128, 0, (sum_heads_kernel<T>), (T *)y, y_stride, (const T *)x,
+                          x_stride, x_head, M, H, D, wide));
 }
 
 /* ---------------------------------------------------------------- norms */

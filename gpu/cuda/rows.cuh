@@ -80,21 +80,59 @@ embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const 
         dtable[(uint64_t)id * C + c1] = sum1;
 }
 
-/* A thread per pair (j, j + R/2); places NULL: row i is at i % T. */
+/* A thread per pair (j, j + R/2), or (2j, 2j + 1) with neighbors; places NULL: row i is at i % T. */
 template <class T>
 __global__ void
 rope_kernel(T *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M, uint64_t positions,
-            uint64_t H, uint64_t D, uint64_t R, float sign)
+            uint64_t H, uint64_t D, uint64_t R, bool neighbors, float sign)
 {
     uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, half = R / 2;
     uint64_t j = i % half, h = i / half % H, row = i / half / H;
     if (row >= M)
         return;
     const float *at = cos_sin + (places != NULL ? (uint64_t)places[row] : row % positions) * R;
-    T *pair = x + row * stride + h * D + j;
-    float a = widen(pair[0]), b = widen(pair[half]), c = at[j], s = sign * at[j + half];
+    T *pair = x + row * stride + h * D + (neighbors ? 2 * j : j), *other = pair + (neighbors ? 1 : half);
+    float a = widen(*pair), b = widen(*other), c = at[j], s = sign * at[j + half];
     narrow(pair, a * c - b * s);
-    narrow(pair + half, b * c + a * s);
+    narrow(other, b * c + a * s);
+}
+
+/* A thread per eight elements of a head. */
+template <class T>
+__global__ void
+copy_heads_kernel(T *y, uint64_t y_stride, uint64_t y_head, const T *x, uint64_t x_stride, uint64_t x_head, uint64_t M,
+                  uint64_t H, uint64_t D, bool wide)
+{
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, eights = (D + 7) / 8;
+    uint64_t d = i % eights * 8, h = i / eights % H, row = i / eights / H;
+    float v[8];
+    if (row >= M)
+        return;
+    load8(v, x + row * x_stride + h * x_head + d, D - d, wide);
+    store8(y + row * y_stride + h * y_head + d, v, D - d, wide);
+}
+
+/* A thread per eight sums. */
+template <class T>
+__global__ void
+sum_heads_kernel(T *y, uint64_t y_stride, const T *x, uint64_t x_stride, uint64_t x_head, uint64_t M, uint64_t H,
+                 uint64_t D, bool wide)
+{
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, eights = (D + 7) / 8;
+    uint64_t d = i % eights * 8, row = i / eights;
+    float sum[8], v[8];
+    if (row >= M)
+        return;
+    x += row * x_stride + d;
+    load8(sum, x, D - d, wide);
+#pragma unroll 4
+    for (uint64_t h = 1; h < H; h++) {
+        load8(v, x + h * x_head, D - d, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum[j] += v[j];
+    }
+    store8(y + row * y_stride + d, sum, D - d, wide);
 }
 
 /* Row t of sequence b goes to row slots[b] capacity + starts[b] + t of the cache. A block per row. */

@@ -10,6 +10,11 @@ spw__hf_is_gemma(spw_family family)
 {
     return family == SPW_FAMILY_GEMMA2 || family == SPW_FAMILY_GEMMA3;
 }
+static inline bool
+spw__hf_is_latent(spw_family family)
+{
+    return family == SPW_FAMILY_DEEPSEEK_V2 || family == SPW_FAMILY_DEEPSEEK_V3 || family == SPW_FAMILY_GLM4_LITE;
+}
 
 /* By which cos and sin are larger where a configuration does not say: of yarn, and of longrope. */
 double spw__hf_yarn_attention(double factor, double weight);

@@ -3,12 +3,8 @@
  * compute and refuses by name what would make another model of the same weights; no key that changes numbers is ignored.
  * Source: FORMATS S7 (the configuration classes of several releases, older and newer rope keys).
  */
-#include "files_internal.h"
+#include "hf_source.h"
 #include <errno.h>
-#include <jansson.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -32,7 +28,12 @@ enum {
     GEMMA = GEMMA2 | GEMMA3,
     GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
     GLM = 1 << SPW_FAMILY_GLM4_MOE,
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | GLM,
+    DEEPSEEK_V2 = 1 << SPW_FAMILY_DEEPSEEK_V2,
+    DEEPSEEK_V3 = 1 << SPW_FAMILY_DEEPSEEK_V3,
+    GLM_LITE = 1 << SPW_FAMILY_GLM4_LITE,
+    LATENT = DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE,
+    SHARED = GLM | LATENT, /* an expert of all rows beside the others, by DeepSeek's names */
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED,
     ALL = GPT2 | LLAMAS
 };
 
@@ -73,8 +74,8 @@ static const struct {
     {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", LLAMAS & ~GLM},
-    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | GLM)},
+    {"sliding_window", LLAMAS & ~SHARED},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | SHARED)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
@@ -87,24 +88,37 @@ static const struct {
     {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | GPT_OSS | GLM},
-    {"n_routed_experts", GLM},
-    {"n_shared_experts", GLM},
-    {"first_k_dense_replace", GLM},
-    {"n_group", GLM},
-    {"topk_group", GLM},
-    {"routed_scaling_factor", GLM},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS | SHARED},
+    {"n_routed_experts", SHARED},
+    {"n_shared_experts", SHARED},
+    {"first_k_dense_replace", SHARED},
+    {"n_group", SHARED},
+    {"topk_group", SHARED},
+    {"routed_scaling_factor", SHARED},
     {"use_qk_norm", GLM},
-    {"num_nextn_predict_layers", GLM}, /* layers behind the last one, which are left out */
-    {"num_mtp_layers", GLM},
+    {"kv_lora_rank", LATENT},
+    {"q_lora_rank", LATENT},
+    {"qk_nope_head_dim", LATENT},
+    {"qk_rope_head_dim", LATENT},
+    {"v_head_dim", LATENT},
+    {"rope_interleave", DEEPSEEK_V3 | GLM_LITE},
+    {"topk_method", LATENT},
+    {"scoring_func", LATENT},
+    {"moe_layer_freq", LATENT},
+    {"mlp_layer_types", GLM_LITE},
+    {"aux_loss_alpha", LATENT},
+    {"seq_aux", LATENT},
+    {"ep_size", LATENT},
+    {"num_nextn_predict_layers", SHARED}, /* layers behind the last one, which are left out */
+    {"num_mtp_layers", SHARED},
     {"swiglu_limit", GPT_OSS},
     {"swiglu_alpha", GPT_OSS},
-    {"moe_intermediate_size", QWEN_MOE | GLM},
-    {"norm_topk_prob", QWEN_MOE | GLM},
+    {"moe_intermediate_size", QWEN_MOE | SHARED},
+    {"norm_topk_prob", QWEN_MOE | SHARED},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS | GPT_OSS | GLM},
-    {"router_aux_loss_coef", EXPERTS | GPT_OSS | GLM},
+    {"output_router_logits", EXPERTS | GPT_OSS | SHARED},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS | SHARED},
     {"router_jitter_noise", MIXTRAL},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
@@ -126,9 +140,11 @@ static const struct {
 };
 
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",    "LlamaForCausalLM",    "MistralForCausalLM", "Qwen2ForCausalLM",   "Qwen3ForCausalLM",
-    "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Phi3ForCausalLM",    "SmolLM3ForCausalLM", "Qwen2MoeForCausalLM",
-    "Olmo2ForCausalLM",   "Gemma3ForCausalLM",   "Gemma2ForCausalLM",  "GptOssForCausalLM",  "Glm4MoeForCausalLM"};
+    "GPT2LMHeadModel",       "LlamaForCausalLM",      "MistralForCausalLM",  "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",    "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",   "Olmo2ForCausalLM",    "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",     "Glm4MoeForCausalLM",  "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -144,95 +160,6 @@ spw_hf_config_has_key(spw_family family, const char *key)
             return (keys[i].families & 1u << family) != 0;
     }
     return false;
-}
-
-/* ---------------------------------------------------------------- values */
-
-/* An object that is read, and how messages call it. */
-typedef struct source {
-    const json_t *object;
-    const char *name; /* of the file */
-    char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
-    spw_error *err;
-    bool axes;    /* of a Qwen-VL, whose positions have three, alike where there is text alone */
-    bool qwen_vl; /* and of these of a Qwen2-VL or 2.5-VL */
-} source;
-
-/* NULL for a key that is not there or null. */
-static const json_t *
-get(const source *s, const char *key)
-{
-    const json_t *v = json_object_get(s->object, key);
-    return json_is_null(v) ? NULL : v;
-}
-
-static spw_status
-say(const source *s, const char *before, const char *key, const char *after, const json_t *v, const char *advice)
-{
-    char *text = v == NULL ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-    spw_status st = SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s%s%s%s%.100s%s", s->name, before, s->prefix, key, after,
-                              text != NULL ? text : "nothing", advice);
-    free(text);
-    return st;
-}
-
-static spw_status
-refuse(const source *s, const char *key, const json_t *v)
-{
-    return say(s, "not supported yet: ", key, " ", v, "");
-}
-
-static spw_status
-wrong(const source *s, const char *key, const char *expected, const json_t *v)
-{
-    char after[160];
-    snprintf(after, sizeof after, ": expected %s, got ", expected);
-    return say(s, "", key, after, v, "");
-}
-
-/* *out stays as it is where the key is missing or null. */
-static spw_status
-read_size(const source *s, const char *key, uint64_t min, uint64_t *out)
-{
-    const json_t *v = get(s, key);
-    double x = json_number_value(v);
-    char expected[64];
-    if (v == NULL)
-        return SPW_OK;
-    snprintf(expected, sizeof expected, "integer in [%llu, 2147483648]", (unsigned long long)min);
-    if (!json_is_number(v) || !(x >= (double)min && x <= 2147483648.0) || x != floor(x))
-        return wrong(s, key, expected, v);
-    *out = (uint64_t)x;
-    return SPW_OK;
-}
-
-static spw_status
-read_real(const source *s, const char *key, double *out)
-{
-    const json_t *v = get(s, key);
-    if (v == NULL)
-        return SPW_OK;
-    *out = json_number_value(v);
-    return json_is_number(v) && *out >= 0 && *out <= 1e12 ? SPW_OK : wrong(s, key, "number in [0, 1e12]", v);
-}
-
-static spw_status
-read_bool(const source *s, const char *key, bool *out)
-{
-    const json_t *v = get(s, key);
-    if (v == NULL)
-        return SPW_OK;
-    *out = json_is_true(v);
-    return json_is_boolean(v) ? SPW_OK : wrong(s, key, "true or false", v);
-}
-
-/* A switch whose other position is not built. */
-static spw_status
-must_be(const source *s, const char *key, bool want)
-{
-    bool is = want;
-    SPW_TRY(read_bool(s, key, &is));
-    return is == want ? SPW_OK : refuse(s, key, get(s, key));
 }
 
 /* ---------------------------------------------------------------- rope */
@@ -256,6 +183,8 @@ read_rope_kind(const source *s, spw_model_config *c)
               : kind != NULL && strcmp(kind, "llama3") == 0 ? SPW_ROPE_LLAMA3
               : kind != NULL && strcmp(kind, "yarn") == 0   ? SPW_ROPE_YARN
                                                             : SPW_ROPE_PLAIN;
+    if (spw__hf_is_latent(c->family) && c->rope != SPW_ROPE_YARN)
+        return refuse(s, key, v);
     return c->rope != SPW_ROPE_PLAIN && c->family != SPW_FAMILY_PHI3 ? SPW_OK : refuse(s, key, v);
 }
 
@@ -280,6 +209,10 @@ read_yarn(const source *s, spw_model_config *c)
     if (mscale > 0 && all_dim > 0)
         c->rope_attention =
             spw__hf_yarn_attention(c->rope_factor, mscale) / spw__hf_yarn_attention(c->rope_factor, all_dim);
+    if (spw__hf_is_latent(c->family)) {
+        c->rope_mscale = mscale;
+        c->rope_all_dim = all_dim;
+    }
     SPW_TRY(read_real(s, "attention_factor", &c->rope_attention));
     c->rope_truncate = json_object_get(s->object, "truncate") == NULL; /* null is false */
     return read_bool(s, "truncate", &c->rope_truncate);
@@ -365,15 +298,6 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
     if (c->rope_positions == 0)
         return wrong(s, "original_max_position_embeddings", "integer", NULL);
     return SPW_OK;
-}
-
-/* An object in s, which may be missing. */
-static spw_status
-read_member(const source *s, const char *key, source *out)
-{
-    *out = (source){get(s, key), s->name, "", s->err, s->axes, s->qwen_vl};
-    snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
-    return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
 
 /* Phi-3's and GLM's classes turn the first part of a head, and look in the rope object before they look beside; the others know of no part. */
@@ -574,7 +498,7 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (c->family == SPW_FAMILY_GLM4_MOE) /* its class knows of none */
+    if (c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family)) /* their classes know of none */
         return read_layer_types(s, c, false);
     if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         return read_windows_between(s, c);
@@ -595,122 +519,6 @@ read_window(const source *s, spw_model_config *c)
     if (c->window == 0 || c->window_from >= c->layers)
         c->window = c->window_from = 0;
     return SPW_OK;
-}
-
-static spw_status
-check_router_logits(const source *s)
-{
-    if (json_is_true(get(s, "output_router_logits")))
-        return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
-                   ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
-    return must_be(s, "output_router_logits", false);
-}
-
-static bool
-is_listed(const json_t *list, uint64_t l)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *v = json_array_get(list, i);
-        if (json_is_integer(v) && json_integer_value(v) == (json_int_t)l)
-            return true;
-    }
-    return false;
-}
-
-/* Qwen's layers without experts: those of a list, which must be the first ones here, and all but each so many-th. */
-static spw_status
-read_dense_layers(const source *s, spw_model_config *c)
-{
-    const json_t *list = get(s, "mlp_only_layers");
-    uint64_t step = 1;
-    SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
-    if (list != NULL && !json_is_array(list))
-        return wrong(s, "mlp_only_layers", "a list of layers", list);
-    c->sparse_every = step > 1 ? step : 0;
-    while (c->dense_first < c->layers && is_listed(list, c->dense_first))
-        c->dense_first++;
-    for (uint64_t l = 0; l < c->layers; l++) {
-        if ((spw_model_experts(c, l) == 0) != (is_listed(list, l) || (l + 1) % step != 0))
-            return refuse(s, "mlp_only_layers", list);
-    }
-    if (c->dense_first == 0 && step == 1)
-        c->dense_width = 0;
-    return SPW_OK;
-}
-
-static spw_status
-read_qwen_experts(const source *s, spw_model_config *c)
-{
-    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE;
-    c->experts = with_shared ? 60 : 128; /* the classes' defaults */
-    c->choices = with_shared ? 4 : 8;
-    c->mlp_width = with_shared ? 1408 : 768;
-    c->shared_width = with_shared ? 5632 : 0;
-    c->shared_gated = with_shared;
-    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts", 1,
-                      &c->experts));
-    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    if (with_shared)
-        SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
-    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
-    return read_dense_layers(s, c);
-}
-
-static spw_status
-read_glm_experts(const source *s, spw_model_config *c)
-{
-    uint64_t shared = 1;
-    c->experts = 128;
-    c->choices = 8;
-    c->mlp_width = 1408;
-    c->sigmoid = c->sum_to_one = true;
-    c->dense_first = c->groups = c->group_choices = 1;
-    c->choice_scale = 1;
-    SPW_TRY(read_size(s, "n_routed_experts", 1, &c->experts));
-    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
-    SPW_TRY(read_size(s, "n_shared_experts", 1, &shared));
-    SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
-    SPW_TRY(read_size(s, "n_group", 1, &c->groups));
-    SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
-    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
-    SPW_TRY(read_real(s, "routed_scaling_factor", &c->choice_scale));
-    if (!(c->choice_scale > 0))
-        return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
-    c->shared_width = shared * c->mlp_width;
-    if (c->groups == 1)
-        c->groups = c->group_choices = 0;
-    if (c->dense_first == 0)
-        c->dense_width = 0;
-    return SPW_OK;
-}
-
-/* mlp_width is an expert's, dense_width that of layers without. */
-static spw_status
-read_experts(const source *s, spw_model_config *c)
-{
-    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
-    bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
-    double jitter = 0;
-    if (!mixtral && !qwen && !gpt_oss && c->family != SPW_FAMILY_GLM4_MOE)
-        return SPW_OK;
-    SPW_TRY(check_router_logits(s));
-    c->dense_width = c->mlp_width;
-    if (qwen) {
-        SPW_TRY(read_qwen_experts(s, c));
-    } else if (c->family == SPW_FAMILY_GLM4_MOE) {
-        SPW_TRY(read_glm_experts(s, c));
-    } else {
-        c->experts = gpt_oss ? 128 : 8;
-        c->choices = gpt_oss ? 4 : 2;
-        c->sum_to_one = true;
-        c->dense_width = 0;
-        SPW_TRY(
-            read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
-    }
-    SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
-    if (mixtral)
-        SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
-    return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
 }
 
 /* A cap that is null is none. Gemma 3's class has them too, and what it does with one depends on how it attends. */
@@ -771,16 +579,15 @@ read_llama(const source *s, spw_model_config *c)
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
     bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = spw__hf_is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
-    bool glm = c->family == SPW_FAMILY_GLM4_MOE;
+    bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
     uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ? 8
                           : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma      ? 4
                           : s->qwen_vl                                                                         ? 8
                           : c->family == SPW_FAMILY_QWEN2_MOE                                                  ? 16
                           : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                     ? 32
                                                                                                                : 0;
-    c->norm_eps =
-        c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || olmo || gpt_oss || glm || s->qwen_vl ? 1e-5
-                                                                                                                : 1e-6;
+    bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
+    c->norm_eps = coarse || olmo || gpt_oss || glm || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
     SPW_TRY(read_size(s, "num_hidden_layers", 1, &c->layers));
     SPW_TRY(read_size(s, "num_attention_heads", 1, &c->heads));
@@ -798,11 +605,12 @@ read_llama(const source *s, spw_model_config *c)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
                      json_object_get(s->object, "num_attention_heads"));
     SPW_TRY(read_real(s, "rms_norm_eps", &c->norm_eps));
+    SPW_TRY(spw__hf_read_latent(s, c));
     SPW_TRY(read_rope(s, c));
     SPW_TRY(read_no_rope(s, c));
     SPW_TRY(read_window(s, c));
-    SPW_TRY(read_experts(s, c));
-    if (biases || qwen3 || olmo || gemma || gpt_oss || glm)
+    SPW_TRY(spw__hf_read_experts(s, c));
+    if (biases || qwen3 || olmo || gemma || gpt_oss || glm || latent)
         SPW_TRY(read_bool(s, "attention_bias", &bias));
     else
         SPW_TRY(must_be(s, "attention_bias", false));
@@ -891,7 +699,8 @@ read_family(const source *s, spw_family *out)
     if (type == NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
-                         "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss or glm4_moe)",
+                         "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
+                         "deepseek_v3 or glm4_moe_lite)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);

@@ -33,7 +33,15 @@ yarn_object(const spw_model_config *c)
     json_t *o = json_pack("{s:s, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", c->rope_factor, "beta_slow",
                           c->rope_low, "beta_fast", c->rope_high, "truncate", c->rope_truncate,
                           "original_max_position_embeddings", (json_int_t)c->rope_positions);
-    if (c->rope_attention != spw__hf_yarn_attention(c->rope_factor, 1))
+    double attention = spw__hf_yarn_attention(c->rope_factor, 1);
+    if (c->rope_mscale > 0)
+        json_object_set_new(o, "mscale", json_real(c->rope_mscale));
+    if (c->rope_all_dim > 0)
+        json_object_set_new(o, "mscale_all_dim", json_real(c->rope_all_dim));
+    if (c->rope_mscale > 0 && c->rope_all_dim > 0)
+        attention = spw__hf_yarn_attention(c->rope_factor, c->rope_mscale) /
+                    spw__hf_yarn_attention(c->rope_factor, c->rope_all_dim);
+    if (c->rope_attention != attention)
         json_object_set_new(o, "attention_factor", json_real(c->rope_attention));
     return o;
 }
@@ -136,7 +144,31 @@ write_gpt_oss(json_t *o, const spw_model_config *c)
 }
 
 static void
-write_glm(json_t *o, const spw_model_config *c)
+write_latent(json_t *o, const spw_model_config *c)
+{
+    bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2;
+    json_t *types = json_array();
+    set_size(o, "kv_lora_rank", c->kv_rank);
+    json_object_set_new(o, "q_lora_rank", c->q_rank > 0 ? json_integer((json_int_t)c->q_rank) : json_null());
+    set_size(o, "qk_nope_head_dim", c->head_dim - c->rope_dim);
+    set_size(o, "qk_rope_head_dim", c->rope_dim);
+    set_size(o, "v_head_dim", spw_model_value_dim(c));
+    if (!v2)
+        json_object_set_new(o, "rope_interleave", json_boolean(c->rope_paired));
+    json_object_set_new(o, "scoring_func", json_string(v2 ? "softmax" : "sigmoid"));
+    json_object_set_new(o, "topk_method",
+                        json_string(!v2             ? "noaux_tc"
+                                    : c->groups > 0 ? "group_limited_greedy"
+                                                    : "greedy"));
+    for (uint64_t l = 0; l < c->layers; l++)
+        json_array_append_new(types, json_string(spw_model_experts(c, l) > 0 ? "sparse" : "dense"));
+    if (c->family == SPW_FAMILY_GLM4_LITE)
+        json_object_set(o, "mlp_layer_types", types);
+    json_decref(types);
+}
+
+static void
+write_shared_experts(json_t *o, const spw_model_config *c)
 {
     set_size(o, "n_routed_experts", c->experts);
     set_size(o, "n_shared_experts", c->shared_width / c->mlp_width);
@@ -148,7 +180,8 @@ write_glm(json_t *o, const spw_model_config *c)
     json_object_set_new(o, "norm_topk_prob", json_boolean(c->sum_to_one));
     json_object_set_new(o, "routed_scaling_factor", json_real(c->choice_scale > 0 ? c->choice_scale : 1));
     set_size(o, "num_nextn_predict_layers", 0);
-    json_object_set_new(o, "use_qk_norm", json_boolean(c->qk_norm));
+    if (c->family == SPW_FAMILY_GLM4_MOE)
+        json_object_set_new(o, "use_qk_norm", json_boolean(c->qk_norm));
 }
 
 /* Those that have none whatever the step says. */
@@ -169,7 +202,8 @@ write_llama(json_t *o, const spw_model_config *c)
     set_size(o, "num_hidden_layers", c->layers);
     set_size(o, "num_attention_heads", c->heads);
     set_size(o, "num_key_value_heads", c->kv_heads);
-    set_size(o, "head_dim", c->head_dim);
+    if (c->kv_rank == 0)
+        set_size(o, "head_dim", c->head_dim);
     set_size(o, "intermediate_size", c->dense_width > 0 ? c->dense_width : c->mlp_width);
     set_size(o, "max_position_embeddings", c->positions);
     if (spw__hf_is_gemma(c->family))
@@ -188,8 +222,10 @@ write_llama(json_t *o, const spw_model_config *c)
         write_gpt_oss(o, c);
     if (biases || c->qk_norm || spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
-    if (c->family == SPW_FAMILY_GLM4_MOE) {
-        write_glm(o, c);
+    if (c->kv_rank > 0)
+        write_latent(o, c);
+    if (c->family == SPW_FAMILY_GLM4_MOE || c->kv_rank > 0) {
+        write_shared_experts(o, c);
         json_object_set_new(o, "attention_bias", json_boolean(c->qkv_bias));
         return;
     }

@@ -6,8 +6,9 @@
 #include <math.h>
 
 static const char *const family_names[SPW_FAMILY_COUNT] = {
-    "gpt2",    "llama",     "mistral", "qwen2",       "qwen3",  "mixtral", "qwen3_moe", "phi3",
-    "smollm3", "qwen2_moe", "olmo2",   "gemma3_text", "gemma2", "gpt_oss", "glm4_moe",  "custom"};
+    "gpt2",     "llama",       "mistral",     "qwen2",         "qwen3",       "mixtral", "qwen3_moe",
+    "phi3",     "smollm3",     "qwen2_moe",   "olmo2",         "gemma3_text", "gemma2",  "gpt_oss",
+    "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "custom"};
 
 const char *
 spw_family_name(spw_family family)
@@ -35,8 +36,27 @@ spw_model_window(const spw_model_config *c, uint64_t layer_idx)
 }
 
 uint64_t
+spw_model_value_dim(const spw_model_config *c)
+{
+    return c->value_dim > 0 ? c->value_dim : c->head_dim;
+}
+
+float
+spw_model_score_scale(const spw_model_config *c)
+{
+    double all = 1;
+    if (c->rope == SPW_ROPE_YARN && c->rope_all_dim > 0 && c->rope_factor > 1)
+        all = 0.1 * c->rope_all_dim * log(c->rope_factor) + 1;
+    if (all != 1)
+        return (float)(all * all / sqrt((double)c->head_dim));
+    return 1.0f / sqrtf((float)(c->query_scalar > 0 ? c->query_scalar : c->head_dim));
+}
+
+uint64_t
 spw_model_rope_width(const spw_model_config *c)
 {
+    if (c->rope_dim > 0)
+        return c->rope_dim;
     return c->rope_part > 0 ? (uint64_t)((double)c->head_dim * c->rope_part) : c->head_dim;
 }
 

@@ -2,11 +2,12 @@
  * Llama and its relatives: RMSNorm, rotary positions, grouped heads, SwiGLU, linear weights (out, in). What sets Mistral (a
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
- * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases) and GLM-4.5 (layers without
- * experts first, choices by sigmoids) apart are flags of the configuration, not functions.
+ * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases), GLM-4.5 (layers without
+ * experts first, choices by sigmoids) and DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
- * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925).
+ * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
+ * 2412.19437).
  */
 #include "nn_internal.h"
 #include <math.h>
@@ -153,6 +154,35 @@ before_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_v
     out[2] = linear(call, at, h, c->qkv_bias);
 }
 
+/* By the class's default, whatever the other norms have. */
+static spw_value *
+latent_norm(const spw_call *call, uint32_t *at, spw_value *x)
+{
+    return spw_nn_rmsnorm(call->tape, x, call->params[(*at)++], 1e-6f);
+}
+
+/* Queries, keys, and the matrix where a head's values lie behind what its keys have of their own. */
+static void
+before_latent_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    uint64_t T = call->batch->positions, R = c->rope_dim, N = c->head_dim - R;
+    spw_tape *t = call->tape;
+    spw_value *h = norm(call, at, in[0]), *q = h, *kv;
+    if (c->q_rank > 0)
+        q = latent_norm(call, at, linear(call, at, h, c->qkv_bias));
+    spw_nn_into(t, 0);
+    q = linear(call, at, q, false);
+    out[0] = spw_nn_rope_part(t, q, N, call->cos_sin, T, c->heads, c->head_dim, R, c->rope_paired);
+    kv = linear(call, at, h, c->qkv_bias);
+    kv = spw_nn_rope_part(t, kv, c->kv_rank, call->cos_sin, T, 1, R, R, c->rope_paired);
+    h = latent_norm(call, at, spw_nn_columns(t, kv, 0, c->kv_rank));
+    spw_nn_into(t, 2);
+    out[2] = linear(call, at, h, false);
+    spw_nn_into(t, 1);
+    out[1] = spw_nn_keys(t, out[2], kv, c->kv_rank, c->heads, N, R);
+}
+
 /* Of the block's input and what attention gives. */
 static void
 after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
@@ -180,15 +210,23 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                                  .Hq = c->heads,
                                  .Hk = c->kv_heads,
                                  .D = c->head_dim,
-                                 .scale = 1.0f / sqrtf((float)(c->query_scalar > 0 ? c->query_scalar : c->head_dim)),
+                                 .Dv = spw_model_value_dim(c),
+                                 .scale = spw_model_score_scale(c),
                                  .window = spw_model_window(c, call->block->layer_idx),
                                  .begins = call->batch->begins,
                                  .ends = call->batch->ends,
                                  .cap = (float)c->score_cap};
     uint64_t Q = c->packed ? c->heads * c->head_dim : 0, KV = c->packed ? c->kv_heads * c->head_dim : 0;
+    uint64_t N = c->head_dim - c->rope_dim;
     uint32_t at = 0;
     spw_value *qkv[3], *h, *y, *sinks;
-    spw_nn_rows(call, &at, before_attention, (spw_value *[]){x}, 1, qkv, c->packed ? 1 : 3);
+    if (c->kv_rank > 0) {
+        Q = 0;
+        KV = N; /* where values begin */
+        shape.v_head = N + shape.Dv;
+    }
+    spw_nn_rows(call, &at, c->kv_rank > 0 ? before_latent_attention : before_attention, (spw_value *[]){x}, 1, qkv,
+                c->packed ? 1 : 3);
     sinks = c->sinks ? call->params[at++] : NULL;
     h = spw_nn_attention(call->tape, qkv[0], 0, qkv[c->packed ? 0 : 1], Q, qkv[c->packed ? 0 : 2], Q + KV, sinks,
                          &shape);
@@ -314,10 +352,31 @@ own_norm(spw_model *m, spw_block *b, const char *prefix, const char *name, uint6
 }
 
 static void
+own_latent(spw_model *m, spw_block *b, const char *prefix)
+{
+    const spw_model_config *c = &m->config;
+    uint64_t H = c->width, Q = c->heads * c->head_dim, own = c->head_dim - c->rope_dim + spw_model_value_dim(c);
+    if (c->q_rank > 0) {
+        own_linear(m, b, prefix, "self_attn.q_a_proj", c->q_rank, H, c->qkv_bias);
+        own_norm(m, b, prefix, "self_attn.q_a_layernorm", c->q_rank);
+        own_linear(m, b, prefix, "self_attn.q_b_proj", Q, c->q_rank, false);
+    } else {
+        own_linear(m, b, prefix, "self_attn.q_proj", Q, H, false);
+    }
+    own_linear(m, b, prefix, "self_attn.kv_a_proj_with_mqa", c->kv_rank + c->rope_dim, H, c->qkv_bias);
+    own_norm(m, b, prefix, "self_attn.kv_a_layernorm", c->kv_rank);
+    own_linear(m, b, prefix, "self_attn.kv_b_proj", c->heads * own, c->kv_rank, false);
+}
+
+static void
 own_qkv(spw_model *m, spw_block *b, const char *prefix)
 {
     const spw_model_config *c = &m->config;
     uint64_t H = c->width, D = c->head_dim, Q = c->heads * D, KV = c->kv_heads * D;
+    if (c->kv_rank > 0) {
+        own_latent(m, b, prefix);
+        return;
+    }
     if (c->packed) {
         own_linear(m, b, prefix, "self_attn.qkv_proj", Q + 2 * KV, H, c->qkv_bias);
         return;
@@ -351,7 +410,7 @@ spw__nn_build_llama(spw_model *m)
         if (before)
             own_norm(m, b, h, "input_layernorm", H);
         own_qkv(m, b, h);
-        own_linear(m, b, h, "self_attn.o_proj", H, c->heads * c->head_dim, c->out_bias);
+        own_linear(m, b, h, "self_attn.o_proj", H, c->heads * spw_model_value_dim(c), c->out_bias);
         own_norm(m, b, h, "post_attention_layernorm", H); /* of what the MLP reads where no norm is after attention */
         if (before && after)
             own_norm(m, b, h, "pre_feedforward_layernorm", H);

@@ -137,7 +137,19 @@ check(const spw_model_config *c, spw_error *err)
     if (c->family == SPW_FAMILY_GPT2 && c->heads * c->head_dim != c->width)
         return SPW_RAISE(err, SPW_ECONFIG, "model: n_embd %llu is not a multiple of n_head %llu",
                          (unsigned long long)c->width, (unsigned long long)c->heads);
-    if (c->family != SPW_FAMILY_GPT2 && c->head_dim % 2 != 0)
+    if (c->kv_rank > 0 &&
+        (c->rope_dim == 0 || c->rope_dim % 2 != 0 || c->rope_dim >= c->head_dim || c->kv_heads != c->heads))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "model: %llu of a head's %llu elements are turned, and %llu heads have keys of %llu; of latent attention "
+            "it must be an even number below all, and each head has keys of its own",
+            (unsigned long long)c->rope_dim, (unsigned long long)c->head_dim, (unsigned long long)c->heads,
+            (unsigned long long)c->kv_heads);
+    if (spw_model_value_dim(c) > c->head_dim)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "model: a head's values have %llu elements, its keys %llu; not supported yet",
+                         (unsigned long long)c->value_dim, (unsigned long long)c->head_dim);
+    if (c->family != SPW_FAMILY_GPT2 && c->kv_rank == 0 && c->head_dim % 2 != 0)
         return SPW_RAISE(err, SPW_ECONFIG, "model: head_dim %llu is odd, rope needs an even one",
                          (unsigned long long)c->head_dim);
     if (c->experts > SPW_EXPERTS_MAX || c->choices > SPW_CHOICES_MAX || c->choices > c->experts ||

@@ -132,7 +132,22 @@ spw_value *spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, floa
 /* Rotates the first R elements of each head of D in place; x must have no other user. cos_sin (T, R) on the device. */
 spw_value *
 spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R);
-/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL. */
+/* The same of heads that begin at column col. neighbors: elements 2j and 2j + 1 are a pair. */
+spw_value *spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads,
+                            uint64_t D, uint64_t R, bool neighbors);
+/*
+ * What latent attention cuts values into and makes keys of. Backward writes the gradients of the columns that they read and adds to nothing:
+ * of a value that one of them reads, they and attention together read each column once, and nothing else reads any.
+ *   spw_nn_columns  (rows, count): columns [first, first + count) of x
+ *   spw_nn_keys     (rows, heads (N + R)): each head has the first N columns of its own, of own's columns over heads each, and behind them
+ *                   shared's R columns from col on, whose gradient is the heads' sum in fp32
+ * Source  DeepSeek-AI 2024 (2405.04434, 2.1)
+ */
+spw_value *spw_nn_columns(spw_tape *t, spw_value *x, uint64_t first, uint64_t count);
+spw_value *
+spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R);
+/* q, k, v start at columns of values with the given strides; packed qkv is the same value three times. sinks (1, Hq): a parameter, or NULL.
+ * shape's strides are the values'; its v_head counts. */
 spw_value *spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v,
                             uint64_t v_col, spw_value *sinks, const spw_attention_shape *shape);
 spw_value *spw_nn_gelu(spw_tape *t, spw_value *x);
@@ -258,6 +273,9 @@ typedef enum spw_family {
     SPW_FAMILY_GEMMA2,
     SPW_FAMILY_GPT_OSS,
     SPW_FAMILY_GLM4_MOE,
+    SPW_FAMILY_DEEPSEEK_V2,
+    SPW_FAMILY_DEEPSEEK_V3,
+    SPW_FAMILY_GLM4_LITE,
     SPW_FAMILY_CUSTOM,
     SPW_FAMILY_COUNT
 } spw_family;
@@ -281,6 +299,13 @@ typedef struct spw_model_config {
     bool qkv_bias, out_bias, mlp_bias; /* of q, k and v; of the projection after attention; of the three in the MLP */
     bool qk_norm;                      /* RMSNorm over each head of q and k, before rope */
     bool qk_norm_whole;                /* and over all heads together */
+    /*
+     * Latent attention: keys and values are made of kv_rank numbers of a row, but for rope_dim of each key, which all heads share; queries of
+     * q_rank numbers, or of the row. Only the last rope_dim of head_dim elements are turned.
+     */
+    uint64_t kv_rank, q_rank, rope_dim; /* kv_rank 0: keys and values of the row; q_rank 0: queries of the row */
+    uint64_t value_dim;                 /* of a head's values; 0: head_dim */
+    bool rope_paired;                   /* pairs that are turned are neighbors */
     bool packed; /* q, k and v are one matrix, and gate and up of the MLP; then neither qk_norm nor experts */
     spw_norms norms;
     bool norms_from_one;         /* norms multiply by 1 + w */
@@ -308,6 +333,7 @@ typedef struct spw_model_config {
     double rope_factor, rope_low, rope_high; /* factor; low_freq_factor, high_freq_factor, or beta_slow, beta_fast */
     uint64_t rope_positions;                 /* original_max_position_embeddings */
     uint64_t rope_skip_every;                /* the last of each so many layers does without; 0: all have it */
+    double rope_mscale, rope_all_dim;        /* yarn of latent attention, whose scores the latter enlarges; 0: none */
     double rope_attention;                   /* yarn, long: cos and sin are so many times as large */
     bool rope_truncate;                      /* yarn */
     double rope_part;                        /* of each head's elements, the first, that are turned; 0: all are */
@@ -389,6 +415,10 @@ void spw_terms_sum(float *sums, const float *terms, uint64_t count);
 bool spw_model_has_rope(const spw_model_config *config, uint64_t layer_idx);
 /* How many keys a row of this layer reads at most; 0: all before it. */
 uint64_t spw_model_window(const spw_model_config *config, uint64_t layer_idx);
+/* Elements of a head's values. */
+uint64_t spw_model_value_dim(const spw_model_config *config);
+/* What the products of queries and keys are multiplied by. Source of the factor for longer texts: Peng et al. 2023 (2309.00071, 3.4). */
+float spw_model_score_scale(const spw_model_config *config);
 /* How many elements of a head are turned. */
 uint64_t spw_model_rope_width(const spw_model_config *config);
 /* How many rope tables the model's layers take, and which one this layer does. */

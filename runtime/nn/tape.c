@@ -404,26 +404,81 @@ spw_nn_rmsnorm_from_one(spw_tape *t, spw_value *x, spw_value *g, float eps)
 }
 
 spw_value *
-spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
+spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D,
+                 uint64_t R, bool neighbors)
 {
     spw_value *y;
     spw__op *o;
-    if (x == NULL || x->cols < heads * D || R % 2 != 0 || R > D)
+    act *at;
+    if (x == NULL || heads == 0 || x->cols < col + (heads - 1) * D + R || R % 2 != 0 || R > D)
         return spw__tape_fail(t);
     y = spw__tape_value(t, x->rows, x->cols, x->data);
     if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
         return spw__tape_fail(t);
     y->there = x->there;
     cos_sin = cos_sin == NULL ? NULL : cos_sin + t->first_row % T * R;
+    at = spw__tape_at_col(t, y->data, col);
     if (spw__tape_computes(t) && !y->there && t->places != NULL)
-        spw_gpu_rope_at(t->queue, y->data, x->cols, cos_sin, t->places, x->rows, heads, D, R);
+        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, t->places, x->rows, heads, D, R, neighbors);
     else if (spw__tape_computes(t) && !y->there)
-        spw_gpu_rope(t->queue, y->data, x->cols, cos_sin, x->rows, T, heads, D, R, 1);
+        spw_gpu_rope(t->queue, at, x->cols, cos_sin, x->rows, T, heads, D, R, neighbors, 1);
     o->in[0] = x;
     o->cos_sin = cos_sin;
     o->T = T;
     o->heads = heads;
     o->D = D;
+    o->R = R;
+    o->col[0] = col;
+    o->neighbors = neighbors;
+    return y;
+}
+
+spw_value *
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
+{
+    return spw_nn_rope_part(t, x, 0, cos_sin, T, heads, D, R, false);
+}
+
+spw_value *
+spw_nn_columns(spw_tape *t, spw_value *x, uint64_t first, uint64_t count)
+{
+    spw_value *y;
+    spw__op *o;
+    if (x == NULL || count == 0 || first + count > x->cols)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, count, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_COLUMNS, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && !y->there)
+        spw_gpu_copy_heads(t->queue, y->data, count, count, spw__tape_at_col(t, x->data, first), x->cols, 0, x->rows, 1,
+                           count);
+    o->in[0] = x;
+    o->col[0] = first;
+    return y;
+}
+
+spw_value *
+spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R)
+{
+    spw_value *y;
+    spw__op *o;
+    if (own == NULL || shared == NULL || heads == 0 || own->cols % heads != 0 || own->cols / heads < N ||
+        col + R > shared->cols || own->rows != shared->rows)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, own->rows, heads * (N + R), NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_KEYS, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && !y->there) {
+        spw_gpu_copy_heads(t->queue, y->data, y->cols, N + R, own->data, own->cols, own->cols / heads, own->rows, heads,
+                           N);
+        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, y->data, N), y->cols, N + R,
+                           spw__tape_at_col(t, shared->data, col), shared->cols, 0, own->rows, heads, R);
+    }
+    o->in[0] = own;
+    o->in[1] = shared;
+    o->col[1] = col;
+    o->heads = heads;
+    o->D = N;
     o->R = R;
     return y;
 }
@@ -432,24 +487,26 @@ spw_value *
 spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
                  spw_value *sinks, const spw_attention_shape *shape)
 {
-    uint64_t rows = shape->B * shape->T;
+    uint64_t rows = shape->B * shape->T, Dv = shape->Dv > 0 ? shape->Dv : shape->D;
+    uint64_t v_head = shape->v_head > 0 ? shape->v_head : Dv;
     spw_value *y;
     float *lse;
     spw__op *o;
     if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
         q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
-        v_col + shape->Hk * shape->D > v->cols || k->cols != v->cols || (sinks != NULL && sinks->cols != shape->Hq))
+        v_col + (shape->Hk - 1) * v_head + Dv > v->cols || Dv > shape->D || (sinks != NULL && sinks->cols != shape->Hq))
         return spw__tape_fail(t);
     if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
         return spw__tape_fail(t);
     t->cache_taken = true;
-    y = spw__tape_value(t, rows, shape->Hq * shape->D, NULL);
+    y = spw__tape_value(t, rows, shape->Hq * Dv, NULL);
     lse = spw__tape_take(t, rows * shape->Hq * sizeof(float));
     if (y == NULL || lse == NULL || (o = spw__tape_op(t, T_ATTENTION, y)) == NULL)
         return spw__tape_fail(t);
     o->shape = *shape;
     o->shape.q_stride = q->cols;
     o->shape.kv_stride = k->cols;
+    o->shape.v_stride = v->cols;
     o->shape.sinks = sinks != NULL ? sinks->data : NULL;
     if (spw__tape_computes(t) && t->cache != NULL)
         spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, q->data, q_col),
@@ -825,6 +882,20 @@ prepare_gate_mul(spw_tape *t, spw__op *o)
 }
 
 static void
+keys_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out, *own = o->in[0], *shared = o->in[1];
+    uint64_t N = o->D, R = o->R;
+    unsigned written = 0; /* by those who read the other columns */
+    act *d = spw__tape_grad(t, o->in[0], 1, &written), *dshared = spw__tape_grad(t, o->in[1], 1, &written);
+    if (!t->dry && d != NULL)
+        spw_gpu_copy_heads(t->queue, d, own->cols, own->cols / o->heads, y->grad, y->cols, N + R, y->rows, o->heads, N);
+    if (!t->dry && dshared != NULL)
+        spw_gpu_sum_heads(t->queue, spw__tape_at_col(t, dshared, o->col[1]), shared->cols,
+                          spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
+}
+
+static void
 add_gated_backward(spw_tape *t, spw__op *o)
 {
     spw_value *y = o->out, *x = o->in[1], *gate = o->in[2];
@@ -867,9 +938,17 @@ backward_op(spw_tape *t, spw__op *o)
         return;
     case T_ROPE:
         if (!t->dry)
-            spw_gpu_rope(q, y->grad, y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D, o->R, -1);
+            spw_gpu_rope(q, spw__tape_at_col(t, y->grad, o->col[0]), y->cols, o->cos_sin, y->rows, o->T, o->heads, o->D,
+                         o->R, o->neighbors, -1);
         share_grad(x, y);
         return;
+    case T_COLUMNS:
+        dx = spw__tape_grad(t, x, 1, &flags);
+        if (!t->dry && dx != NULL)
+            spw_gpu_copy_heads(q, spw__tape_at_col(t, dx, o->col[0]), x->cols, 0, y->grad, y->cols, 0, y->rows, 1,
+                               y->cols);
+        return;
+    case T_KEYS: keys_backward(t, o); return;
     case T_ATTENTION: {
         act *d[3];
         for (int i = 0; i < 3; i++) {

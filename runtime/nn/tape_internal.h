@@ -12,6 +12,8 @@ typedef enum spw__op_kind {
     T_LAYERNORM,
     T_RMSNORM,
     T_ROPE,
+    T_COLUMNS,
+    T_KEYS,
     T_ATTENTION,
     T_GELU,
     T_GATE_MUL,
@@ -49,6 +51,7 @@ typedef struct spw__op {
     float *saved[2]; /* mean and rstd, or log-sum-exp */
     const float *cos_sin;
     uint64_t T, heads, D, R, col[3];
+    bool neighbors;
     spw_attention_shape shape;
     spw_value **each, **each_bias; /* by expert */
     act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */

@@ -1,0 +1,231 @@
+/*
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek and GLM, and of latent attention.
+ */
+#include "hf_source.h"
+
+static spw_status
+check_router_logits(const source *s)
+{
+    if (json_is_true(get(s, "output_router_logits")))
+        return say(s, "not supported yet: ", "output_router_logits", " ", get(s, "output_router_logits"),
+                   ": spillway.router_balance is the loss that spreads tokens over experts; set it to false");
+    return must_be(s, "output_router_logits", false);
+}
+
+static bool
+is_listed(const json_t *list, uint64_t l)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        if (json_is_integer(v) && json_integer_value(v) == (json_int_t)l)
+            return true;
+    }
+    return false;
+}
+
+/* Qwen's layers without experts: those of a list, which must be the first ones here, and all but each so many-th. */
+static spw_status
+read_dense_layers(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "mlp_only_layers");
+    uint64_t step = 1;
+    SPW_TRY(read_size(s, "decoder_sparse_step", 1, &step));
+    if (list != NULL && !json_is_array(list))
+        return wrong(s, "mlp_only_layers", "a list of layers", list);
+    c->sparse_every = step > 1 ? step : 0;
+    while (c->dense_first < c->layers && is_listed(list, c->dense_first))
+        c->dense_first++;
+    for (uint64_t l = 0; l < c->layers; l++) {
+        if ((spw_model_experts(c, l) == 0) != (is_listed(list, l) || (l + 1) % step != 0))
+            return refuse(s, "mlp_only_layers", list);
+    }
+    if (c->dense_first == 0 && step == 1)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
+static spw_status
+read_qwen_experts(const source *s, spw_model_config *c)
+{
+    bool with_shared = c->family == SPW_FAMILY_QWEN2_MOE;
+    c->experts = with_shared ? 60 : 128; /* the classes' defaults */
+    c->choices = with_shared ? 4 : 8;
+    c->mlp_width = with_shared ? 1408 : 768;
+    c->shared_width = with_shared ? 5632 : 0;
+    c->shared_gated = with_shared;
+    SPW_TRY(read_size(s, get(s, "num_local_experts") != NULL && !with_shared ? "num_local_experts" : "num_experts", 1,
+                      &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    if (with_shared)
+        SPW_TRY(read_size(s, "shared_expert_intermediate_size", 1, &c->shared_width));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    return read_dense_layers(s, c);
+}
+
+/* A word that says what a family does anyway. */
+static spw_status
+must_say(const source *s, const char *key, const char *want)
+{
+    const json_t *v = get(s, key);
+    const char *text = json_string_value(v);
+    return v == NULL || (text != NULL && strcmp(text, want) == 0) ? SPW_OK : refuse(s, key, v);
+}
+
+/* DeepSeek-V2's, which go by the softmax, and have groups where the method says so. */
+static spw_status
+read_method(const source *s, spw_model_config *c)
+{
+    const char *method = json_string_value(get(s, "topk_method"));
+    uint64_t every = 1;
+    bool v2 = c->family == SPW_FAMILY_DEEPSEEK_V2,
+         limited = method != NULL && strcmp(method, "group_limited_greedy") == 0;
+    if (!spw__hf_is_latent(c->family))
+        return SPW_OK;
+    SPW_TRY(read_size(s, "moe_layer_freq", 1, &every));
+    if (every != 1)
+        return refuse(s, "moe_layer_freq", get(s, "moe_layer_freq"));
+    SPW_TRY(must_say(s, "scoring_func", v2 ? "softmax" : "sigmoid"));
+    if (v2 && !limited)
+        c->groups = c->group_choices = 1;
+    if (v2) /* its class does not look at it, others do */
+        SPW_TRY(must_be(s, "norm_topk_prob", false));
+    return v2 && limited ? SPW_OK : must_say(s, "topk_method", v2 ? "greedy" : "noaux_tc");
+}
+
+/* GLM-4.7-Flash's layers without experts, which must be the first ones here, whatever else is said. */
+static spw_status
+read_mlp_types(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "mlp_layer_types"), *said = get(s, "first_k_dense_replace");
+    if (c->family != SPW_FAMILY_GLM4_LITE)
+        return SPW_OK;
+    c->dense_first = list == NULL ? 1 : 0;
+    if (list != NULL && (!json_is_array(list) || json_array_size(list) != c->layers))
+        return wrong(s, "mlp_layer_types", "a list with one entry for each layer", list);
+    for (size_t l = 0; l < json_array_size(list); l++) {
+        const char *text = json_string_value(json_array_get(list, l));
+        bool dense = text != NULL && strcmp(text, "dense") == 0;
+        if (text == NULL || (!dense && strcmp(text, "sparse") != 0) || (dense && c->dense_first < l))
+            return refuse(s, "mlp_layer_types", list);
+        c->dense_first += dense;
+    }
+    return said == NULL || json_number_value(said) == (double)c->dense_first
+               ? SPW_OK
+               : wrong(s, "first_k_dense_replace", "what mlp_layer_types says, or its default of 1", said);
+}
+
+/* The classes' defaults. */
+static const struct shared_experts {
+    spw_family family;
+    uint64_t experts, choices, width, shared, dense_first, groups, group_choices;
+    double scale;
+    uint64_t q_rank, own, values; /* of latent attention */
+} shared_experts[] = {
+    {SPW_FAMILY_GLM4_MOE, 128, 8, 1408, 1, 1, 1, 1, 1, 0, 0, 0},
+    {SPW_FAMILY_DEEPSEEK_V2, 64, 0, 1407, 2, 0, 1, 1, 1, 1536, 128, 128},
+    {SPW_FAMILY_DEEPSEEK_V3, 256, 8, 2048, 1, 3, 8, 4, 2.5, 1536, 128, 128},
+    {SPW_FAMILY_GLM4_LITE, 64, 4, 1536, 1, 1, 1, 1, 1.8, 768, 192, 256},
+};
+
+static const struct shared_experts *
+defaults_of(spw_family family)
+{
+    size_t i = 0;
+    while (shared_experts[i].family != family)
+        i++;
+    return &shared_experts[i];
+}
+
+static spw_status
+read_shared_experts(const source *s, spw_model_config *c)
+{
+    const struct shared_experts *d = defaults_of(c->family);
+    uint64_t shared = d->shared;
+    c->experts = d->experts;
+    c->choices = d->choices;
+    c->mlp_width = d->width;
+    c->sigmoid = c->sum_to_one = c->family != SPW_FAMILY_DEEPSEEK_V2;
+    c->dense_first = d->dense_first;
+    c->groups = d->groups;
+    c->group_choices = d->group_choices;
+    c->choice_scale = d->scale;
+    SPW_TRY(read_size(s, "n_routed_experts", 1, &c->experts));
+    SPW_TRY(read_size(s, "moe_intermediate_size", 1, &c->mlp_width));
+    SPW_TRY(read_size(s, "n_shared_experts", 1, &shared));
+    SPW_TRY(read_size(s, "first_k_dense_replace", 0, &c->dense_first));
+    SPW_TRY(read_size(s, "n_group", 1, &c->groups));
+    SPW_TRY(read_size(s, "topk_group", 1, &c->group_choices));
+    SPW_TRY(read_bool(s, "norm_topk_prob", &c->sum_to_one));
+    SPW_TRY(read_real(s, "routed_scaling_factor", &c->choice_scale));
+    if (!(c->choice_scale > 0))
+        return wrong(s, "routed_scaling_factor", "number above 0", get(s, "routed_scaling_factor"));
+    SPW_TRY(read_method(s, c));
+    SPW_TRY(read_mlp_types(s, c));
+    c->shared_width = shared * c->mlp_width;
+    if (c->groups == 1)
+        c->groups = c->group_choices = 0;
+    if (c->dense_first == 0)
+        c->dense_width = 0;
+    return SPW_OK;
+}
+
+/* A null q_lora_rank is none. Keys' sizes are the sum of what a head has of its own and what all share. */
+spw_status
+spw__hf_read_latent(const source *s, spw_model_config *c)
+{
+    const struct shared_experts *d;
+    uint64_t own;
+    if (!spw__hf_is_latent(c->family))
+        return SPW_OK;
+    d = defaults_of(c->family);
+    own = d->own;
+    c->kv_rank = 512;
+    c->rope_dim = 64;
+    c->q_rank = json_object_get(s->object, "q_lora_rank") == NULL ? d->q_rank : 0;
+    c->value_dim = d->values;
+    c->rope_paired = true;
+    SPW_TRY(read_size(s, "kv_lora_rank", 1, &c->kv_rank));
+    SPW_TRY(read_size(s, "q_lora_rank", 1, &c->q_rank));
+    SPW_TRY(read_size(s, "qk_nope_head_dim", 1, &own));
+    SPW_TRY(read_size(s, "qk_rope_head_dim", 2, &c->rope_dim));
+    SPW_TRY(read_size(s, "v_head_dim", 1, &c->value_dim));
+    SPW_TRY(read_bool(s, "rope_interleave", &c->rope_paired));
+    if (c->family == SPW_FAMILY_DEEPSEEK_V2) /* whose class has no other */
+        SPW_TRY(must_be(s, "rope_interleave", true));
+    if (get(s, "head_dim") != NULL && c->head_dim != c->rope_dim)
+        return wrong(s, "head_dim", "the same as qk_rope_head_dim", get(s, "head_dim"));
+    if (c->kv_heads != c->heads)
+        return wrong(s, "num_key_value_heads", "the same as num_attention_heads", get(s, "num_key_value_heads"));
+    c->head_dim = own + c->rope_dim;
+    return SPW_OK;
+}
+
+/* mlp_width is an expert's, dense_width that of layers without. */
+spw_status
+spw__hf_read_experts(const source *s, spw_model_config *c)
+{
+    bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, mixtral = c->family == SPW_FAMILY_MIXTRAL;
+    bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
+    double jitter = 0;
+    bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
+    if (!mixtral && !qwen && !gpt_oss && !shared)
+        return SPW_OK;
+    SPW_TRY(check_router_logits(s));
+    c->dense_width = c->mlp_width;
+    if (qwen) {
+        SPW_TRY(read_qwen_experts(s, c));
+    } else if (shared) {
+        SPW_TRY(read_shared_experts(s, c));
+    } else {
+        c->experts = gpt_oss ? 128 : 8;
+        c->choices = gpt_oss ? 4 : 2;
+        c->sum_to_one = true;
+        c->dense_width = 0;
+        SPW_TRY(
+            read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
+    }
+    SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
+    if (mixtral)
+        SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
+    return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
+}

@@ -1,0 +1,114 @@
+/*
+ * Values of a config.json by their keys, and how messages call them. What reads a key that is missing or null leaves its result as it is.
+ */
+#ifndef SPW_HF_SOURCE_H
+#define SPW_HF_SOURCE_H
+
+#include "files_internal.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An object that is read, and how messages call it. */
+typedef struct source {
+    const json_t *object;
+    const char *name; /* of the file */
+    char prefix[64];  /* of its keys: "", "model.", "rope_scaling." */
+    spw_error *err;
+    bool axes;    /* of a Qwen-VL, whose positions have three, alike where there is text alone */
+    bool qwen_vl; /* and of these of a Qwen2-VL or 2.5-VL */
+} source;
+
+/* NULL for a key that is not there or null. */
+static inline const json_t *
+get(const source *s, const char *key)
+{
+    const json_t *v = json_object_get(s->object, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+static inline spw_status
+say(const source *s, const char *before, const char *key, const char *after, const json_t *v, const char *advice)
+{
+    char *text = v == NULL ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    spw_status st = SPW_RAISE(s->err, SPW_ECONFIG, "%s: %s%s%s%s%.100s%s", s->name, before, s->prefix, key, after,
+                              text != NULL ? text : "nothing", advice);
+    free(text);
+    return st;
+}
+
+static inline spw_status
+refuse(const source *s, const char *key, const json_t *v)
+{
+    return say(s, "not supported yet: ", key, " ", v, "");
+}
+
+static inline spw_status
+wrong(const source *s, const char *key, const char *expected, const json_t *v)
+{
+    char after[160];
+    snprintf(after, sizeof after, ": expected %s, got ", expected);
+    return say(s, "", key, after, v, "");
+}
+
+/* *out stays as it is where the key is missing or null. */
+static inline spw_status
+read_size(const source *s, const char *key, uint64_t min, uint64_t *out)
+{
+    const json_t *v = get(s, key);
+    double x = json_number_value(v);
+    char expected[64];
+    if (v == NULL)
+        return SPW_OK;
+    snprintf(expected, sizeof expected, "integer in [%llu, 2147483648]", (unsigned long long)min);
+    if (!json_is_number(v) || !(x >= (double)min && x <= 2147483648.0) || x != floor(x))
+        return wrong(s, key, expected, v);
+    *out = (uint64_t)x;
+    return SPW_OK;
+}
+
+static inline spw_status
+read_real(const source *s, const char *key, double *out)
+{
+    const json_t *v = get(s, key);
+    if (v == NULL)
+        return SPW_OK;
+    *out = json_number_value(v);
+    return json_is_number(v) && *out >= 0 && *out <= 1e12 ? SPW_OK : wrong(s, key, "number in [0, 1e12]", v);
+}
+
+static inline spw_status
+read_bool(const source *s, const char *key, bool *out)
+{
+    const json_t *v = get(s, key);
+    if (v == NULL)
+        return SPW_OK;
+    *out = json_is_true(v);
+    return json_is_boolean(v) ? SPW_OK : wrong(s, key, "true or false", v);
+}
+
+/* A switch whose other position is not built. */
+static inline spw_status
+must_be(const source *s, const char *key, bool want)
+{
+    bool is = want;
+    SPW_TRY(read_bool(s, key, &is));
+    return is == want ? SPW_OK : refuse(s, key, get(s, key));
+}
+
+/* An object in s, which may be missing. */
+static inline spw_status
+read_member(const source *s, const char *key, source *out)
+{
+    *out = (source){get(s, key), s->name, "", s->err, s->axes, s->qwen_vl};
+    snprintf(out->prefix, sizeof out->prefix, "%.40s%.20s.", s->prefix, key);
+    return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
+}
+
+/* hf_experts.c: sizes of latent attention, and mixtures of experts; nothing for families without. mlp_width was read. */
+spw_status spw__hf_read_latent(const source *s, spw_model_config *c);
+spw_status spw__hf_read_experts(const source *s, spw_model_config *c);
+
+#endif
