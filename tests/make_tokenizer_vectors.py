@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2 and one more, and of Llama 2,
+"""Makes tests/vectors/tok_*: small tokenizers in the configurations of GPT-2, Llama 3, Qwen2, gpt-oss and one more, with DeepSeek-V3's patterns, and of Llama 2,
 Mistral and Gemma 3, trained on the text below, and what the tokenizers library makes of a text that is meant to be hard. Run from the repository's root:
 
     python3 tests/make_tokenizer_vectors.py
@@ -17,6 +17,9 @@ OUT = "tests/vectors/"
 BYTE = pre_tokenizers.ByteLevel
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 ENGLISH = """A spillway lets water pass a dam when the lake behind it is full. It isn't there for ordinary days: it's there
@@ -161,6 +164,7 @@ tokenizers = {
                    [special("<|endoftext|>"), special("<|im_start|>"), special("<|im_end|>"), AddedToken("<tool_call>", normalized=False),
                     AddedToken("</tool_call>", normalized=False)], normalizer=normalizers.NFC(),
                    post=lambda t: processors.ByteLevel(trim_offsets=False)),
+    "o200k": build("o200k", pre_tokenizers.Sequence([split(O200K), plain]), 1000, [special("<|endoftext|>"), special("<|start|>")]),
     # Everything else that is read: several patterns, digits, white space around added tokens, tokens found after NFC.
     "mixed": build("mixed", pre_tokenizers.Sequence([split(r"\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),

@@ -1,6 +1,6 @@
 /*
  * Tokenizers: the ids of the tokenizers library (vectors made by make_tokenizer_vectors.py) for the configurations of
- * GPT-2, Llama 3, Qwen2 and a mixed one, of Llama 2, Mistral and two more by characters; any bytes come back; what is not supported is refused by name.
+ * GPT-2, Llama 3, Qwen2, gpt-oss and one with DeepSeek-V3's patterns, of Llama 2, Mistral and three more by characters; any bytes come back; what is not supported is refused by name.
  */
 #include "lib_tiny.h"
 #include "spw_data.h"
@@ -13,7 +13,8 @@
 #include <cmocka.h>
 #include <utf8proc.h>
 
-static const char *const names[] = {"gpt2", "llama3", "qwen2", "mixed", "llama2", "mistral", "across", "bare", "gemma"};
+static const char *const names[] = {"gpt2",    "llama3", "qwen2", "mixed", "llama2",
+                                    "mistral", "across", "bare",  "gemma", "o200k"};
 enum { NAMES = 8, TEXT_MAX = 1 << 20 };
 
 static char *
