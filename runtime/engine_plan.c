@@ -74,16 +74,17 @@ measure_arena(spw_engine *e, uint64_t sequences, uint64_t positions, uint64_t lo
 
 /* ---------------------------------------------------------------- counting */
 
-static uint32_t
-users_of(const spw_engine *e, uint32_t unit_idx)
+/* How many blocks use each unit, for the caller to free; NULL: no memory. */
+static uint32_t *
+count_users(const spw_engine *e)
 {
-    uint32_t units[SPW_BLOCK_PARAMS_MAX], count = 0;
-    for (uint32_t b = 0; b < e->model->block_count; b++) {
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], *users = spw_mem_calloc(e->layout.unit_count, sizeof *users);
+    for (uint32_t b = 0; users != NULL && b < e->model->block_count; b++) {
         uint32_t n = spw__block_units(e, b, units);
         for (uint32_t k = 0; k < n; k++)
-            count += units[k] == unit_idx;
+            users[units[k]]++;
     }
-    return count;
+    return users;
 }
 
 static uint64_t
@@ -99,10 +100,10 @@ add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool of_experts)
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
- * next begins. Experts that come in turns have theirs made while their layer's other one is being made: in one or two more.
+ * next begins. users: of each unit. Experts that come in turns have theirs made while their layer's other one is being made: in one or two more.
  */
 static uint64_t
-size_grad_buffers(spw_engine *e, uint32_t chain_extra, bool single)
+size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
 {
     uint64_t largest = 0, second = 0, before = 0, experts = 0, bytes = 0;
     e->buffer_count = 0;
@@ -110,7 +111,7 @@ size_grad_buffers(spw_engine *e, uint32_t chain_extra, bool single)
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
-        if (users_of(e, u) > 1) {
+        if (users[u] > 1) {
             bytes += add_grad_buffer(e, elems, u, e->layout.of_experts[u]);
             continue;
         }
@@ -455,6 +456,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;
+    uint32_t *users;
     uint64_t width_bytes = e->rows * e->model->config.width * e->compute_bytes;
     spw_status st;
     for (uint32_t b = 0; b < e->model->block_count; b++) {
@@ -480,9 +482,10 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_micros = e->group_max;
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
-    if (!e->inference) {
-        in.grads_device_least = size_grad_buffers(e, o->chain_extra, true);
-        in.grads_device = size_grad_buffers(e, o->chain_extra, false);
+    users = count_users(e);
+    if (!e->inference && users != NULL) {
+        in.grads_device_least = size_grad_buffers(e, users, o->chain_extra, true);
+        in.grads_device = size_grad_buffers(e, users, o->chain_extra, false);
     }
     in.grads_device += spw__wire_device_bytes(e);
     in.grads_device_least += spw__wire_device_bytes(e);
@@ -493,14 +496,15 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, &in.forward_count);
     in.uses = uses = spw_mem_calloc(in.use_count, sizeof *uses);
-    if (uses != NULL) {
+    if (uses != NULL && users != NULL) {
         (void)pass_uses(e, uses, &in.forward_count);
         st = spw__plan_make(&e->plan, &in, err);
         if (e->plan.single_grad)
-            (void)size_grad_buffers(e, o->chain_extra, true);
+            (void)size_grad_buffers(e, users, o->chain_extra, true);
     } else {
         st = SPW_RAISE(err, SPW_ENOMEM, "plan of %u uses", in.use_count);
     }
+    spw_mem_free(users);
     spw_mem_free(uses);
     if (o->plan_out != NULL) {
         *o->plan_out = e->plan;
