@@ -136,7 +136,11 @@ set_lora(rig *r, uint64_t rank, double alpha, double dropout)
     spw_glob_list *list = &r->c.run.lora_targets;
     r->c.run.lora = (spw_lora){rank, alpha, dropout};
     list->count = r->c.model.experts > 0 ? 1 : 2; /* experts have none */
-    snprintf(list->item[0], sizeof list->item[0], "%s", gpt2 ? "c_attn" : r->c.model.packed ? "qkv_proj" : "[qv]_proj");
+    snprintf(list->item[0], sizeof list->item[0], "%s",
+             gpt2                     ? "c_attn"
+             : r->c.model.packed      ? "qkv_proj"
+             : r->c.model.kv_rank > 0 ? "*_b_proj"
+                                      : "[qv]_proj");
     snprintf(list->item[1], sizeof list->item[1], "%s", gpt2 ? "h.1.mlp.*" : "model.layers.1.mlp.down_proj");
     r->c.optimizer.lr = 2e-2;
 }
