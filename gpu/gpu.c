@@ -486,6 +486,30 @@ spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *
 }
 
 void
+spw_gpu_dispatch_piece(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t first, uint64_t rows,
+                       uint64_t C)
+{
+    SPW_ASSERT(first + rows <= r->M * r->k);
+    q->calls->dispatch_piece(q, y, x, r, first, rows, C);
+}
+
+void
+spw_gpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw_routing *r, bool weighted, bool down,
+                      uint64_t first, uint64_t rows, uint64_t C)
+{
+    SPW_ASSERT(first + rows <= r->M * r->k);
+    q->calls->combine_piece(q, sum, x, r, weighted, down, first, rows, C);
+}
+
+void
+spw_gpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
+                               const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C)
+{
+    SPW_ASSERT(first + rows <= r->M * r->k);
+    q->calls->combine_backward_piece(q, dx, dweights, dy, x, r, first, rows, C);
+}
+
+void
 spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)
 {
     q->calls->add_gated(q, y, onto, x, gate, M, C);

@@ -402,6 +402,19 @@ void spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, co
  * Either may be NULL; without dweights x is not read. */
 void spw_gpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                               const spw_routing *r, uint64_t C);
+/*
+ * The same of places [first, first + rows) alone, whose rows lie in memory of their own: row i of (rows, C) is place first + i's.
+ *   dispatch_piece          y[i] = x[pairs[first + i] / k]
+ *   combine_piece           sum[m] (M,C) fp32 += weight x[i] for row m's places among these, upwards or downwards: however places are cut,
+ *                           pieces in that order give the same bits
+ *   combine_backward_piece  dx[i] = weight dy[pairs[first + i] / k], and dweights of these pairs; others stay
+ */
+void spw_gpu_dispatch_piece(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t first, uint64_t rows,
+                            uint64_t C);
+void spw_gpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw_routing *r, bool weighted, bool down,
+                           uint64_t first, uint64_t rows, uint64_t C);
+void spw_gpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
+                                    const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C);
 /* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */
 void
 spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C);

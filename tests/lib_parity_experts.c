@@ -25,7 +25,7 @@ typedef struct mixture {
     uint64_t shift;                 /* elements by which arrays of the compute type are off an aligned address */
 } mixture;
 
-/* What operations read, then what they write, and DLOGITS and Y, which may be both. */
+/* What operations read, then what they write, DLOGITS and Y, which may be both, and sums, which are. */
 enum {
     LOGITS,
     BIAS,
@@ -42,8 +42,14 @@ enum {
     SENT,
     DX,
     DOTS,
+    PIECES_SENT,
+    PIECES_DX,
+    PIECES_DOTS,
     DLOGITS,
     Y,
+    SUM_UP,
+    SUM_DOWN,
+    SUM_CUT, /* the sum upwards in other pieces */
     COUNT
 };
 
@@ -230,13 +236,16 @@ draw(const mixture *m, array *a, const int32_t *pairs)
     a[MOVED] = a[SENT] = a[DX] = (array){true, pair_count * m->C, NULL};
     a[DWEIGHTS] = a[WEIGHTS] = a[CHOICES] = a[PLACES] = a[PAIRS] = a[DOTS] = (array){false, pair_count, NULL};
     a[ENDS] = (array){false, m->E, NULL};
+    a[PIECES_SENT] = a[PIECES_DX] = a[SENT];
+    a[PIECES_DOTS] = a[DOTS];
+    a[SUM_UP] = a[SUM_DOWN] = a[SUM_CUT] = (array){false, m->M * m->C, NULL};
     a[DLOGITS] = a[LOGITS];
     for (int k = 0; k < COUNT; k++) {
-        if (k > DWEIGHTS && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
+        if (k > DWEIGHTS && k < SUM_UP && !(k == DLOGITS && m->add) && !(k == Y && m->onto == ITSELF))
             continue;
         a[k].in = need(a[k].n * 4);
         for (uint64_t i = 0; i < a[k].n; i++)
-            a[k].in[i] = number((uint64_t)k, i);
+            a[k].in[i] = k < SUM_UP ? number((uint64_t)k, i) : m->onto == NOTHING ? 0 : a[BEFORE].in[i];
     }
     for (uint64_t i = 0; i < a[LOGITS].n; i++)
         a[LOGITS].in[i] = logit_of(m, i / m->E, i % m->E);
@@ -246,8 +255,40 @@ draw(const mixture *m, array *a, const int32_t *pairs)
         a[MOVED].in[i] = cancelling(m, (uint64_t)pairs[i / m->C] % m->k, i % m->C);
 }
 
+/* Places in pieces of so many, the first one shorter, upwards or downwards. */
 static void
-run(const mixture *m, spw_gpu_queue *q, void **p)
+sum_pieces(const mixture *m, spw_gpu_queue *q, float *sum, char *moved, uint64_t row_bytes, const spw_routing *r,
+           uint64_t each, bool down)
+{
+    uint64_t n = m->M * m->k;
+    if (n == 0)
+        spw_gpu_combine_piece(q, sum, (act *)moved, r, m->weighted, down, 0, 0, m->C);
+    for (uint64_t done = 0, rows; done < n; done += rows) {
+        rows = done == 0 ? (each + 1) / 2 : each;
+        rows = n - done < rows ? n - done : rows;
+        uint64_t first = down ? n - done - rows : done;
+        spw_gpu_combine_piece(q, sum, (act *)(moved + first * row_bytes), r, m->weighted, down, first, rows, m->C);
+    }
+}
+
+static void
+run_pieces(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type, const spw_routing *r)
+{
+    uint64_t n = m->M * m->k, row_bytes = m->C * spw_dtype_bytes(type), each = n / 5 + 1;
+    for (uint64_t first = 0, rows; first < n; first += rows) {
+        uint64_t at = first * row_bytes;
+        rows = n - first < each ? n - first : each;
+        spw_gpu_dispatch_piece(q, (char *)p[PIECES_SENT] + at, p[X], r, first, rows, m->C);
+        spw_gpu_combine_backward_piece(q, (char *)p[PIECES_DX] + at, p[PIECES_DOTS], p[DY], (char *)p[MOVED] + at, r,
+                                       first, rows, m->C);
+    }
+    sum_pieces(m, q, p[SUM_UP], p[MOVED], row_bytes, r, each, false);
+    sum_pieces(m, q, p[SUM_DOWN], p[MOVED], row_bytes, r, n < 200 ? 1 : each, true);
+    sum_pieces(m, q, p[SUM_CUT], p[MOVED], row_bytes, r, n < 200 ? 3 : n / 2, false);
+}
+
+static void
+run(const mixture *m, spw_gpu_queue *q, void **p, spw_dtype type)
 {
     spw_routing r = {p[WEIGHTS], p[CHOICES], p[PLACES], p[PAIRS], p[ENDS], m->M, m->k, m->E};
     spw_routing_rule rule = {.sum_to_one = m->sum_to_one,
@@ -268,6 +309,7 @@ run(const mixture *m, spw_gpu_queue *q, void **p)
     } else {
         spw_gpu_combine_backward(q, p[DX], p[DOTS], p[DY], p[MOVED], &r, m->C);
     }
+    run_pieces(m, q, p, type, &r);
     memset(&r, 0, sizeof r); /* the caller's again */
 }
 
@@ -291,7 +333,7 @@ apply(const parity *p, const mixture *m, const array *a, void **out)
         spw_gpu_write_bytes(q, at[k], host, a[k].n * width + GUARD);
         free(host);
     }
-    run(m, q, at);
+    run(m, q, at, type);
     for (int k = 0; k < COUNT; k++) {
         uint64_t bytes = a[k].n * (a[k].act ? spw_dtype_bytes(type) : 4);
         spw_gpu_read_bytes(q, out[k], at[k], bytes + GUARD);
@@ -410,6 +452,51 @@ check_rows(const mixture *m, float *const *got, const array *a, const int32_t *p
     }
 }
 
+/* A row's choices by place. */
+static void
+sort_choices(const int32_t *places, uint64_t k, uint64_t *order)
+{
+    for (uint64_t j = 0; j < k; j++) {
+        uint64_t at = j;
+        for (; at > 0 && places[order[at - 1]] > places[j]; at--)
+            order[at] = order[at - 1];
+        order[at] = j;
+    }
+}
+
+static void
+check_pieces(const mixture *m, float *const *got, const array *a, const int32_t *places)
+{
+    if (memcmp(got[SUM_UP], got[SUM_CUT], m->M * m->C * sizeof(float)) != 0)
+        FAIL(m, "sums depend on %s", "pieces");
+    for (uint64_t i = 0; i < m->M * m->k * m->C; i++) {
+        check(m, "dispatched in pieces", i, got[PIECES_SENT][i], (double)got[SENT][i], 0);
+        check(m, "dx in pieces", i, got[PIECES_DX][i], (double)got[DX][i], 0);
+    }
+    for (uint64_t i = 0; i < m->M * m->k; i++)
+        check(m, "dweights in pieces", i, got[PIECES_DOTS][i], (double)got[DOTS][i], 0);
+    for (uint64_t i = 0; i < m->M * m->C; i++) {
+        uint64_t row = i / m->C, order[SPW_CHOICES_MAX];
+        float before = m->onto == NOTHING ? 0 : a[BEFORE].in[i], up = before, down = before;
+        double sum = (double)before, terms = fabs(sum);
+        sort_choices(places + row * m->k, m->k, order);
+        for (uint64_t j = 0; j < m->k; j++) {
+            for (int way = 0; way < 2; way++) {
+                uint64_t pair = row * m->k + order[way == 0 ? j : m->k - 1 - j];
+                float w = m->weighted ? got[WEIGHTS][pair] : 1.0f;
+                float x = a[MOVED].in[(uint64_t)places[pair] * m->C + i % m->C];
+                *(way == 0 ? &up : &down) += w * x;
+                sum += way == 0 ? (double)w * (double)x : 0;
+                terms += way == 0 ? fabs((double)w * (double)x) : 0;
+            }
+        }
+        check(m, "summed upwards", i, got[SUM_UP][i], m->cancel ? (double)up : sum,
+              m->cancel ? 0 : error_of(SPW_F32, sum, terms));
+        check(m, "summed downwards", i, got[SUM_DOWN][i], m->cancel ? (double)down : sum,
+              m->cancel ? 0 : error_of(SPW_F32, sum, terms));
+    }
+}
+
 static void
 examine(const parity *p, const mixture *m)
 {
@@ -446,6 +533,7 @@ examine(const parity *p, const mixture *m)
             check(m, "an input", i, got[k][i], (double)a[k].in[i], 0);
     check_routing(m, got, first, a, want, type);
     check_rows(m, got, a, want[PLACES], type);
+    check_pieces(m, got, a, want[PLACES]);
     for (int k = 0; k < COUNT; k++) {
         free(first[k]);
         free(again[k]);

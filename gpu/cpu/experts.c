@@ -288,6 +288,125 @@ spw__cpu_combine_backward(spw_gpu_queue *q, act *dx, float *dweights, const act 
         combine_backward_part);
 }
 
+/* ---------------------------------------------------------------- some places, whose rows lie by themselves */
+
+typedef struct piece_args {
+    const cpu_kernels *k;
+    const spw_routing *r;
+    const float *x, *dy;
+    float *y, *dweights;
+    uint64_t first, rows, C, grain;
+    bool weighted, down;
+} piece_args;
+
+static void
+run_piece(spw_gpu_queue *q, piece_args *g, spw_pool_fn fn)
+{
+    enum { GRAIN = 16384 };
+    g->k = spw__cpu_kernels(q);
+    g->grain = g->C >= GRAIN ? 1 : GRAIN / g->C;
+    spw__cpu_run(q, (uint32_t)((g->rows + g->grain - 1) / g->grain), fn, g);
+}
+
+/* Rows [first, the result) of a part. */
+static uint64_t
+piece_slice(const piece_args *g, uint32_t part_idx, uint64_t *first)
+{
+    uint64_t end = (part_idx + 1) * g->grain;
+    *first = part_idx * g->grain;
+    return end < g->rows ? end : g->rows;
+}
+
+static void
+dispatch_piece_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const piece_args *g = ctx;
+    uint64_t first, end = piece_slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t i = first; i < end; i++)
+        memcpy(g->y + i * g->C, g->x + (uint64_t)g->r->pairs[g->first + i] / g->r->k * g->C, g->C * sizeof *g->y);
+}
+
+void
+spw__cpu_dispatch_piece(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, uint64_t first, uint64_t rows,
+                        uint64_t C)
+{
+    run_piece(q, &(piece_args){.r = r, .y = y, .x = x, .first = first, .rows = rows, .C = C}, dispatch_piece_part);
+}
+
+/* The choices of row m whose places are among these, by place; how many. */
+static uint64_t
+choices_here(const piece_args *g, uint64_t m, uint32_t *sorted)
+{
+    const int32_t *places = g->r->places + m * g->r->k;
+    uint64_t n = 0;
+    for (uint32_t j = 0; j < g->r->k; j++) {
+        uint64_t at = n;
+        if ((uint64_t)places[j] - g->first >= g->rows)
+            continue;
+        for (; at > 0 && places[sorted[at - 1]] > places[j]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = j;
+        n++;
+    }
+    return n;
+}
+
+/* A row of the sums belongs to the lowest of its places here: no two parts add to one. */
+static void
+combine_piece_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const piece_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, end = piece_slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t i = first; i < end; i++) {
+        uint64_t m = (uint64_t)r->pairs[g->first + i] / r->k, n;
+        uint32_t sorted[SPW_CHOICES_MAX];
+        n = choices_here(g, m, sorted);
+        for (uint64_t c = 0; c < n && (uint64_t)r->places[m * r->k + sorted[0]] == g->first + i; c++) {
+            uint64_t pair = m * r->k + sorted[g->down ? n - 1 - c : c];
+            g->k->axpy(g->y + m * g->C, g->weighted ? r->weights[pair] : 1.0f,
+                       g->x + ((uint64_t)r->places[pair] - g->first) * g->C, g->C);
+        }
+    }
+}
+
+void
+spw__cpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw_routing *r, bool weighted, bool down,
+                       uint64_t first, uint64_t rows, uint64_t C)
+{
+    run_piece(q,
+              &(piece_args){
+                  .r = r, .y = sum, .x = x, .weighted = weighted, .down = down, .first = first, .rows = rows, .C = C},
+              combine_piece_part);
+}
+
+static void
+combine_backward_piece_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const piece_args *g = ctx;
+    const spw_routing *r = g->r;
+    uint64_t first, end = piece_slice(g, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t i = first; i < end; i++) {
+        uint64_t pair = (uint64_t)r->pairs[g->first + i];
+        const float *dy = g->dy + pair / r->k * g->C;
+        g->dweights[pair] = g->k->dot(dy, g->x + i * g->C, g->C);
+        memcpy(g->y + i * g->C, dy, g->C * sizeof *dy);
+        g->k->scale(g->y + i * g->C, r->weights[pair], g->C);
+    }
+}
+
+void
+spw__cpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
+                                const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C)
+{
+    run_piece(
+        q, &(piece_args){.r = r, .y = dx, .dweights = dweights, .dy = dy, .x = x, .first = first, .rows = rows, .C = C},
+        combine_backward_piece_part);
+}
+
 /* ---------------------------------------------------------------- an expert of all rows; r has M alone, logits are the gate */
 
 static void

@@ -101,6 +101,65 @@ spw__cuda_combine_backward(spw_gpu_queue *queue, act *dx, float *dweights, const
                     : combine_backward<T, false>(q, dx, dweights, dy, x, r, C));
 }
 
+void
+spw__cuda_dispatch_piece(spw_gpu_queue *queue, act *y, const act *x, const spw_routing *r, uint64_t first,
+                         uint64_t rows, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t row_bytes = C * spw_dtype_bytes(q->gpu->info.compute_dtype), units = row_bytes / sizeof(uint4);
+    unsigned k = (unsigned)r->k;
+    if (rows == 0 || C == 0)
+        return;
+    if (row_bytes % sizeof(uint4) == 0 && spw__cuda_aligned(y, x))
+        LAUNCH(q, (unsigned)rows, row_threads(units), 0, (dispatch_piece_kernel<uint4>), (uint4 *)y, (const uint4 *)x,
+               r->pairs + first, k, units);
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)rows, row_threads(C), 0, (dispatch_piece_kernel<T>), (T *)y, (const T *)x,
+                          r->pairs + first, k, C));
+}
+
+template <class T, bool WIDE>
+static void
+combine_piece(cuda_queue *q, float *sum, const act *x, const spw_routing *r, bool weighted, bool down, uint64_t first,
+              uint64_t rows, uint64_t C)
+{
+    LAUNCH(q, spw__cuda_blocks(rows, ROUTE_WARPS), ROUTE_THREADS, 0, (combine_piece_kernel<T, WIDE>), sum, (const T *)x,
+           *r, weighted, down, first, rows, C);
+}
+
+void
+spw__cuda_combine_piece(spw_gpu_queue *queue, float *sum, const act *x, const spw_routing *r, bool weighted, bool down,
+                        uint64_t first, uint64_t rows, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(sum, x);
+    if (rows == 0 || C == 0)
+        return;
+    BY_TYPE(q, wide ? combine_piece<T, true>(q, sum, x, r, weighted, down, first, rows, C)
+                    : combine_piece<T, false>(q, sum, x, r, weighted, down, first, rows, C));
+}
+
+template <class T, bool WIDE>
+static void
+combine_backward_piece(cuda_queue *q, act *dx, float *dweights, const act *dy, const act *x, const spw_routing *r,
+                       uint64_t first, uint64_t rows, uint64_t C)
+{
+    LAUNCH(q, spw__cuda_blocks(rows, ROUTE_WARPS), ROUTE_THREADS, 0, (combine_backward_piece_kernel<T, WIDE>), (T *)dx,
+           dweights, (const T *)dy, (const T *)x, *r, first, rows, C);
+}
+
+void
+spw__cuda_combine_backward_piece(spw_gpu_queue *queue, act *dx, float *dweights, const act *dy, const act *x,
+                                 const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x);
+    if (rows == 0 || C == 0)
+        return;
+    BY_TYPE(q, wide ? combine_backward_piece<T, true>(q, dx, dweights, dy, x, r, first, rows, C)
+                    : combine_backward_piece<T, false>(q, dx, dweights, dy, x, r, first, rows, C));
+}
+
 template <class T, bool WIDE>
 static void
 add_gated(cuda_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C)

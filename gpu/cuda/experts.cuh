@@ -453,6 +453,92 @@ combine_backward_kernel(T *dx, float *dweights, const T *dy, const T *x, spw_rou
         dweights[pair] = dot;
 }
 
+/* ---------------------------------------------------------------- some places, whose rows lie by themselves */
+
+/* A block per row. U: the widest piece that row and addresses allow. */
+template <class U>
+__global__ void
+dispatch_piece_kernel(U *y, const U *x, const int32_t *pairs, unsigned k, uint64_t units)
+{
+    const U *from = x + (uint64_t)((unsigned)pairs[blockIdx.x] / k) * units;
+    for (uint64_t u = threadIdx.x; u < units; u += blockDim.x)
+        y[blockIdx.x * units + u] = from[u];
+}
+
+/*
+ * A warp per place. The lowest place of a row here adds all of them to the row's sum, by place: no two warps add to one.
+ */
+template <class T, bool WIDE>
+__global__ void
+combine_piece_kernel(float *sum, const T *x, spw_routing r, bool weighted, bool down, uint64_t first, uint64_t rows,
+                     uint64_t C)
+{
+    uint64_t i = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
+    unsigned k = (unsigned)r.k, row, order[SPW_CHOICES_MAX], n = 0;
+    const int32_t *places;
+    if (i >= rows)
+        return; /* the whole warp */
+    row = (unsigned)r.pairs[first + i] / k;
+    places = r.places + (uint64_t)row * k;
+    for (unsigned j = 0; j < k; j++) { /* sorted by place as it grows: all lanes alike */
+        unsigned at = n;
+        if ((uint64_t)places[j] - first >= rows)
+            continue;
+        for (; at > 0 && places[order[at - 1]] > places[j]; at--)
+            order[at] = order[at - 1];
+        order[at] = j;
+        n++;
+    }
+    if ((uint64_t)places[order[0]] != first + i)
+        return;
+    sum += (uint64_t)row * C;
+    for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float s[8], v[8];
+        load8(s, sum + c, left, WIDE);
+        for (unsigned a = 0; a < n; a++) {
+            unsigned j = order[down ? n - 1 - a : a];
+            float w = weighted ? r.weights[(uint64_t)row * k + j] : 1.0f;
+            load8(v, x + ((uint64_t)places[j] - first) * C + c, left, WIDE);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                s[e] += w * v[e];
+        }
+        store8(sum + c, s, left, WIDE);
+    }
+}
+
+/* A warp per place. */
+template <class T, bool WIDE>
+__global__ void
+combine_backward_piece_kernel(T *dx, float *dweights, const T *dy, const T *x, spw_routing r, uint64_t first,
+                              uint64_t rows, uint64_t C)
+{
+    uint64_t i = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
+    unsigned pair;
+    float w, dot = 0.0f;
+    if (i >= rows)
+        return; /* the whole warp */
+    pair = (unsigned)r.pairs[first + i];
+    w = r.weights[pair];
+    dy += (uint64_t)(pair / (unsigned)r.k) * C;
+    for (uint64_t c = threadIdx.x % WARP * 8; c < C; c += WARP * 8) {
+        uint64_t left = left_of<WIDE>(C, c);
+        float d[8], v[8];
+        load8(d, dy + c, left, WIDE);
+        load8(v, x + i * C + c, left, WIDE); /* zeros behind the end */
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            dot += d[e] * v[e];
+            d[e] *= w;
+        }
+        store8(dx + i * C + c, d, left, WIDE);
+    }
+    dot = warp_sum(dot);
+    if (threadIdx.x % WARP == 0)
+        dweights[pair] = dot;
+}
+
 /* ---------------------------------------------------------------- an expert of all rows */
 
 SPW_DEVICE float
