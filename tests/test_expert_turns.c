@@ -115,6 +115,14 @@ accumulated(rig *r)
     r->c.run.micro_batches_per_pass = 1;
 }
 
+/* Pieces of seven places, of several experts and of one, which turns cut once more. */
+static void
+in_sevens(rig *r)
+{
+    clipped(r);
+    r->c.run.tile_tokens = 7;
+}
+
 /* Two units in each turn, one without gradient. */
 static void
 half_frozen(rig *r)
@@ -143,6 +151,9 @@ test_same_bits(void **state)
             clipped); /* a layer without experts, and a vector that is frozen */
     compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_SPLIT, accumulated);
     compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_SPLIT, lora_and_codes);
+    compare(SPW_FAMILY_QWEN2_MOE, SPW_STATE_FP32, in_sevens);
+    compare(SPW_FAMILY_GPT_OSS, SPW_STATE_SPLIT_INT8, in_sevens);
+    compare(SPW_FAMILY_DEEPSEEK_V3, SPW_STATE_MIXED, in_sevens);
 }
 
 /* What was saved with experts in turns goes on with all at once, and the other way. */

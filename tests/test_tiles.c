@@ -172,6 +172,37 @@ test_memory(void **state)
     assert_true(arenas[1] * 3 < arenas[0]);
 }
 
+/*
+ * The same of a mixture with a shared expert, whose rows meet in routing: beside attention's there remain what is between it and the experts,
+ * twice, what they read, with its gradient, logits with theirs and routing, and nothing that grows with what a row's experts make.
+ */
+static void
+test_mixture_memory(void **state)
+{
+    static const uint64_t tokens[] = {4096, 4096, 8192};
+    uint64_t arenas[3], expected = 0;
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        rig r;
+        const spw_model_config *c = &r.c.model;
+        rig_config(&r, SPW_FAMILY_QWEN2_MOE, SPW_STATE_FP32, SPW_TIER_HOST);
+        r.c.micro_batch = r.c.accumulation = 1;
+        r.c.model.positions = r.c.data.seq_length = tokens[k];
+        r.c.model.mlp_width = 8 * c->width; /* of an expert, more than any row of the rest */
+        r.c.run.tile_tokens = k == 0 ? 0 : 64;
+        snprintf(r.c.run.recompute, sizeof r.c.run.recompute, "always");
+        rig_open(&r);
+        arenas[k] = spw_engine_plan(r.e)->arena_device;
+        expected = sizeof(float) * (4 * (c->heads + c->kv_heads) * c->head_dim + 2 * c->heads + 4 * c->width +
+                                    2 * c->experts + 4 * c->choices);
+        rig_remove(&r);
+    }
+    print_message("%llu bytes a token, %llu expected\n", (unsigned long long)((arenas[2] - arenas[1]) / 4096),
+                  (unsigned long long)expected);
+    assert_in_range(arenas[2] - arenas[1], 4096 * expected * 97 / 100, 4096 * expected);
+    assert_true(arenas[1] * 5 < arenas[0]);
+}
+
 /* Without a number, tiles are 2^25 / width tokens: of 20000 tokens of width 4096 three parts, as 8192 would have, not two. */
 static void
 test_default(void **state)
@@ -230,8 +261,9 @@ test_contexts(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_everywhere),   cmocka_unit_test(test_resumes),
-                                       cmocka_unit_test(test_as_the_whole), cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_default),      cmocka_unit_test(test_contexts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_everywhere),     cmocka_unit_test(test_resumes),
+                                       cmocka_unit_test(test_as_the_whole),   cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_mixture_memory), cmocka_unit_test(test_default),
+                                       cmocka_unit_test(test_contexts)};
     return cmocka_run_group_tests_name("tiles", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /*
  * A mixture of experts on the tape: between a dispatch and its combine the operations of some experts at a time run, all of
- * them or by turns.
+ * them or by turns, for all of their rows or for a piece of them. Pieces are cut from the places of all rows, whoever's turn it is, and added up by
+ * place: turns change no bit. What lies between is in memory of one piece then, and backward computes it again.
  */
 #include "tape_internal.h"
 
@@ -47,10 +48,18 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing
     return y;
 }
 
+/* Rows of what lies between a dispatch and its combine. */
+static uint64_t
+rows_between(const spw_value *routing)
+{
+    uint64_t all = routing->rows * routing->cols, piece = routing->routed->piece_rows;
+    return piece > 0 && piece < all ? piece : all;
+}
+
 static bool
 fits_routing(const spw_value *x, const spw_value *routing)
 {
-    return x != NULL && routing != NULL && routing->routed != NULL && x->rows == routing->rows * routing->cols;
+    return x != NULL && routing != NULL && routing->routed != NULL && x->rows == rows_between(routing);
 }
 
 spw_value *
@@ -60,33 +69,79 @@ spw_nn_dispatch(spw_tape *t, spw_value *x, spw_value *routing)
     spw__op *o;
     if (x == NULL || routing == NULL || routing->routed == NULL || x->rows != routing->rows || t->in_experts)
         return spw__tape_fail(t);
-    y = spw__tape_value(t, routing->rows * routing->cols, x->cols, NULL);
+    if (t->rows_each > 0 && x->rows > t->rows_each && t->cache == NULL && t->places == NULL)
+        routing->routed->piece_rows = t->rows_each;
+    t->in_pieces = routing->routed->piece_rows > 0;
+    y = spw__tape_value(t, rows_between(routing), x->cols, NULL);
     if (y == NULL || (o = spw__tape_op(t, T_DISPATCH, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
+    if (spw__tape_computes(t) && !t->in_pieces)
         spw_gpu_dispatch(t->queue, y->data, x->data, &routing->routed->on_device, x->cols);
     o->in[0] = x;
     o->in[1] = routing;
     t->in_experts = true;
     t->experts_first = t->op_count;
+    t->dispatched[0] = x;
+    t->dispatched[1] = y;
     return y;
 }
 
-/* Rows of expert e among those of all; returns how many. */
+/* Places of experts [expert, expert_end), [first, end); the place `base` is row 0 of the values there. */
+typedef struct span {
+    uint64_t expert, expert_end, first, end, base;
+} span;
+
 static uint64_t
-rows_of(const spw_routed *r, uint64_t e, uint64_t *first)
+smaller(uint64_t a, uint64_t b)
 {
-    *first = e > 0 ? (uint64_t)r->ends[e - 1] : 0;
-    return (uint64_t)r->ends[e] - *first;
+    return a < b ? a : b;
+}
+
+static uint64_t
+larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t
+place_of(const spw_routed *r, uint64_t e)
+{
+    return e > 0 ? (uint64_t)r->ends[e - 1] : 0;
+}
+
+static span
+span_of(const spw_routed *r, uint64_t expert, uint64_t expert_end)
+{
+    return (span){expert, expert_end, place_of(r, expert), place_of(r, expert_end), 0};
+}
+
+/* The part of a span that lies in piece idx, which its values hold. */
+static span
+piece_of(const span *s, uint64_t piece_rows, uint64_t idx)
+{
+    span piece = *s;
+    piece.first = larger(s->first, idx * piece_rows);
+    piece.end = smaller(s->end, (idx + 1) * piece_rows);
+    piece.base = piece.first;
+    return piece;
+}
+
+/* Rows of expert e in a span, from the row *at of its values on; how many. */
+static uint64_t
+rows_of(const spw_routed *r, uint64_t e, const span *s, uint64_t *at)
+{
+    uint64_t first = larger(place_of(r, e), s->first), end = smaller(place_of(r, e + 1), s->end);
+    *at = first - s->base;
+    return first < end ? end - first : 0;
 }
 
 static void
-linear_each_forward(spw_tape *t, const spw__op *o, uint64_t first_expert, uint64_t end)
+linear_each_forward(spw_tape *t, const spw__op *o, const span *s)
 {
     const spw_value *y = o->out, *x = o->in[0];
     unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
-    for (uint64_t e = first_expert; e < end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
+    for (uint64_t e = s->expert; e < s->expert_end; e++) {
+        uint64_t first, n = rows_of(o->in[1]->routed, e, s, &first);
         if (n > 0)
             spw_gpu_linear(t->queue, spw__tape_at_row(t, y, y->data, first), spw__tape_at_row(t, x, x->data, first),
                            o->each[e]->data, o->each_bias != NULL ? o->each_bias[e]->data : NULL, n, y->cols, x->cols,
@@ -150,60 +205,128 @@ turn_end(const spw_tape *t, uint64_t first, uint64_t E)
 }
 
 static void
-experts_forward(spw_tape *t, const spw_routed *r, uint32_t op_first, uint32_t op_end, uint64_t first, uint64_t end)
+experts_forward(spw_tape *t, uint32_t op_first, uint32_t op_end, const span *s)
 {
-    uint64_t row, last, rows = rows_of(r, end - 1, &last);
-    (void)rows_of(r, first, &row);
-    rows += last - row;
     for (uint32_t i = op_first; i < op_end; i++) {
         if (t->ops[i].kind == T_LINEAR_EACH)
-            linear_each_forward(t, &t->ops[i], first, end);
-        else if (rows > 0)
-            spw__tape_gate_mul(t, &t->ops[i], row, rows);
+            linear_each_forward(t, &t->ops[i], s);
+        else if (s->first < s->end)
+            spw__tape_gate_mul(t, &t->ops[i], s->first - s->base, s->end - s->first);
     }
 }
 
-/* Where combine closes what dispatch has opened: the experts are computed, unless the backward pass does it. */
+/* Memory of a piece for what lies between. false: there is too little. */
 static bool
-close_experts(spw_tape *t, const spw_routed *r, bool later)
+lend_piece(spw_tape *t, spw_value *dispatched, uint32_t op_first, uint32_t op_end)
 {
-    uint32_t first = t->experts_first, end = t->op_count;
+    for (uint32_t i = op_first; i <= op_end; i++) {
+        spw_value *v = i < op_end ? t->ops[i].out : dispatched;
+        if ((v->data = spw__tape_take(t, v->rows * v->cols * t->act_bytes)) == NULL)
+            return false;
+    }
+    return true;
+}
+
+/* fp32 sums of rows like v, that begin with what is there (NULL: nothing). */
+static float *
+begin_sums(spw_tape *t, const spw_value *v, const act *there)
+{
+    uint64_t n = v->rows * v->cols;
+    float *sums = spw__tape_take(t, n * sizeof *sums);
+    if (t->dry || sums == NULL)
+        return sums;
+    if (there != NULL)
+        spw_gpu_copy_d2d(t->queue, sums, SPW_F32, there, t->act_dtype, n, NULL);
+    else
+        spw_gpu_zero(t->queue, sums, n * sizeof *sums);
+    return sums;
+}
+
+/* The operations [op_first, op_end), of which the last one gives what is to be combined in y. */
+static void
+forward_in_pieces(spw_tape *t, spw_value *y, const spw_value *onto, spw_routed *r, uint32_t op_first, uint32_t op_end)
+{
+    const spw_value *x = t->dispatched[0], *in = t->dispatched[1], *last = t->ops[op_end - 1].out;
+    uint64_t from = t->used, E = r->on_device.E, rows = r->piece_rows;
+    float *sums = begin_sums(t, y, onto != NULL ? onto->data : NULL);
+    if (sums == NULL || !lend_piece(t, t->dispatched[1], op_first, op_end))
+        return;
+    for (uint64_t e = 0, past; !t->dry && e < E; e = past) {
+        span all = span_of(r, e, past = turn_end(t, e, E));
+        if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
+            return;
+        for (uint64_t i = all.first / rows; i * rows < all.end; i++) {
+            span s = piece_of(&all, rows, i);
+            spw_gpu_dispatch_piece(t->queue, in->data, x->data, &r->on_device, s.first, s.end - s.first, x->cols);
+            experts_forward(t, op_first, op_end, &s);
+            spw_gpu_combine_piece(t->queue, sums, last->data, &r->on_device, true, false, s.first, s.end - s.first,
+                                  y->cols);
+        }
+        if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
+            return;
+    }
+    if (!t->dry)
+        spw_gpu_copy_d2d(t->queue, y->data, t->act_dtype, sums, SPW_F32, y->rows * y->cols, NULL);
+    t->used = from;
+}
+
+/* Where combine closes what dispatch has opened: there are linear layers and gated products alone. */
+static bool
+close_experts(spw_tape *t, uint32_t *op_first, uint32_t *op_end)
+{
     if (!t->in_experts)
         return false;
-    t->in_experts = false;
-    for (uint32_t i = first; i < end; i++) {
+    *op_first = t->experts_first;
+    *op_end = t->op_count;
+    t->in_experts = t->in_pieces = false;
+    for (uint32_t i = *op_first; i < *op_end; i++) {
         if (t->ops[i].kind != T_LINEAR_EACH && t->ops[i].kind != T_GATE_MUL)
             return false;
     }
-    for (uint64_t e = 0, past; spw__tape_computes(t) && !later && e < r->on_device.E; e = past) {
-        past = turn_end(t, e, r->on_device.E);
+    return *op_first < *op_end;
+}
+
+static void
+forward_whole(spw_tape *t, const spw_routed *r, uint32_t op_first, uint32_t op_end)
+{
+    for (uint64_t e = 0, past; e < r->on_device.E; e = past) {
+        span s = span_of(r, e, past = turn_end(t, e, r->on_device.E));
         if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
-            return false;
-        experts_forward(t, r, first, end, e, past);
+            return;
+        experts_forward(t, op_first, op_end, &s);
         if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
-            return false;
+            return;
     }
-    if (!t->record)
-        t->op_count = first;
-    return true;
 }
 
 spw_value *
 spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
 {
+    uint32_t first, end;
+    spw_routed *r;
     spw_value *y;
     spw__op *o;
-    bool later = t->record && t->on_turn != NULL && spw__tape_computes(t);
+    bool pieces, later;
     if (!fits_routing(x, routing) || (onto != NULL && (onto->rows != routing->rows || onto->cols != x->cols)) ||
-        !close_experts(t, routing->routed, later))
+        !close_experts(t, &first, &end))
         return spw__tape_fail(t);
+    r = routing->routed;
+    pieces = r->piece_rows > 0;
+    later = t->record && (pieces || (t->on_turn != NULL && spw__tape_computes(t)));
     y = spw__tape_value(t, routing->rows, x->cols, NULL);
-    if (y == NULL || (o = spw__tape_op(t, T_COMBINE, y)) == NULL)
+    if (y == NULL)
+        return spw__tape_fail(t);
+    if (pieces && !later)
+        forward_in_pieces(t, y, onto, r, first, end);
+    else if (!later && spw__tape_computes(t))
+        forward_whole(t, r, first, end);
+    if (!t->record)
+        t->op_count = first;
+    if (t->status != SPW_OK || (o = spw__tape_op(t, T_COMBINE, y)) == NULL)
         return spw__tape_fail(t);
     o->later = later;
-    if (spw__tape_computes(t) && !later)
-        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &routing->routed->on_device, true,
-                        x->cols);
+    if (spw__tape_computes(t) && !later && !pieces)
+        spw_gpu_combine(t->queue, y->data, onto == NULL ? NULL : onto->data, x->data, &r->on_device, true, x->cols);
     o->in[0] = x;
     o->in[1] = routing;
     o->in[2] = onto;
@@ -212,38 +335,71 @@ spw_nn_combine(spw_tape *t, spw_value *onto, spw_value *x, spw_value *routing)
 
 /* ---------------------------------------------------------------- backward */
 
-/* An expert without rows has a gradient too: zeros. */
 static void
-linear_each_backward(spw_tape *t, const spw__op *o, uint64_t first_expert, uint64_t end)
+linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
 {
     spw_value *y = o->out, *x = o->in[0];
-    for (uint64_t e = first_expert; e < end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, &first);
-        float *db = o->each_bias != NULL ? spw__tape_sum(t, o->each_bias[e]) : NULL;
+    for (uint64_t e = s->expert; e < s->expert_end; e++) {
+        uint64_t first, n = rows_of(o->in[1]->routed, e, s, &first);
         if (n > 0)
-            spw_gpu_linear_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], first), o->each[e]->w_grad, db,
+            spw_gpu_linear_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], first), o->each[e]->w_grad,
+                                    o->each_bias != NULL ? spw__tape_sum(t, o->each_bias[e]) : NULL,
                                     spw__tape_at_row(t, y, y->grad, first), spw__tape_at_row(t, x, x->data, first),
                                     o->each[e]->data, n, y->cols, x->cols,
                                     spw__tape_begins(t, o->each[e]) ? o->flags | SPW_OP_SET_DW : o->flags);
-        else
-            (void)spw__tape_sum(t, o->each[e]);
     }
 }
 
+/* An expert without rows has a gradient too: zeros. */
 static void
-experts_backward(spw_tape *t, const spw_routed *r, const spw__op *dispatch, const spw__op *combine, uint64_t first,
-                 uint64_t end)
+begin_idle(spw_tape *t, const spw__op *o, uint64_t first, uint64_t end)
 {
-    uint64_t row, last, rows = rows_of(r, end - 1, &last);
-    (void)rows_of(r, first, &row);
-    rows += last - row;
-    if (combine->later)
-        experts_forward(t, r, (uint32_t)(dispatch + 1 - t->ops), (uint32_t)(combine - t->ops), first, end);
+    const spw_routed *r = o->in[1]->routed;
+    for (uint64_t e = first; e < end; e++) {
+        if (place_of(r, e) < place_of(r, e + 1))
+            continue;
+        (void)spw__tape_sum(t, o->each[e]);
+        if (o->each_bias != NULL)
+            (void)spw__tape_sum(t, o->each_bias[e]);
+    }
+}
+
+/* What lies between dispatch and combine, of a span's rows; their gradient is where combine gives it. */
+static void
+experts_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, const span *s)
+{
     for (const spw__op *o = combine - 1; o > dispatch; o--) {
         if (o->kind == T_LINEAR_EACH)
-            linear_each_backward(t, o, first, end);
-        else if (rows > 0)
-            spw__tape_gate_mul_backward(t, o, row, rows);
+            linear_each_backward(t, o, s);
+        else if (s->first < s->end)
+            spw__tape_gate_mul_backward(t, o, s->first - s->base, s->end - s->first);
+    }
+}
+
+/* A turn's rows, all of them or piece by piece; sums: of what goes back to dispatch's input, NULL: nobody wants it. */
+static void
+turn_backward(spw_tape *t, const spw__op *dispatch, const spw__op *combine, const span *all, float *sums)
+{
+    const spw_value *x = dispatch->in[0], *in = dispatch->out, *given = combine->in[0];
+    spw_routed *r = dispatch->in[1]->routed;
+    uint32_t op_first = (uint32_t)(dispatch + 1 - t->ops), op_end = (uint32_t)(combine - t->ops);
+    uint64_t rows = r->piece_rows;
+    if (rows == 0) {
+        if (combine->later)
+            experts_forward(t, op_first, op_end, all);
+        experts_backward(t, dispatch, combine, all);
+        return;
+    }
+    for (uint64_t i = (all->end + rows - 1) / rows; i-- > all->first / rows;) {
+        span s = piece_of(all, rows, i);
+        uint64_t n = s.end - s.first;
+        spw_gpu_dispatch_piece(t->queue, in->data, x->data, &r->on_device, s.first, n, x->cols);
+        experts_forward(t, op_first, op_end, &s);
+        spw_gpu_combine_backward_piece(t->queue, given->grad, r->dweights, combine->out->grad, given->data,
+                                       &r->on_device, s.first, n, given->cols);
+        experts_backward(t, dispatch, combine, &s);
+        if (sums != NULL)
+            spw_gpu_combine_piece(t->queue, sums, in->grad, &r->on_device, false, true, s.first, n, x->cols);
     }
 }
 
@@ -254,23 +410,39 @@ spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
     spw_value *y = o->out, *x = o->in[0];
     spw_routed *r = o->in[1]->routed;
     const spw__op *combine = o + 1;
-    const act *onto;
-    act *dx = spw__tape_grad_onto(t, x, &onto);
+    bool pieces = r->piece_rows > 0;
+    const act *onto = o->onto;
+    act *dx = pieces ? o->dx[0] : spw__tape_grad_onto(t, x, &onto);
+    float *sums = NULL;
     while (combine->kind != T_COMBINE)
         combine++;
+    if (pieces && !lend_piece(t, y, (uint32_t)(o + 1 - t->ops), (uint32_t)(combine - t->ops)))
+        return;
+    if (pieces && dx != NULL && (sums = begin_sums(t, x, onto)) == NULL)
+        return;
     for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
         uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
-        first = (end - 1) / each * each;
+        span s = span_of(r, first = (end - 1) / each * each, end);
         if (!tell_turn(t, r, first, end, SPW_TURN_BACKWARD))
             return;
-        experts_backward(t, r, o, combine, first, end);
+        for (const spw__op *between = o + 1; between < combine; between++) {
+            if (between->kind == T_LINEAR_EACH)
+                begin_idle(t, between, first, end);
+        }
+        turn_backward(t, o, combine, &s, sums);
         if (!tell_turn(t, r, first, end, SPW_TURN_OVER))
             return;
     }
-    if (!t->dry && combine->later)
+    if (pieces)
+        t->used = t->pieces_from;
+    if (!t->dry && sums != NULL)
+        spw_gpu_copy_d2d(t->queue, dx, t->act_dtype, sums, SPW_F32, x->rows * x->cols, NULL);
+    if (t->dry || pieces)
+        return;
+    if (combine->later)
         spw_gpu_combine_backward(t->queue, NULL, r->dweights, combine->out->grad, combine->in[0]->data, &r->on_device,
                                  combine->out->cols);
-    if (!t->dry && dx != NULL)
+    if (dx != NULL)
         spw_gpu_combine(t->queue, dx, onto, y->grad, &r->on_device, false, y->cols);
 }
 
@@ -279,11 +451,21 @@ spw__experts_combine_backward(spw_tape *t, spw__op *o)
 {
     spw_value *y = o->out, *x = o->in[0];
     spw_routed *r = o->in[1]->routed;
+    bool pieces = r->piece_rows > 0;
+    spw__op *dispatch = o;
     unsigned added = 0;
-    act *dx = spw__tape_grad(t, x, 1, &added);
-    SPW_ASSERT(!added && r->dweights == NULL);
+    act *dx;
+    while (dispatch->kind != T_DISPATCH)
+        dispatch--;
+    SPW_ASSERT(r->dweights == NULL);
     r->dweights = spw__tape_take(t, r->on_device.M * r->on_device.k * sizeof(float));
-    if (!t->dry && dx != NULL && r->dweights != NULL)
+    if (pieces) { /* what stays, in front of what does not */
+        dispatch->dx[0] = spw__tape_grad_onto(t, dispatch->in[0], &dispatch->onto);
+        t->pieces_from = t->used;
+    }
+    dx = spw__tape_grad(t, x, 1, &added);
+    SPW_ASSERT(!added);
+    if (!t->dry && !pieces && dx != NULL && r->dweights != NULL)
         spw_gpu_combine_backward(t->queue, dx, o->later ? NULL : r->dweights, y->grad, x->data, &r->on_device, y->cols);
     o->in[1]->grad_set = true;
     spw__tape_hand_over(t, o->in[2], y);

@@ -88,14 +88,15 @@ shared(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
     if (!call->model->config.shared_gated)
         return linear_onto(call, at, onto, x, false, true);
     x = linear(call, at, x, false);
-    return spw_nn_add_gated(call->tape, onto, x, linear(call, at, h, false));
+    h = linear(call, at, h, false);
+    spw_nn_into(call->tape, 0);
+    return spw_nn_add_gated(call->tape, onto, x, h);
 }
 
 static spw_value *
-route(const spw_call *call, uint32_t *at, spw_value *h)
+route(const spw_call *call, uint32_t *at, spw_value *logits)
 {
     const spw_model_config *c = &call->model->config;
-    spw_value *logits = linear(call, at, h, c->experts_paired);
     spw_routing_rule rule = {.sum_to_one = c->sum_to_one,
                              .sigmoid = c->sigmoid,
                              .scale = c->choice_scale > 0 ? (float)c->choice_scale : 1,
@@ -106,13 +107,13 @@ route(const spw_call *call, uint32_t *at, spw_value *h)
     return spw_nn_route(call->tape, logits, c->choices, &rule, call->batch->balance);
 }
 
-/* onto (or NULL) + what the experts that each row chooses make of h. */
+/* onto + what the experts that each row chooses by logits make of h. */
 static spw_value *
-experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
+experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h, spw_value *logits)
 {
     const spw_model_config *c = &call->model->config;
     spw_tape *t = call->tape;
-    spw_value *gate, *up, *routing = route(call, at, h), *x = spw_nn_dispatch(t, h, routing);
+    spw_value *gate, *up, *routing = route(call, at, logits), *x = spw_nn_dispatch(t, h, routing);
     spw_value *const *w = call->params + *at;
     if (c->experts_paired) {
         *at += (uint32_t)(4 * c->experts);
@@ -125,17 +126,14 @@ experts(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
         up = spw_nn_linear_each(t, x, routing, w + c->experts, NULL, 0);
         x = spw_nn_linear_each(t, spw_nn_gate_mul(t, c->gate, gate, up), routing, w + 2 * c->experts, NULL, 0);
     }
-    x = spw_nn_combine(t, onto, x, routing);
-    return c->shared_width > 0 ? shared(call, at, x, h) : x;
+    return spw_nn_combine(t, onto, x, routing);
 }
 
-/* onto (or NULL) + the MLP of h: one for all rows, or of the experts that each row chooses. */
+/* onto (or NULL) + the MLP of h. */
 static spw_value *
 mlp(const spw_call *call, uint32_t *at, spw_value *onto, spw_value *h)
 {
     const spw_model_config *c = &call->model->config;
-    if (spw_model_experts(c, call->block->layer_idx) > 0)
-        return experts(call, at, onto, h);
     h = c->packed ? spw_nn_gate_mul_packed(call->tape, c->gate, linear(call, at, h, c->mlp_bias)) : gated(call, at, h);
     return linear_onto(call, at, onto, h, c->mlp_bias, true);
 }
@@ -201,6 +199,37 @@ after_attention(const spw_call *call, uint32_t *at, spw_value *const *in, spw_va
     out[0] = h;
 }
 
+/* What attention gives is added to the block's input; what experts read of the sum, and the logits of who reads it. */
+static void
+before_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    const spw_model_config *c = &call->model->config;
+    out[0] = linear_onto(call, at, in[0], in[1], c->out_bias, true);
+    spw_nn_into(call->tape, 1);
+    out[1] = norm(call, at, out[0]);
+    spw_nn_into(call->tape, 2);
+    out[2] = linear(call, at, out[1], c->experts_paired);
+}
+
+/* Of what they give, and of what they have read. */
+static void
+after_experts(const spw_call *call, uint32_t *at, spw_value *const *in, spw_value **out)
+{
+    out[0] = shared(call, at, in[0], in[1]);
+}
+
+/* Rows meet in routing, which is in no tile; experts take their rows in pieces of a tile's size. Mixtures have norms before halves alone. */
+static spw_value *
+mixture(const spw_call *call, uint32_t *at, spw_value *x, spw_value *attended)
+{
+    spw_value *v[3], *y;
+    spw_nn_rows(call, at, before_experts, (spw_value *[]){x, attended}, 2, v, 3);
+    y = experts(call, at, v[0], v[1], v[2]);
+    if (call->model->config.shared_width > 0)
+        spw_nn_rows(call, at, after_experts, (spw_value *[]){y, v[1]}, 2, &y, 1);
+    return y;
+}
+
 spw_value *
 spw_llama_layer_forward(const spw_call *call, spw_value *x)
 {
@@ -232,8 +261,8 @@ spw_llama_layer_forward(const spw_call *call, spw_value *x)
                          &shape);
     if (spw_model_experts(c, call->block->layer_idx) == 0)
         spw_nn_rows(call, &at, after_attention, (spw_value *[]){x, h}, 2, &y, 1);
-    else /* rows meet in routing */
-        after_attention(call, &at, (spw_value *[]){x, h}, &y);
+    else
+        y = mixture(call, &at, x, h);
     return y;
 }
 

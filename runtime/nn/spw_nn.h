@@ -21,6 +21,7 @@ extern "C" {
 typedef struct spw_routed {
     spw_routing on_device;
     int32_t ends[SPW_EXPERTS_MAX]; /* of each expert's rows, on the host: products are made by expert */
+    uint64_t piece_rows;           /* places that are computed at a time; 0: all */
     float *dweights, balance;      /* as spw_gpu_route_backward() takes it */
     spw_routing_rule rule;
 } spw_routed;
@@ -64,7 +65,8 @@ void spw_tape_reset(spw_tape *tape, void *arena, uint64_t arena_bytes, bool reco
 /* The same, not recorded, and all that backward reads stays in the arena, for spw_tape_reset_kept(). */
 void spw_tape_reset_keeping(spw_tape *tape, void *arena, uint64_t arena_bytes);
 /*
- * spw_tape_in_tiles - from the next reset on, spw_nn_rows() computes at most so many rows at a time; 0, as at first: all.
+ * spw_tape_in_tiles - from the next reset on, spw_nn_rows() computes at most so many rows at a time, and experts take so many of theirs where
+ * a batch has more rows; 0, as at first: all. Calls with a cache have no tiles.
  */
 void spw_tape_in_tiles(spw_tape *tape, uint64_t rows);
 /* Most that was used of the arena in this call. */
@@ -157,7 +159,8 @@ spw_value *spw_nn_gate_mul_packed(spw_tape *t, spw_gate kind, spw_value *x);
 /*
  * A mixture of experts: a routing of rows by logits (rows, experts), to `choices` experts each; x's rows in order of experts (rows
  * choices, cols); linear layers, w[e] and b[e] (b NULL: none) for the rows of expert e, whose weights have one shape; and, weighted, back to where the
- * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
+ * rows were, onto what is there. Between dispatch and combine there are such layers and gated products alone. In tiles the rows between are a
+ * piece's, whose memory is shared by all pieces, sums are formed in fp32 by place, and a recorded forward leaves the experts out as with turns. Forward waits for the device once for each routing, to learn how many rows each expert has. balance:
  * backward adds the gradient of balance times experts times the sum over experts of (share of the pairs times mean probability).
  */
 spw_value *spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing_rule *rule, float balance);

@@ -44,7 +44,7 @@ spw_tape_reset(spw_tape *t, void *arena, uint64_t arena_bytes, bool record)
     t->by_row = t->cache_taken = false;
     t->on_route = NULL;
     t->on_turn = NULL;
-    t->in_experts = false;
+    t->in_experts = t->in_pieces = false;
     t->pending = NULL;
     t->linear_flops = 0;
     t->first_row = 0;
@@ -207,7 +207,7 @@ spw__tape_value(spw_tape *t, uint64_t rows, uint64_t cols, act *data)
     }
     v = &t->values[t->value_count++];
     *v = (spw_value){.rows = rows, .cols = cols, .data = data, .needs_grad = t->record, .there = there};
-    if (data == NULL && (v->data = spw__tape_take(t, rows * cols * t->act_bytes)) == NULL)
+    if (data == NULL && !t->in_pieces && (v->data = spw__tape_take(t, rows * cols * t->act_bytes)) == NULL)
         return NULL;
     return v;
 }

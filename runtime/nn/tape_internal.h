@@ -55,6 +55,7 @@ typedef struct spw__op {
     spw_attention_shape shape;
     spw_value **each, **each_bias; /* by expert */
     act *dx[2];                    /* of what is done in turns: where its inputs' gradients go */
+    const act *onto;               /* dispatch in pieces: what there is of its input's gradient already */
     bool later;                    /* combine: what it combines is computed in the backward pass */
     float p;
     uint64_t key, counter, first;
@@ -87,8 +88,10 @@ struct spw_tape {
     spw_turn_fn on_turn;
     void *on_turn_ctx;
     uint64_t turn_experts;
-    bool in_experts;        /* between a dispatch and its combine */
-    uint32_t experts_first; /* the first operation there */
+    bool in_experts, in_pieces; /* between a dispatch and its combine; values there have no memory yet */
+    uint32_t experts_first;     /* the first operation there */
+    spw_value *dispatched[2];   /* what dispatch takes and gives */
+    uint64_t pieces_from;       /* where memory of backward begins that is needed until their dispatch is done */
     uint32_t op_count, value_count, routing_count, each_count;
     /*
      * What is recorded of linear layers and parts by rows is computed when the next operation comes: backward reads no block's output,
