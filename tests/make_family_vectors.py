@@ -11,7 +11,7 @@ import contextlib, copy, json, math, os, random, shutil, sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MixtralConfig, Olmo2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3Config, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, Mistral3Config, MiniMaxM2Config, MixtralConfig, Olmo2Config, Olmo3Config,
                           Phi3Config, PixtralVisionConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen2MoeConfig, Qwen2VLConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SiglipVisionConfig,
                           SmolLM3Config)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -45,7 +45,7 @@ def draw(model, dtype):
 # The gradient of each expert's weights by the name that they have in files.
 def gradients(model, config):
     for name, p in model.named_parameters():
-        grad, mixtral = p.grad, config.model_type == "mixtral"
+        grad, mixtral = p.grad, config.model_type in ("mixtral", "minimax_m2")
         if grad is None:  # of what reads images
             continue
         name = name.removeprefix("transformer.").replace("language_model.", "").replace(".mlp.", ".block_sparse_moe." if mixtral else ".mlp.")
@@ -166,6 +166,27 @@ def deepseek_keys(folder, v2):
     c = json.load(open(path))
     c |= {"moe_layer_freq": 1, "ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "scoring_func": "softmax" if v2 else "sigmoid"} | (
         {} if v2 else {"topk_method": "noaux_tc"})
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As MiniMax-M2's folders have it.
+def minimax_keys(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    rope = c.pop("rope_parameters")
+    c |= {"rope_theta": rope["rope_theta"], "rotary_dim": int(rope["partial_rotary_factor"] * c["head_dim"]), "scoring_func": "sigmoid",
+          "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0, "sliding_window": None,
+          "attn_type_list": [1] * c["num_hidden_layers"], "num_mtp_modules": 3, "torch_dtype": c.pop("dtype")}
+    json.dump(c, open(path, "w"), indent=2)
+
+
+# As OLMo 3's folders have it: scaling is for layers without a window.
+def olmo_rope(folder):
+    path = os.path.join(folder, "config.json")
+    c = json.load(open(path))
+    full = c.pop("rope_parameters")["full_attention"]
+    del c["layer_types"]
+    c |= {"rope_theta": full.pop("rope_theta"), "rope_scaling": full}
     json.dump(c, open(path, "w"), indent=2)
 
 
@@ -455,6 +476,16 @@ elif __name__ == "__main__":
                                                 rope_parameters=rope(500.0)), f32)
     make("glm4_moe_lite", Glm4MoeLiteConfig(**latent, n_routed_experts=6, v_head_dim=10, mlp_layer_types=["dense", "dense", "sparse"],
                                             rope_parameters=rope(1000.0)), f32)
+    minimax = common | dict(intermediate_size=11, pad_token_id=None, num_experts_per_tok=3)
+    make("minimax_m2", MiniMaxM2Config(**minimax, head_dim=8, num_local_experts=6, rope_parameters=rope(1000.0, partial_rotary_factor=0.5)), bf16)
+    make("minimax_m2_old", MiniMaxM2Config(**minimax | dict(num_key_value_heads=4, num_hidden_layers=3), head_dim=6, num_local_experts=4,
+                                           rope_parameters=rope(500.0, partial_rotary_factor=2 / 3)), f32, rewrite=minimax_keys)
+    olmo3 = common | dict(hidden_size=24, pad_token_id=None, sliding_window=5)
+    make("olmo3", Olmo3Config(**olmo3 | dict(num_hidden_layers=4), layer_types=["sliding_attention", "full_attention"] * 2,
+                              rope_parameters={"full_attention": rope(1000.0, "yarn", **yarn), "sliding_attention": rope(200.0)}), bf16)
+    make("olmo3_old", Olmo3Config(**olmo3 | dict(num_hidden_layers=5, num_key_value_heads=4), attention_bias=True,
+                                  rope_parameters={"full_attention": rope(5e5, "yarn", **yarn | dict(factor=8.0, attention_factor=1.2))}), f32,
+         rewrite=olmo_rope)
     axes = dict(common | dict(hidden_size=24), pad_token_id=None, rope_parameters=rope(1000.0, mrope_section=[1, 1, 1]))
     tokens = dict(image_token_id=40, video_token_id=39, vision_start_token_id=38, vision_end_token_id=37)
     vision = dict(depth=1, embed_dim=8, hidden_size=24, num_heads=2, mlp_ratio=1)

@@ -62,7 +62,11 @@ static const char *const cases[] = {"gpt2",
                                     "deepseek_v2_greedy",
                                     "deepseek_v3",
                                     "deepseek_v3_half",
-                                    "glm4_moe_lite"};
+                                    "glm4_moe_lite",
+                                    "minimax_m2",
+                                    "minimax_m2_old",
+                                    "olmo3",
+                                    "olmo3_old"};
 
 #define DONE(call)                                                                                                     \
     do {                                                                                                               \
@@ -319,6 +323,8 @@ test_streamed(void **state)
     run("glm4_moe", dir);
     run("deepseek_v2", dir);
     run("deepseek_v3_half", dir);
+    run("minimax_m2", dir);
+    run("olmo3", dir);
     tiny_dir_remove(dir);
 }
 
@@ -326,10 +332,11 @@ test_streamed(void **state)
 static void
 test_same_bits(void **state)
 {
-    static const char *const some[] = {"llama3",    "mistral",       "qwen2_window", "qwen3_bias",
-                                       "mixtral",   "qwen3_moe_sum", "phi3_long",    "smollm3",
-                                       "qwen2_moe", "olmo2",         "gemma3",       "gemma2",
-                                       "gpt_oss",   "glm4_moe",      "deepseek_v3",  "deepseek_v2_greedy"};
+    static const char *const some[] = {"llama3",         "mistral",       "qwen2_window", "qwen3_bias",
+                                       "mixtral",        "qwen3_moe_sum", "phi3_long",    "smollm3",
+                                       "qwen2_moe",      "olmo2",         "gemma3",       "gemma2",
+                                       "gpt_oss",        "glm4_moe",      "deepseek_v3",  "deepseek_v2_greedy",
+                                       "minimax_m2_old", "olmo3_old"};
     char dir[256];
     (void)state;
     tiny_dir_make(dir);
@@ -556,6 +563,23 @@ test_refusals(void **state)
         {"olmo2", "\"sliding_window\":4", "not supported yet: sliding_window 4"},
         {"olmo2", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
         {"olmo2", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"olmo3", "\"rope_theta\":1e4",
+         "rope_theta: expected 500000, or rope_parameters with one for each kind of layer, got 10000"},
+        {"olmo3", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
+        {"olmo3", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"olmo3", "\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"yarn\",\"factor\":2}}",
+         "not supported yet: rope_parameters.sliding_attention.rope_type \"yarn\""},
+        {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
+        {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
+        {"minimax_m2", "\"use_routing_bias\":false", "not supported yet: use_routing_bias false"},
+        {"minimax_m2", "\"shared_intermediate_size\":9", "not supported yet: shared_intermediate_size 9"},
+        {"minimax_m2", "\"router_jitter_noise\":0.1", "not supported yet: router_jitter_noise 0.1"},
+        {"minimax_m2", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"minimax_m2", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"minimax_m2", "\"rotary_dim\":1", "rotary_dim: expected integer in [2, "},
+        {"minimax_m2", "\"rotary_dim\":256", "rotary_dim: expected no more than head_dim, got 256"},
         {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_limit\":6.5",
          "not supported yet: swiglu_limit 6.5"},
         {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_alpha\":1.5",
@@ -854,6 +878,23 @@ test_defaults(void **state)
                "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2,\"topk_method\":\"group_limited_greedy\"", &m,
                &err));
     assert_true(m.groups == 4 && m.group_choices == 2);
+    DONE(parse("minimax_m2", "", &m, &err));
+    assert_true(m.experts == 256 && m.choices == 8 && m.sigmoid && m.sum_to_one && m.shared_width == 0);
+    assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.head_dim == 128 && m.kv_heads == 8);
+    assert_true(m.rope_theta == 5e6 && m.rope_part == 0 && m.norm_eps == 1e-6 && m.mlp_width == 7 && !m.tied);
+    DONE(parse("minimax_m2", "\"rotary_dim\":32", &m, &err));
+    assert_true(spw_model_rope_width(&m) == 32);
+    DONE(parse("minimax_m2", "\"rotary_dim\":32,\"partial_rotary_factor\":0.5", &m, &err));
+    assert_true(spw_model_rope_width(&m) == 64);
+    DONE(parse("olmo3", "", &m, &err));
+    assert_true(m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && m.norm_eps == 1e-5 && !m.tied);
+    assert_true(m.rope_theta == 5e5 && m.rope_local_theta == 5e5 && m.window == 4096 && m.full_every == 0);
+    DONE(parse("olmo3", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8}", &m, &err));
+    assert_true(m.rope == SPW_ROPE_YARN && spw_model_rope_table(&m, 0) == 1);
+    DONE(parse("olmo3",
+               "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":7},\"sliding_attention\":{\"rope_theta\":9}}",
+               &m, &err));
+    assert_true(m.rope_theta == 7 && m.rope_local_theta == 9);
     DONE(parse("glm4_moe_lite", "\"first_k_dense_replace\":1", &m, &err));
     assert_true(m.q_rank == 768 && m.head_dim == 256 && m.value_dim == 256 && m.dense_first == 1 && m.sigmoid);
     assert_true(m.experts == 64 && m.choices == 4 && m.groups == 0 && m.choice_scale == 1.8 && m.norm_eps == 1e-5);
@@ -919,6 +960,10 @@ test_norms_begin(void **state)
             assert_int_equal(norms, 4 * 6 + 1);
         if (strcmp(cases[i], "olmo2") == 0)
             assert_int_equal(norms, 2 * 4 + 1);
+        if (strcmp(cases[i], "minimax_m2") == 0)
+            assert_int_equal(norms, 2 * 4 + 1);
+        if (strcmp(cases[i], "olmo3") == 0)
+            assert_int_equal(norms, 4 * 4 + 1);
         spw_model_destroy(model);
     }
 }

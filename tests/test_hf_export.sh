@@ -21,7 +21,7 @@ train() {
 EOF
     check "$1 trains" run train "$dir/$1.json" --quiet
 }
-names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite"
+names="gpt2 gpt2_untied llama llama3 linear yarn mistral mistral_full qwen2 qwen2_window qwen3 qwen3_bias mixtral qwen3_moe phi3 phi3_long smollm3 qwen2_moe olmo2 gemma3 gemma3_full gemma2 gemma2_full gpt_oss gpt_oss_plain qwen3_moe_dense glm4_moe glm4_moe_free deepseek_v3 deepseek_v2 glm4_moe_lite minimax_m2 olmo3 olmo3_plain"
 gpt2='"model_type":"gpt2","n_embd":24,"n_layer":2,"n_head":4,"n_positions":64,"vocab_size":256'
 train gpt2 true "$gpt2"
 train gpt2_untied false "$gpt2,\"n_inner\":31,\"tie_word_embeddings\":false"
@@ -54,6 +54,10 @@ train phi3_long false "\"model_type\":\"phi3\",$small,\"partial_rotary_factor\":
 train smollm3 true "\"model_type\":\"smollm3\",$small,\"no_rope_layer_interval\":2,\"mlp_bias\":true"
 train qwen2_moe true "\"model_type\":\"qwen2_moe\",$small,\"num_experts\":6,\"num_experts_per_tok\":3,\"moe_intermediate_size\":11,\"shared_expert_intermediate_size\":17"
 train olmo2 true "\"model_type\":\"olmo2\",$small,\"head_dim\":8,\"rope_theta\":5e5,\"attention_bias\":true"
+train minimax_m2 true "\"model_type\":\"minimax_m2\",$small,\"head_dim\":8,\"num_local_experts\":5,\"num_experts_per_tok\":2,\"rotary_dim\":4"
+train olmo3 true "\"model_type\":\"olmo3\",$small,\"sliding_window\":7,\"layer_types\":[\"sliding_attention\",\"full_attention\"],
+    \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
+train olmo3_plain false "\"model_type\":\"olmo3\",$small,\"layer_types\":[\"full_attention\",\"full_attention\"],\"attention_bias\":true"
 train gemma3 true "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"query_pre_attn_scalar\":10,\"sliding_window\":7,\"sliding_window_pattern\":2,
     \"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":1000},\"sliding_attention\":{\"rope_theta\":50}}"
 train gemma3_full false "\"model_type\":\"gemma3_text\",$small,\"head_dim\":8,\"layer_types\":[\"full_attention\",\"full_attention\"],\"tie_word_embeddings\":false"
@@ -115,6 +119,12 @@ want = {
     "smollm3": dict(no_rope_layers=[1, 0], mlp_bias=True, attention_bias=False, tie_word_embeddings=True, layer_types=["full_attention"] * 2,
                     rope_parameters={"rope_type": "default", "rope_theta": 2e6}),
     "olmo2": dict(rope_parameters={"rope_type": "default", "rope_theta": 5e5}, rms_norm_eps=1e-5, head_dim=8, attention_bias=True),
+    "minimax_m2": dict(num_local_experts=5, num_experts_per_tok=2, head_dim=8,
+                       rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}),
+    "olmo3": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"], attention_bias=False, rms_norm_eps=1e-5,
+                  rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 50}}),
+    "olmo3_plain": dict(layer_types=["full_attention"] * 2, attention_bias=True),
     "gemma3": dict(query_pre_attn_scalar=10, sliding_window=7, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
                    hidden_activation="gelu_pytorch_tanh", attention_bias=False,
                    rope_parameters={"full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1000},
@@ -137,7 +147,7 @@ want = {
 
 # transformers holds a layer's experts in two tensors; files have each expert's own.
 def by_expert(model):
-    mixtral = model.config.model_type == "mixtral"
+    mixtral = model.config.model_type in ("mixtral", "minimax_m2")
     for key, t in model.state_dict().items():
         key = key.replace(".mlp.", ".block_sparse_moe.") if mixtral else key
         if t.ndim < 3 or model.config.model_type == "gpt_oss":  # whose files have the two tensors
@@ -158,6 +168,8 @@ for name, values in want.items():
     stored = load_file(f"{folder}/model.safetensors")
     for key, t in stored.items():
         got = state.get(key, state.get("transformer." + key))
+        if name == "minimax_m2" and key.endswith("e_score_correction_bias"):  # whose class rounds what files have in fp32
+            got = got.to(t.dtype)
         if got is None or got.dtype != t.dtype or got.shape != t.shape or got.contiguous().view(torch.uint8).tolist() != t.view(torch.uint8).tolist():
             wrong.append(f"tensor {key}")
     if len(stored) != len({t.data_ptr() for t in state.values()}):

@@ -167,10 +167,10 @@ static void
 test_kept(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
-        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
-        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
-        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
+        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,  SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE,  SPW_FAMILY_DEEPSEEK_V2,
+        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         layer l;
@@ -311,10 +311,10 @@ static void
 test_tiles(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
-        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
-        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
-        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
+        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,  SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE,  SPW_FAMILY_DEEPSEEK_V2,
+        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3};
     static const uint64_t each[] = {1, 6, 7, 16, POSITIONS, POSITIONS + 1};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
@@ -398,10 +398,10 @@ static void
 test_begun(void **state)
 {
     static const spw_family families[] = {
-        SPW_FAMILY_GPT2,      SPW_FAMILY_GPT2,     SPW_FAMILY_LLAMA,       SPW_FAMILY_QWEN2,
-        SPW_FAMILY_QWEN3,     SPW_FAMILY_MIXTRAL,  SPW_FAMILY_QWEN3_MOE,   SPW_FAMILY_PHI3,
-        SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,    SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,
-        SPW_FAMILY_GPT_OSS,   SPW_FAMILY_GLM4_MOE, SPW_FAMILY_DEEPSEEK_V2, SPW_FAMILY_DEEPSEEK_V3};
+        SPW_FAMILY_GPT2,        SPW_FAMILY_GPT2,       SPW_FAMILY_LLAMA,   SPW_FAMILY_QWEN2,     SPW_FAMILY_QWEN3,
+        SPW_FAMILY_MIXTRAL,     SPW_FAMILY_QWEN3_MOE,  SPW_FAMILY_PHI3,    SPW_FAMILY_QWEN2_MOE, SPW_FAMILY_OLMO2,
+        SPW_FAMILY_GEMMA3,      SPW_FAMILY_GEMMA2,     SPW_FAMILY_GPT_OSS, SPW_FAMILY_GLM4_MOE,  SPW_FAMILY_DEEPSEEK_V2,
+        SPW_FAMILY_DEEPSEEK_V3, SPW_FAMILY_MINIMAX_M2, SPW_FAMILY_OLMO3};
     (void)state;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         for (uint32_t block = 1; block <= 4;
@@ -416,12 +416,13 @@ test_begun(void **state)
             l.lazy = true;
             for (uint32_t k = 0; k < l.block->param_count; k++) {
                 const spw_param *p = &l.model->params[l.block->param_ids[k]];
-                memset(l.grads[k], 0xff, p->rows * p->cols * sizeof(float)); /* NaN */
+                if (!p->frozen)
+                    memset(l.grads[k], 0xff, p->rows * p->cols * sizeof(float)); /* NaN */
             }
             spw_tape_reset(l.tape, l.arena, ARENA, true);
             got = backward(&l, forward(&l, true));
             for (uint32_t k = 0; k < l.block->param_count; k++)
-                assert_true(l.begun[k]);
+                assert_true(l.begun[k] != l.model->params[l.block->param_ids[k]].frozen);
             spw_tape_reset(l.tape, l.arena, ARENA, true);
             twice = backward(&l, forward(&l, true));
             for (uint64_t i = 0; i < n + l.grad_elems; i++) {

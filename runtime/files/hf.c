@@ -22,18 +22,20 @@ enum {
     EXPERTS = MIXTRAL | QWEN_MOE,
     PHI3 = 1 << SPW_FAMILY_PHI3,
     SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
-    OLMO = 1 << SPW_FAMILY_OLMO2,
+    OLMO3 = 1 << SPW_FAMILY_OLMO3,
+    OLMO = 1 << SPW_FAMILY_OLMO2 | OLMO3,
     GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
     GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
     GEMMA = GEMMA2 | GEMMA3,
     GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
     GLM = 1 << SPW_FAMILY_GLM4_MOE,
+    MINIMAX = 1 << SPW_FAMILY_MINIMAX_M2,
     DEEPSEEK_V2 = 1 << SPW_FAMILY_DEEPSEEK_V2,
     DEEPSEEK_V3 = 1 << SPW_FAMILY_DEEPSEEK_V3,
     GLM_LITE = 1 << SPW_FAMILY_GLM4_LITE,
     LATENT = DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE,
     SHARED = GLM | LATENT, /* an expert of all rows beside the others, by DeepSeek's names */
-    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED,
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED | MINIMAX,
     ALL = GPT2 | LLAMAS
 };
 
@@ -74,8 +76,8 @@ static const struct {
     {"rope_local_base_freq", GEMMA3},
     {"attention_bias", LLAMAS},
     {"mlp_bias", LLAMAS},
-    {"sliding_window", LLAMAS & ~SHARED},
-    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | SHARED)},
+    {"sliding_window", LLAMAS & ~(SHARED | MINIMAX)},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | SHARED | MINIMAX | OLMO3)},
     {"max_window_layers", QWEN | QWEN_MOE},
     {"sliding_window_pattern", GEMMA3},
     {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
@@ -84,18 +86,18 @@ static const struct {
     {"final_logit_softcapping", GEMMA},
     {"use_bidirectional_attention", GEMMA},
     {"cache_implementation", GEMMA},
-    {"num_experts", EXPERTS | GPT_OSS},
-    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS},
+    {"num_experts", EXPERTS | GPT_OSS | MINIMAX},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS | MINIMAX},
     {"shared_expert_intermediate_size", QWEN2_MOE},
     {"qkv_bias", QWEN2_MOE},
-    {"num_experts_per_tok", EXPERTS | GPT_OSS | SHARED},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS | SHARED | MINIMAX},
     {"n_routed_experts", SHARED},
     {"n_shared_experts", SHARED},
     {"first_k_dense_replace", SHARED},
     {"n_group", SHARED},
     {"topk_group", SHARED},
     {"routed_scaling_factor", SHARED},
-    {"use_qk_norm", GLM},
+    {"use_qk_norm", GLM | MINIMAX},
     {"kv_lora_rank", LATENT},
     {"q_lora_rank", LATENT},
     {"qk_nope_head_dim", LATENT},
@@ -103,7 +105,11 @@ static const struct {
     {"v_head_dim", LATENT},
     {"rope_interleave", DEEPSEEK_V3 | GLM_LITE},
     {"topk_method", LATENT},
-    {"scoring_func", LATENT},
+    {"scoring_func", LATENT | MINIMAX},
+    {"rotary_dim", MINIMAX},
+    {"qk_norm_type", MINIMAX},
+    {"use_routing_bias", MINIMAX},
+    {"shared_intermediate_size", MINIMAX},
     {"moe_layer_freq", LATENT},
     {"mlp_layer_types", GLM_LITE},
     {"aux_loss_alpha", LATENT},
@@ -117,9 +123,9 @@ static const struct {
     {"norm_topk_prob", QWEN_MOE | SHARED},
     {"decoder_sparse_step", QWEN_MOE},
     {"mlp_only_layers", QWEN_MOE},
-    {"output_router_logits", EXPERTS | GPT_OSS | SHARED},
-    {"router_aux_loss_coef", EXPERTS | GPT_OSS | SHARED},
-    {"router_jitter_noise", MIXTRAL},
+    {"output_router_logits", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"router_jitter_noise", MIXTRAL | MINIMAX},
     {"layer_types", LLAMAS},
     {"resid_pdrop", GPT2 | PHI3},
     {"embd_pdrop", GPT2 | PHI3},
@@ -140,11 +146,11 @@ static const struct {
 };
 
 const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
-    "GPT2LMHeadModel",       "LlamaForCausalLM",      "MistralForCausalLM",  "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",      "MixtralForCausalLM",    "Qwen3MoeForCausalLM", "Phi3ForCausalLM",
-    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",   "Olmo2ForCausalLM",    "Gemma3ForCausalLM",
-    "Gemma2ForCausalLM",     "GptOssForCausalLM",     "Glm4MoeForCausalLM",  "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"};
+    "GPT2LMHeadModel",       "LlamaForCausalLM",       "MistralForCausalLM",   "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",  "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",     "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM"};
 
 const char *
 spw_hf_config_key(uint32_t i)
@@ -300,13 +306,14 @@ read_rope_scale(const source *s, const source *top, spw_model_config *c)
     return SPW_OK;
 }
 
-/* Phi-3's and GLM's classes turn the first part of a head, and look in the rope object before they look beside; the others know of no part. */
+/* Phi-3's, GLM's and MiniMax's classes turn the first part of a head, and look in the rope object before they look beside; the others know of no part. */
 static spw_status
 read_rope_part(const source *s, spw_model_config *c)
 {
     double part = c->rope_part > 0 ? c->rope_part : 1;
     SPW_TRY(read_real(s, "partial_rotary_factor", &part));
-    if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE)
+    if (part != 1 && c->family != SPW_FAMILY_PHI3 && c->family != SPW_FAMILY_GLM4_MOE &&
+        c->family != SPW_FAMILY_MINIMAX_M2)
         return refuse(s, "partial_rotary_factor", get(s, "partial_rotary_factor"));
     if (!(part > 0 && part <= 1))
         return wrong(s, "partial_rotary_factor", "number above 0, at most 1", get(s, "partial_rotary_factor"));
@@ -357,11 +364,15 @@ read_rope_object(const source *s, const source *rope, const char *theta, spw_mod
     return read_rope_scale(rope, s, c);
 }
 
-/* Gemma's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter. */
+/*
+ * Gemma 3's and OLMo 3's layers with a window and those without have an object each in newer files; in older ones scaling is for the latter.
+ * There releases differ in the theta that OLMo's layers with a window have, unless it is the default.
+ */
 static spw_status
 read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_config *c)
 {
-    spw_model_config local = {.rope_theta = 10000};
+    bool olmo = c->family == SPW_FAMILY_OLMO3;
+    spw_model_config local = {.rope_theta = olmo ? c->rope_theta : 10000};
     source full = *rope, sliding = {NULL, s->name, "", s->err, false, false};
     const char *name;
     json_t *v;
@@ -375,7 +386,10 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
         }
     }
     SPW_TRY(read_rope_object(s, &full, "rope_theta", c));
-    SPW_TRY(read_rope_object(s, &sliding, "rope_local_base_freq", &local));
+    if (olmo && !newer && c->rope_theta != local.rope_theta)
+        return wrong(s, "rope_theta", "500000, or rope_parameters with one for each kind of layer",
+                     get(s, "rope_theta"));
+    SPW_TRY(read_rope_object(s, &sliding, olmo ? "" : "rope_local_base_freq", &local));
     c->rope_local_theta = local.rope_theta;
     return local.rope == SPW_ROPE_PLAIN ? SPW_OK : refuse(&sliding, "rope_type", get(&sliding, "rope_type"));
 }
@@ -384,17 +398,26 @@ read_rope_by_layer(const source *s, const source *rope, bool newer, spw_model_co
 static spw_status
 read_rope(const source *s, spw_model_config *c)
 {
-    bool newer = get(s, "rope_parameters") != NULL, by_layer = c->family == SPW_FAMILY_GEMMA3;
+    bool newer = get(s, "rope_parameters") != NULL, minimax = c->family == SPW_FAMILY_MINIMAX_M2;
+    bool by_layer = c->family == SPW_FAMILY_GEMMA3 || c->family == SPW_FAMILY_OLMO3;
+    uint64_t turned = c->head_dim;
     source rope;
     if (newer && get(s, "rope_scaling") != NULL)
         return SPW_RAISE(s->err, SPW_ECONFIG, "%s: %srope_parameters and rope_scaling say the same twice", s->name,
                          s->prefix);
-    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || by_layer || s->qwen_vl ? 1e6
-                    : s->axes                                                 ? 5e5
-                    : c->family == SPW_FAMILY_SMOLLM3                         ? 2e6
-                    : c->family == SPW_FAMILY_GPT_OSS                         ? 150000
-                                                                              : 10000;
+    c->rope_theta = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_GEMMA3 || s->qwen_vl ? 1e6
+                    : s->axes || by_layer                                                           ? 5e5
+                    : minimax                                                                       ? 5e6
+                    : c->family == SPW_FAMILY_SMOLLM3                                               ? 2e6
+                    : c->family == SPW_FAMILY_GPT_OSS                                               ? 150000
+                                                                                                    : 10000;
     c->rope_part = c->family == SPW_FAMILY_GLM4_MOE ? 0.5 : 0;
+    if (minimax && c->head_dim > 0) { /* the older name */
+        SPW_TRY(read_size(s, "rotary_dim", 2, &turned));
+        if (turned > c->head_dim)
+            return wrong(s, "rotary_dim", "no more than head_dim", get(s, "rotary_dim"));
+        c->rope_part = (double)turned / (double)c->head_dim;
+    }
     SPW_TRY(read_rope_part(s, c));
     SPW_TRY(read_member(s, newer ? "rope_parameters" : "rope_scaling", &rope));
     if (c->family == SPW_FAMILY_GPT_OSS && rope.object == NULL)
@@ -464,13 +487,15 @@ read_layer_types(const source *s, spw_model_config *c, bool sets_first)
     return SPW_OK;
 }
 
-/* Gemma's and gpt-oss's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
+/* Gemma's, gpt-oss's and OLMo 3's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
 static spw_status
 read_windows_between(const source *s, spw_model_config *c)
 {
     const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
     c->window = c->family == SPW_FAMILY_GPT_OSS ? 128 : 4096; /* the classes' defaults */
-    c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2 : 6;
+    c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2
+                    : c->family == SPW_FAMILY_OLMO3                                   ? 4
+                                                                                      : 6;
     SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
     if (c->family == SPW_FAMILY_GEMMA3)
         SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
@@ -498,9 +523,10 @@ read_window(const source *s, spw_model_config *c)
     bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
     bool used = c->family == SPW_FAMILY_MISTRAL || none;
     bool said = json_object_get(s->object, "sliding_window") != NULL || none;
-    if (c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family)) /* their classes know of none */
+    if (c->family == SPW_FAMILY_GLM4_MOE || c->family == SPW_FAMILY_MINIMAX_M2 ||
+        spw__hf_is_latent(c->family)) /* their classes know of none */
         return read_layer_types(s, c, false);
-    if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
+    if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3)
         return read_windows_between(s, c);
     if (!qwen && !moe)
         SPW_TRY(must_be(s, "use_sliding_window", used));
@@ -577,15 +603,17 @@ read_llama(const source *s, spw_model_config *c)
 {
     bool gpt_oss = c->family == SPW_FAMILY_GPT_OSS, bias = gpt_oss;
     bool qwen3 = c->family == SPW_FAMILY_QWEN3 || c->family == SPW_FAMILY_QWEN3_MOE;
-    bool olmo = c->family == SPW_FAMILY_OLMO2, gemma = spw__hf_is_gemma(c->family);
+    bool olmo = c->family == SPW_FAMILY_OLMO2 || c->family == SPW_FAMILY_OLMO3, gemma = spw__hf_is_gemma(c->family);
     bool biases = c->family == SPW_FAMILY_LLAMA || c->family == SPW_FAMILY_SMOLLM3;
     bool glm = c->family == SPW_FAMILY_GLM4_MOE, latent = spw__hf_is_latent(c->family);
-    uint64_t kv_default = c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm ? 8
-                          : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma      ? 4
-                          : s->qwen_vl                                                                         ? 8
-                          : c->family == SPW_FAMILY_QWEN2_MOE                                                  ? 16
-                          : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                     ? 32
-                                                                                                               : 0;
+    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2;
+    uint64_t kv_default =
+        c->family == SPW_FAMILY_MISTRAL || c->family == SPW_FAMILY_MIXTRAL || gpt_oss || glm || minimax ? 8
+        : c->family == SPW_FAMILY_QWEN3_MOE || c->family == SPW_FAMILY_SMOLLM3 || gemma                 ? 4
+        : s->qwen_vl                                                                                    ? 8
+        : c->family == SPW_FAMILY_QWEN2_MOE                                                             ? 16
+        : c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3                                ? 32
+                                                                                                        : 0;
     bool coarse = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3 || c->family == SPW_FAMILY_GLM4_LITE;
     c->norm_eps = coarse || olmo || gpt_oss || glm || s->qwen_vl ? 1e-5 : 1e-6;
     SPW_TRY(read_size(s, "hidden_size", 1, &c->width));
@@ -595,11 +623,11 @@ read_llama(const source *s, spw_model_config *c)
     SPW_TRY(read_size(s, "max_position_embeddings", 1, &c->positions));
     c->kv_heads = kv_default > 0 && json_object_get(s->object, "num_key_value_heads") == NULL ? kv_default : c->heads;
     SPW_TRY(read_size(s, "num_key_value_heads", 1, &c->kv_heads));
-    c->head_dim = gemma                           ? 256
-                  : gpt_oss                       ? 64
-                  : c->family == SPW_FAMILY_QWEN3 ? 128
-                  : c->heads > 0                  ? c->width / c->heads
-                                                  : 0;
+    c->head_dim = gemma                                      ? 256
+                  : gpt_oss                                  ? 64
+                  : c->family == SPW_FAMILY_QWEN3 || minimax ? 128
+                  : c->heads > 0                             ? c->width / c->heads
+                                                             : 0;
     SPW_TRY(read_size(s, "head_dim", 1, &c->head_dim));
     if (c->width > 0 && c->heads > c->width && c->head_dim == 0)
         return wrong(s, "num_attention_heads", "no more heads than hidden_size",
@@ -622,10 +650,10 @@ read_llama(const source *s, spw_model_config *c)
         SPW_TRY(read_bool(s, "mlp_bias", &c->mlp_bias));
     else
         SPW_TRY(must_be(s, "mlp_bias", false));
-    c->qk_norm = qwen3 || olmo || c->family == SPW_FAMILY_GEMMA3;
+    c->qk_norm = qwen3 || olmo || minimax || c->family == SPW_FAMILY_GEMMA3;
     if (glm)
         SPW_TRY(read_bool(s, "use_qk_norm", &c->qk_norm));
-    c->qk_norm_whole = olmo;
+    c->qk_norm_whole = olmo || minimax;
     c->packed = c->family == SPW_FAMILY_PHI3;
     c->norms = olmo ? SPW_NORMS_AFTER : SPW_NORMS_BEFORE;
     SPW_TRY(read_gpt_oss(s, c));
@@ -700,7 +728,7 @@ read_family(const source *s, spw_family *out)
         return SPW_RAISE(s->err, SPW_ECONFIG,
                          "%s: %smodel_type is missing (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, phi3, "
                          "smollm3, qwen2_moe, olmo2, gemma2, gemma3_text, gpt_oss, glm4_moe, deepseek_v2, "
-                         "deepseek_v3 or glm4_moe_lite)",
+                         "deepseek_v3, glm4_moe_lite, minimax_m2 or olmo3)",
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);

@@ -1,5 +1,5 @@
 /*
- * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek and GLM, and of latent attention.
+ * What config.json says of experts, by the names of Mixtral, Qwen, gpt-oss, DeepSeek, GLM and MiniMax, and of latent attention.
  */
 #include "hf_source.h"
 
@@ -200,6 +200,25 @@ spw__hf_read_latent(const source *s, spw_model_config *c)
     return SPW_OK;
 }
 
+/* The published files say more than the class looks at: what it does anyway. */
+static spw_status
+read_minimax_experts(const source *s, spw_model_config *c)
+{
+    uint64_t shared = 0;
+    c->experts = 256;
+    c->choices = 8;
+    c->sigmoid = c->sum_to_one = true;
+    c->dense_width = 0;
+    SPW_TRY(must_be(s, "use_qk_norm", true));
+    SPW_TRY(must_say(s, "qk_norm_type", "per_layer"));
+    SPW_TRY(must_say(s, "scoring_func", "sigmoid"));
+    SPW_TRY(must_be(s, "use_routing_bias", true));
+    SPW_TRY(read_size(s, "shared_intermediate_size", 0, &shared));
+    if (shared > 0)
+        return refuse(s, "shared_intermediate_size", get(s, "shared_intermediate_size"));
+    return read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts);
+}
+
 /* mlp_width is an expert's, dense_width that of layers without. */
 spw_status
 spw__hf_read_experts(const source *s, spw_model_config *c)
@@ -208,7 +227,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
     bool qwen = c->family == SPW_FAMILY_QWEN2_MOE || c->family == SPW_FAMILY_QWEN3_MOE;
     double jitter = 0;
     bool shared = c->family == SPW_FAMILY_GLM4_MOE || spw__hf_is_latent(c->family);
-    if (!mixtral && !qwen && !gpt_oss && !shared)
+    bool minimax = c->family == SPW_FAMILY_MINIMAX_M2;
+    if (!mixtral && !qwen && !gpt_oss && !shared && !minimax)
         return SPW_OK;
     SPW_TRY(check_router_logits(s));
     c->dense_width = c->mlp_width;
@@ -216,6 +236,8 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
         SPW_TRY(read_qwen_experts(s, c));
     } else if (shared) {
         SPW_TRY(read_shared_experts(s, c));
+    } else if (minimax) {
+        SPW_TRY(read_minimax_experts(s, c));
     } else {
         c->experts = gpt_oss ? 128 : 8;
         c->choices = gpt_oss ? 4 : 2;
@@ -225,7 +247,7 @@ spw__hf_read_experts(const source *s, spw_model_config *c)
             read_size(s, get(s, "num_local_experts") != NULL ? "num_local_experts" : "num_experts", 1, &c->experts));
     }
     SPW_TRY(read_size(s, "num_experts_per_tok", 1, &c->choices));
-    if (mixtral)
+    if (mixtral || minimax)
         SPW_TRY(read_real(s, "router_jitter_noise", &jitter));
     return jitter == 0 ? SPW_OK : refuse(s, "router_jitter_noise", get(s, "router_jitter_noise"));
 }

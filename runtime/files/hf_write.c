@@ -68,27 +68,54 @@ long_object(const spw_model_config *c)
     return o;
 }
 
+/* What is done to frequencies; NULL: nothing. */
+static json_t *
+scaling_object(const spw_model_config *c)
+{
+    switch (c->rope) {
+    case SPW_ROPE_LINEAR: return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor);
+    case SPW_ROPE_LONG: return long_object(c);
+    case SPW_ROPE_YARN: return yarn_object(c);
+    case SPW_ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
+                         "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
+                         "original_max_position_embeddings", (json_int_t)c->rope_positions);
+    case SPW_ROPE_PLAIN: break;
+    }
+    return NULL;
+}
+
+/* By newer keys: by older ones releases make different models. */
+static void
+write_rope_by_layer(json_t *o, const spw_model_config *c)
+{
+    json_t *full = scaling_object(c);
+    if (full == NULL)
+        full = json_pack("{s:s}", "rope_type", "default");
+    json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    json_object_set_new(o, "rope_parameters",
+                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention", "rope_type",
+                                  "default", "rope_theta",
+                                  c->rope_local_theta > 0 ? c->rope_local_theta : c->rope_theta));
+}
+
 /* The older rope keys: every release reads them. */
 static void
 write_rope(json_t *o, const spw_model_config *c)
 {
+    json_t *scaling;
+    if (c->family == SPW_FAMILY_OLMO3) {
+        write_rope_by_layer(o, c);
+        return;
+    }
+    scaling = scaling_object(c);
     json_object_set_new(o, "rope_theta", json_real(c->rope_theta));
-    if (c->rope == SPW_ROPE_LINEAR)
-        json_object_set_new(o, "rope_scaling",
-                            json_pack("{s:s, s:f}", "rope_type", "linear", "factor", c->rope_factor));
     if (c->rope_part > 0 || c->family == SPW_FAMILY_GLM4_MOE) /* whose default is a half */
         json_object_set_new(o, "partial_rotary_factor", json_real(c->rope_part > 0 ? c->rope_part : 1));
-    if (c->rope == SPW_ROPE_LONG) {
-        json_object_set_new(o, "rope_scaling", long_object(c));
+    if (scaling != NULL)
+        json_object_set_new(o, "rope_scaling", scaling);
+    if (c->rope == SPW_ROPE_LONG)
         set_size(o, "original_max_position_embeddings", c->rope_positions);
-    }
-    if (c->rope == SPW_ROPE_YARN)
-        json_object_set_new(o, "rope_scaling", yarn_object(c));
-    if (c->rope == SPW_ROPE_LLAMA3)
-        json_object_set_new(o, "rope_scaling",
-                            json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", c->rope_factor,
-                                      "low_freq_factor", c->rope_low, "high_freq_factor", c->rope_high,
-                                      "original_max_position_embeddings", (json_int_t)c->rope_positions));
 }
 
 static json_t *
@@ -130,14 +157,17 @@ write_gemma(json_t *o, const spw_model_config *c)
 }
 
 static void
-write_gpt_oss(json_t *o, const spw_model_config *c)
+write_windows(json_t *o, const spw_model_config *c)
 {
-    json_t *list = json_array();
-    for (uint64_t l = 0; l < c->layers; l++)
-        json_array_append_new(list, json_string(spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention"));
-    json_object_set_new(o, "layer_types", list);
+    json_object_set_new(o, "layer_types", layer_types(c));
     if (c->window > 0) /* transformers computes nothing by one of null */
         set_size(o, "sliding_window", c->window);
+}
+
+static void
+write_gpt_oss(json_t *o, const spw_model_config *c)
+{
+    write_windows(o, c);
     json_object_set_new(o, "swiglu_limit", json_real((double)SPW_GATE_LIMIT));
     if (c->rope == SPW_ROPE_PLAIN) /* without one the class has a yarn of its own */
         json_object_set_new(o, "rope_scaling", json_pack("{s:s}", "rope_type", "default"));
@@ -220,7 +250,8 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "mlp_bias", json_boolean(c->mlp_bias));
     if (c->family == SPW_FAMILY_GPT_OSS)
         write_gpt_oss(o, c);
-    if (biases || c->qk_norm || spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS)
+    if (biases || (c->qk_norm && c->family != SPW_FAMILY_MINIMAX_M2) || spw__hf_is_gemma(c->family) ||
+        c->family == SPW_FAMILY_GPT_OSS)
         json_object_set_new(o, "attention_bias", json_boolean(c->out_bias));
     if (c->kv_rank > 0)
         write_latent(o, c);
@@ -230,7 +261,10 @@ write_llama(json_t *o, const spw_model_config *c)
         return;
     }
     if (c->experts > 0) {
-        set_size(o, c->family == SPW_FAMILY_MIXTRAL || c->experts_paired ? "num_local_experts" : "num_experts",
+        set_size(o,
+                 c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2 || c->experts_paired
+                     ? "num_local_experts"
+                     : "num_experts",
                  c->experts);
         set_size(o, "num_experts_per_tok", c->choices);
     }
@@ -249,8 +283,11 @@ write_llama(json_t *o, const spw_model_config *c)
         json_object_set_new(o, "use_sliding_window", json_boolean(c->window > 0));
         set_size(o, "max_window_layers", c->window > 0 ? c->window_from : c->layers);
     }
-    if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
-        !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
+    if (c->family == SPW_FAMILY_OLMO3)
+        write_windows(o, c);
+    else if (c->family != SPW_FAMILY_LLAMA && c->family != SPW_FAMILY_OLMO2 && c->family != SPW_FAMILY_GPT_OSS &&
+             c->family != SPW_FAMILY_MINIMAX_M2 &&
+             !spw__hf_is_gemma(c->family)) /* null, not absent: that would be 4096 */
         json_object_set_new(o, "sliding_window", c->window > 0 ? json_integer((json_int_t)c->window) : json_null());
 }
 

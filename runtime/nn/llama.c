@@ -3,7 +3,7 @@
  * window), Qwen2 (biases of q, k and v), Qwen3 (norms of q and k), Mixtral, Qwen2-MoE and Qwen3-MoE (experts), Phi-3 (packed
  * weights), SmolLM3 (layers without rope), OLMo 2 (norms of what is added), Gemma 3 (the same and more norms, by 1 + w, gelu, two
  * kinds of layers), Gemma 2 (caps of scores and logits), gpt-oss (sinks, experts of paired columns with biases), GLM-4.5 (layers without
- * experts first, choices by sigmoids) and DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides) apart are flags of the configuration, not functions.
+ * experts first, choices by sigmoids), MiniMax-M2 (both norms over all heads and such choices), OLMo 3 (OLMo 2 with windows) and DeepSeek-V2, V3 and GLM-4.7-Flash (latent attention besides) apart are flags of the configuration, not functions.
  * Sources: Touvron et al. 2023 (2302.13971, and 2307.09288 for grouped heads), Jiang et al. 2023 (2310.06825) and 2024
  * (2401.04088), Yang et al. 2024 (2407.10671) and 2025 (2505.09388), Abdin et al. 2024 (2404.14219), OLMo Team 2024
  * (2501.00656), Gemma Team 2024 (2408.00118) and 2025 (2503.19786), OpenAI 2025 (2508.10925), DeepSeek-AI 2024 (2405.04434 and
@@ -311,7 +311,9 @@ own_router(spw_model *m, spw_block *b, const char *prefix, const char *mlp)
     own_linear(m, b, prefix, name, c->experts, c->width, c->experts_paired);
     if (!c->sigmoid)
         return;
-    snprintf(name, sizeof name, "%s.gate.e_score_correction_bias", mlp);
+    snprintf(name, sizeof name,
+             c->family == SPW_FAMILY_MINIMAX_M2 ? "%s.e_score_correction_bias" : "%s.gate.e_score_correction_bias",
+             mlp);
     spw__nn_own(m, b, prefix, name, 1, SPW_TERMS * c->experts, 1, SPW_INIT_ZEROS, 0);
     p = &m->params[m->param_count - 1];
     p->in_terms = p->frozen = true;
@@ -335,7 +337,7 @@ own_experts(spw_model *m, spw_block *b, const char *prefix)
 {
     static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
     const spw_model_config *c = &m->config;
-    bool mixtral = c->family == SPW_FAMILY_MIXTRAL;
+    bool mixtral = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_MINIMAX_M2;
     const char *mlp = mixtral ? "block_sparse_moe" : "mlp";
     char name[48];
     own_router(m, b, prefix, mlp);
