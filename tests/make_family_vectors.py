@@ -322,6 +322,11 @@ def random_case(rng, family):
         return Gemma2Config(**more, query_pre_attn_scalar=rng.randrange(1, 40), sliding_window=window, layer_types=types[:layers], pad_token_id=None,
                             attention_bias=rng.random() < 0.3, attn_logit_softcapping=rng.choice([None, 0.7, 3.0, 50.0]),
                             final_logit_softcapping=rng.choice([None, 2.0, 30.0]))
+    if family == "olmo3":
+        pattern = rng.choice([1, 2, 3, 4])
+        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
+        more |= dict(rope_parameters={"full_attention": more["rope_parameters"], "sliding_attention": rope(rng.choice([100.0, 10000.0]))})
+        return Olmo3Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.5, sliding_window=window, layer_types=types)
     if family == "olmo2":
         return Olmo2Config(**more, pad_token_id=None, attention_bias=rng.random() < 0.5)
     if family == "mistral":
@@ -349,6 +354,44 @@ def random_case(rng, family):
         some["num_experts"] = some.pop("num_local_experts")
         return Qwen2MoeConfig(**more, **some, qkv_bias=rng.random() < 0.7, norm_topk_prob=rng.random() < 0.5,
                               moe_intermediate_size=rng.randrange(3, 30), shared_expert_intermediate_size=rng.randrange(3, 40))
+    if family == "gpt_oss":
+        more |= dict(hidden_size=8 * rng.randrange(1, 5), rope_parameters=rope(1000.0, "yarn", factor=rng.choice([4.0, 32.0]), truncate=rng.random() < 0.5,
+                                                                              original_max_position_embeddings=rng.choice([8, 16, 4096])))
+        types = rng.choice([["sliding_attention", "full_attention"] * layers, ["full_attention"] * layers])
+        return GptOssConfig(**more, **some, pad_token_id=None, sliding_window=window, layer_types=types[:layers], attention_bias=rng.random() < 0.7)
+    if family == "minimax_m2":
+        D = more["head_dim"] = 4 * rng.randrange(1, 5)
+        more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
+        return MiniMaxM2Config(**more, **some, pad_token_id=None)
+    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        groups = rng.choice([1, 1, 2, 3])
+        few = rng.randrange(1, groups + 1)
+        experts = groups * rng.randrange(2, 4)
+        choices = rng.randrange(1, 1 + min(few * (experts // groups), 4))
+        more |= dict(pad_token_id=None, n_routed_experts=experts, num_experts_per_tok=choices, n_group=groups, topk_group=few,
+                     n_shared_experts=rng.choice([1, 2]), moe_intermediate_size=rng.randrange(3, 30), attention_bias=rng.random() < 0.5,
+                     routed_scaling_factor=rng.choice([1.0, 2.5]))
+        if family == "glm4_moe":
+            more["head_dim"] = 4 * rng.randrange(2, 5)
+            more["rope_parameters"] = rope(more["rope_parameters"]["rope_theta"], partial_rotary_factor=rng.choice([0.5, 1.0]))
+            return Glm4MoeConfig(**more, norm_topk_prob=rng.random() < 0.7, use_qk_norm=rng.random() < 0.5, num_mtp_layers=0,
+                                 first_k_dense_replace=rng.randrange(layers + 1))
+        del more["head_dim"]
+        turned, own = 2 * rng.randrange(1, 4), 2 * rng.randrange(1, 5)  # even, as the class of V2 looks at them
+        more |= dict(num_key_value_heads=heads, kv_lora_rank=2 * rng.randrange(4, 8), q_lora_rank=rng.choice([None, rng.randrange(7, 15)]), qk_nope_head_dim=own,
+                     qk_rope_head_dim=turned, v_head_dim=rng.randrange(1, own + turned + 1))
+        more["rope_parameters"] = rope(1000.0)
+        if rng.random() < 0.5:
+            more["rope_parameters"] = rope(1000.0, "yarn", factor=rng.choice([4.0, 40.0]), original_max_position_embeddings=rng.choice([8, 16]),
+                                           **rng.choice([{}, dict(mscale=0.7, mscale_all_dim=1.2), dict(mscale=1.0, mscale_all_dim=1.0)]))
+        if family == "glm4_moe_lite":
+            first = rng.randrange(layers + 1)
+            return Glm4MoeLiteConfig(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5,
+                                     mlp_layer_types=["dense"] * first + ["sparse"] * (layers - first))
+        more |= dict(first_k_dense_replace=rng.randrange(layers + 1))
+        if family == "deepseek_v2":
+            return DeepseekV2Config(**more, topk_method=rng.choice(["greedy", "group_limited_greedy"]))
+        return DeepseekV3Config(**more, norm_topk_prob=rng.random() < 0.7, rope_interleave=rng.random() < 0.5)
     more["head_dim"] += 6  # which it norms
     if family == "qwen3_moe":
         return Qwen3MoeConfig(**more, **some, attention_bias=rng.random() < 0.5, norm_topk_prob=rng.random() < 0.5,
@@ -359,7 +402,8 @@ def random_case(rng, family):
 
 def make_random(seed, count, out):
     rng = random.Random(seed)
-    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2"]
+    families = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "smollm3", "qwen2_moe", "olmo2", "gemma3", "gemma2",
+                "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "olmo3"]
     for i in range(count):
         family = families[i % len(families)]
         config = random_case(rng, family)
