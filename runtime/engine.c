@@ -282,14 +282,6 @@ agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, s
     return st != SPW_OK ? st : told;
 }
 
-/* Enough for products of any width to fill a device: tokens by width take 64 MiB in bf16. By the model alone: it decides about rounding. */
-static uint64_t
-tile_tokens(const spw_engine *e)
-{
-    const uint64_t asked = e->config.run.tile_tokens, width = e->model->config.width;
-    return asked > 0 ? asked : width < 1 << 25 ? (1 << 25) / width : 1;
-}
-
 /* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
@@ -366,7 +358,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw_gpu_event_create(&e->passed, e->gpu, err));
     SPW_TRY(spw_tape_create(&e->tape, e->compute, spw_gpu_get_info(e->gpu), err));
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
-        spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, tile_tokens(e)));
+        spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         partial_count += e->layout.units[u].elems / 4096;
     e->future_max = 4 * e->layout.unit_count + 64;

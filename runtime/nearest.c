@@ -1,10 +1,10 @@
 /*
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
  * before it, until the plan fits: budgets above what the machine has left to auto, all that is offloaded off the device (ratio 1), weights off the device, records off the
- * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, smaller
- * micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
+ * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, tiles
+ * halved down to 512 tokens, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
- * changes what is computed but bf16 gradients, by one rounding, and the order of sums over micro-batches. A lossy state
+ * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles and micro-batches. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
  */
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LEAST_CHUNK = 64 << 10, ROUNDS = 16 };
+enum { LEAST_CHUNK = 64 << 10, LEAST_TILE = 512, ROUNDS = 16 };
 
 typedef enum change {
     HOST_AUTO,
@@ -28,6 +28,7 @@ typedef enum change {
     GRADIENTS_NVME,
     GRAD_BF16,
     SMALLER_CHUNKS,
+    SMALLER_TILES,
     SMALLER_MICRO_BATCH,
     ONE_PER_PASS,
     PARAM_HOST,
@@ -70,9 +71,20 @@ raise_stage(spw_config *c)
     return true;
 }
 
+static bool
+halve_tiles(spw_config *c, const spw_model *model)
+{
+    uint64_t tile = spw__tile_tokens(c, model), tokens = c->micro_batch * c->data.seq_length;
+    tile = (tile < tokens ? tile : tokens) / 2;
+    if (tile < LEAST_TILE)
+        return false;
+    c->run.tile_tokens = tile;
+    return true;
+}
+
 /* One change; false: there is nothing (more) of it to do. */
 static bool
-apply(spw_config *c, change what)
+apply(spw_config *c, const spw_model *model, change what)
 {
     uint64_t factor = 2;
     switch (what) {
@@ -127,6 +139,7 @@ apply(spw_config *c, change what)
             return false;
         c->run.chunk_elems = c->run.chunk_elems / 2 / 4096 * 4096;
         return true;
+    case SMALLER_TILES: return halve_tiles(c, model);
     case SMALLER_MICRO_BATCH:
         while (factor <= c->micro_batch && c->micro_batch % factor != 0)
             factor++;
@@ -175,6 +188,7 @@ helps(change what, spw_lack lack)
     case PARAM_OFF_DEVICE:
     case OPTIMIZER_OFF_DEVICE:
     case ACTIVATIONS_OFF_DEVICE: return lack == SPW_LACK_DEVICE;
+    case SMALLER_TILES:
     case SMALLER_MICRO_BATCH: /* the device's memory may be the machine's */
     case ONE_PER_PASS: return lack == SPW_LACK_DEVICE || lack == SPW_LACK_ROOM;
     case PARAM_HOST:
@@ -198,7 +212,7 @@ fits(search *s)
     spw_lack lack;
     *s->trial = *s->options->config;
     for (uint32_t i = 0; i < s->done_count; i++)
-        (void)apply(s->trial, s->done[i]);
+        (void)apply(s->trial, s->options->model, s->done[i]);
     return try_plan(s->options, s->trial, s->plan, &lack) && lack == SPW_LACK_NOTHING;
 }
 
@@ -213,7 +227,8 @@ find(search *s)
         spw_lack left = lack;
         while (what < CHANGE_COUNT) { /* one that the device refuses may be possible after another */
             *s->trial = *s->config;
-            if (helps(what, lack) && apply(s->trial, what) && try_plan(s->options, s->trial, s->plan, &left))
+            if (helps(what, lack) && apply(s->trial, s->options->model, what) &&
+                try_plan(s->options, s->trial, s->plan, &left))
                 break;
             what++;
         }
@@ -291,6 +306,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.grad_dtype=%s", spw_dtype_name(b->run.grad_dtype));
     if (a->run.chunk_elems != b->run.chunk_elems)
         say(out, "spillway.chunk_elems=%llu", (unsigned long long)b->run.chunk_elems);
+    if (a->run.tile_tokens != b->run.tile_tokens)
+        say(out, "spillway.tile_tokens=%llu", (unsigned long long)b->run.tile_tokens);
     if (a->micro_batch != b->micro_batch) {
         say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
         say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);

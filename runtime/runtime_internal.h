@@ -272,6 +272,14 @@ typedef struct saved_model {
     uint64_t device, inode, bytes, changed_ns;
 } saved_model;
 saved_model *spw__engine_saved(spw_engine *e);
+/* Enough for products of any width to fill a device: tokens by width take 64 MiB in bf16. By the model alone: it decides about rounding. */
+static inline uint64_t
+spw__tile_tokens(const spw_config *c, const spw_model *model)
+{
+    const uint64_t asked = c->run.tile_tokens, width = model->config.width;
+    return asked > 0 ? asked : width < 1 << 25 ? (1 << 25) / width : 1;
+}
+
 /* (unit_count) where the updates released so far take each unit. */
 const uint64_t *spw__engine_generations(const spw_engine *e);
 

@@ -137,6 +137,13 @@ expect 3 "spillway.device_memory is" "too little device memory" plan "$c" "${bas
 cp "$dir/out" "$dir/plan.out"
 check "smaller micro-batches" shows '^it fits with: .*train_micro_batch_size_per_gpu=.*gradient_accumulation_steps='
 check "which fit when pasted" pasted "$dir/plan.out"
+base=(--set model.n_layer=2 --set model.n_positions=2048 --set data.seq_length=2048 --set train_micro_batch_size_per_gpu=1 --set spillway.recompute=always)
+run plan "$c" "${base[@]}" --set spillway.tile_tokens=512 --no-measure --json
+base+=(--set spillway.device_memory=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["total"]["device"])' "$dir/out"))
+expect 3 "sequence, spillway.tile_tokens or" "a long sequence" plan "$c" "${base[@]}" --no-measure
+cp "$dir/out" "$dir/plan.out"
+check "smaller tiles" shows '^it fits with: --set spillway.tile_tokens=(512|1024)$'
+check "which fit when pasted" pasted "$dir/plan.out"
 run plan "$c" --set spillway.device_memory=64KiB --no-measure
 check "what never fits: the budget that would do" shows 'as it is, it fits with: --set spillway.device_memory=[0-9]+'
 expect 3 "nvme_path" "too little disk" plan "$c" --no-measure --set "zero_optimization.offload_param.nvme_path={\"path\":\"$dir/swap\",\"bytes\":65536}" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap"
