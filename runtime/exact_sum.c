@@ -23,8 +23,8 @@ carry(exact_sum *s)
 void
 spw__exact_add(exact_sum *s, double x)
 {
-    int exponent, place;
-    uint64_t mantissa, low, high;
+    uint64_t bits, mantissa, low, high;
+    uint32_t place;
     if (!isfinite(x)) {
         s->special += x;
         return;
@@ -34,13 +34,13 @@ spw__exact_add(exact_sum *s, double x)
         return;
     if (s->adds == ADDS_MAX)
         carry(s);
-    mantissa = (uint64_t)ldexp(frexp(x, &exponent), 53);
-    exponent -= 53;
-    if (exponent < LOWEST) { /* a subnormal has no bits there */
-        mantissa >>= LOWEST - exponent;
-        exponent = LOWEST;
+    memcpy(&bits, &x, sizeof bits); /* a number of 1 to 53 bits, so many places above the least one of the type */
+    mantissa = bits & (((uint64_t)1 << 52) - 1);
+    place = (uint32_t)(bits >> 52) & 0x7ff;
+    if (place > 0) { /* not a subnormal */
+        mantissa |= (uint64_t)1 << 52;
+        place--;
     }
-    place = exponent - LOWEST;
     low = (mantissa & UINT32_MAX) << place % DIGIT_BITS;
     high = (mantissa >> DIGIT_BITS) << place % DIGIT_BITS;
     s->digits[place / DIGIT_BITS] += low & UINT32_MAX;
