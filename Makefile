@@ -76,7 +76,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -230,6 +230,9 @@ bench-step: all
 	@sh tests/bench_step.sh $(or $(ROUNDS),3) $(DIR)
 
 # Gradients on nvme beside gradients in host memory; about five minutes.
+bench-ahead: all
+	@sh tests/bench_ahead.sh $(or $(ROUNDS),5) $(DIR)
+
 bench-gradients: all
 	@sh tests/bench_gradients.sh $(or $(ROUNDS),4) $(DIR)
 
@@ -290,6 +293,7 @@ help:
 	@echo "make bench-adam optimizers beside memory bandwidth and PyTorch; fails where a row is below its limit"
 	@echo "make bench-step     training steps by placement: bound over measured, waits by cause"
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
+	@echo "make bench-ahead  updates before the norm is known, beside those that wait and those without clipping (ROUNDS=5, RATE=bytes/s)"
 	@echo "make bench-gradients  what gradients on nvme cost: step, bytes, host memory (ROUNDS=4)"
 	@echo "make bench-save   a run that saves beside one that does not (ROUNDS=5)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"

@@ -205,6 +205,7 @@ plan_json(const spw_plan *p)
     json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device + p->padding_device, 0, 0));
     json_object_set_new(purposes, "tables", tiers_json(0, p->tables_host, 0));
     json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));
+    json_object_set_new(purposes, "spare", tiers_json(0, 0, p->spare_nvme));
     for (uint32_t i = 0; i < p->decision_count; i++)
         json_array_append_new(decisions, json_pack("{s:s, s:s, s:s}", "name", p->decisions[i].name, "value",
                                                    p->decisions[i].value, "reason", p->decisions[i].reason));
@@ -214,7 +215,7 @@ plan_json(const spw_plan *p)
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(p->params), "bytes", purposes, "total",
         tiers_json(p->device_bytes, p->host_bytes,
-                   p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme),
+                   p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme + p->spare_nvme),
         "budget", tiers_json(p->device_budget, p->host_budget, SPW_AUTO), "weight_slots", integer(p->weight_slots),
         "record_slots", integer(p->record_slots), "paths", paths, "decisions", decisions, "tokens", integer(p->tokens));
 }

@@ -30,7 +30,7 @@ typedef struct run {
     char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */
     const char *trace_path;
     bool quiet, tty, resumed, resume_anyway, from_folder, rates_known, spent;
-    uint64_t begin_ns, last_line_ns, first_step, skipped, saved_step;
+    uint64_t begin_ns, last_line_ns, first_step, skipped, undone_steps, saved_step;
     /* Totals for the closing table. */
     spw_step_result sum;
     double first_loss, last_loss;
@@ -50,6 +50,13 @@ written_per_step(const run *r)
     return spw_engine_plan(r->engine)->traffic[SPW_PACE_DEFAULT].nvme_write;
 }
 
+/* If all that is updated before the norm is known has to be taken back, it was written in vain. */
+static uint64_t
+written_at_most(const run *r)
+{
+    return written_per_step(r) + spw_engine_plan(r->engine)->spare_nvme;
+}
+
 /* Bytes that this rank has written to swap in this run, with what the updates so far will still write. */
 static uint64_t
 written_here(const run *r)
@@ -66,7 +73,7 @@ written_here(const run *r)
 static spw_status
 count_written(run *r, spw_error *err)
 {
-    double sums[] = {(double)written_here(r), (double)written_per_step(r),
+    double sums[] = {(double)written_here(r), (double)written_at_most(r),
                      (double)r->sum.nvme_write}; /* exact: < 9 PB */
     SPW_TRY(spw_engine_sum(r->engine, sums, 3, err));
     r->written = r->carried_bytes + (uint64_t)sums[0];
@@ -173,6 +180,10 @@ log_step(run *r, uint64_t step, const spw_step_result *s, double eval_loss)
         json_object_set_new(o, "eval_loss", json_real(eval_loss));
     if (s->expert_peak > 0)
         json_object_set_new(o, "expert_peak", json_real(s->expert_peak));
+    if (spw_engine_plan(r->engine)->ahead)
+        json_object_set_new(o, "updates",
+                            json_pack("{s:I, s:I, s:I}", "done", (json_int_t)s->updates, "ahead", (json_int_t)s->ahead,
+                                      "undone", (json_int_t)s->undone));
     log_object(r, o);
 }
 
@@ -452,6 +463,11 @@ closing_table(run *r)
     printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
+    if (p->ahead && stats.updates > stats.undone)
+        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps\n",
+               100.0 * (double)stats.ahead / (double)(stats.updates - stats.undone),
+               (unsigned long long)(stats.updates - stats.undone), (unsigned long long)stats.undone,
+               (unsigned long long)r->undone_steps);
     if (stats.checked_bytes > 0 && s->cpu_s > 0)
         printf("  integrity        %s checked, %.1f%% of the processor time\n",
                spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
@@ -502,6 +518,7 @@ add_step(run *r, const spw_step_result *s)
     r->last_loss = s->loss;
     r->steps_done++;
     r->skipped += s->skipped;
+    r->undone_steps += s->undone > 0;
 }
 
 /* All ranks stop when one of them has to. */

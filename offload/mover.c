@@ -30,8 +30,8 @@ unit_chunk(spw_store *s, const unit *u, uint32_t k)
 
 /* ---------------------------------------------------------------- slots */
 
-static void
-free_weight_slot(spw_store *s, chunk *c)
+void
+spw__store_free_weight_slot(spw_store *s, chunk *c)
 {
     SPW_ASSERT(c->w == W_CLEAN || c->w == W_EMPTY);
     SPW_ASSERT(c->pins == 0);
@@ -49,7 +49,7 @@ distance(const spw_store *s, const chunk *c)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     uint32_t k = c->idx - u->plan.chunk_first;
-    if (u->op == OP_UPDATE && u->grad_ready && s->gate_open && !c->started)
+    if (u->op == OP_UPDATE && u->grad_ready && (s->gate_open || spw__runs_ahead(s, u)) && !c->started)
         return 0; /* about to be updated */
     if (u->d == D_READY || (u->d == D_FILLING && k < u->fill_next))
         return (1ull << 32) + u->next_use2;
@@ -81,7 +81,7 @@ take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
     if (best < 0 || best_distance <= nearer_than)
         return false;
     if (s->weight_slot_owner[best] >= 0)
-        free_weight_slot(s, &s->chunks[s->weight_slot_owner[best]]);
+        spw__store_free_weight_slot(s, &s->chunks[s->weight_slot_owner[best]]);
     s->weight_slot_owner[best] = (int32_t)c->idx;
     c->weight_slot = best;
     c->weights = s->weight_slots + (uint64_t)best * s->slot_weight_bytes;
@@ -136,6 +136,8 @@ submit(spw_store *s, chunk *c, bool is_weight, spw_aio_op op, spw_aio_priority p
                              .user = c};
     if (is_weight && spw__in_place(&c->plan))
         spw__in_place_aim(s, c, req);
+    if (!is_weight && c->undoable && spw__undo_bytes(&s->cfg, &c->plan) > 0)
+        req->bytes = spw_round_up(req->bytes, 4096) + spw__undo_bytes(&s->cfg, &c->plan);
     s->aio_inflight++;
     if (spw_aio_submit(s->aio, req, &err) != SPW_OK) {
         s->aio_inflight--;
@@ -215,6 +217,7 @@ finish_request(spw_store *s, spw_aio_request *req)
             pthread_cond_signal(&s->work_cond);
         } else {
             c->w = W_CLEAN;
+            spw__undo_is_back(s, c);
         }
         return;
     }
@@ -643,6 +646,7 @@ start_job(spw_store *s, unit *u, chunk *c)
         c->pins++;
     else
         c->w = W_UPDATING;
+    c->ahead = spw__runs_ahead(s, u);
     if (c->r == R_READY)
         c->r = R_UPDATING;
     c->started = true;
@@ -663,6 +667,20 @@ leaving(const spw_store *s)
     return s->backward && (s->record_writes > 0 || s->dirty_head != NULL);
 }
 
+/* Updates run before the gate opens, as far as gradients are there. */
+static bool
+before_gate(const spw_store *s)
+{
+    return s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back;
+}
+
+/* Enough slots are left for those whose gradient is there; which records always leave then. */
+static bool
+may_read_ahead(const spw_store *s)
+{
+    return before_gate(s) ? s->rushed == 0 && s->record_slot_free_count > s->cfg.record_slot_count / 2 : !leaving(s);
+}
+
 /* In memory, or nothing that this operation reads. One that is away comes behind the record, in its slot. */
 static bool
 gradient_ready(spw_store *s, const unit *u, chunk *c)
@@ -681,13 +699,14 @@ gradient_ready(spw_store *s, const unit *u, chunk *c)
 static bool
 advance_unit(spw_store *s, unit *u, bool may_load)
 {
-    bool runs = op_may_run(s, u), slots_left = true, weightless = false;
+    bool released = op_may_run(s, u), ahead = spw__runs_ahead(s, u), runs = released || ahead;
+    bool slots_left = true, weightless = false;
     while (may_load && u->load_next < u->op_end) {
         chunk *c = unit_chunk(s, u, u->load_next);
         if (c->r == R_WRITING || c->r == R_DIRTY)
             break; /* the last step's record is still on its way out */
         if (c->r == R_EMPTY) {
-            if ((!runs && leaving(s)) || !take_record_slot(s, c, runs && u->op == OP_UPDATE)) {
+            if ((!runs && !may_read_ahead(s)) || !take_record_slot(s, c, released && u->op == OP_UPDATE)) {
                 slots_left = false;
                 break;
             }
@@ -717,7 +736,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = unit_chunk(s, u, k);
         bool ready;
-        if (c->started)
+        if (c->started || (ahead && !spw__spare(&s->cfg, &c->plan)))
             continue;
         if (u->op == OP_INIT && spw__in_place(&c->plan)) {
             c->started = true;
@@ -735,7 +754,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
             start_job(s, u, c);
         else if (ready && c->w == W_EMPTY) { /* an unread slot waits for its record: give it back for now */
             c->w = W_CLEAN;
-            free_weight_slot(s, c);
+            spw__store_free_weight_slot(s, c);
         }
         weightless = weightless || (!ready && c->w == W_EMPTY);
     }
@@ -745,20 +764,42 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     return slots_left;
 }
 
+/*
+ * What updates before the gate opens will want next: of those that may, the unit whose gradient comes next; then what has to wait for
+ * the gate, lowest first.
+ */
+static void
+read_ahead(spw_store *s, bool may_load)
+{
+    for (uint32_t i = s->unit_count; i-- > 0;) {
+        unit *u = &s->units[i];
+        if (u->op == OP_UPDATE && !u->grad_ready && u->plan.spare)
+            may_load = advance_unit(s, u, may_load) && may_load;
+    }
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *u = &s->units[i];
+        if (u->op == OP_UPDATE && !u->plan.spare)
+            may_load = advance_unit(s, u, may_load) && may_load;
+    }
+}
+
 /* Out of slots, the higher units still start what they hold: the slots that all wait for are theirs to give back. */
 static void
 schedule_updates(spw_store *s)
 {
-    bool may_load = true;
+    bool may_load = true, before = before_gate(s), only_running = s->gate_open || s->mode == SPW_STEP_EARLY || before;
     s->out_of_slots = s->backward = false;
-    for (uint32_t i = 0; i < s->unit_count; i++) {
+    for (uint32_t i = 0; i < s->unit_count && !s->undoing; i++) {
         unit *u = &s->units[i];
+        bool runs = op_may_run(s, u) || spw__runs_ahead(s, u);
         s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
-        if (u->op == OP_NONE || ((s->gate_open || s->early) && !op_may_run(s, u)))
+        if (u->op == OP_NONE || (only_running && !runs))
             continue;
         may_load = advance_unit(s, u, may_load) && may_load;
-        s->out_of_slots = s->out_of_slots || (!may_load && u->op == OP_UPDATE && op_may_run(s, u));
+        s->out_of_slots = s->out_of_slots || (!may_load && u->op == OP_UPDATE && runs);
     }
+    if (before)
+        read_ahead(s, may_load);
 }
 
 /* ---------------------------------------------------------------- the thread */
@@ -787,6 +828,7 @@ spw__store_mover_main(void *arg)
             s->stats.write_busy_ns = io.write_busy_ns;
         }
         if (s->poison.status == SPW_OK) {
+            spw__ahead_reads(s);
             schedule_writes(s);
             spw__store_schedule_grads(s);
             schedule_fills(s);

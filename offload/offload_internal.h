@@ -31,6 +31,7 @@ struct chunk {
     spw_store_chunk plan;
     uint32_t idx;
     uint64_t weight_offset, record_offset, grad_offset; /* in the swap file */
+    uint64_t weight_spare, record_spare;                /* the other places, of a unit that has some (ahead.c) */
     w_state w;
     r_state r;
     g_state g;
@@ -44,6 +45,9 @@ struct chunk {
     bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
     uint64_t weight_sum, record_sum, grad_sum;
+    /* ahead: its update began before the gate opened; undoable: it has ended, and what was before lies in the spare places. */
+    bool ahead, undoable, undo_read; /* undo_read: its weights of before are to be read back */
+    uint64_t weight_sum_before, record_sum_before, undo_sum;
     uint32_t piece_next; /* in place: the piece that is being read */
     bool summed;         /* in place: weight_sum is that of its first read */
     chunk *next_job,
@@ -54,7 +58,7 @@ struct chunk {
     uint64_t snap_generation;      /* and wants it as of so many updates */
     bool grad_held;                /* its part of the gradient is being made, or is not consumed yet */
     uint32_t loan_first, loan_end; /* which loans lie in that part */
-    chunk *next_grad;              /* of those that are to get a checksum, or have got one and go out */
+    chunk *next_grad; /* of those that are to get a checksum, or have got one and go out; or of undo_head */
     spw_aio_request weight_req, record_req, grad_req;
 };
 
@@ -152,8 +156,12 @@ struct spw_store {
     uint64_t releases;
     bool tight; /* a wanted unit had to make room for another: nothing is fetched ahead until they are acquired */
     bool demand_set, gate_open, step_open, stop, mover_kicked;
-    bool
-        early; /* the gate opens before the gradients are there: nothing is read ahead for an update that may come last */
+    spw_step_mode mode;
+    bool held_back; /* AHEAD: no further update begins before the gate opens */
+    bool undoing;   /* no record is read: what was done is on its way back */
+    chunk *
+        undo_head; /* whose weights are to be read back, by next_grad; a unit that has spare places has no use for that */
+    uint32_t undo_left; /* weights that are not back yet */
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
     chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;
     bool passing_turn;
@@ -198,6 +206,30 @@ bool spw__in_place_more(chunk *c);
 /* Takes the checksum of what was read, or compares it. No lock held, the chunk is the caller's. */
 spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, spw_error *err);
 
+/* ---------------------------------------------------------------- ahead.c: updates before the gate opens */
+
+/* May this chunk be updated before? Its record is on nvme and has a second place there. */
+static inline bool
+spw__spare(const spw_store_config *cfg, const spw_store_chunk *c)
+{
+    return cfg->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME;
+}
+
+/* What goes out behind the record, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
+uint64_t spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
+/* In memory, behind the record. */
+char *spw__undo_of(const spw_store *s, const chunk *c);
+/* And in swap, of a chunk that was taken back. */
+uint64_t spw__undo_offset(const spw_store *s, const chunk *c);
+/* Lock held, as in all of these. Updates of the unit may run, but are not final yet. */
+bool spw__runs_ahead(const spw_store *s, const unit *u);
+/* The update of a chunk that is ahead has ended: it lives in the other place from now on. */
+void spw__ahead_done(chunk *c);
+/* The gate opens: all that was done stays. */
+void spw__ahead_commit(spw_store *s);
+void spw__ahead_reads(spw_store *s); /* the mover's */
+void spw__undo_is_back(spw_store *s, chunk *c);
+
 /* A record is never smaller than 3 bytes per element, a gradient never larger than 4. */
 enum { LOANS_PER_CHUNK = 2 };
 /* room.c, before threads run. */
@@ -229,10 +261,13 @@ void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_drop_device(spw_store *s, unit *u);
 /* The chunk's job of this op is done; who did it hands it back. */
 void spw__store_finish_job(spw_store *s, chunk *c, unit_op op);
+/* All chunks of its operation are done. */
+void spw__store_finish_unit(spw_store *s, unit *u);
 char *spw__store_grad_of(const spw_store *s, const chunk *c);
 /* Gives a half-filled buffer up as soon as no copy writes to it any more. */
 void spw__store_abort_fill(spw_store *s, unit *u);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
+void spw__store_free_weight_slot(spw_store *s, chunk *c); /* the same of its weights */
 void spw__store_rush(spw_store *s, chunk *c, bool rush);  /* lock held: its record goes before others, or not */
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);

@@ -52,7 +52,7 @@ largest_spilled(const spw_store_config *cfg)
     return largest;
 }
 
-/* Of the largest chunk with a copy on nvme, in whole pages, a record with a gradient that comes back behind it; 0: none. */
+/* Of the largest chunk with a copy on nvme, in whole pages, a record with what goes or comes behind it; 0: none. */
 static uint64_t
 largest_nvme_chunk(const spw_store_config *cfg, bool records)
 {
@@ -61,7 +61,8 @@ largest_nvme_chunk(const spw_store_config *cfg, bool records)
         const spw_store_chunk *c = &cfg->chunks[i];
         bool on_nvme = records ? cfg->units[c->unit_idx].trainable && c->record_tier == SPW_TIER_NVME
                                : c->weight_tier == SPW_TIER_NVME;
-        uint64_t bytes = page_up(chunk_bytes(cfg, c, records)) + (records ? chunk_grad(cfg, c) : 0);
+        uint64_t bytes =
+            page_up(chunk_bytes(cfg, c, records)) + (records ? chunk_grad(cfg, c) + spw__undo_bytes(cfg, c) : 0);
         if (on_nvme && bytes > largest)
             largest = bytes;
     }
@@ -132,6 +133,13 @@ spw_store_stage_bytes(const spw_store_config *cfg)
     return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record) + need.told;
 }
 
+/* In swap, of each of its copies there. */
+static uint64_t
+places(const spw_store_config *cfg, const spw_store_chunk *c)
+{
+    return spw__spare(cfg, c) ? 2 : 1;
+}
+
 void
 spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
 {
@@ -151,7 +159,8 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             else if (tier == SPW_TIER_DEVICE)
                 need->device_bytes += bytes;
             else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
-                need->path_bytes[c->path_idx] += bytes + (records ? chunk_grad(cfg, c) : 0);
+                need->path_bytes[c->path_idx] += places(cfg, c) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
+                                                 (records ? chunk_grad(cfg, c) : 0);
         }
     }
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
@@ -276,8 +285,11 @@ spw__store_carve(spw_store *s, spw_error *err)
             }
             s->any_nvme = s->any_nvme || tier == SPW_TIER_NVME;
             if (tier == SPW_TIER_NVME && (records || !spw__in_place(&c->plan))) {
-                *(records ? &c->record_offset : &c->weight_offset) = need.path_bytes[c->plan.path_idx];
-                need.path_bytes[c->plan.path_idx] += bytes;
+                uint64_t *at = &need.path_bytes[c->plan.path_idx];
+                bytes += records ? spw__undo_bytes(cfg, &c->plan) : 0;
+                *(records ? &c->record_offset : &c->weight_offset) = *at;
+                *(records ? &c->record_spare : &c->weight_spare) = *at + bytes;
+                *at += places(cfg, &c->plan) * bytes;
             }
             if (records && cfg->units[c->plan.unit_idx].spills) {
                 c->grad_offset = need.path_bytes[c->plan.path_idx];
@@ -322,6 +334,11 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "chunks on nvme need at least one slot of each kind");
     for (uint32_t i = 0; i < cfg->chunk_count; i++) {
         const spw_store_unit *u = &cfg->units[cfg->chunks[i].unit_idx];
+        if (u->spare && (u->spills || !u->trainable))
+            return SPW_RAISE(
+                err, SPW_EINVAL,
+                "chunk %u of unit %u: only what is trained, and whose gradient stays in memory, has spare places", i,
+                cfg->chunks[i].unit_idx);
         if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
             return SPW_RAISE(err, SPW_EINVAL,
                              "chunk %u of unit %u: a gradient that spills needs a record on nvme and a window", i,

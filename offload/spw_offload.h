@@ -72,7 +72,8 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
+    bool spare; /* chunks with records on nvme may be updated before the gate opens: each has a second place there */
+    bool coded; /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
 /* One use of a unit: its weights as of `generation` updates. */
@@ -243,9 +244,17 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
  * reach generation + 1 one by one, lowest first, while the caller goes on. skip instead of go: nothing changes.
  *   takes_part  (units) which trainable units get a gradient in this step; NULL: all. A unit without one that had records read ahead
  *               would hold their slots for ever.
- *   early       go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first
+ * GATED  updates wait for go.
+ * EARLY  go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first.
+ * AHEAD  chunks of units that have spare places are updated as soon as the gradient is ready, in the hope that go will follow; what was
+ *        there before stays in the other place. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
  */
-void spw_store_step_begin(spw_store *store, const bool *takes_part, bool early);
+typedef enum spw_step_mode { SPW_STEP_GATED, SPW_STEP_EARLY, SPW_STEP_AHEAD } spw_step_mode;
+void spw_store_step_begin(spw_store *store, const bool *takes_part, spw_step_mode mode);
+/* AHEAD, before undo: no further update begins before go. Any thread; a gradient that must not be used becomes ready after it. */
+void spw_store_step_hold(spw_store *store);
+/* Everything is as it was at begin, and gradients are there still. Blocks. Without an update to take back it returns at once. */
+spw_status spw_store_step_undo(spw_store *store, spw_error *err);
 void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 void spw_store_step_go(spw_store *store);
 void spw_store_step_skip(spw_store *store);
@@ -273,9 +282,10 @@ typedef struct spw_store_stats {
     uint64_t update_busy_ns;             /* summed over workers, checksums included */
     uint64_t checked_bytes, checksum_ns; /* of them: what was summed on the way out or verified on the way in */
     uint64_t read_busy_ns, write_busy_ns;
-    uint64_t updates;      /* chunks */
-    uint64_t loans;        /* records that passed through the memory of consumed gradients */
-    uint64_t frozen_edits; /* sweeps that may have changed a chunk that has no record */
+    uint64_t updates;       /* chunks */
+    uint64_t ahead, undone; /* of them: before the gate opened; and taken back, to be done again or not at all */
+    uint64_t loans;         /* records that passed through the memory of consumed gradients */
+    uint64_t frozen_edits;  /* sweeps that may have changed a chunk that has no record */
 } spw_store_stats;
 void spw_store_get_stats(spw_store *store, spw_store_stats *out);
 /* "io_uring (...)" or "none". */

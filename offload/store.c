@@ -476,10 +476,11 @@ spw__store_close_step(spw_store *s)
 {
     for (uint32_t i = 0; i < s->unit_count; i++)
         s->units[i].grad_ready = false;
-    s->gate_open = s->step_open = s->early = false;
+    s->gate_open = s->step_open = s->held_back = false;
+    s->mode = SPW_STEP_GATED;
 }
 
-/* Lock held, the unit without an operation. */
+/* Lock held, the unit without an operation, or nothing is read for it. */
 void
 spw__store_drop_records(spw_store *s, const unit *u)
 {
@@ -495,8 +496,9 @@ spw__store_drop_records(spw_store *s, const unit *u)
 }
 
 void
-spw_store_step_begin(spw_store *s, const bool *takes_part, bool early)
+spw_store_step_begin(spw_store *s, const bool *takes_part, spw_step_mode mode)
 {
+    (void)spw_store_step_undo(s, NULL); /* of a step that broke off */
     pthread_mutex_lock(&s->lock);
     spw__store_wait_idle(s);
     spw__store_close_step(s);
@@ -513,7 +515,7 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, bool early)
         spw__store_hold_unit(s, u);
     }
     s->step_open = true;
-    s->early = early;
+    s->mode = mode;
     spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
 }
@@ -522,6 +524,7 @@ void
 spw_store_step_go(spw_store *s)
 {
     pthread_mutex_lock(&s->lock);
+    spw__ahead_commit(s);
     s->gate_open = true;
     spw__store_reserve(s); /* the next step's first use may come before the mover wakes up */
     spw__store_kick(s);
@@ -531,6 +534,7 @@ spw_store_step_go(spw_store *s)
 void
 spw_store_step_skip(spw_store *s)
 {
+    (void)spw_store_step_undo(s, NULL);
     pthread_mutex_lock(&s->lock);
     spw__store_close_step(s);
     pthread_mutex_unlock(&s->lock);

@@ -13,8 +13,9 @@ static spw_status
 corrupt(const spw_store *s, const chunk *c, sum_of what, uint64_t found, spw_error *err)
 {
     const char *const names[] = {"weights", "record", "gradient"};
-    const uint64_t offsets[] = {c->weight_offset, c->record_offset, c->grad_offset};
-    const uint64_t written[] = {c->weight_sum, c->record_sum, c->grad_sum};
+    const uint64_t offsets[] = {c->undo_read ? spw__undo_offset(s, c) : c->weight_offset, c->record_offset,
+                                c->grad_offset};
+    const uint64_t written[] = {c->undo_read ? c->undo_sum : c->weight_sum, c->record_sum, c->grad_sum};
     return SPW_RAISE(err, SPW_ECORRUPT,
                      "%s at offset %llu (%s of chunk %u, unit %u, generation %llu): checksum is %016llx, %016llx was "
                      "written; the swap file changed on disk",
@@ -210,6 +211,15 @@ call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, bool read, b
 
 /* ---------------------------------------------------------------- jobs */
 
+/* A copy of the weights that the update is about to change, with its checksum. */
+static uint64_t
+keep_weights(const spw_store *s, const chunk *c, char *undo, uint64_t before, uint64_t first, uint64_t n, sums *count)
+{
+    const uint64_t at = first * s->cfg.weight_bytes;
+    memcpy(undo + at, (const char *)c->weights + at, n * s->cfg.weight_bytes);
+    return s->cfg.integrity ? sum_more(before, undo, first, n, 32 * s->cfg.weight_bytes, count) : 0;
+}
+
 /* Of a record that has just been read, before somebody else than an update looks at it. */
 static spw_status
 verify_record(const spw_store *s, const chunk *c, sums *count, spw_error *err)
@@ -229,10 +239,10 @@ take_snapshot(spw_store *s, const chunk *c, sums *count, spw_error *err)
 
 /*
  * The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece.
- * snap: the snapshot gets the chunk before it is updated.
+ * snap: the snapshot gets the chunk before it is updated. ahead: what the update changes may have to come back.
  */
 static spw_status
-run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *err)
+run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     const char *grad = op == OP_UPDATE ? spw__store_grad_of(s, c) : NULL;
@@ -241,7 +251,8 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
     bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
     bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
     bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
-    uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0;
+    char *undo = ahead && spw__undo_bytes(&s->cfg, &c->plan) > 0 ? spw__undo_of(s, c) : NULL;
+    uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0, undo_sum = 0;
     spw_status st = SPW_OK;
     spw__store_chaos_delay(s, c->idx);
     if (op == OP_EDIT && verify) {
@@ -262,6 +273,8 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
             found = sum_record(s, c, found, first, n, count);
         if (grad_read)
             grad_found = sum_grad(s, c, grad_found, first, n, count);
+        if (undo != NULL)
+            undo_sum = keep_weights(s, c, undo, undo_sum, first, n, count);
         if (op == OP_UPDATE)
             st = s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, first, n, err);
         if (sum_w)
@@ -275,8 +288,13 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, sums *count, spw_error *e
         return corrupt(s, c, OF_GRADIENT, grad_found, err);
     if (st == SPW_OK && op == OP_VISIT && (snap || !s->snap_sweep))
         st = call_with(s, c, s->sweep_fn, s->sweep_ctx, true, false, err);
-    if (op == OP_UPDATE && s->cfg.chaos_seed != 0)
+    if (op == OP_UPDATE && !ahead && s->cfg.chaos_seed != 0)
         memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
+    if (ahead) {
+        c->weight_sum_before = c->weight_sum;
+        c->record_sum_before = c->record_sum;
+        c->undo_sum = undo_sum;
+    }
     c->weight_sum = sum_w ? weight_sum : c->weight_sum;
     c->record_sum = sum_r ? record_sum : c->record_sum;
     return st;
@@ -361,6 +379,15 @@ hand_back(spw_store *s, chunk *c)
     u->job_next = k < u->job_next ? k : u->job_next;
 }
 
+/* What the unit shows from now on is what its chunks have reached. */
+void
+spw__store_finish_unit(spw_store *s, unit *u)
+{
+    u->op = OP_NONE;
+    u->generation = s->chunks[u->plan.chunk_first + u->op_end - 1].generation;
+    pthread_cond_broadcast(&s->main_cond);
+}
+
 /* Hands the chunk back, under the lock. */
 void
 spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
@@ -384,7 +411,9 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
             c->r = record_on_nvme ? R_DIRTY : R_READY;
         if (c->w == W_DIRTY || c->r == R_DIRTY)
             mark_dirty(s, c);
-        if (op == OP_UPDATE) {
+        if (op == OP_UPDATE && c->ahead) {
+            spw__ahead_done(c);
+        } else if (op == OP_UPDATE) {
             spw__store_hold_grad(s, c, false);
             if (c->g == G_WINDOW)
                 spw__store_leave_window(s, c, G_NONE);
@@ -393,11 +422,8 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         c->generation = op == OP_UPDATE ? c->generation + 1 : op == OP_INIT ? 0 : c->generation;
         s->stats.updates += op == OP_UPDATE;
     }
-    if (++u->done_next == u->op_end) {
-        u->op = OP_NONE;
-        u->generation = c->generation;
-        pthread_cond_broadcast(&s->main_cond);
-    }
+    if (++u->done_next == u->op_end && (op != OP_UPDATE || s->gate_open))
+        spw__store_finish_unit(s, u);
 }
 
 /*
@@ -436,11 +462,13 @@ verify_weights(spw_store *s, chunk *c, sums *count, spw_error *err)
     found = sum_all(s, c, sum_weights, count);
     if (spw__in_place(&c->plan))
         spw__in_place_verify(s, c, found, err);
-    else if (found != c->weight_sum)
+    else if (found != (c->undo_read ? c->undo_sum : c->weight_sum))
         corrupt(s, c, OF_WEIGHTS, found, err);
     pthread_mutex_lock(&s->lock);
-    if (err->status == SPW_OK)
-        c->w = W_CLEAN;
+    if (err->status != SPW_OK)
+        return;
+    c->w = W_CLEAN;
+    spw__undo_is_back(s, c);
 }
 
 static void
@@ -448,11 +476,11 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     unit_op op = u->op;
-    bool snap = spw__snap_wants(c);
+    bool snap = spw__snap_wants(c), ahead = c->ahead;
     uint64_t begin;
     pthread_mutex_unlock(&s->lock);
     begin = spw_now_ns();
-    (void)run_job(s, c, op, snap, count, err);
+    (void)run_job(s, c, op, snap, ahead, count, err);
     pthread_mutex_lock(&s->lock);
     if (err->status == SPW_OK && snap && (op == OP_UPDATE || s->snap_sweep))
         snapshot_has(s, c);

@@ -376,6 +376,9 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.gradients", run.gradients, "\"auto\"", "auto|host|nvme",
          "where they wait for their update; auto: host memory, or what it does not hold on nvme, if offload_optimizer "
          "is there"),
+    TEXT("spillway.update_ahead", run.update_ahead, "\"auto\"", "auto|always|never",
+         "state on nvme is updated before the gradient's norm is known, at a second place there, and taken back if the "
+         "step clips; auto: while steps do not clip, if the disk has room for twice the state"),
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),

@@ -1,6 +1,6 @@
 /*
- * Which ranks of this host swap to the same disks: what a disk delivers is theirs together, so the plan and the bound of a rank
- * count with its share. Decides nothing about where bytes go; that is the configuration's and the planner's.
+ * Which ranks of this host swap to the same disks: what a disk delivers, and what it has left, is theirs together, so the plan and the
+ * bound of a rank count with its share. Decides nothing about where bytes go; that is the configuration's and the planner's.
  */
 #include "engine_internal.h"
 
@@ -25,6 +25,32 @@ count_ranks(const offer *all, uint32_t world, uint32_t host, uint64_t disk)
     return n;
 }
 
+/* How many of this rank's own paths, each counted once, are on that disk. */
+static uint64_t
+count_paths(const spw_path_list *const lists[LISTS], const offer *mine, uint64_t disk)
+{
+    uint64_t n = 0;
+    for (uint32_t k = 0; k < LISTS; k++) {
+        for (uint32_t i = 0; i < lists[k]->count; i++) {
+            bool known = mine->disks[k * SPW_PATHS_MAX + i] != disk;
+            for (uint32_t j = 0; k > 0 && j < lists[0]->count; j++)
+                known = known || strcmp(lists[0]->item[j], lists[k]->item[i]) == 0;
+            n += !known;
+        }
+    }
+    return n > 0 ? n : 1;
+}
+
+static void
+share_free(spw_engine *e, const spw_path_list *const lists[LISTS], const offer *mine)
+{
+    for (uint32_t k = 0; k < LISTS; k++) {
+        for (uint32_t i = 0; i < lists[k]->count; i++)
+            e->path_free[k][i] = spw_disk_free(lists[k]->item[i]) / e->path_ranks[k][i] /
+                                 count_paths(lists, mine, mine->disks[k * SPW_PATHS_MAX + i]);
+    }
+}
+
 spw_status
 spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
 {
@@ -38,6 +64,7 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
             e->path_ranks[k][i] = e->local_world; /* all of them have this configuration */
         }
     }
+    share_free(e, lists, &mine);
     if (e->comm == NULL || plan_only)
         return SPW_OK;
     mine.host = spw_comm_get_info(e->comm)->machine;
@@ -52,6 +79,7 @@ spw__disks_share(spw_engine *e, bool plan_only, spw_error *err)
             e->path_ranks[k][i] = disk != 0 ? count_ranks(all, e->world, mine.host, disk) : 1;
         }
     }
+    share_free(e, lists, &mine);
     spw_channel_close(channel);
     spw_mem_free(all);
     return st;

@@ -419,6 +419,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     *out = NULL;
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
+    pthread_mutex_init(&e->ahead_lock, NULL);
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
@@ -432,7 +433,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
         e->world = e->local_world = asked; /* what each of them would plan, on one host */
     }
     if (e->world != asked && !o->inference) {
-        spw_mem_free(e);
+        spw_engine_destroy(e);
         return SPW_RAISE(err, SPW_ECONFIG,
                          "spillway.ranks is %u, this run has %u: a launcher starts them (spillway train -n %u, mpirun, "
                          "srun, torchrun)",
@@ -549,6 +550,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->last_use);
     spw_mem_free(e->generations);
     spw_mem_free(e->future);
+    pthread_mutex_destroy(&e->ahead_lock);
     spw_mem_free(e);
 }
 

@@ -35,7 +35,7 @@ typedef struct rank_channels {
 
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
-    spw_store *store;
+    spw_engine *engine;
     uint32_t unit_idx;
 } grad_note;
 
@@ -44,6 +44,11 @@ typedef struct grad_note {
  * decay is for matrices and embeddings, norms and biases stay as they are unless their group says otherwise.
  */
 enum { MATRIX, VECTOR, KINDS, COEF_COUNT = KINDS * (SPW_PARAM_GROUPS_MAX + 1) };
+
+/* What steps have taught about clipping (ahead.c): so many in a row did not, and so many are to be waited for. */
+typedef struct ahead_policy {
+    uint32_t calm, wait;
+} ahead_policy;
 
 /* Frozen weights that stay in their files (in_place.c). */
 typedef struct engine_in_place {
@@ -86,6 +91,7 @@ struct spw_engine {
     spw_ranks *ranks;                      /* NULL: one rank */
     uint32_t rank, world, local_world;     /* local: of the machine */
     uint32_t path_ranks[2][SPW_PATHS_MAX]; /* of this host, that swap to the disk of a path for weights, for records */
+    uint64_t path_free[2][SPW_PATHS_MAX];  /* that the disk has left for this rank and path; 0: unknown */
     spw_layout layout;
     spw_plan plan;
     spw_tape *tape;
@@ -135,6 +141,10 @@ struct spw_engine {
     spw_store_use *future; /* (future_max); between ranks as many more for the store */
     uint32_t future_max;
     uint64_t updates, step_count;
+    ahead_policy ahead;
+    bool goes_ahead; /* in the step under way updates may begin before its norm is known */
+    pthread_mutex_t ahead_lock;
+    double ahead_squares; /* under ahead_lock: of the gradients of this step that are there, on this rank */
     spw_loss_scaler scaler;
     const spw_optimizer *optimizer;
     spw_opt_coef coefs[COEF_COUNT];
@@ -194,6 +204,15 @@ uint64_t spw__table_positions(const spw_engine *e);
 uint64_t spw__rope_elems(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
+
+/* ---------------------------------------------------------------- ahead.c: updates before the norm is known */
+
+/* Is it worth trying in the next step? And what a step taught: did it try, and was its gradient finite and not clipped? Pure. */
+bool spw__ahead_worth(const ahead_policy *p);
+void spw__ahead_learn(ahead_policy *p, bool tried, bool stood);
+bool spw__ahead_try(const spw_engine *e);
+/* A unit's gradient is there, with its sums of squares; before the store is told. Any thread. */
+void spw__ahead_see(spw_engine *e, uint32_t unit_idx);
 
 /* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */
 

@@ -432,6 +432,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .local_ranks = e->local_world,
         .cpu_ranks = cpu_sharers(e),
         .path_ranks = {e->path_ranks[0], e->path_ranks[1]},
+        .path_free = {e->path_free[0], e->path_free[1]},
         .inference = e->inference,
         .weight_bytes = spw_state_weight_bytes(e->config.run.state_format),
         .record_bytes_32 = spw_state_record_bytes_32(e->config.run.state_format, e->optimizer),

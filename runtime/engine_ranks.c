@@ -202,8 +202,10 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     SPW_TRY(e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
                                 : spw__wire_sum(r->wire, u, job->data, part, &sink, e->layout.units[u].elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
-    if (job->last)
+    if (job->last) {
+        spw__ahead_see(e, u);
         spw_store_grad_ready(e->store, u);
+    }
     return SPW_OK;
 }
 

@@ -179,6 +179,9 @@ end_account(spw_engine *e, const step_start *s, spw_step_result *r)
         e->counted_gather = gather;
         e->counted_reduce = reduce;
     }
+    r->updates = now.updates - s->store.updates;
+    r->ahead = now.ahead - s->store.ahead;
+    r->undone = now.undone - s->store.undone;
     e->counted = now;
     e->counting = true;
     r->d2h = e->d2h_bytes - s->d2h_bytes + kept_now.d2h_bytes - s->kept.d2h_bytes;
@@ -193,11 +196,21 @@ norm_decides(const spw_config *c)
     return c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
 }
 
+/* What updates have done ahead does not stand; a failure is the store's, and the next call's. */
+static void
+undo(spw_engine *e)
+{
+    uint64_t begin = spw_now_ns();
+    (void)spw_store_step_undo(e->store, NULL);
+    e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
+}
+
 /* The decision at the end of a step: norm, finite check, clip, go or skip. */
 static spw_status
-decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw_step_result *r, spw_error *err)
+decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw_step_result *r, spw_error *err)
 {
     const spw_config *c = &e->config;
+    bool gate_was_open = mode == SPW_STEP_EARLY, stands = true;
     double scale = 1.0 / e->scaler.scale;
     if (!e->host_addressable)
         spw_gpu_queue_sync(e->compute); /* it has told then what it computed (computed()) */
@@ -211,18 +224,24 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, bool gate_was_open, spw
     if (e->on_gradients != NULL)
         e->on_gradients(e->gradients_ctx, e);
     if (norm_decides(c)) {
+        stands = isfinite(r->grad_norm) && !(c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping);
+        spw__ahead_learn(&e->ahead, mode == SPW_STEP_AHEAD, stands);
         spw_loss_scale_update(&e->scaler, c, !isfinite(r->grad_norm));
         if (!isfinite(r->grad_norm)) {
             r->skipped = true;
+            undo(e);
             spw_store_step_skip(e->store);
             return SPW_OK;
         }
-        if (c->gradient_clipping > 0 && r->grad_norm > c->gradient_clipping)
+        if (!stands)
             scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
     }
     if (!gate_was_open) {
         e->grads_there = false;
-        SPW_TRY(spw__set_coefficients(e, lr, scale, err));
+        if (!stands)
+            undo(e);
+        if (!stands || mode == SPW_STEP_GATED) /* else they are what updates under way go by */
+            SPW_TRY(spw__set_coefficients(e, lr, scale, err));
         spw_store_step_go(e->store);
     }
     e->updates++;
@@ -235,11 +254,15 @@ static spw_status
 run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t micro_batches, double lr,
          spw_step_result *r, spw_error *err)
 {
-    bool gate_early = !norm_decides(&e->config) && e->on_gradients == NULL;
+    spw_step_mode mode = SPW_STEP_GATED;
     step_start start;
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
+    if (!norm_decides(&e->config) && e->on_gradients == NULL)
+        mode = SPW_STEP_EARLY;
+    else if (norm_decides(&e->config) && spw__ahead_try(e))
+        mode = SPW_STEP_AHEAD;
     e->grads_there = false;
     e->expert_peak = 0;
     begin_account(e, &start);
@@ -253,19 +276,21 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
         SPW_TRY(spw__forward_group(e, MODE_TRAIN, first, count, true, err));
         if (final_group) {
             uint64_t begin = spw_now_ns();
+            e->goes_ahead = mode == SPW_STEP_AHEAD;
+            e->ahead_squares = 0;
             spw_store_step_begin(e->store, e->takes_part,
-                                 gate_early); /* all updates of the last step are done: forward has waited for them */
+                                 mode); /* all updates of the last step are done: forward has waited for them */
             e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
             SPW_TRY(spw_store_check(e->store, err));
-            if (gate_early) {
-                SPW_TRY(spw__set_coefficients(e, lr, 1.0, err));
+            if (mode != SPW_STEP_GATED)
+                SPW_TRY(spw__set_coefficients(e, lr, 1.0 / e->scaler.scale, err));
+            if (mode == SPW_STEP_EARLY)
                 spw_store_step_go(e->store);
-            }
         }
         SPW_TRY(spw__backward_group(e, first, count, first > 0, final_group, err));
     }
     spw_trace_end(&e->traces[MODE_TRAIN]);
-    SPW_TRY(decide(e, micro_batches, lr, gate_early, r, err));
+    SPW_TRY(decide(e, micro_batches, lr, mode, r, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]); /* the updates to come are handed to the next forward pass */
     spw__tell_future(e, MODE_TRAIN);
     r->lr = lr;

@@ -564,7 +564,8 @@ static void
 grad_arrived(void *arg)
 {
     grad_note *note = arg;
-    spw_store_grad_ready(note->store, note->unit_idx);
+    spw__ahead_see(note->engine, note->unit_idx);
+    spw_store_grad_ready(note->engine->store, note->unit_idx);
 }
 
 /* The buffer that waits longest for its copy to the store; NULL: none does. */
@@ -605,7 +606,7 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     b->unit_idx = UINT32_MAX;
     b->leaves = false;
     if (b->final) {
-        e->notes[unit_idx] = (grad_note){e->store, unit_idx};
+        e->notes[unit_idx] = (grad_note){e, unit_idx};
         spw_gpu_queue_notify(out, grad_arrived, &e->notes[unit_idx]);
     }
     return SPW_OK;

@@ -77,7 +77,7 @@ spw__plan_slot_record(const plan_input *in)
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
         bool there = c->record_tier == SPW_TIER_NVME && plan_has_record(in, c);
-        uint64_t bytes = there ? plan_record_room(in, c->elems) + plan_spilled(in, c) : 0; /* it comes back there */
+        uint64_t bytes = there ? plan_record_room(in, c->elems) + plan_spilled(in, c) + plan_undo(in, c) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -108,7 +108,7 @@ typedef struct slot_sizes {
 } slot_sizes;
 
 static slot_sizes
-slot_sizes_of(const plan_input *in)
+slot_sizes_of(const spw_plan *p, const plan_input *in)
 {
     const spw_config *c = in->config;
     const uint64_t trained = spw__plan_largest_trained(in->layout);
@@ -117,6 +117,8 @@ slot_sizes_of(const plan_input *in)
     if (c->zero.offload_optimizer != SPW_TIER_NVME || in->inference)
         return z;
     z.record = plan_record_room(in, trained) + (spilled > 0 ? trained * in->grad_bytes : 0); /* it comes back there */
+    if (p->undo_room)
+        z.record += spw_round_up(trained * in->weight_bytes, 4096);
     z.windows = GRAD_WINDOWS * spilled;
     return z;
 }
@@ -141,7 +143,7 @@ fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
             *left -= bytes;
         }
     }
-    sizes = slot_sizes_of(in);
+    sizes = slot_sizes_of(p, in);
     p->slots_host = slot_bytes(p, &sizes);
     *left += before - p->slots_host;
 }
@@ -170,7 +172,7 @@ rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, s
                          .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
-                         .early_gate = early_gate(in),
+                         .early_gate = early_gate(in) || in->ahead,
                          .gathers_again = in->kept_host > 0,
                          .backward = 3 - spw__plan_kept_share(p, in),
                          .pace = pace};
@@ -218,6 +220,11 @@ add_up(spw_plan *p, const plan_input *in)
     p->grad_windows = placed.spilled > 0 ? GRAD_WINDOWS : 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
+        if (plan_spare(in, c)) {
+            p->ahead = true;
+            p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
+            p->undo_write += plan_undo(in, c);
+        }
         uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
         p->weight_in_place += c->weight_tier == SPW_TIER_NVME && c->piece_count > 0 ? w : 0;
@@ -243,10 +250,9 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         bytes[i] = p->activations_nvme / nvme_count;
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
-            bytes[i] = spw_round_up(plan_weights(in, c), 4096);
+        bytes[i] = plan_in_swap(in, c) * (plan_spare(in, c) ? 2 : 1);
         if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
-            bytes[i] += plan_record_room(in, c->elems) + plan_spilled(in, c);
+            bytes[i] += plan_spilled(in, c);
     }
     if (st == SPW_OK)
         st = spw__stripe(paths, p->path_count, bytes, count, path_idx, err);
@@ -345,7 +351,7 @@ static void
 plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_want, uint32_t r_want)
 {
     const spw_config *c = in->config;
-    const slot_sizes sizes = slot_sizes_of(in);
+    const slot_sizes sizes = slot_sizes_of(p, in);
     const uint64_t room = spw__plan_host_room(p, in) / 8 * 7;
     uint32_t count = in->layout->chunk_count;
     bool w_nvme = p->weight_slots > 0, r_nvme = p->record_slots > 0;
@@ -374,7 +380,7 @@ plan_host_auto(spw_plan *p, const plan_input *in, uint64_t fixed, uint32_t w_wan
 static bool
 drop_idle_slots(spw_plan *p, const plan_input *in, uint64_t *left)
 {
-    const slot_sizes sizes = slot_sizes_of(in);
+    const slot_sizes sizes = slot_sizes_of(p, in);
     uint64_t before = slot_bytes(p, &sizes);
     bool weights = false, records = false;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
@@ -415,11 +421,13 @@ static spw_status
 plan_host(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
-    slot_sizes sizes = slot_sizes_of(in);
+    slot_sizes sizes;
     uint64_t left, fixed, budget = c->run.host_memory;
     bool w_nvme = c->zero.offload_param == SPW_TIER_NVME,
          r_nvme = c->zero.offload_optimizer == SPW_TIER_NVME && !in->inference;
     uint32_t w_want, r_want;
+    p->undo_room = in->ahead && !in->spill && !w_nvme; /* else nothing is in memory yet that would be changed there */
+    sizes = slot_sizes_of(p, in);
     fixed = fixed_host(p, in, &w_want, &r_want);
     p->host_budget = budget;
     p->weight_slots = w_nvme ? 1 : 0;
@@ -462,6 +470,16 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
         p->slots_host = slot_bytes(p, &sizes);
         return SPW_OK; /* what is left is less than a slot, and becomes one with a little more: it is not given away */
     }
+    if (in->ahead && !in->spill && !p->undo_room) { /* nor is what is less than room behind all records */
+        p->undo_room = true;
+        sizes = slot_sizes_of(p, in);
+        if (fixed + slot_bytes(p, &sizes) > budget) {
+            p->undo_room = false;
+            sizes = slot_sizes_of(p, in);
+            p->slots_host = slot_bytes(p, &sizes);
+            return SPW_OK;
+        }
+    }
     p->slots_host = slot_bytes(p, &sizes);
     left = budget - fixed - p->slots_host + p->activations_host;
     spw__plan_activations_host(p, in, p->path_count > 0, left); /* before chunks: what moves both ways in every pass */
@@ -470,7 +488,7 @@ plan_host(spw_plan *p, const plan_input *in, spw_error *err)
     while (drop_idle_slots(p, in, &left))
         SPW_TRY(place(p, in, &left, err));
     /* What the store will take; not given away, or a chunk more in host memory could cost one that is larger. */
-    sizes = slot_sizes_of(in);
+    sizes = slot_sizes_of(p, in);
     sizes.weights = spw__plan_slot_weights(in);
     sizes.record = spw__plan_slot_record(in);
     p->slots_host = slot_bytes(p, &sizes);
@@ -573,6 +591,61 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     return st;
 }
 
+/* The norm decides something, and what it decides can be undone where the state is. Who counts writes wants none in vain. */
+static bool
+may_go_ahead(const plan_input *in)
+{
+    return !in->inference && in->config->zero.offload_optimizer == SPW_TIER_NVME && !early_gate(in) &&
+           strcmp(in->config->run.update_ahead, "never") != 0 &&
+           (in->config->run.write_budget == 0 || strcmp(in->config->run.update_ahead, "always") == 0);
+}
+
+/* What a path has left; 0: unknown. Where it stands in both lists, both say the same. */
+static uint64_t
+free_of(const plan_input *in, const char *path)
+{
+    const spw_path_list *lists[2] = {&in->config->zero.param_path, &in->config->zero.optimizer_path};
+    uint64_t bytes = 0;
+    for (int k = 0; k < 2; k++) {
+        for (uint32_t i = 0; in->path_free[k] != NULL && i < lists[k]->count; i++) {
+            if (strcmp(lists[k]->item[i], path) == 0)
+                bytes = in->path_free[k][i];
+        }
+    }
+    return bytes;
+}
+
+/* Leaves a tenth of what is there. */
+static bool
+disks_have_room(const spw_plan *p, const plan_input *in)
+{
+    bool room = true;
+    for (uint32_t i = 0; i < p->path_count && strcmp(in->config->run.update_ahead, "always") != 0; i++) {
+        uint64_t bytes = free_of(in, p->paths[i]);
+        room = room && (bytes == 0 || p->path_bytes[i] <= bytes / 10 * 9);
+    }
+    return room;
+}
+
+/* With second places for state on nvme, if all of it fits so. */
+static spw_status
+plan_ahead(spw_plan *p, plan_input *in, spw_error *err)
+{
+    spw_error refused = {0};
+    in->ahead = may_go_ahead(in) && !in->spill;
+    if (in->ahead) {
+        spw_status st = make_plan(p, in, &refused);
+        if (st == SPW_OK && disks_have_room(p, in))
+            return SPW_OK;
+        if (st != SPW_OK && st != SPW_ENOFIT && err != NULL)
+            *err = refused;
+        if (st != SPW_OK && st != SPW_ENOFIT)
+            return st;
+    }
+    in->ahead = false;
+    return make_plan(p, in, err);
+}
+
 /* Gradients that are to wait where there is room do so in host memory, unless that alone does not hold the plan. */
 spw_status
 spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
@@ -583,16 +656,16 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
     spw_error first = {0}, second = {0};
     spw_status st;
     own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;
-    st = make_plan(p, &own, &first);
+    st = plan_ahead(p, &own, &first);
     if (st == SPW_ENOFIT && (p->lack == SPW_LACK_HOST || p->lack == SPW_LACK_ROOM) && possible && in->passes == 1 &&
         strcmp(c->run.gradients, "auto") == 0) {
         own.spill = true;
-        st = make_plan(p, &own, &second);
+        st = plan_ahead(p, &own, &second);
         if (p->lack != SPW_LACK_DISK) { /* what is lacking now is lacking either way */
             first = second;
         } else {
             own.spill = false;
-            st = make_plan(p, &own, &second);
+            st = plan_ahead(p, &own, &second);
         }
     }
     if (st != SPW_OK && err != NULL)
@@ -618,14 +691,16 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
+                {"places to undo updates", 0, 0, p->spare_nvme},
                 {"total", p->device_bytes, p->host_bytes,
-                 p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme}};
+                 p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme + p->spare_nvme}};
     char text[160], a[32], b[32], c[32];
     snprintf(text, sizeof text, "  %-24s %12s %12s %12s", "plan", "device", "host", "nvme");
     line(ctx, text);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if ((p->wire_host == 0 && strcmp(rows[i].name, "between ranks") == 0) ||
-            (p->kept_host == 0 && strcmp(rows[i].name, "kept gathered weights") == 0))
+            (p->kept_host == 0 && strcmp(rows[i].name, "kept gathered weights") == 0) ||
+            (p->spare_nvme == 0 && strcmp(rows[i].name, "places to undo updates") == 0))
             continue;
         snprintf(text, sizeof text, "  %-24s %12s %12s %12s", rows[i].name,
                  spw_format_bytes(a, sizeof a, rows[i].device), spw_format_bytes(b, sizeof b, rows[i].host),

@@ -37,6 +37,32 @@ plan_spilled(const plan_input *in, const spw_store_chunk *c)
     return in->layout->units[c->unit_idx].spills ? c->elems * in->grad_bytes : 0;
 }
 
+/* Its update may run ahead: its record, and its weights if they are there too, have two places on nvme. */
+static inline bool
+plan_spare(const plan_input *in, const spw_store_chunk *c)
+{
+    return in->layout->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME;
+}
+
+/* Weights of before, where they lie in memory: they go out behind the record. */
+static inline uint64_t
+plan_undo(const plan_input *in, const spw_store_chunk *c)
+{
+    return plan_spare(in, c) && c->weight_tier != SPW_TIER_NVME ? spw_round_up(plan_weights(in, c), 4096) : 0;
+}
+
+/* Of the chunk's weights and record, in swap. */
+static inline uint64_t
+plan_in_swap(const plan_input *in, const spw_store_chunk *c)
+{
+    uint64_t bytes = 0;
+    if (c->weight_tier == SPW_TIER_NVME && c->piece_count == 0)
+        bytes += spw_round_up(plan_weights(in, c), 4096);
+    if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
+        bytes += plan_record_room(in, c->elems) + plan_undo(in, c);
+    return bytes;
+}
+
 /* Bytes by tier; padding: what records leave unused at the ends of their pages. */
 typedef struct plan_places {
     uint64_t weights[SPW_TIER_COUNT], records[SPW_TIER_COUNT], padding[SPW_TIER_COUNT];

@@ -134,6 +134,28 @@ explain_codes(spw_plan *p, const plan_input *in)
 }
 
 static void
+explain_ahead(spw_plan *p, const plan_input *in)
+{
+    const spw_config *c = in->config;
+    char value[64], bytes[32];
+    bool waits = c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
+    if (in->inference || !waits || p->record_nvme == 0 || strcmp(c->run.update_ahead, "never") == 0)
+        return;
+    if (!p->ahead)
+        decide(p, "spillway.update_ahead", "no", "%s: updates wait for the gradient's norm",
+               p->grad_nvme > 0          ? "gradients that wait on nvme"
+               : c->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
+                                         : "no room for second places of state on nvme");
+    else
+        decide(
+            p, "spillway.update_ahead", spw_format_bytes(value, sizeof value, p->spare_nvme),
+            "second places on nvme: updates begin before the norm is known, and are taken back if the step clips%s%s%s",
+            p->undo_write > 0 ? "; weights of before, up to " : "",
+            p->undo_write > 0 ? spw_format_bytes(bytes, sizeof bytes, p->undo_write) : "",
+            p->undo_write > 0 ? " a step, are written too" : "");
+}
+
+static void
 explain_device(spw_plan *p, const plan_input *in)
 {
     char value[64], bytes[32];
@@ -169,6 +191,7 @@ explain_device(spw_plan *p, const plan_input *in)
     if (in->gather_all)
         decide(p, "weights", "with their records",
                "updates run where the records are; the device has the gathered units above");
+    explain_ahead(p, in);
     explain_zeropp(p, in);
     explain_codes(p, in);
     explain_activations(p, in);

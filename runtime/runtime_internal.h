@@ -18,6 +18,8 @@ typedef struct plan_input {
     uint32_t cpu_ranks;   /* of them, those on this one's processors; 0 is 1 */
     const uint32_t
         *path_ranks[2]; /* of the configuration's swap paths for weights, for records: spw_plan's; NULL: alone */
+    const uint64_t
+        *path_free[2]; /* of the same: bytes that their file systems have left for this rank; NULL, 0: unknown */
     uint32_t weight_bytes, grad_bytes, compute_bytes;
     uint32_t record_bytes_32;     /* per 32 elements */
     uint64_t largest_block_bytes; /* on the device: all units one block uses */
@@ -39,14 +41,15 @@ typedef struct plan_input {
     uint64_t wire_host;    /* staging between ranks */
     uint64_t kept_host;    /* slices of gathered units, to gather them again */
     bool spill;            /* gradients may wait on nvme; the planner's own */
-    bool coded_grads;      /* gradients go from host to host as codes */
-    uint64_t room_bytes;   /* what the process may still take; 0: unknown */
-    bool device_in_host;   /* the device's memory comes out of it too */
-    uint64_t device_room;  /* what the device has; 0: nothing that would limit it */
-    bool device_updates;   /* where records are on the device, gradients stay there and updates run there */
-    bool direct;           /* weights that lie on the device have its compute type and are used there, not gathered */
-    bool gather_all;       /* the configuration wants the weights on the device: room for all of them, if there is */
-    const plan_use *uses;  /* of one pass, forward then backward */
+    bool ahead;       /* state on nvme has two places there, for updates before the norm is known; the planner's own */
+    bool coded_grads; /* gradients go from host to host as codes */
+    uint64_t room_bytes;  /* what the process may still take; 0: unknown */
+    bool device_in_host;  /* the device's memory comes out of it too */
+    uint64_t device_room; /* what the device has; 0: nothing that would limit it */
+    bool device_updates;  /* where records are on the device, gradients stay there and updates run there */
+    bool direct;          /* weights that lie on the device have its compute type and are used there, not gathered */
+    bool gather_all;      /* the configuration wants the weights on the device: room for all of them, if there is */
+    const plan_use *uses; /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
     uint32_t future_max;   /* uses that the store is told at most */

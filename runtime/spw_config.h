@@ -131,6 +131,7 @@ typedef struct spw_config {
         char collectives[16];                /* auto, host, nccl */
         char recompute[16];                  /* auto, always */
         char gradients[8];                   /* auto, host, nvme: where they wait for their update */
+        char update_ahead[8];                /* auto, always, never: before the norm is known */
         bool fill_device;                    /* offloaded state takes device memory that nothing else does */
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;

@@ -181,6 +181,8 @@ typedef struct spw_step_result {
     double bounds_s[SPW_RESOURCE_COUNT];
     uint64_t nvme_read, nvme_write, h2d, d2h;
     uint64_t gather, reduce; /* received from other ranks */
+    /* Chunks updated since the last step ended; of this step's, before its norm was known; of those taken back. */
+    uint64_t updates, ahead, undone;
     double
         expert_peak; /* rows of the expert with most, over the mean, in the layer where that is largest; 0: no experts */
 } spw_step_result;

@@ -685,7 +685,7 @@ test_used_in_place(void **state)
     assert_int_equal(spw_store_sweep(s, SPW_SWEEP_INIT, fill_ones, NULL, &err), SPW_OK);
 
     assert_int_equal(spw_store_acquire(s, &old, 1, &weights, &err), SPW_OK);
-    spw_store_step_begin(s, NULL, false);
+    spw_store_step_begin(s, NULL, SPW_STEP_GATED);
     assert_int_equal(spw_store_grad_open(s, 0, &err), SPW_OK);
     spw_store_grad_ready(s, 0);
     spw_store_step_go(s);

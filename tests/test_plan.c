@@ -287,7 +287,8 @@ test_filling_order(void **state)
     c.run.weight_slots = 2;
     c.run.record_slots = 2;
     assert_int_equal(plan_of(&c, model, &least, NULL), SPW_OK);
-    c.run.host_memory = least.host_bytes + 3 * 8192 * 2; /* three chunks of weights */
+    c.run.host_memory =
+        least.host_bytes + (2 + 3) * 8192 * 2; /* room behind both records' slots, three chunks of weights */
     assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
     assert_true(p.weight_host > 2 * 8192 * 2);
     assert_true(p.record_host == 0);
@@ -295,7 +296,7 @@ test_filling_order(void **state)
     c.run.weight_slots = 100;
     c.run.host_memory = SPW_AUTO;
     assert_int_equal(plan_of(&c, model, &least, NULL), SPW_OK);
-    c.run.host_memory = least.host_bytes + 3 * 8192 * 10;
+    c.run.host_memory = least.host_bytes + 2 * 8192 * 2 + 3 * 8192 * 10;
     assert_int_equal(plan_of(&c, model, &p, NULL), SPW_OK);
     assert_true(p.record_host > 2 * 8192 * 10);
     assert_true(p.weight_host < 8192 * 10);
@@ -881,7 +882,7 @@ test_random_plans(void **state)
                     !in.inference)
                     on_paths -= spw_round_up(record, 4096) - record;
             }
-            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme + p.grad_nvme + p.activations_nvme);
+            assert_int_equal(on_paths, p.weight_nvme + p.record_nvme + p.grad_nvme + p.activations_nvme + p.spare_nvme);
             check_activations(&p, &in);
             check_tapes(&p, &in);
             for (uint32_t i = 0; i < in.activation_slots_used * in.micro_batches && !in.inference; i++) {

@@ -45,7 +45,7 @@ draw_model(uint64_t run, rig *r)
     c->accumulation = 1 + random_pick(run, 8, 3);
     c->train_batch_size = c->micro_batch * c->accumulation;
     c->data.seq_length = 8 + random_pick(run, 9, 17);
-    c->gradient_clipping = random_pick(run, 10, 3) > 0 ? 1.0 : 0;
+    c->gradient_clipping = random_pick(run, 10, 3) == 0 ? 0 : 0.125 * (double)(1u << random_pick(run, 33, 6));
     c->run.micro_batches_per_pass = 1 + random_pick(run, 11, c->accumulation);
     c->run.tile_tokens = random_pick(run, 12, 3) == 0 ? 1 + random_pick(run, 13, 30) : 0;
     if (format == SPW_STATE_MIXED_F16) { /* the first steps overflow */
@@ -108,7 +108,7 @@ between(uint64_t at, uint32_t what, uint64_t least, uint64_t most)
 static void
 draw_placement(uint64_t at, rig *r)
 {
-    static const char *const gradients[] = {"auto", "host", "nvme"};
+    static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
     spw_config *c = &r->c;
     spw_plan all, least;
     c->zero.offload_param = (spw_tier)random_pick(at, 0, SPW_TIER_COUNT);
@@ -128,6 +128,7 @@ draw_placement(uint64_t at, rig *r)
     c->run.activations = (spw_tier)random_pick(at, 12, SPW_TIER_COUNT + 1);
     c->run.expert_turns =
         c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)random_pick(at, 13, 4) : 0;
+    snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
     c->run.fill_device = random_pick(at, 14, 2) == 0;
     c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 17, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
@@ -217,14 +218,15 @@ static void
 name_run(const rig *r, uint64_t model, uint64_t placement, const char *what)
 {
     const spw_config *c = &r->c;
-    random_says(SECONDS_MAX,
-                "model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, chunk "
-                "%llu, slots %u "
-                "and %u, turns %u, chaos %llu)",
-                (unsigned long long)model, (unsigned long long)placement, what, c->run.device, (int)c->model.family,
-                spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
-                (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems,
-                c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
+    random_says(
+        SECONDS_MAX,
+        "model %llu, placement %llu%s (%s, family %d, %s, %s; weights %d, records %d, gradients %s, ahead %s, chunk "
+        "%llu, slots %u "
+        "and %u, turns %u, chaos %llu)",
+        (unsigned long long)model, (unsigned long long)placement, what, c->run.device, (int)c->model.family,
+        spw_state_name(c->run.state_format), c->optimizer.type, (int)c->zero.offload_param,
+        (int)c->zero.offload_optimizer, c->run.gradients, c->run.update_ahead, (unsigned long long)c->run.chunk_elems,
+        c->run.weight_slots, c->run.record_slots, c->run.expert_turns, (unsigned long long)c->run.chaos_seed);
 }
 
 /* From the seed, or with what a checkpoint after the second step has. False: refused for want of memory, or by name. */

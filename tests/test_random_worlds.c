@@ -28,7 +28,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
     snprintf(c->optimizer.type, sizeof c->optimizer.type, "%s", optimizers[random_pick(run, 1, 4)]);
     c->optimizer.momentum = 0.9;
     c->optimizer.lr = 1e-3;
-    c->gradient_clipping = random_pick(run, 2, 3) > 0 ? 1.0 : 0;
+    c->gradient_clipping = random_pick(run, 2, 3) == 0 ? 0 : 0.125 * (double)(1u << random_pick(run, 33, 6));
     *w = (world){.ranks = ranks[random_pick(run, 3, 3)],
                  .steps = STEPS,
                  .config = c,
@@ -43,7 +43,7 @@ draw_world(uint64_t run, spw_config *c, world *w)
 static void
 draw_placement(uint64_t at, spw_config *c, world *w)
 {
-    static const char *const gradients[] = {"auto", "host", "nvme"};
+    static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
     bool weights = c->zero.quantized_weights;
     c->zero.stage = weights ? 3 : (uint32_t)random_pick(at, 0, 4);
     c->zero.offload_param = c->zero.stage == 3 ? (spw_tier)random_pick(at, 1, SPW_TIER_COUNT) : SPW_TIER_DEVICE;
@@ -55,6 +55,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->run.prefetch = random_pick(at, 7, 6) > 0;
     c->run.chaos_seed = random_pick(at, 8, 2) == 0 ? 1 + random_pick(at, 9, 1000000) : 0;
     c->run.activations = (spw_tier)random_pick(at, 10, SPW_TIER_COUNT + 1);
+    snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
     c->run.fill_device = random_pick(at, 11, 2) == 0;
     c->zero.optimizer_ratio = random_pick(at, 12, 4) == 0 ? (double)random_pick(at, 13, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 14, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;

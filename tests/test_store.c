@@ -165,7 +165,7 @@ open_trainable(fixture *f, order *o, const char *const *path, spw_test_aio_sched
     memset(o, 0, sizeof *o);
     open_units(f, config, true, 2);
     assert_int_equal(spw_store_drain(f->store, NULL), SPW_OK);
-    spw_store_step_begin(f->store, NULL, false);
+    spw_store_step_begin(f->store, NULL, SPW_STEP_GATED);
     for (uint32_t u = 0; u < UNITS; u++) {
         assert_int_equal(spw_store_grad_open(f->store, u, NULL), SPW_OK);
         memset(spw_store_grad(f->store, u), 0, ELEMS * 4);
@@ -258,7 +258,7 @@ test_left_out(void **state)
             spw_store_step_go(f.store);
         assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
         o.count = 0;
-        spw_store_step_begin(f.store, without, false);
+        spw_store_step_begin(f.store, without, SPW_STEP_GATED);
         spw_sleep_ns(20000000); /* time to read ahead */
         for (uint32_t u = 0; u < UNITS; u++) {
             assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
@@ -294,7 +294,7 @@ test_leave_first(void **state)
         spw_sleep_ns(1000000);
         spw_store_get_stats(f.store, &stats);
     } while (stats.updates < UNITS * CHUNKS);
-    spw_store_step_begin(f.store, NULL, false);
+    spw_store_step_begin(f.store, NULL, SPW_STEP_GATED);
     assert_true(stats.nvme_write_bytes - first.nvme_write_bytes < on_nvme); /* else this shows nothing */
     for (uint64_t read = stats.nvme_read_bytes; stats.nvme_read_bytes == read;) {
         spw_sleep_ns(100000);

@@ -348,6 +348,8 @@ uint64_t spw_memory_room_bytes(void);
 
 /* The disk that a path lies on, or will lie on: of a partition the whole disk. Two paths with the same share it; 0: unknown. */
 uint64_t spw_disk_of(const char *path);
+/* Bytes that are free there for this user; 0: unknown. */
+uint64_t spw_disk_free(const char *path);
 /* The disk that a block device is a part of. Reads root/sys; root is "" outside of tests. */
 uint64_t spw_disk_behind(const char *root, uint64_t dev);
 

@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
@@ -297,18 +298,34 @@ go_up(char *path)
     return more;
 }
 
+/* Of the path or, where that is not there yet, of the nearest folder above it: at becomes it. */
+static bool
+stat_nearest(const char *path, char at[PATH_MAX], struct stat *sb)
+{
+    int rc;
+    if (path[0] == '\0' || strlen(path) >= PATH_MAX)
+        return false;
+    strcpy(at, path);
+    while ((rc = stat(at, sb)) != 0 && errno == ENOENT && go_up(at)) {
+    }
+    return rc == 0;
+}
+
 uint64_t
 spw_disk_of(const char *path)
 {
     char at[PATH_MAX];
     struct stat sb;
-    int rc;
-    if (path[0] == '\0' || strlen(path) >= sizeof at)
-        return 0;
-    strcpy(at, path);
-    while ((rc = stat(at, &sb)) != 0 && errno == ENOENT && go_up(at)) {
-    }
-    return rc == 0 ? spw_disk_behind("", sb.st_dev) : 0;
+    return stat_nearest(path, at, &sb) ? spw_disk_behind("", sb.st_dev) : 0;
+}
+
+uint64_t
+spw_disk_free(const char *path)
+{
+    char at[PATH_MAX];
+    struct stat sb;
+    struct statvfs fs;
+    return stat_nearest(path, at, &sb) && statvfs(at, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
 }
 
 spw_isa

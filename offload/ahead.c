@@ -1,0 +1,216 @@
+/*
+ * Updates ahead of the gate. Whether a step clips its gradient is known when all of it is there; nearly always it does not, and
+ * then the updates are those that would have run at once. So they do run at once, and what they change goes to a second place in
+ * swap: until the gate opens the state before lies untouched in the first. Then the places have changed their roles, and nothing is
+ * moved. If the norm says otherwise, the new state is dropped, and the update is done again from the old one: the same bits, at the
+ * price of what was done in vain. Whoever computes the norm decides whether to try (runtime/ahead.c).
+ *
+ *   chunk   ahead (its job began before the gate) -> undoable (the job has ended) -> final, or as before
+ *
+ * A gradient stays until then. Weights that live in memory are changed where they lie; what they were goes out behind the record.
+ * Source: speculation-then-validation in SuperOffload (Lian et al. 2025, 2509.21271), here with the old bytes kept and not computed
+ * back, so that nothing hangs on arithmetic.
+ */
+#include "offload_internal.h"
+
+uint64_t
+spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c)
+{
+    return spw__spare(cfg, c) && c->weight_tier != SPW_TIER_NVME ? spw_round_up(c->elems * cfg->weight_bytes, 4096) : 0;
+}
+
+char *
+spw__undo_of(const spw_store *s, const chunk *c)
+{
+    return (char *)c->record + spw_round_up(c->plan.elems / 32 * s->cfg.record_bytes_32, 4096);
+}
+
+bool
+spw__runs_ahead(const spw_store *s, const unit *u)
+{
+    return s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back && u->op == OP_UPDATE && u->grad_ready &&
+           u->plan.spare && !u->on_device;
+}
+
+static void
+swap_u64(uint64_t *a, uint64_t *b)
+{
+    uint64_t t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* Both copies of what is on nvme: from one place to the other. */
+static void
+change_places(chunk *c)
+{
+    swap_u64(&c->weight_offset, &c->weight_spare);
+    swap_u64(&c->record_offset, &c->record_spare);
+}
+
+void
+spw__ahead_done(chunk *c)
+{
+    c->undoable = true;
+    change_places(c);
+}
+
+void
+spw__ahead_commit(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->unit_count && s->mode == SPW_STEP_AHEAD; i++) {
+        unit *u = &s->units[i];
+        for (uint32_t k = 0; k < u->plan.chunk_count && u->op == OP_UPDATE; k++) {
+            chunk *c = &s->chunks[u->plan.chunk_first + k];
+            if (c->undoable) {
+                s->stats.ahead++;
+                if (s->cfg.chaos_seed != 0)
+                    memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
+                spw__store_hold_grad(s, c, false);
+            }
+            c->ahead = c->undoable = false; /* a job under way ends like any other */
+        }
+        if (u->op == OP_UPDATE && u->op_end > 0 && u->done_next == u->op_end)
+            spw__store_finish_unit(s, u);
+    }
+}
+
+/* ---------------------------------------------------------------- back */
+
+/* Nobody but the store has anything of it. */
+static bool
+settled(const chunk *c)
+{
+    return c->undoable && c->r != R_WRITING && c->w != W_WRITING;
+}
+
+static void
+take_back(spw_store *s, chunk *c)
+{
+    const uint64_t undo = spw__undo_bytes(&s->cfg, &c->plan);
+    const bool in_memory = c->r == R_DIRTY;
+    SPW_ASSERT(c->pins == 0 && (c->r == R_DIRTY || c->r == R_EMPTY));
+    if (in_memory && undo > 0)
+        memcpy(c->weights, spw__undo_of(s, c), c->plan.elems * s->cfg.weight_bytes);
+    if (in_memory)
+        spw__store_free_record_slot(s, c);
+    if (c->plan.weight_tier == SPW_TIER_NVME && c->w != W_EMPTY) {
+        s->dirty_weights -= c->w == W_DIRTY;
+        c->w = W_CLEAN;
+        spw__store_free_weight_slot(s, c);
+    } else if (undo > 0 && !in_memory) {
+        c->w = W_READING;
+        c->undo_read = true;
+        c->next_grad = s->undo_head;
+        s->undo_head = c;
+        s->undo_left++;
+    }
+    change_places(c);
+    c->weight_sum = c->weight_sum_before;
+    c->record_sum = c->record_sum_before;
+    c->generation--;
+    c->ahead = c->undoable = c->started = false;
+    s->stats.undone++;
+}
+
+/* Weights of before, from behind the record that is not to be. */
+void
+spw__ahead_reads(spw_store *s)
+{
+    for (chunk *c; (c = s->undo_head) != NULL;) {
+        spw_error err = {0};
+        s->undo_head = c->next_grad;
+        c->weight_req = (spw_aio_request){.op = SPW_AIO_READ,
+                                          .priority = SPW_AIO_URGENT,
+                                          .file = spw_swap_file(s->swaps[c->plan.path_idx]),
+                                          .offset = spw__undo_offset(s, c),
+                                          .bytes = c->plan.elems * s->cfg.weight_bytes,
+                                          .buf = c->weights,
+                                          .user = c};
+        s->aio_inflight++;
+        if (spw_aio_submit(s->aio, &c->weight_req, &err) != SPW_OK) {
+            s->aio_inflight--;
+            spw__store_poison(s, &err);
+        }
+    }
+}
+
+uint64_t
+spw__undo_offset(const spw_store *s, const chunk *c)
+{
+    return c->record_spare + spw_round_up(c->plan.elems / 32 * s->cfg.record_bytes_32, 4096);
+}
+
+/* The weights of before, if that is what was read. */
+void
+spw__undo_is_back(spw_store *s, chunk *c)
+{
+    s->undo_left -= c->undo_read;
+    if (c->undo_read)
+        pthread_cond_broadcast(&s->main_cond);
+    c->undo_read = false;
+}
+
+/* Takes back what nobody has anything of. True: nothing is left to wait for. */
+static bool
+take_back_some(spw_store *s)
+{
+    bool left = false;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        if (c->ahead && settled(c))
+            take_back(s, c);
+        left = left || c->ahead;
+    }
+    return !left && s->undo_left == 0;
+}
+
+/* Lock held. Weights that were brought for an update which has to wait now are anybody's again: the backward pass may need their slots. */
+static void
+hold_back(spw_store *s)
+{
+    s->held_back = true;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        chunk *c = &s->chunks[i];
+        c->pins -= c->held;
+        c->held = false;
+    }
+}
+
+/*
+ * What has not gone out when it is looked at first never does. Records that were read ahead go too: a unit reads its chunks in their order,
+ * and one that is held further up than that would be a slot for nobody.
+ */
+spw_status
+spw_store_step_undo(spw_store *s, spw_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->mode == SPW_STEP_AHEAD && !s->gate_open) {
+        s->undoing = true;
+        hold_back(s);
+        while (!take_back_some(s) && s->poison.status == SPW_OK) {
+            spw__store_kick(s);
+            spw__store_wait_a_moment(s);
+        }
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            unit *u = &s->units[i];
+            if (u->op != OP_UPDATE || !u->plan.spare)
+                continue;
+            spw__store_drop_records(s, u);
+            u->load_next = u->job_next = u->done_next = 0;
+        }
+        s->undoing = false;
+        spw__store_kick(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return spw_store_check(s, err);
+}
+
+void
+spw_store_step_hold(spw_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back)
+        hold_back(s);
+    pthread_mutex_unlock(&s->lock);
+}

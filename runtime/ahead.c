@@ -1,0 +1,57 @@
+/*
+ * Whether updates may begin before the norm of the gradient is known (offload/ahead.c does them, and can take them back). Trying costs
+ * nothing when the step turns out not to clip, and what was done in vain when it does. So it is tried after a step that did not clip,
+ * and after attempts that failed only when so many steps in a row did not. Clipping comes in stretches: at the start of a training
+ * nearly every step clips, later hardly one does. No bit depends on any of this.
+ */
+#include "engine_internal.h"
+#include <math.h>
+
+enum { WAIT_MAX = 63 };
+
+bool
+spw__ahead_worth(const ahead_policy *p)
+{
+    return p->calm > p->wait;
+}
+
+void
+spw__ahead_learn(ahead_policy *p, bool tried, bool stood)
+{
+    if (stood) {
+        p->calm += p->calm < UINT32_MAX;
+        p->wait = tried ? p->wait / 2 : p->wait;
+    } else {
+        p->calm = 0;
+        p->wait = !tried ? p->wait : p->wait > WAIT_MAX / 2 ? WAIT_MAX : 2 * p->wait + 1;
+    }
+}
+
+bool
+spw__ahead_try(const spw_engine *e)
+{
+    return e->plan.ahead && e->on_gradients == NULL &&
+           (strcmp(e->config.run.update_ahead, "always") == 0 || spw__ahead_worth(&e->ahead));
+}
+
+/*
+ * A sum of squares never falls: once those that are there exceed what clipping allows, the step will clip. A unit with something that
+ * is not finite is seen here before its update could see it.
+ */
+void
+spw__ahead_see(spw_engine *e, uint32_t unit_idx)
+{
+    const double limit = e->config.gradient_clipping > 0 ? e->config.gradient_clipping * e->scaler.scale : INFINITY;
+    double squares = 0;
+    bool stands;
+    if (!e->goes_ahead)
+        return;
+    for (uint64_t i = e->unit_partial[unit_idx]; i < e->unit_partial[unit_idx + 1]; i++)
+        squares += e->partials[i];
+    pthread_mutex_lock(&e->ahead_lock);
+    e->ahead_squares += squares;
+    stands = isfinite(e->ahead_squares) && e->ahead_squares <= limit * limit;
+    pthread_mutex_unlock(&e->ahead_lock);
+    if (!stands)
+        spw_store_step_hold(e->store);
+}

@@ -1,0 +1,66 @@
+#!/bin/sh
+# What updates before the norm is known are worth: a training whose state streams from disk and whose steps do not clip, with updates that
+# wait for the norm, with updates ahead of it, and without clipping (the best that could be), in turns. Shown are medians over all runs'
+# steps from the fifth on: the step, its ratio to the one that waits, and what was read and written. Fails where updating ahead takes more
+# than 1.05 of the time of waiting. RATE=bytes/s bounds the disk each way where a cgroup can (version 1, root): what is noise of the disk
+# goes, and how computing and disk compare can be chosen.
+# usage: bench_ahead.sh [ROUNDS] [FOLDER]
+set -eu
+cd "$(dirname "$0")/.."
+rounds=${1:-5}
+dir=$(mktemp -d "${2:-${TMPDIR:-/tmp}}/spw-bench-XXXXXX")
+group=/sys/fs/cgroup/blkio/spw-bench-$$
+cleanup() {
+    echo $$ >/sys/fs/cgroup/blkio/cgroup.procs 2>/dev/null || true
+    rmdir "$group" 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+if [ "${RATE:-0}" -gt 0 ]; then
+    part=$(stat -c '%Hd:%Ld' "$dir")
+    whole=$(cat "/sys/dev/block/$part/../dev" 2>/dev/null || echo "$part")
+    mkdir "$group" && echo "$whole $RATE" >"$group/blkio.throttle.read_bps_device" &&
+        echo "$whole $RATE" >"$group/blkio.throttle.write_bps_device" && echo $$ >"$group/cgroup.procs" ||
+        { echo "bench ahead: no cgroup bounds the disk here (RATE needs root and blkio of version 1)" && exit 77; }
+fi
+mkdir "$dir/swap"
+export XDG_CACHE_HOME="$dir/cache"
+cp docs/DESIGN.md "$dir/text"
+one() { # name tokens clipping ahead: lines of step_s read write ahead done
+    ./spillway train examples/demo.json --set "data.path=$dir/text" --set spillway.checkpoint_dir= --set spillway.eval_interval=0 \
+        --set spillway.device_memory=auto --set spillway.run_log="$dir/log" --set spillway.host_memory=400MiB \
+        --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
+        --set model.n_embd=768 --set model.n_layer=8 --set model.n_head=12 --set train_micro_batch_size_per_gpu=1 \
+        --set gradient_accumulation_steps=1 --set "data.seq_length=$2" --set "gradient_clipping=$3" --set "spillway.update_ahead=$4" \
+        --set spillway.steps=16 --quiet >/dev/null
+    sed -n 's/.*"step":\([0-9]*\),.*"step_s":\([0-9.e-]*\),.*"nvme_read":\([0-9]*\),"nvme_write":\([0-9]*\),.*/\1 \2 \3 \4/p' "$dir/log" >"$dir/one"
+    sed -n 's/.*"step":.*"updates":{"done":\([0-9]*\),"ahead":\([0-9]*\),.*/\1 \2/p' "$dir/log" >"$dir/two"
+    [ -s "$dir/two" ] || sed 's/.*/1 0/' "$dir/one" >"$dir/two"
+    paste -d' ' "$dir/one" "$dir/two" | awk '$1 > 4' >>"$dir/$1-$2"
+}
+median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+column() { awk -v k="$2" '{ print $k }' "$dir/$1" | median; }
+for round in $(seq "$rounds"); do
+    for tokens in 32 128; do
+        case $((round % 3)) in
+            0) one waits $tokens 1e9 never; one ahead $tokens 1e9 auto; one unclipped $tokens 0 auto ;;
+            1) one ahead $tokens 1e9 auto; one unclipped $tokens 0 auto; one waits $tokens 1e9 never ;;
+            2) one unclipped $tokens 0 auto; one waits $tokens 1e9 never; one ahead $tokens 1e9 auto ;;
+        esac
+    done
+done
+failed=
+echo "# bench ahead  56.9 M parameters, split, cpu device; medians of $rounds runs of 12 steps, interleaved${RATE:+; disk at $RATE bytes/s each way}"
+echo "#  tokens  updates         step s  of waiting  read MB  written MB  ahead"
+for tokens in 32 128; do
+    for name in waits ahead unclipped; do
+        f=$name-$tokens
+        ratio=$(awk -v a="$(column $f 2)" -v b="$(column waits-$tokens 2)" 'BEGIN { print a / b }')
+        printf '   %6d  %-12s %9.4f %11.3f %8.0f %11.0f %5.0f%%\n' $tokens $name "$(column $f 2)" "$ratio" \
+            "$(column $f 3 | awk '{ print $1 / 1e6 }')" "$(column $f 4 | awk '{ print $1 / 1e6 }')" \
+            "$(awk '{ print 100 * $6 / ($5 > 0 ? $5 : 1) }' "$dir/$f" | median)"
+        [ $name != ahead ] || awk -v r="$ratio" 'BEGIN { exit r > 1.05 }' || failed="$failed $tokens"
+    done
+done
+[ -z "$failed" ] || { echo "# FAILED: ahead took more than 1.05 of the time of waiting with$failed tokens" && exit 1; }

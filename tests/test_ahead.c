@@ -1,0 +1,533 @@
+/*
+ * Updates before the norm is known: whatever they had done when it came, and whether it stands or is taken back, every bit is that of
+ * a run that waited. What was there before comes back, also from disk; what changed there meanwhile is found; the bytes are those of the
+ * plan, and where the disk has no room for them updates wait.
+ */
+#include "lib_rig.h"
+#include "engine_internal.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { STEPS = 9 };
+
+static void
+mode(spw_config *c, const char *what)
+{
+    snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", what);
+}
+
+typedef struct outcome {
+    double losses[STEPS], norms[STEPS];
+    uint64_t ahead, undone, undone_steps;
+} outcome;
+
+static void
+train(rig *r, int first, int end, outcome *o)
+{
+    for (int s = first; s < end; s++) {
+        spw_step_result x;
+        rig_need(r, rig_step(r, (uint64_t)s, &x));
+        o->losses[s] = x.loss;
+        o->norms[s] = x.grad_norm;
+        o->ahead += x.ahead;
+        o->undone += x.undone;
+        o->undone_steps += x.undone > 0;
+    }
+}
+
+static int
+by_size(const void *a, const void *b)
+{
+    return *(const double *)a > *(const double *)b ? 1 : *(const double *)a < *(const double *)b ? -1 : 0;
+}
+
+/* What a run that waits gives, with a clipping that some of its steps reach. The limit is where half of them would. */
+static void
+open_want(rig *want, spw_family family, spw_state_format format, outcome *o, void (*change)(rig *))
+{
+    double norms[STEPS], limit = 0;
+    for (int k = 0; k < 2; k++) {
+        rig_config(want, family, format, SPW_TIER_HOST);
+        want->c.gradient_clipping = k == 0 ? 1e9 : limit;
+        want->c.run.chunk_elems = 4096;
+        if (change != NULL)
+            change(want);
+        rig_open(want);
+        rig_need(want, spw_engine_init_params(want->e, 7, &want->err));
+        *o = (outcome){.ahead = 0};
+        train(want, 0, STEPS, o);
+        memcpy(norms, o->norms, sizeof norms);
+        qsort(norms, STEPS, sizeof *norms, by_size);
+        limit = (norms[STEPS / 2] + norms[STEPS / 2 - 1]) / 2;
+        if (k == 0)
+            rig_remove(want);
+    }
+    assert_true(norms[0] <= want->c.gradient_clipping && norms[STEPS - 1] > want->c.gradient_clipping);
+}
+
+/* Where state lives: all on nvme, one slot of each kind; the same with more; weights in memory, one slot or more; some of each. */
+enum { PLACES = 6 };
+static void
+place(rig *r, const rig *want, spw_family family, spw_state_format format, int k)
+{
+    rig_config(r, family, format, SPW_TIER_NVME);
+    r->c.gradient_clipping = want->c.gradient_clipping;
+    r->c.run.chunk_elems = 4096;
+    if (k == 2 || k == 3)
+        r->c.zero.offload_param = SPW_TIER_HOST;
+    if (k == 4)
+        r->c.zero.offload_param = SPW_TIER_DEVICE;
+    r->c.run.weight_slots = r->c.run.record_slots = k == 1 ? 3 : k == 3 ? 4 : 1;
+    mode(&r->c, "always");
+}
+
+static void
+open_place(rig *r, int k)
+{
+    if (k == 5) { /* half of the weights in host memory, and perhaps a record */
+        rig_open(r);
+        r->c.run.host_memory = r->e->plan.host_bytes + r->e->plan.weight_nvme / 2 + 4 * 4096;
+        rig_close(r);
+    }
+    rig_open(r);
+}
+
+static void
+everywhere(spw_family family, spw_state_format format, void (*change)(rig *))
+{
+    outcome want_is;
+    uint64_t undone = 0, ahead = 0;
+    rig want;
+    open_want(&want, family, format, &want_is, change);
+    for (int k = 0; k < PLACES; k++) {
+        for (int chaos = 0; chaos < (SANITIZED ? 1 : 3); chaos++) {
+            outcome is = {.ahead = 0};
+            rig got;
+            place(&got, &want, family, format, k);
+            if (change != NULL)
+                change(&got);
+            got.c.run.chaos_seed = chaos > 0 || SANITIZED ? 900 + (uint64_t)(10 * k + chaos) : 0;
+            got.c.run.integrity = k + chaos != 2;
+            open_place(&got, k);
+            assert_true(got.e->plan.ahead);
+            assert_true(k != 5 || got.e->plan.weight_host > 0);
+            assert_true((k >= 2) == (got.e->plan.undo_write > 0));
+            rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
+            train(&got, 0, STEPS, &is);
+            assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+            assert_memory_equal(want_is.norms, is.norms, sizeof is.norms);
+            rig_same_state(&want, &got, "updates ahead");
+            undone += is.undone;
+            ahead += is.ahead;
+            rig_remove(&got);
+        }
+    }
+    assert_true(ahead > 0);
+    assert_true(undone > 0);
+    rig_remove(&want);
+}
+
+/* All formats: the state, losses and norms of a run that waits. */
+static void
+test_same_bits(void **state)
+{
+    (void)state;
+    for (int f = 0; f < SPW_STATE_COUNT; f++) {
+        if (f != SPW_STATE_MIXED_F16)
+            everywhere(SPW_FAMILY_GPT2, (spw_state_format)f, NULL);
+    }
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, NULL);
+}
+
+static void
+two_passes(rig *r)
+{
+    r->c.accumulation = 2;
+    r->c.train_batch_size = 2 * r->c.micro_batch;
+    r->c.run.micro_batches_per_pass = 1;
+    r->c.run.grad_dtype = SPW_F32;
+}
+
+/* Frozen units beside, adapters, passes that are added up, experts. */
+static void
+test_others(void **state)
+{
+    (void)state;
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_SPLIT, rig_freeze_mlps);
+    everywhere(SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, rig_lora);
+    everywhere(SPW_FAMILY_GPT2, SPW_STATE_MIXED, two_passes);
+    everywhere(SPW_FAMILY_MIXTRAL, SPW_STATE_SPLIT_BF16, NULL);
+}
+
+/* A gradient that overflows in some steps: those are skipped, and what had been updated ahead is what it was. */
+static void
+test_skipped(void **state)
+{
+    double losses[2][12];
+    uint64_t digest[2], undone = 0, skipped[2] = {0};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_MIXED_F16, k == 0 ? SPW_TIER_HOST : SPW_TIER_NVME);
+        r.c.bf16 = false;
+        r.c.fp16 = true;
+        r.c.loss_scale.initial_power = 24; /* far too much: the first steps overflow */
+        r.c.loss_scale.hysteresis = 1;
+        r.c.loss_scale.window = 3;
+        r.c.loss_scale.min = 1;
+        r.c.gradient_clipping = 0;
+        r.c.run.grad_dtype = SPW_F16;
+        r.c.run.chunk_elems = 4096;
+        r.c.run.chaos_seed = 31;
+        mode(&r.c, "always");
+        rig_open(&r);
+        assert_true(r.e->plan.ahead == (k == 1));
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        for (int s = 0; s < 12; s++) {
+            spw_step_result x;
+            rig_need(&r, rig_step(&r, (uint64_t)s, &x));
+            losses[k][s] = x.loss;
+            skipped[k] += x.skipped;
+            undone += x.undone;
+        }
+        digest[k] = tiny_digest(r.e);
+        rig_remove(&r);
+    }
+    assert_true(skipped[0] > 0 && skipped[0] < 12 && skipped[0] == skipped[1]);
+    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+    assert_int_equal(digest[0], digest[1]);
+    (void)undone; /* whether there was any before the overflow was seen is up to time */
+}
+
+/* Saved in the middle, by one that updates ahead and is taken back now and then; gone on with in host memory. */
+static void
+test_resumes(void **state)
+{
+    outcome want_is, is = {.ahead = 0};
+    rig want, got, on;
+    (void)state;
+    open_want(&want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, &want_is, NULL);
+    place(&got, &want, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, 3);
+    rig_open(&got);
+    rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
+    train(&got, 0, 4, &is);
+    rig_save(&got, 4);
+    train(&got, 4, STEPS, &is);
+    assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+    rig_config(&on, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    on.c.gradient_clipping = want.c.gradient_clipping;
+    on.c.run.chunk_elems = 4096;
+    rig_load(&on, &got, 4);
+    train(&on, 4, STEPS, &is);
+    assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
+    rig_same_state(&want, &on, "resumed");
+    rig_remove(&on);
+    rig_remove(&got);
+    rig_remove(&want);
+}
+
+/* Nothing clips: each record goes out once, to one place or the other, and with it weights of before for what did not wait. */
+static void
+test_bytes(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 4; k += 2) { /* weights on nvme, and in host memory */
+        spw_store_stats before, after;
+        outcome o = {.ahead = 0};
+        uint64_t written, most, once;
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_NVME);
+        r.c.zero.offload_param = k == 0 ? SPW_TIER_NVME : SPW_TIER_HOST;
+        r.c.gradient_clipping = 1e9;
+        r.c.run.chunk_elems = 4096;
+        r.c.run.weight_slots = r.c.run.record_slots = 2;
+        mode(&r.c, "always");
+        rig_open(&r);
+        assert_int_equal(r.e->plan.path_bytes[0], r.e->plan.weight_nvme + r.e->plan.record_nvme + r.e->plan.spare_nvme);
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+        tiny_settle(spw_engine_store(r.e));
+        spw_store_get_stats(spw_engine_store(r.e), &before);
+        train(&r, 0, STEPS, &o);
+        assert_int_equal(spw_engine_drain(r.e, &r.err), SPW_OK);
+        tiny_settle(spw_engine_store(r.e));
+        spw_store_get_stats(spw_engine_store(r.e), &after);
+        written = after.nvme_write_bytes - before.nvme_write_bytes;
+        once = STEPS * (r.e->plan.record_nvme + r.e->plan.weight_nvme);
+        most = after.ahead * 4096 * 2; /* every chunk has as many elements */
+        assert_int_equal(after.undone, 0);
+        assert_true(after.ahead > 0);
+        assert_true(k == 0 ? written == once && r.e->plan.undo_write == 0 : written > once && written <= once + most);
+        rig_remove(&r);
+    }
+}
+
+/* A disk that has no room for two of everything, gradients on nvme, nothing to wait for, a budget of writes: updates are not ahead, and the plan says why. */
+static void
+test_without(void **state)
+{
+    outcome o = {.ahead = 0};
+    (void)state;
+    for (int k = 0; k < 5; k++) {
+        bool said = false;
+        rig r;
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_NVME);
+        r.c.run.chunk_elems = 4096;
+        rig_open(&r);
+        assert_true(r.e->plan.ahead); /* as it comes */
+        for (uint32_t i = 0; i < r.c.zero.param_path.count && k == 0; i++)
+            r.c.zero.param_path.bytes[i] = r.c.zero.optimizer_path.bytes[i] = r.e->plan.path_bytes[0] - 4096;
+        if (k == 1)
+            snprintf(r.c.run.gradients, sizeof r.c.run.gradients, "nvme");
+        if (k == 2)
+            r.c.gradient_clipping = 0;
+        if (k == 3)
+            mode(&r.c, "never");
+        if (k == 4)
+            r.c.run.write_budget = 1ull << 40;
+        rig_close(&r);
+        rig_open(&r);
+        assert_true(!r.e->plan.ahead && r.e->plan.spare_nvme == 0);
+        for (uint32_t i = 0; i < r.e->plan.decision_count; i++)
+            said = said || strcmp(r.e->plan.decisions[i].name, "spillway.update_ahead") == 0;
+        assert_true(said == (k < 2 || k == 4));
+        rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
+        train(&r, 0, 3, &o);
+        assert_true(o.ahead == 0 && o.undone == 0);
+        rig_remove(&r);
+    }
+}
+
+/* ---------------------------------------------------------------- the store alone */
+
+enum { CHUNKS = 12, ELEMS = CHUNKS * 4096 };
+
+typedef struct alone {
+    spw_gpu *gpu;
+    spw_store *store;
+    spw_store_unit unit;
+    spw_store_chunk chunks[CHUNKS];
+    char dir[256];
+    const char *path;
+} alone;
+
+/* Everything is `by` more. */
+static spw_status
+add(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first, uint64_t count,
+    spw_error *err)
+{
+    float *w = weights, *r = record, by = *(const float *)ctx;
+    (void)chunk_idx;
+    (void)grad;
+    (void)err;
+    for (uint64_t i = first; i < first + count; i++) {
+        w[i] += by;
+        r[i] += by;
+    }
+    return SPW_OK;
+}
+
+static spw_status
+number(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    (void)ctx;
+    (void)grad;
+    (void)err;
+    for (int i = 0; i < 4096; i++)
+        ((float *)weights)[i] = ((float *)record)[i] = (float)(4096 * chunk_idx) + (float)i;
+    return SPW_OK;
+}
+
+/* ctx: how much more than at the start. */
+static spw_status
+compare(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    const float more = *(const float *)ctx;
+    (void)grad;
+    (void)err;
+    for (int i = 0; i < 4096; i++) {
+        float want = (float)(4096 * chunk_idx) + (float)i + more;
+        if (((const float *)weights)[i] != want || ((const float *)record)[i] != want)
+            fail_msg("chunk %u element %d: %g and %g, not %g", chunk_idx, i, ((const float *)weights)[i],
+                     ((const float *)record)[i], want);
+    }
+    return SPW_OK;
+}
+
+static void
+open_alone(alone *a, spw_tier weights, float *by, uint64_t chaos)
+{
+    spw_store_config c = {.units = &a->unit,
+                          .chunks = a->chunks,
+                          .unit_count = 1,
+                          .chunk_count = CHUNKS,
+                          .weight_bytes = 4,
+                          .record_bytes_32 = 128,
+                          .record_parts = {128},
+                          .record_part_count = 1,
+                          .update_reads_weights = true,
+                          .weight_slot_count = 2,
+                          .record_slot_count = 3,
+                          .device_cache_bytes = ELEMS * 4,
+                          .worker_count = 2,
+                          .integrity = true,
+                          .path_count = 1,
+                          .update = add,
+                          .update_ctx = by,
+                          .chaos_seed = chaos};
+    spw_error err = {0};
+    memset(a, 0, sizeof *a);
+    tiny_dir_make(a->dir);
+    a->path = a->dir;
+    a->unit = (spw_store_unit){.chunk_count = CHUNKS, .elems = ELEMS, .trainable = true, .spare = true};
+    for (uint32_t k = 0; k < CHUNKS; k++)
+        a->chunks[k] =
+            (spw_store_chunk){.first = k * 4096, .elems = 4096, .weight_tier = weights, .record_tier = SPW_TIER_NVME};
+    assert_int_equal(spw_gpu_open(&a->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+    c.gpu = a->gpu;
+    c.paths = &a->path;
+    if (spw_store_create(&a->store, &c, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(spw_store_sweep(a->store, SPW_SWEEP_INIT, number, NULL, NULL), SPW_OK);
+    tiny_settle(a->store);
+}
+
+static void
+close_alone(alone *a)
+{
+    spw_store_destroy(a->store);
+    spw_gpu_close(a->gpu);
+    tiny_dir_remove(a->dir);
+}
+
+/* A step in which `count` chunks have been updated before the gate, and all that they left has gone out. */
+static void
+go_ahead(alone *a, uint64_t count)
+{
+    spw_store_stats before, now;
+    spw_store_get_stats(a->store, &before);
+    spw_store_step_begin(a->store, NULL, SPW_STEP_AHEAD);
+    assert_int_equal(spw_store_grad_open(a->store, 0, NULL), SPW_OK);
+    memset(spw_store_grad(a->store, 0), 0, ELEMS * 4);
+    spw_store_grad_ready(a->store, 0);
+    do {
+        spw_sleep_ns(100000);
+        spw_store_get_stats(a->store, &now);
+        assert_int_equal(spw_store_check(a->store, NULL), SPW_OK);
+    } while (now.updates - before.updates < count);
+    if (count == CHUNKS)
+        tiny_settle(a->store);
+}
+
+/* At every moment: all is as before, and can be done again, differently, or not at all; and what stands stands. */
+static void
+test_back(void **state)
+{
+    const spw_tier tiers[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_DEVICE};
+    (void)state;
+    for (uint64_t run = 0; run < (SANITIZED ? 20 : 60); run++) {
+        float by = 1, sum = 0;
+        alone a;
+        spw_store_stats stats;
+        uint64_t undone = 0;
+        open_alone(&a, tiers[run % 3], &by, run % 2 == 0 ? run : 0);
+        for (uint64_t step = 0; step < 6; step++) {
+            uint64_t count = (run + 5 * step) % (CHUNKS + 1), what = (run / 3 + step) % 4;
+            by = (float)(1 + step);
+            go_ahead(&a, count);
+            if (what == 0) { /* it stands */
+                spw_store_step_go(a.store);
+                sum += by;
+            } else {
+                if (what == 3)
+                    spw_store_step_hold(a.store);
+                if (what >= 2) { /* otherwise */
+                    assert_int_equal(spw_store_step_undo(a.store, NULL), SPW_OK);
+                    by = -3;
+                    spw_store_step_go(a.store);
+                    sum += by;
+                } else {
+                    spw_store_step_skip(a.store);
+                }
+                spw_store_get_stats(a.store, &stats);
+                assert_true(stats.undone - undone >= count);
+                undone = stats.undone;
+            }
+            assert_int_equal(spw_store_drain(a.store, NULL), SPW_OK);
+            assert_int_equal(spw_store_sweep(a.store, SPW_SWEEP_VISIT, compare, &sum, NULL), SPW_OK);
+        }
+        close_alone(&a);
+    }
+}
+
+/* Weights of before that changed on disk are no weights: the error names them, file and offset. */
+static void
+test_spoiled(void **state)
+{
+    spw_error err = {0};
+    char swap[1024], offset[64];
+    float by = 1;
+    alone a;
+    (void)state;
+    open_alone(&a, SPW_TIER_HOST, &by, 0);
+    go_ahead(&a, CHUNKS);
+    tiny_swap_file(a.dir, swap);
+    tiny_spoil_file(swap, 0);
+    assert_int_equal(spw_store_step_undo(a.store, &err), SPW_ECORRUPT);
+    assert_non_null(strstr(err.message, "weights of chunk"));
+    assert_non_null(strstr(err.message, swap));
+    snprintf(offset, sizeof offset, "at offset %d ",
+             3 * 16384); /* record, its weights of before, the other record, and those */
+    if (strstr(err.message, "weights of chunk 0,") != NULL && strstr(err.message, offset) == NULL)
+        fail_msg("%s", err.message);
+    close_alone(&a);
+}
+
+/* After a step that clips the next is not tried, after attempts that failed ever fewer are, and calm brings them back. */
+static void
+test_policy(void **state)
+{
+    ahead_policy p = {0};
+    uint32_t tried = 0;
+    (void)state;
+    assert_false(spw__ahead_worth(&p)); /* nothing is known */
+    spw__ahead_learn(&p, false, true);
+    assert_true(spw__ahead_worth(&p));
+    spw__ahead_learn(&p, true, false);
+    assert_false(spw__ahead_worth(&p));
+    for (int s = 0; s < 1000; s++) { /* every second step clips */
+        bool tries = spw__ahead_worth(&p);
+        tried += tries;
+        spw__ahead_learn(&p, tries, s % 2 == 0);
+    }
+    assert_true(tried <= 1);
+    for (int s = 0; s < 1000; s++) { /* every twentieth */
+        bool tries = spw__ahead_worth(&p);
+        tried += tries;
+        spw__ahead_learn(&p, tries, s % 20 != 0);
+    }
+    assert_true(tried > 500);
+    p = (ahead_policy){0};
+    for (int s = 0; s < 200; s++) {
+        spw__ahead_learn(&p, true, false);
+        assert_true(p.wait <= 63);
+    }
+    for (tried = 0; !spw__ahead_worth(&p); tried++)
+        spw__ahead_learn(&p, false, true);
+    assert_int_equal(tried, 64);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_others),  cmocka_unit_test(test_skipped),
+        cmocka_unit_test(test_resumes),   cmocka_unit_test(test_bytes),   cmocka_unit_test(test_without),
+        cmocka_unit_test(test_back),      cmocka_unit_test(test_spoiled), cmocka_unit_test(test_policy)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
