@@ -14,7 +14,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
 {
     uint64_t row = blockIdx.x;
     const T *in = x + row * C;
-    float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8] = {0};
+    float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
     if (mean != NULL) {
         for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
             load8(v, in + c, C - c, wide);
@@ -33,10 +33,14 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
     }
     r = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, in + c, C - c, wide);
-        load8(gain, g + c, C - c, wide);
+        eight<T> of_x, of_g, of_b = {};
+        load_eight(&of_x, in + c, C - c, wide);
+        load_eight(&of_g, g + c, C - c, wide);
         if (b != NULL)
-            load8(shift, b + c, C - c, wide);
+            load_eight(&of_b, b + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(gain, of_g);
+        widen8(shift, of_b);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
@@ -55,11 +59,15 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
                      const float *rstd, uint64_t C, bool wide)
 {
     uint64_t row = blockIdx.x, at = row * C;
-    float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8] = {0};
+    float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8];
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, x + at + c, C - c, wide);
-        load8(d, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
-        load8(gain, g + c, C - c, wide);
+        eight<T> of_x, of_dy, of_g;
+        load_eight(&of_x, x + at + c, C - c, wide);
+        load_eight(&of_dy, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
+        load_eight(&of_g, g + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(d, of_dy);
+        widen8(gain, of_g);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             a += d[j] * (offset + gain[j]);
@@ -69,11 +77,16 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
     a = mean != NULL ? block_sum(a) / (float)C : 0.0f;
     b = block_sum(b) / (float)C;
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, x + at + c, C - c, wide);
-        load8(d, dy + at + c, C - c, wide);
-        load8(gain, g + c, C - c, wide);
+        eight<T> of_x, of_dy, of_g, of_onto = {};
+        load_eight(&of_x, x + at + c, C - c, wide);
+        load_eight(&of_dy, dy + at + c, C - c, wide);
+        load_eight(&of_g, g + c, C - c, wide);
         if (onto != NULL)
-            load8(old, onto + at + c, C - c, wide);
+            load_eight(&of_onto, onto + at + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(d, of_dy);
+        widen8(gain, of_g);
+        widen8(old, of_onto);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu) * r * b) * r;

@@ -16,14 +16,16 @@ embedding_kernel(T *y, const int32_t *ids, const T *table, uint64_t C, bool add,
     uint64_t row = blockIdx.x;
     const T *from = table + (uint64_t)ids[row] * C;
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        eight<T> of_table, of_y = {};
         float v[8], old[8];
-        load8(v, from + c, C - c, wide);
-        if (add) {
-            load8(old, y + row * C + c, C - c, wide);
+        load_eight(&of_table, from + c, C - c, wide);
+        if (add)
+            load_eight(&of_y, y + row * C + c, C - c, wide);
+        widen8(v, of_table);
+        widen8(old, of_y);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                v[j] += old[j];
-        }
+        for (int j = 0; j < 8; j++)
+            v[j] = add ? v[j] + old[j] : v[j];
         store8(y + row * C + c, v, C - c, wide);
     }
 }
