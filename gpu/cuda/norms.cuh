@@ -98,26 +98,48 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
 
 enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 2 }; /* threads of a block: columns by rows */
 
-/* Two elements as load8() reads eight; wide: p is aligned to two of them. */
+/* Two elements as memory holds them. */
+template <class E> struct two {
+    unsigned bits;
+};
+template <> struct two<float> {
+    float first, second;
+};
+
+/* As load_eight() reads eight, and like it nothing is made of them yet; wide: p is aligned to two elements. */
 SPW_DEVICE void
-load2(float *v, const float *p, uint64_t left, bool wide)
+load_two(two<float> *t, const float *p, uint64_t left, bool wide)
 {
     (void)wide;
-    v[0] = p[0];
-    v[1] = left > 1 ? p[1] : 0.0f;
+    t->first = p[0];
+    t->second = left > 1 ? p[1] : 0.0f;
 }
 
 template <class E>
 SPW_DEVICE void
-load2(float *v, const E *p, uint64_t left, bool wide)
+load_two(two<E> *t, const E *p, uint64_t left, bool wide)
 {
     if (wide && left >= 2) {
         SPW_NEED_ALIGNED(p, 4);
-        unpack<E>(v, *(const unsigned *)(const void *)p);
-        return;
+        t->bits = *(const unsigned *)(const void *)p;
+    } else {
+        unsigned low = p[0].bits, high = left > 1 ? p[1].bits : 0;
+        t->bits = low | high << 16;
     }
-    v[0] = widen(p[0]);
-    v[1] = left > 1 ? widen(p[1]) : 0.0f;
+}
+
+SPW_DEVICE void
+widen2(float *v, const two<float> &t)
+{
+    v[0] = t.first;
+    v[1] = t.second;
+}
+
+template <class E>
+SPW_DEVICE void
+widen2(float *v, const two<E> &t)
+{
+    unpack<E>(v, t.bits);
 }
 
 /* Sums over the row lanes of a block, in their order, for the columns of the lane. */
@@ -139,36 +161,48 @@ put_partial(float *partial, const float *sum, uint64_t c, uint64_t C)
 }
 
 /*
- * partial(slices, C): slice s sums rows s rows_per_slice and on of a; scaled(slices, C): of a * (x - mean) * rstd. Either may
- * be NULL.
+ * partial(slices, C): slice s sums rows s rows_per_slice and on of a, NULL: not wanted; with SCALED scaled(slices, C): of
+ * a * (x - mean) * rstd. A thread loads from several rows before it adds the first, for their loads to be under way together.
  */
-template <class T>
+template <class T, bool SCALED>
 __global__ void
 column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const float *mean, const float *rstd,
                    uint64_t M, uint64_t C, uint64_t rows_per_slice, bool wide)
 {
+    const int rows = SCALED ? 4 : 8;
     uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES) * LANE_COLUMNS;
     uint64_t first = blockIdx.y * rows_per_slice, end = least(M, first + rows_per_slice);
     float sum[LANE_COLUMNS] = {0}, sum_scaled[LANE_COLUMNS] = {0};
-#pragma unroll 4
-    for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end; r += ROW_LANES) {
-        float v[LANE_COLUMNS] = {0}, w[LANE_COLUMNS] = {0}, mu = 0.0f, scale = 0.0f;
-        if (c < C)
-            load2(v, a + r * C + c, C - c, wide);
-        if (scaled != NULL && c < C) {
-            load2(w, x + r * C + c, C - c, wide);
-            mu = mean != NULL ? mean[r] : 0.0f;
-            scale = rstd[r];
+    for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end && c < C; r += rows * ROW_LANES) {
+        two<T> of_a[rows] = {}, of_x[rows] = {}; /* zeros where there is no row: they add nothing */
+        float mu[rows] = {0}, scale[rows] = {0};
+#pragma unroll
+        for (int k = 0; k < rows; k++) {
+            uint64_t row = r + (unsigned)k * ROW_LANES;
+            if (row >= end)
+                break;
+            load_two(&of_a[k], a + row * C + c, C - c, wide);
+            if (SCALED) {
+                load_two(&of_x[k], x + row * C + c, C - c, wide);
+                mu[k] = mean != NULL ? mean[row] : 0.0f;
+                scale[k] = rstd[row];
+            }
         }
 #pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++) {
-            sum[j] += v[j];
-            sum_scaled[j] += v[j] * ((w[j] - mu) * scale);
+        for (int k = 0; k < rows; k++) {
+            float v[LANE_COLUMNS], w[LANE_COLUMNS];
+            widen2(v, of_a[k]);
+            widen2(w, of_x[k]);
+#pragma unroll
+            for (int j = 0; j < LANE_COLUMNS; j++) {
+                sum[j] += v[j];
+                sum_scaled[j] += v[j] * ((w[j] - mu[k]) * scale[k]);
+            }
         }
     }
     if (partial != NULL)
         put_partial(partial, sum, c, C);
-    if (scaled != NULL)
+    if (SCALED)
         put_partial(scaled, sum_scaled, c, C);
 }
 

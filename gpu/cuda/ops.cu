@@ -221,6 +221,16 @@ spw__cuda_sum_heads(spw_gpu_queue *queue, act *y, uint64_t y_stride, const act *
 
 /* ---------------------------------------------------------------- norms */
 
+template <class T, bool SCALED>
+static void
+column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, const void *x, const float *mean,
+            const float *rstd, uint64_t M, uint64_t C, uint64_t slices, uint64_t rows_per_slice)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
+           (column_sums_kernel<T, SCALED>), of_sums, of_scaled, (const T *)a, (const T *)x, mean, rstd, M, C,
+           rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x));
+}
+
 void
 spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                       const float *rstd, uint64_t M, uint64_t C)
@@ -237,9 +247,10 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
         return;
     of_sums = sums != NULL ? partial : NULL;
     of_scaled = scaled != NULL ? partial + slices * C : NULL;
-    BY_TYPE(q, LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices),
-                      COLUMN_LANES * ROW_LANES, 0, (column_sums_kernel<T>), of_sums, of_scaled, (const T *)a,
-                      (const T *)x, mean, rstd, M, C, rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x)));
+    if (scaled != NULL)
+        BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, slices, rows_per_slice));
+    else
+        BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, slices, rows_per_slice));
     if (sums != NULL)
         LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, of_sums, C, (unsigned)slices);
     if (scaled != NULL)
