@@ -400,7 +400,8 @@ parity_embedding_and_rope(const parity *p)
 {
     static const uint64_t tables[][3] = {{1, 1, 1}, {50, 7, 130}, {300, 40, 8}, {140, 2, 300}, {8192, 50257, 768}};
     static const uint64_t ropes[][6] = {
-        {1, 1, 1, 2, 2, 2}, {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48}, {2048, 1024, 12, 64, 2304, 64}};
+        {1, 1, 1, 2, 2, 2},     {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48},        {50, 9, 3, 40, 128, 32},
+        {30, 7, 2, 24, 51, 16}, {40, 8, 5, 24, 128, 8},  {2048, 1024, 12, 64, 2304, 64}};
     for (size_t i = 0; i < (p->large ? 5 : 4); i++)
         for (int add = 0; add < 2; add++) {
             uint64_t M = tables[i][0], V = tables[i][1], C = tables[i][2];
@@ -413,7 +414,7 @@ parity_embedding_and_rope(const parity *p)
                                           .d = {M, V, C, (uint64_t)add},
                                           .run = run_embedding});
         }
-    for (size_t i = 0; i < (p->large ? 4 : 3); i++)
+    for (size_t i = 0; i < (p->large ? 7 : 6); i++)
         for (uint64_t k = 0; k < 4; k++) {
             const uint64_t *d = ropes[i];
             subject_examine(p, &(subject){.name = "rope",

@@ -168,14 +168,29 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
             LAUNCH(q, grid, EMBED_THREADS, 0, (embedding_backward_kernel<T>), dtable, (const T *)dy, ids, first, M, C));
 }
 
+template <class T, bool NEIGHBORS>
+static void
+rope_wide(cuda_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+          uint64_t positions, uint64_t H, uint64_t D, uint64_t R, uint64_t threads, int sign)
+{
+    LAUNCH(q, spw__cuda_blocks(threads, 256), 256, 0, (rope_wide_kernel<T, NEIGHBORS>), (T *)x, stride, cos_sin, places,
+           (unsigned)M, (unsigned)positions, (unsigned)H, (unsigned)D, (unsigned)R, (float)sign);
+}
+
 static void
 rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
      uint64_t T_, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint64_t n = M * H * (R / 2);
+    uint64_t n = M * H * (R / 2), eights = n / (neighbors ? 4 : 8);
+    bool whole = R % (neighbors ? 8 : 16) == 0 && D % 8 == 0 && stride % 8 == 0 && spw__cuda_aligned(x, cos_sin);
     if (n == 0)
         return;
+    if (whole && M <= UINT32_MAX && T_ <= UINT32_MAX && eights <= UINT32_MAX - 256) {
+        BY_TYPE(q, neighbors ? rope_wide<T, true>(q, x, stride, cos_sin, places, M, T_, H, D, R, eights, sign)
+                             : rope_wide<T, false>(q, x, stride, cos_sin, places, M, T_, H, D, R, eights, sign));
+        return;
+    }
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
                       D, R, neighbors, (float)sign));
 }
