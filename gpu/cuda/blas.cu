@@ -289,8 +289,10 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     plan_key key;
     plan *way;
     bool done = false;
-    if (p->M > INT32_MAX || p->N > INT32_MAX || p->K > INT32_MAX || p->K == 0 || q->blas_workspace == NULL ||
-        (b->plain && p->after != AFTER_NOTHING))
+    if (p->M > INT32_MAX || p->N > INT32_MAX || p->K > INT32_MAX || p->K == 0 || q->blas_workspace == NULL)
+        return false;
+    /* Rows of gelu_in must be multiples of 8, and nobody says that the library looks: it takes other strides without a word. */
+    if (p->after != AFTER_NOTHING && (b->plain || p->N % 8 != 0))
         return false;
     memset(&key, 0, sizeof key);
     key.M = p->M;
