@@ -1,38 +1,61 @@
 /*
- * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, and sums over the rows of a matrix: partial sums of fixed slices of
- * rows, then the slices in turn, so that the order depends on the shape alone.
+ * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, or a warp where rows are short, and sums over the rows of a
+ * matrix: partial sums of fixed slices of rows, then the slices in turn, so that the order depends on the shape alone.
  */
 #ifndef SPW_CUDA_NORMS_CUH
 #define SPW_CUDA_NORMS_CUH
 
 #include "common.cuh"
 
-template <class T>
-__global__ void
-norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
-            bool wide)
+/* A thread's row and its place there. WARP: a warp has a row; of a block's first threads the sums are the same to the bit. */
+template <bool WARP>
+SPW_DEVICE uint64_t
+my_row(unsigned *place, unsigned *places)
 {
-    uint64_t row = blockIdx.x;
+    *place = WARP ? threadIdx.x % 32 : threadIdx.x;
+    *places = WARP ? 32 : blockDim.x;
+    return WARP ? (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+}
+
+template <bool WARP>
+SPW_DEVICE float
+row_sum(float v)
+{
+    if constexpr (WARP)
+        return warp_sum(v);
+    else
+        return block_sum(v);
+}
+
+template <class T, bool WARP>
+__global__ void
+norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M, uint64_t C,
+            float eps, bool wide)
+{
+    unsigned place, places;
+    uint64_t row = my_row<WARP>(&place, &places);
     const T *in = x + row * C;
     float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
+    if (row >= M)
+        return; /* the whole warp */
     if (mean != NULL) {
-        for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        for (uint64_t c = place * 8; c < C; c += places * 8) {
             load8(v, in + c, C - c, wide);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 sum += v[j];
         }
-        mu = block_sum(sum) / (float)C;
+        mu = row_sum<WARP>(sum) / (float)C;
         sum = 0.0f;
     }
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
         load8(v, in + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             sum += c + (unsigned)j < C ? (v[j] - mu) * (v[j] - mu) : 0.0f;
     }
-    r = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+    r = 1.0f / sqrtf(row_sum<WARP>(sum) / (float)C + eps);
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
         eight<T> of_x, of_g, of_b = {};
         load_eight(&of_x, in + c, C - c, wide);
         load_eight(&of_g, g + c, C - c, wide);
@@ -46,21 +69,26 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
             v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
         store8(y + row * C + c, v, C - c, wide);
     }
-    if (threadIdx.x == 0) {
+    if (place == 0) {
         if (mean != NULL)
             mean[row] = mu;
         rstd[row] = r;
     }
 }
 
-template <class T>
+template <class T, bool WARP>
 __global__ void
 norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset, const float *mean,
-                     const float *rstd, uint64_t C, bool wide)
+                     const float *rstd, uint64_t M, uint64_t C, bool wide)
 {
-    uint64_t row = blockIdx.x, at = row * C;
-    float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8];
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+    unsigned place, places;
+    uint64_t row = my_row<WARP>(&place, &places), at = row * C;
+    float mu, r, a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8];
+    if (row >= M)
+        return; /* the whole warp */
+    mu = mean != NULL ? mean[row] : 0.0f;
+    r = rstd[row];
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
         eight<T> of_x, of_dy, of_g;
         load_eight(&of_x, x + at + c, C - c, wide);
         load_eight(&of_dy, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
@@ -74,9 +102,9 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
             b += d[j] * (offset + gain[j]) * ((v[j] - mu) * r);
         }
     }
-    a = mean != NULL ? block_sum(a) / (float)C : 0.0f;
-    b = block_sum(b) / (float)C;
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+    a = mean != NULL ? row_sum<WARP>(a) / (float)C : 0.0f;
+    b = row_sum<WARP>(b) / (float)C;
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
         eight<T> of_x, of_dy, of_g, of_onto = {};
         load_eight(&of_x, x + at + c, C - c, wide);
         load_eight(&of_dy, dy + at + c, C - c, wide);

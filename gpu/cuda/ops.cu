@@ -250,11 +250,14 @@ void
 spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                       const float *rstd, uint64_t M, uint64_t C)
 {
-    uint64_t slices = (M + 63) / 64, rows_per_slice;
+    uint64_t columns = spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), slices = (M + 63) / 64, rows_per_slice;
+    uint64_t most_slices;
     float *partial, *of_sums, *of_scaled;
-    if (M == 0 || (sums == NULL && scaled == NULL))
+    if (M == 0 || C == 0 || (sums == NULL && scaled == NULL))
         return;
-    slices = slices > 64 ? 64 : slices;
+    /* A thousand blocks, if there are so many rows; but slices are added up one by one. */
+    most_slices = columns < 4 ? 256 : columns < 16 ? 1024 / columns : 64;
+    slices = slices > most_slices ? most_slices : slices;
     rows_per_slice = (M + slices - 1) / slices;
     slices = (M + rows_per_slice - 1) / rows_per_slice;
     partial = (float *)spw__cuda_scratch(q, 2 * slices * C * sizeof *partial);
@@ -272,6 +275,8 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
         LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), scaled, of_scaled, C, (unsigned)slices);
 }
 
+enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
+
 static void
 norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, float offset,
      uint64_t M, uint64_t C, float eps)
@@ -280,8 +285,12 @@ norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), (T *)y, mean, rstd, (const T *)x,
-                      (const T *)g, (const T *)b, offset, C, eps, wide));
+    if (row_threads(C) == 32)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_kernel<T, true>), (T *)y,
+                          mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C, eps, wide));
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, false>), (T *)y, mean, rstd, (const T *)x,
+                          (const T *)g, (const T *)b, offset, M, C, eps, wide));
 }
 
 void
@@ -308,9 +317,15 @@ norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *
     if (M == 0)
         return;
     spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
-    if (dx != NULL)
-        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)onto,
-                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, C, wide));
+    if (dx == NULL)
+        return;
+    if (row_threads(C) == 32)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_backward_kernel<T, true>),
+                          (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C,
+                          wide));
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T, false>), (T *)dx, (const T *)onto,
+                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C, wide));
 }
 
 void
