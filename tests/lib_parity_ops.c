@@ -334,9 +334,9 @@ run_gated(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_norms(const parity *p)
 {
-    static const uint64_t sizes[][2] = {{1, 1},   {1, 8},    {5, 3},    {7, 33},     {3, 200},
-                                        {70, 45}, {70, 264}, {6, 1030}, {100, 8192}, {4100, 768}};
-    for (size_t i = 0; i < (p->large ? 10 : 8); i++)
+    static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},     {3, 200},   {70, 45},
+                                        {70, 264}, {6, 1030}, {4200, 9}, {100, 8192}, {4100, 768}};
+    for (size_t i = 0; i < (p->large ? 11 : 9); i++)
         for (unsigned f = 0; f < 6; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
             uint64_t M = sizes[i][0], C = sizes[i][1];
@@ -400,7 +400,8 @@ parity_embedding_and_rope(const parity *p)
 {
     static const uint64_t tables[][3] = {{1, 1, 1}, {50, 7, 130}, {300, 40, 8}, {140, 2, 300}, {8192, 50257, 768}};
     static const uint64_t ropes[][6] = {
-        {1, 1, 1, 2, 2, 2}, {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48}, {2048, 1024, 12, 64, 2304, 64}};
+        {1, 1, 1, 2, 2, 2},     {22, 11, 3, 12, 40, 12}, {5, 9, 2, 64, 128, 48},        {50, 9, 3, 40, 128, 32},
+        {30, 7, 2, 24, 51, 16}, {40, 8, 5, 24, 128, 8},  {2048, 1024, 12, 64, 2304, 64}};
     for (size_t i = 0; i < (p->large ? 5 : 4); i++)
         for (int add = 0; add < 2; add++) {
             uint64_t M = tables[i][0], V = tables[i][1], C = tables[i][2];
@@ -413,7 +414,7 @@ parity_embedding_and_rope(const parity *p)
                                           .d = {M, V, C, (uint64_t)add},
                                           .run = run_embedding});
         }
-    for (size_t i = 0; i < (p->large ? 4 : 3); i++)
+    for (size_t i = 0; i < (p->large ? 7 : 6); i++)
         for (uint64_t k = 0; k < 4; k++) {
             const uint64_t *d = ropes[i];
             subject_examine(p, &(subject){.name = "rope",

@@ -49,11 +49,11 @@ copying_end(copying *c)
 
 static void
 expect_counts(const spw_emulate_counts *before, const char *what, uint64_t launches, uint64_t copies,
-              uint64_t host_functions)
+              uint64_t host_functions, uint64_t sets)
 {
     spw_emulate_counts now = tiny_emulated_counts();
     if (now.launches - before->launches != launches || now.copies - before->copies != copies ||
-        now.host_functions - before->host_functions != host_functions || now.sets != before->sets)
+        now.host_functions - before->host_functions != host_functions || now.sets - before->sets != sets)
         fail_msg("%s: %llu launches, %llu copies, %llu host functions, %llu sets", what,
                  (unsigned long long)(now.launches - before->launches),
                  (unsigned long long)(now.copies - before->copies),
@@ -72,13 +72,13 @@ test_sums_in_one(void **state)
     copying_begin(&c, n);
     before = tiny_emulated_counts();
     spw_gpu_copy_d2h(c.q, c.host, SPW_F32, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to the host", 1, 2, 1);
+    expect_counts(&before, "fp32 to the host", 1, 2, 1, 0);
     before = tiny_emulated_counts();
     spw_gpu_copy_d2h(c.q, c.host, SPW_BF16, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, 1 + n * 2 / PIECE, 1);
+    expect_counts(&before, "fp32 to bf16 on the host", 1 + n * 2 / PIECE, 1 + n * 2 / PIECE, 1, 0);
     before = tiny_emulated_counts();
     spw_gpu_copy_d2d(c.q, c.other, SPW_BF16, c.device, SPW_F32, n, c.sums);
-    expect_counts(&before, "fp32 to bf16 on the device", 2, 1, 1);
+    expect_counts(&before, "fp32 to bf16 on the device", 2, 1, 1, 0);
     copying_end(&c);
 }
 
@@ -173,7 +173,7 @@ test_small_copies(void **state)
             sent[i] = (uint32_t)(i * 2654435761u + round);
         before = tiny_emulated_counts();
         spw_gpu_write_bytes(c.q, c.device, sent, n * 4);
-        expect_counts(&before, "a small copy", 0, (n * 4 + (512 << 10) - 1) / (512 << 10), 0);
+        expect_counts(&before, "a small copy", 0, (n * 4 + (512 << 10) - 1) / (512 << 10), 0, 0);
         memset(sent, 0, n * 4); /* the caller's again */
         spw_gpu_read_bytes(c.q, back, c.device, n * 4);
         for (uint64_t i = 0; i < n; i++)
@@ -185,30 +185,68 @@ test_small_copies(void **state)
 
 /* ---------------------------------------------------------------- refusals */
 
-/* A status of cuBLASLt that nobody expects ends the run; the message has what it takes to look for it. */
-static void
-test_product_fails(void **state)
+/* A product of M 3, N 8 and K 5, with a GELU where gelu is set, on a device of its own: what the device says of it. */
+static spw_status
+try_product(bool gelu, spw_error *err)
 {
-    static const char *const parts[] = {"cublasLtMatmul: status 13", "M 3, N 8, K 5", "bf16 to bf16", "epilogue 1"};
     spw_gpu *other = NULL;
     spw_gpu_queue *q = NULL;
     void *x = NULL;
-    spw_error err = {0};
-    (void)state;
-    setenv("SPW_EMULATE_BLAS", "fails", 1);
-    assert_int_equal(spw_gpu_open(&other, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, &err), SPW_OK);
-    assert_int_equal(spw_gpu_queue_create(&q, other, SPW_QUEUE_COMPUTE, &err), SPW_OK);
-    assert_int_equal(spw_gpu_alloc(other, &x, 4096, &err), SPW_OK);
-    spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+    spw_status st;
+    assert_int_equal(spw_gpu_open(&other, &(spw_gpu_options){.name = "cuda", .compute_dtype = SPW_BF16}, err), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, other, SPW_QUEUE_COMPUTE, err), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(other, &x, 4096, err), SPW_OK);
+    spw_gpu_zero(q, x, 4096);
+    if (gelu)
+        spw_gpu_linear_gelu(q, x, (char *)x + 2048, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
+    else
+        spw_gpu_linear(q, x, (char *)x + 512, (char *)x + 1024, NULL, 3, 8, 5, 0);
     spw_gpu_queue_sync(q);
-    assert_int_equal(spw_gpu_check(other, &err), SPW_EPOISONED);
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (strstr(err.message, parts[i]) == NULL)
-            fail_msg("no %s in: %s", parts[i], err.message);
+    st = spw_gpu_check(other, err);
     spw_gpu_free(other, x);
     spw_gpu_queue_destroy(q);
     spw_gpu_close(other);
+    return st;
+}
+
+static void
+expect_refusal(const char *status)
+{
+    const char *const parts[] = {status, "M 3, N 8, K 5", "bf16 to bf16", "epilogue 1"};
+    spw_error err = {0};
+    assert_int_equal(try_product(false, &err), SPW_EPOISONED);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strstr(err.message, parts[i]) == NULL)
+            fail_msg("no %s in: %s", parts[i], err.message);
+}
+
+/*
+ * A status of cuBLASLt that nobody expects ends the run; the message has what it takes to look for it. That it has no algorithm is an
+ * error where it was to make all products, but for one with a GELU, which has another way there.
+ */
+static void
+test_product_fails(void **state)
+{
+    spw_emulate_counts before;
+    spw_error err = {0};
+    (void)state;
+    setenv("SPW_EMULATE_BLAS", "fails", 1);
+    expect_refusal("cublasLtMatmul: status 13");
+    setenv("SPW_EMULATE_BLAS", "none", 1);
+    assert_int_equal(try_product(false, &err), SPW_OK);
+    setenv("SPW_CUDA_BLAS", "only", 1);
+    expect_refusal("no algorithm");
+    setenv("SPW_EMULATE_BLAS", "plain", 1);
+    assert_int_equal(try_product(true, &err), SPW_OK);
     unsetenv("SPW_EMULATE_BLAS");
+    before = tiny_emulated_counts();
+    assert_int_equal(try_product(true, &err), SPW_OK);
+    expect_counts(&before, "a product with its GELU", 0, 0, 0, 1);
+    setenv("SPW_CUDA_BLAS", "plain,only", 1);
+    before = tiny_emulated_counts();
+    assert_int_equal(try_product(true, &err), SPW_OK);
+    expect_counts(&before, "a product and a GELU", 1, 0, 0, 1);
+    unsetenv("SPW_CUDA_BLAS");
 }
 
 /* A queue or an event that cannot be made is refused; the device is as well as before. */

@@ -128,6 +128,10 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
               const float *lse, const act *query, const act *key, const act *value, float *delta)
 {
     attention_args<E> args = args_of<E>(s, query, key, value);
+    uint64_t pairs = s->B * s->T * s->Hq;
+    unsigned lanes = 1;
+    while (lanes * 8 < s->Dv)
+        lanes *= 2;
     args.dout = (const E *)dout;
     args.dq = (E *)dq;
     args.dk = (E *)dk;
@@ -135,8 +139,8 @@ backward_args(cuda_queue *q, const spw_attention_shape *s, act *dq, act *dk, act
     args.lse = (float *)lse; /* read only */
     args.delta = delta;
     args.wide = args.wide && spw__cuda_aligned(dout, dq, dk, dv);
-    LAUNCH(q, spw__cuda_blocks(s->B * s->T * s->Hq, 4), 128, 0, (attention_delta_kernel<E>), delta, (const E *)dout,
-           (const E *)out, s->B * s->T, s->T, s->Hq, s->Dv);
+    LAUNCH(q, spw__cuda_blocks(pairs * lanes, 128), 128, 0, (attention_delta_kernel<E>), delta, (const E *)dout,
+           (const E *)out, pairs, s->T, s->Hq, s->Dv, lanes, s->Dv % 8 == 0 && spw__cuda_aligned(dout, out));
     return args;
 }
 

@@ -59,8 +59,10 @@ spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B
     } else if (args.cap > 0) {
         make_dkv<E, 256, 256, 64, 1, 32, 1, true, false, true>(q, args, B, Hk);
         make_dkv<E, 256, 256, 64, 1, 32, 1, false, true, true>(q, args, B, Hk);
-    } else if (args.D <= 64) {
+    } else if (args.D <= 32) {
         make_dkv<E, 64, 64, 32, 2, 32, 1, true, true>(q, args, B, Hk);
+    } else if (args.D <= 64) {
+        make_dkv<E, 64, 64, 64, 2, 32, 1, true, true>(q, args, B, Hk);
     } else if (args.D <= 96) {
         make_dkv<E, 128, 128, 32, 1, 32, 2, true, true>(q, args, B, Hk);
     } else if (args.D <= 128) {

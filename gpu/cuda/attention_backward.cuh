@@ -14,20 +14,29 @@
 
 #include "attention_forward.cuh"
 
-/* delta(B, Hq, T), a warp per row and head. */
+/* delta(B, Hq, T), as many lanes per row and head as eight elements each take: a power of two. pairs: of a row and a head. */
 template <class E>
 __global__ void
-attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t rows, uint64_t T, uint64_t Hq, uint64_t D)
+attention_delta_kernel(float *delta, const E *dout, const E *out, uint64_t pairs, uint64_t T, uint64_t Hq, uint64_t D,
+                       unsigned lanes, bool wide)
 {
-    uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, row = i / Hq, h = i % Hq;
+    uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / lanes, d = threadIdx.x % lanes * 8;
     float sum = 0.0f;
-    if (row >= rows)
-        return; /* the whole warp */
-    for (uint64_t d = threadIdx.x % 32; d < D; d += 32)
-        sum += widen(dout[i * D + d]) * widen(out[i * D + d]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
-        delta[(row / T * Hq + h) * T + row % T] = sum;
+    if (i < pairs && d < D) {
+        eight<E> of_dout, of_out;
+        float x[8], y[8];
+        load_eight(&of_dout, dout + i * D + d, D - d, wide);
+        load_eight(&of_out, out + i * D + d, D - d, wide);
+        widen8(x, of_dout);
+        widen8(y, of_out);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum += x[j] * y[j];
+    }
+    for (unsigned far = lanes / 2; far > 0; far /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, far);
+    if (i < pairs && d == 0)
+        delta[(i / Hq / T * Hq + i % Hq) * T + i / Hq % T] = sum;
 }
 
 /* A block per head: what its sink's weight, exp(sink - lse), takes from rows that get delta from theirs. */

@@ -5,6 +5,9 @@
  * nor a bit. fp32 products are fp32: tf32 is never asked for.
  *
  * The library stays in the process once it is there: it has threads and exit handlers of its own, and it is large.
+ *
+ * SPW_CUDA_BLAS, for measurements: 0 leaves it out, "plain" its GELUs, and with "only" a product that it has no way for is an error instead of
+ * slow; "plain,only" is both.
  */
 #include "cuda_internal.h"
 #include <stdio.h>
@@ -50,7 +53,9 @@ typedef struct plan {
     X(cublasLtMatmulAlgoGetHeuristic)
 
 struct cuda_blas {
+    /* Fixed after open. */
     void *library;
+    bool plain, only;
     cublasLtHandle_t handle;
 #define X(name) __typeof__(&name) name##_;
     FUNCTIONS(X)
@@ -103,6 +108,8 @@ spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
         return NULL;
     }
     pthread_mutex_init(&b->lock, NULL);
+    b->plain = wanted != NULL && strstr(wanted, "plain") != NULL;
+    b->only = wanted != NULL && strstr(wanted, "only") != NULL;
     b->library = open_library();
     if (b->library == NULL) {
         snprintf(why, why_bytes, "own products, slow (no " LIBRARY ": CUDA_HOME or LD_LIBRARY_PATH says where)");
@@ -255,13 +262,15 @@ find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
     return &b->plans[at];
 }
 
-/* What the library said and of which product, for the device's first error: nobody sees it happen again. */
+/* What the library said and of which product, for the device's first error: nobody sees it happen again. Success: it had no algorithm. */
 static void
 refused(cuda_queue *q, const cuda_product *p, const plan *way, cublasStatus_t st)
 {
     const char *type = spw_dtype_name(q->gpu->info.compute_dtype), *in = p->a_scale != NULL ? "fp8" : type;
-    char what[200];
-    snprintf(what, sizeof what, "cublasLtMatmul: status %d for M %llu, N %llu, K %llu, %s to %s, epilogue %d", (int)st,
+    char what[200], status[64] = "cuBLASLt: no algorithm";
+    if (st != CUBLAS_STATUS_SUCCESS)
+        snprintf(status, sizeof status, "cublasLtMatmul: status %d", (int)st);
+    snprintf(what, sizeof what, "%s for M %llu, N %llu, K %llu, %s to %s, epilogue %d", status,
              (unsigned long long)p->M, (unsigned long long)p->N, (unsigned long long)p->K, in,
              p->f32_out ? "fp32" : type, (int)way->epilogue);
     spw__cuda_fail(q->gpu, SPW_EPOISONED, what);
@@ -281,6 +290,9 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     plan *way;
     bool done = false;
     if (p->M > INT32_MAX || p->N > INT32_MAX || p->K > INT32_MAX || p->K == 0 || q->blas_workspace == NULL)
+        return false;
+    /* Rows of gelu_in must be multiples of 8, and nobody says that the library looks: it takes other strides without a word. */
+    if (p->after != AFTER_NOTHING && (b->plain || p->N % 8 != 0))
         return false;
     memset(&key, 0, sizeof key);
     key.M = p->M;
@@ -320,6 +332,10 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
             done = true;
         if (done && st != CUBLAS_STATUS_SUCCESS)
             refused(q, p, way, st);
+    }
+    if (!done && b->only && p->after == AFTER_NOTHING) {
+        refused(q, p, way, st);
+        done = true;
     }
     pthread_mutex_unlock(&b->lock);
     return done;

@@ -159,22 +159,15 @@ most(T a, T b)
 /* ---------------------------------------------------------------- eight elements */
 
 /*
- * Reads p[0 .. least(left, 8)), zeros behind. wide: p is aligned to 16 bytes, as far as whole eights are read.
+ * As memory holds them. A kernel that reads several arrays loads from all before it widens what came from the first: between two loads with
+ * a branch each, a use would wait for the first one, and the second could not begin before.
  */
-SPW_DEVICE void
-load8(float *v, const float *p, uint64_t left, bool wide)
-{
-    if (wide && left >= 8) {
-        SPW_NEED_ALIGNED(p, 16);
-        float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = (uint64_t)i < left ? p[i] : 0.0f;
-}
+template <class E> struct eight {
+    uint4 bits;
+};
+template <> struct eight<float> {
+    float4 low, high;
+};
 
 template <class E>
 SPW_DEVICE void
@@ -187,23 +180,67 @@ unpack(float *v, unsigned u)
     v[1] = widen(hi);
 }
 
+/*
+ * Reads p[0 .. least(left, 8)), zeros behind. wide: p is aligned to 16 bytes, as far as whole eights are read.
+ */
+SPW_DEVICE void
+load_eight(eight<float> *e, const float *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
+        e->low = *(const float4 *)p;
+        e->high = *(const float4 *)(p + 4);
+    } else {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = (uint64_t)i < left ? p[i] : 0.0f;
+        e->low = float4{v[0], v[1], v[2], v[3]};
+        e->high = float4{v[4], v[5], v[6], v[7]};
+    }
+}
+
 /* bf16 and f16. */
+template <class E>
+SPW_DEVICE void
+load_eight(eight<E> *e, const E *p, uint64_t left, bool wide)
+{
+    if (wide && left >= 8) {
+        SPW_NEED_ALIGNED(p, 16);
+        e->bits = *(const uint4 *)p;
+    } else {
+        unsigned u[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            u[i] = (uint64_t)i < left ? p[i].bits : 0;
+        e->bits = uint4{u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16};
+    }
+}
+
+SPW_DEVICE void
+widen8(float *v, const eight<float> &e)
+{
+    v[0] = e.low.x, v[1] = e.low.y, v[2] = e.low.z, v[3] = e.low.w;
+    v[4] = e.high.x, v[5] = e.high.y, v[6] = e.high.z, v[7] = e.high.w;
+}
+
+template <class E>
+SPW_DEVICE void
+widen8(float *v, const eight<E> &e)
+{
+    unpack<E>(v, e.bits.x);
+    unpack<E>(v + 2, e.bits.y);
+    unpack<E>(v + 4, e.bits.z);
+    unpack<E>(v + 6, e.bits.w);
+}
+
 template <class E>
 SPW_DEVICE void
 load8(float *v, const E *p, uint64_t left, bool wide)
 {
-    if (wide && left >= 8) {
-        SPW_NEED_ALIGNED(p, 16);
-        uint4 u = *(const uint4 *)p;
-        unpack<E>(v, u.x);
-        unpack<E>(v + 2, u.y);
-        unpack<E>(v + 4, u.z);
-        unpack<E>(v + 6, u.w);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = (uint64_t)i < left ? widen(p[i]) : 0.0f;
+    eight<E> e;
+    load_eight(&e, p, left, wide);
+    widen8(v, e);
 }
 
 SPW_DEVICE void

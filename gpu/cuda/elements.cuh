@@ -21,12 +21,15 @@ __global__ void
 add_scaled_kernel(T *y, const T *a, const T *b, float scale, uint64_t n, bool wide)
 {
     uint64_t i = my_eight();
-    float va[8] = {0}, vb[8];
+    eight<T> of_a = {}, of_b;
+    float va[8], vb[8];
     if (i >= n)
         return;
     if (a != NULL)
-        load8(va, a + i, n - i, wide);
-    load8(vb, b + i, n - i, wide);
+        load_eight(&of_a, a + i, n - i, wide);
+    load_eight(&of_b, b + i, n - i, wide);
+    widen8(va, of_a);
+    widen8(vb, of_b);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         va[j] += scale * vb[j];
@@ -85,13 +88,17 @@ __global__ void
 gelu_backward_kernel(T *dx, const T *dy, const T *x, uint64_t n, bool add, bool wide)
 {
     uint64_t i = my_eight();
-    float v[8], d[8], old[8] = {0};
+    eight<T> of_x, of_dy, of_dx = {};
+    float v[8], d[8], old[8];
     if (i >= n)
         return;
-    load8(v, x + i, n - i, wide);
-    load8(d, dy + i, n - i, wide);
+    load_eight(&of_x, x + i, n - i, wide);
+    load_eight(&of_dy, dy + i, n - i, wide);
     if (add)
-        load8(old, dx + i, n - i, wide);
+        load_eight(&of_dx, dx + i, n - i, wide);
+    widen8(v, of_x);
+    widen8(d, of_dy);
+    widen8(old, of_dx);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         d[j] = old[j] + d[j] * gelu_slope(v[j], gelu_sigmoid(v[j]));
@@ -121,13 +128,16 @@ __global__ void
 gate_mul_kernel(T *y, const T *gate, const T *up, uint64_t M, uint64_t C, uint64_t stride, bool wide)
 {
     uint64_t row, col, n, i;
+    eight<T> of_gate, of_up;
     float g[8], u[8];
     if (!my_eight_of_row(M, C, &row, &col))
         return;
     n = C - col;
     i = row * stride + col;
-    load8(g, gate + i, n, wide);
-    load8(u, up + i, n, wide);
+    load_eight(&of_gate, gate + i, n, wide);
+    load_eight(&of_up, up + i, n, wide);
+    widen8(g, of_gate);
+    widen8(u, of_up);
 #pragma unroll
     for (int j = 0; j < 8; j++)
         u[j] *= g[j] * gate_sigmoid<kind>(g[j]);
@@ -141,31 +151,38 @@ gate_mul_backward_kernel(T *dgate, T *dup, const T *dy, const T *gate, const T *
                          uint64_t stride, bool add_gate, bool add_up, bool wide)
 {
     uint64_t row, col, n, i;
-    float g[8], u[8], d[8], old[8] = {0}, out[8];
+    eight<T> of_gate, of_up, of_dy, of_dgate = {}, of_dup = {};
+    float g[8], u[8], d[8], s[8], old[8], out[8];
     if (!my_eight_of_row(M, C, &row, &col))
         return;
     n = C - col;
     i = row * stride + col;
-    load8(g, gate + i, n, wide);
-    load8(u, up + i, n, wide);
-    load8(d, dy + row * C + col, n, wide);
-    if (dgate != NULL) {
-        if (add_gate)
-            load8(old, dgate + i, n, wide);
+    load_eight(&of_gate, gate + i, n, wide);
+    load_eight(&of_up, up + i, n, wide);
+    load_eight(&of_dy, dy + row * C + col, n, wide);
+    if (add_gate && dgate != NULL)
+        load_eight(&of_dgate, dgate + i, n, wide);
+    if (add_up && dup != NULL)
+        load_eight(&of_dup, dup + i, n, wide);
+    widen8(g, of_gate);
+    widen8(u, of_up);
+    widen8(d, of_dy);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float s = gate_sigmoid<kind>(g[j]);
-            out[j] = old[j] + d[j] * u[j] * (kind == SPW_GATE_GELU ? gelu_slope(g[j], s) : s + g[j] * s * (1.0f - s));
-            old[j] = 0.0f;
-        }
+    for (int j = 0; j < 8; j++)
+        s[j] = gate_sigmoid<kind>(g[j]);
+    if (dgate != NULL) {
+        widen8(old, of_dgate);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            out[j] = old[j] + d[j] * u[j] *
+                                  (kind == SPW_GATE_GELU ? gelu_slope(g[j], s[j]) : s[j] + g[j] * s[j] * (1.0f - s[j]));
         store8(dgate + i, out, n, wide);
     }
     if (dup != NULL) {
-        if (add_up)
-            load8(old, dup + i, n, wide);
+        widen8(old, of_dup);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            out[j] = old[j] + d[j] * g[j] * gate_sigmoid<kind>(g[j]);
+            out[j] = old[j] + d[j] * g[j] * s[j];
         store8(dup + i, out, n, wide);
     }
 }

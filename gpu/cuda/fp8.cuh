@@ -44,32 +44,49 @@ fp8_pack4(const float *x)
 #endif
 }
 
+/* Four elements as memory holds them; like eight of common.cuh they are widened after the last load. */
+template <class E> struct four {
+    uint2 bits;
+};
+template <> struct four<float> {
+    float4 all;
+};
+
 SPW_DEVICE void
-load4(float *v, const float *p, bool wide)
+load_four(four<float> *f, const float *p, bool wide)
 {
     if (wide) {
         SPW_NEED_ALIGNED(p, 16);
-        float4 a = *(const float4 *)p;
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-        return;
+        f->all = *(const float4 *)p;
+    } else {
+        f->all = float4{p[0], p[1], p[2], p[3]};
     }
-    for (int j = 0; j < 4; j++)
-        v[j] = p[j];
 }
 
 template <class E>
 SPW_DEVICE void
-load4(float *v, const E *p, bool wide)
+load_four(four<E> *f, const E *p, bool wide)
 {
     if (wide) {
         SPW_NEED_ALIGNED(p, 8);
-        uint2 u = *(const uint2 *)p;
-        unpack<E>(v, u.x);
-        unpack<E>(v + 2, u.y);
-        return;
+        f->bits = *(const uint2 *)p;
+    } else {
+        f->bits = uint2{p[0].bits | (unsigned)p[1].bits << 16, p[2].bits | (unsigned)p[3].bits << 16};
     }
-    for (int j = 0; j < 4; j++)
-        v[j] = widen(p[j]);
+}
+
+SPW_DEVICE void
+widen4(float *v, const four<float> &f)
+{
+    v[0] = f.all.x, v[1] = f.all.y, v[2] = f.all.z, v[3] = f.all.w;
+}
+
+template <class E>
+SPW_DEVICE void
+widen4(float *v, const four<E> &f)
+{
+    unpack<E>(v, f.bits.x);
+    unpack<E>(v + 2, f.bits.y);
 }
 
 /*
@@ -128,10 +145,14 @@ fp8_encode_kernel(unsigned char *codes, unsigned char *turned, const float *scal
     float inverse = u < 0x7f800000u ? __uint_as_float((254u << 23) - u) : 0.0f, v[4][4];
     bool there = m0 + ty * 4 < M && n0 + tx * 4 < N; /* all four by four or none */
     if (there) {
+        four<T> of_x[4];
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++)
+            load_four(&of_x[i], x + (m0 + ty * 4 + i) * N + n0 + tx * 4, wide);
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) {
             uint64_t at = (m0 + ty * 4 + i) * N + n0 + tx * 4;
-            load4(v[i], x + at, wide);
+            widen4(v[i], of_x[i]);
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 v[i][j] = inverse > 0.0f ? __fmul_rn(v[i][j], inverse) : 0.0f;

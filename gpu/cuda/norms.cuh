@@ -1,79 +1,120 @@
 /*
- * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, and sums over the rows of a matrix: partial sums of fixed slices of
- * rows, then the slices in turn, so that the order depends on the shape alone.
+ * LayerNorm and RMSNorm (mean NULL) by offset + g with a block per row, or a warp where rows are short, and sums over the rows of a
+ * matrix: partial sums of fixed slices of rows, then the slices in turn, so that the order depends on the shape alone.
  */
 #ifndef SPW_CUDA_NORMS_CUH
 #define SPW_CUDA_NORMS_CUH
 
 #include "common.cuh"
 
-template <class T>
-__global__ void
-norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
-            bool wide)
+/* A thread's row and its place there. WARP: a warp has a row; of a block's first threads the sums are the same to the bit. */
+template <bool WARP>
+SPW_DEVICE uint64_t
+my_row(unsigned *place, unsigned *places)
 {
-    uint64_t row = blockIdx.x;
+    *place = WARP ? threadIdx.x % 32 : threadIdx.x;
+    *places = WARP ? 32 : blockDim.x;
+    return WARP ? (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+}
+
+template <bool WARP>
+SPW_DEVICE float
+row_sum(float v)
+{
+    if constexpr (WARP)
+        return warp_sum(v);
+    else
+        return block_sum(v);
+}
+
+template <class T, bool WARP>
+__global__ void
+norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M, uint64_t C,
+            float eps, bool wide)
+{
+    unsigned place, places;
+    uint64_t row = my_row<WARP>(&place, &places);
     const T *in = x + row * C;
-    float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8] = {0};
+    float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
+    if (row >= M)
+        return; /* the whole warp */
     if (mean != NULL) {
-        for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        for (uint64_t c = place * 8; c < C; c += places * 8) {
             load8(v, in + c, C - c, wide);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 sum += v[j];
         }
-        mu = block_sum(sum) / (float)C;
+        mu = row_sum<WARP>(sum) / (float)C;
         sum = 0.0f;
     }
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
         load8(v, in + c, C - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             sum += c + (unsigned)j < C ? (v[j] - mu) * (v[j] - mu) : 0.0f;
     }
-    r = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, in + c, C - c, wide);
-        load8(gain, g + c, C - c, wide);
+    r = 1.0f / sqrtf(row_sum<WARP>(sum) / (float)C + eps);
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
+        eight<T> of_x, of_g, of_b = {};
+        load_eight(&of_x, in + c, C - c, wide);
+        load_eight(&of_g, g + c, C - c, wide);
         if (b != NULL)
-            load8(shift, b + c, C - c, wide);
+            load_eight(&of_b, b + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(gain, of_g);
+        widen8(shift, of_b);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
         store8(y + row * C + c, v, C - c, wide);
     }
-    if (threadIdx.x == 0) {
+    if (place == 0) {
         if (mean != NULL)
             mean[row] = mu;
         rstd[row] = r;
     }
 }
 
-template <class T>
+template <class T, bool WARP>
 __global__ void
 norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, float offset, const float *mean,
-                     const float *rstd, uint64_t C, bool wide)
+                     const float *rstd, uint64_t M, uint64_t C, bool wide)
 {
-    uint64_t row = blockIdx.x, at = row * C;
-    float mu = mean != NULL ? mean[row] : 0.0f, r = rstd[row], a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8] = {0};
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, x + at + c, C - c, wide);
-        load8(d, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
-        load8(gain, g + c, C - c, wide);
+    unsigned place, places;
+    uint64_t row = my_row<WARP>(&place, &places), at = row * C;
+    float mu, r, a = 0.0f, b = 0.0f, v[8], d[8], gain[8], old[8];
+    if (row >= M)
+        return; /* the whole warp */
+    mu = mean != NULL ? mean[row] : 0.0f;
+    r = rstd[row];
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
+        eight<T> of_x, of_dy, of_g;
+        load_eight(&of_x, x + at + c, C - c, wide);
+        load_eight(&of_dy, dy + at + c, C - c, wide); /* zero behind the end, so that these add nothing */
+        load_eight(&of_g, g + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(d, of_dy);
+        widen8(gain, of_g);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             a += d[j] * (offset + gain[j]);
             b += d[j] * (offset + gain[j]) * ((v[j] - mu) * r);
         }
     }
-    a = mean != NULL ? block_sum(a) / (float)C : 0.0f;
-    b = block_sum(b) / (float)C;
-    for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        load8(v, x + at + c, C - c, wide);
-        load8(d, dy + at + c, C - c, wide);
-        load8(gain, g + c, C - c, wide);
+    a = mean != NULL ? row_sum<WARP>(a) / (float)C : 0.0f;
+    b = row_sum<WARP>(b) / (float)C;
+    for (uint64_t c = place * 8; c < C; c += places * 8) {
+        eight<T> of_x, of_dy, of_g, of_onto = {};
+        load_eight(&of_x, x + at + c, C - c, wide);
+        load_eight(&of_dy, dy + at + c, C - c, wide);
+        load_eight(&of_g, g + c, C - c, wide);
         if (onto != NULL)
-            load8(old, onto + at + c, C - c, wide);
+            load_eight(&of_onto, onto + at + c, C - c, wide);
+        widen8(v, of_x);
+        widen8(d, of_dy);
+        widen8(gain, of_g);
+        widen8(old, of_onto);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu) * r * b) * r;
@@ -85,26 +126,48 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
 
 enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 2 }; /* threads of a block: columns by rows */
 
-/* Two elements as load8() reads eight; wide: p is aligned to two of them. */
+/* Two elements as memory holds them. */
+template <class E> struct two {
+    unsigned bits;
+};
+template <> struct two<float> {
+    float first, second;
+};
+
+/* As load_eight() reads eight, and like it nothing is made of them yet; wide: p is aligned to two elements. */
 SPW_DEVICE void
-load2(float *v, const float *p, uint64_t left, bool wide)
+load_two(two<float> *t, const float *p, uint64_t left, bool wide)
 {
     (void)wide;
-    v[0] = p[0];
-    v[1] = left > 1 ? p[1] : 0.0f;
+    t->first = p[0];
+    t->second = left > 1 ? p[1] : 0.0f;
 }
 
 template <class E>
 SPW_DEVICE void
-load2(float *v, const E *p, uint64_t left, bool wide)
+load_two(two<E> *t, const E *p, uint64_t left, bool wide)
 {
     if (wide && left >= 2) {
         SPW_NEED_ALIGNED(p, 4);
-        unpack<E>(v, *(const unsigned *)(const void *)p);
-        return;
+        t->bits = *(const unsigned *)(const void *)p;
+    } else {
+        unsigned low = p[0].bits, high = left > 1 ? p[1].bits : 0;
+        t->bits = low | high << 16;
     }
-    v[0] = widen(p[0]);
-    v[1] = left > 1 ? widen(p[1]) : 0.0f;
+}
+
+SPW_DEVICE void
+widen2(float *v, const two<float> &t)
+{
+    v[0] = t.first;
+    v[1] = t.second;
+}
+
+template <class E>
+SPW_DEVICE void
+widen2(float *v, const two<E> &t)
+{
+    unpack<E>(v, t.bits);
 }
 
 /* Sums over the row lanes of a block, in their order, for the columns of the lane. */
@@ -126,36 +189,48 @@ put_partial(float *partial, const float *sum, uint64_t c, uint64_t C)
 }
 
 /*
- * partial(slices, C): slice s sums rows s rows_per_slice and on of a; scaled(slices, C): of a * (x - mean) * rstd. Either may
- * be NULL.
+ * partial(slices, C): slice s sums rows s rows_per_slice and on of a, NULL: not wanted; with SCALED scaled(slices, C): of
+ * a * (x - mean) * rstd. A thread loads from several rows before it adds the first, for their loads to be under way together.
  */
-template <class T>
+template <class T, bool SCALED>
 __global__ void
 column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const float *mean, const float *rstd,
                    uint64_t M, uint64_t C, uint64_t rows_per_slice, bool wide)
 {
+    const int rows = SCALED ? 4 : 8;
     uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES) * LANE_COLUMNS;
     uint64_t first = blockIdx.y * rows_per_slice, end = least(M, first + rows_per_slice);
     float sum[LANE_COLUMNS] = {0}, sum_scaled[LANE_COLUMNS] = {0};
-#pragma unroll 4
-    for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end; r += ROW_LANES) {
-        float v[LANE_COLUMNS] = {0}, w[LANE_COLUMNS] = {0}, mu = 0.0f, scale = 0.0f;
-        if (c < C)
-            load2(v, a + r * C + c, C - c, wide);
-        if (scaled != NULL && c < C) {
-            load2(w, x + r * C + c, C - c, wide);
-            mu = mean != NULL ? mean[r] : 0.0f;
-            scale = rstd[r];
+    for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end && c < C; r += rows * ROW_LANES) {
+        two<T> of_a[rows] = {}, of_x[rows] = {}; /* zeros where there is no row: they add nothing */
+        float mu[rows] = {0}, scale[rows] = {0};
+#pragma unroll
+        for (int k = 0; k < rows; k++) {
+            uint64_t row = r + (unsigned)k * ROW_LANES;
+            if (row >= end)
+                break;
+            load_two(&of_a[k], a + row * C + c, C - c, wide);
+            if (SCALED) {
+                load_two(&of_x[k], x + row * C + c, C - c, wide);
+                mu[k] = mean != NULL ? mean[row] : 0.0f;
+                scale[k] = rstd[row];
+            }
         }
 #pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++) {
-            sum[j] += v[j];
-            sum_scaled[j] += v[j] * ((w[j] - mu) * scale);
+        for (int k = 0; k < rows; k++) {
+            float v[LANE_COLUMNS], w[LANE_COLUMNS];
+            widen2(v, of_a[k]);
+            widen2(w, of_x[k]);
+#pragma unroll
+            for (int j = 0; j < LANE_COLUMNS; j++) {
+                sum[j] += v[j];
+                sum_scaled[j] += v[j] * ((w[j] - mu[k]) * scale[k]);
+            }
         }
     }
     if (partial != NULL)
         put_partial(partial, sum, c, C);
-    if (scaled != NULL)
+    if (SCALED)
         put_partial(scaled, sum_scaled, c, C);
 }
 

@@ -168,14 +168,29 @@ spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy,
             LAUNCH(q, grid, EMBED_THREADS, 0, (embedding_backward_kernel<T>), dtable, (const T *)dy, ids, first, M, C));
 }
 
+template <class T, bool NEIGHBORS>
+static void
+rope_wide(cuda_queue *q, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
+          uint64_t positions, uint64_t H, uint64_t D, uint64_t R, uint64_t threads, int sign)
+{
+    LAUNCH(q, spw__cuda_blocks(threads, 256), 256, 0, (rope_wide_kernel<T, NEIGHBORS>), (T *)x, stride, cos_sin, places,
+           (unsigned)M, (unsigned)positions, (unsigned)H, (unsigned)D, (unsigned)R, (float)sign);
+}
+
 static void
 rope(spw_gpu_queue *queue, act *x, uint64_t stride, const float *cos_sin, const int32_t *places, uint64_t M,
      uint64_t T_, uint64_t H, uint64_t D, uint64_t R, bool neighbors, int sign)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    uint64_t n = M * H * (R / 2);
+    uint64_t n = M * H * (R / 2), eights = n / (neighbors ? 4 : 8);
+    bool whole = R % (neighbors ? 8 : 16) == 0 && D % 8 == 0 && stride % 8 == 0 && spw__cuda_aligned(x, cos_sin);
     if (n == 0)
         return;
+    if (whole && M <= UINT32_MAX && T_ <= UINT32_MAX && eights <= UINT32_MAX - 256) {
+        BY_TYPE(q, neighbors ? rope_wide<T, true>(q, x, stride, cos_sin, places, M, T_, H, D, R, eights, sign)
+                             : rope_wide<T, false>(q, x, stride, cos_sin, places, M, T_, H, D, R, eights, sign));
+        return;
+    }
     BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(n, 256), 256, 0, (rope_kernel<T>), (T *)x, stride, cos_sin, places, M, T_, H,
                       D, R, neighbors, (float)sign));
 }
@@ -221,15 +236,28 @@ spw__cuda_sum_heads(spw_gpu_queue *queue, act *y, uint64_t y_stride, const act *
 
 /* ---------------------------------------------------------------- norms */
 
+template <class T, bool SCALED>
+static void
+column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, const void *x, const float *mean,
+            const float *rstd, uint64_t M, uint64_t C, uint64_t slices, uint64_t rows_per_slice)
+{
+    LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
+           (column_sums_kernel<T, SCALED>), of_sums, of_scaled, (const T *)a, (const T *)x, mean, rstd, M, C,
+           rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x));
+}
+
 void
 spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                       const float *rstd, uint64_t M, uint64_t C)
 {
-    uint64_t slices = (M + 63) / 64, rows_per_slice;
+    uint64_t columns = spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), slices = (M + 63) / 64, rows_per_slice;
+    uint64_t most_slices;
     float *partial, *of_sums, *of_scaled;
-    if (M == 0 || (sums == NULL && scaled == NULL))
+    if (M == 0 || C == 0 || (sums == NULL && scaled == NULL))
         return;
-    slices = slices > 64 ? 64 : slices;
+    /* A thousand blocks, if there are so many rows; but slices are added up one by one. */
+    most_slices = columns < 4 ? 256 : columns < 16 ? 1024 / columns : 64;
+    slices = slices > most_slices ? most_slices : slices;
     rows_per_slice = (M + slices - 1) / slices;
     slices = (M + rows_per_slice - 1) / rows_per_slice;
     partial = (float *)spw__cuda_scratch(q, 2 * slices * C * sizeof *partial);
@@ -237,14 +265,17 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
         return;
     of_sums = sums != NULL ? partial : NULL;
     of_scaled = scaled != NULL ? partial + slices * C : NULL;
-    BY_TYPE(q, LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices),
-                      COLUMN_LANES * ROW_LANES, 0, (column_sums_kernel<T>), of_sums, of_scaled, (const T *)a,
-                      (const T *)x, mean, rstd, M, C, rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x)));
+    if (scaled != NULL)
+        BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, slices, rows_per_slice));
+    else
+        BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, slices, rows_per_slice));
     if (sums != NULL)
         LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, of_sums, C, (unsigned)slices);
     if (scaled != NULL)
         LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), scaled, of_scaled, C, (unsigned)slices);
 }
+
+enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
 
 static void
 norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, float offset,
@@ -254,8 +285,12 @@ norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), (T *)y, mean, rstd, (const T *)x,
-                      (const T *)g, (const T *)b, offset, C, eps, wide));
+    if (row_threads(C) == 32)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_kernel<T, true>), (T *)y,
+                          mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C, eps, wide));
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, false>), (T *)y, mean, rstd, (const T *)x,
+                          (const T *)g, (const T *)b, offset, M, C, eps, wide));
 }
 
 void
@@ -282,9 +317,15 @@ norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *
     if (M == 0)
         return;
     spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
-    if (dx != NULL)
-        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T>), (T *)dx, (const T *)onto,
-                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, C, wide));
+    if (dx == NULL)
+        return;
+    if (row_threads(C) == 32)
+        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_backward_kernel<T, true>),
+                          (T *)dx, (const T *)onto, (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C,
+                          wide));
+    else
+        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_backward_kernel<T, false>), (T *)dx, (const T *)onto,
+                          (const T *)dy, (const T *)x, (const T *)g, offset, mean, rstd, M, C, wide));
 }
 
 void

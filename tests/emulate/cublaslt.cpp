@@ -350,7 +350,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
     if (with_gelu(desc) && d->type == CUDA_R_32F)
         stop("a GELU in fp32, which the library need not compute as exactly");
     if (with_gelu(desc) && (desc->aux_ld % 8 != 0 || desc->aux_ld < (int64_t)d->rows))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+        stop("a stride of a GELU's input that is no multiple of 8");
     if (preference->align_a != preference->align_b || preference->align_a != preference->align_c ||
         preference->align_a != preference->align_d)
         stop("alignments that differ");
