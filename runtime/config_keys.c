@@ -206,8 +206,11 @@ const key_row spw__config_rows[] = {
     BOOL(ZO "zero_quantized_gradients", NULL, zero.quantized_gradients, "false",
          "ZeRO++'s qgZ: gradients are summed inside a host, and go from host to host as 4-bit codes; stage 3"),
     UNBUILT(ZO "zeropp_loco_param", "null", "ZeRO++ error feedback"),
-    UNBUILT(ZO "mics_shard_size", "-1", "MiCS"),
-    UNBUILT(ZO "mics_hierarchical_params_gather", "false", "MiCS"),
+    {ZO "mics_shard_size", NULL, K_I32, C_BUILT, AT(zero.mics_shard_size), 0, -1, 65536, "-1",
+     "MiCS: so many ranks in a row have all parts among them, every other group of as many has them again, and groups "
+     "add up their gradients; stage 3; -1, 0: all ranks are one group",
+     NULL},
+    UNBUILT(ZO "mics_hierarchical_params_gather", "false", "weights that come to a host once"),
     INERT_BOOL(ZO "log_trace_cache_warnings", "false", "the order of uses is known, nothing is learned in steps"),
     UNBUILT(ZO "zenflow", "null", "ZenFlow"),
     UNBUILT(ZO "leaf_module", "{}", "there are no Python modules"),

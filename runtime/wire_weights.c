@@ -130,7 +130,7 @@ fetch(spw_wire *x, const gathering *g, uint64_t k)
     if (n == 0 || w->queue == NULL)
         return;
     if (!g->again)
-        spw_gpu_copy_d2h(w->queue, half_of(x, w, k, bytes) + g->rank * n * bytes, x->weight_dtype,
+        spw_gpu_copy_d2h(w->queue, half_of(w, k) + g->rank * n * bytes, x->weight_dtype,
                          place_of(x, g, g->rank, k * piece_most(x, g)), x->weight_dtype, n, NULL);
     spw_gpu_event_record(w->came[k % HALVES], w->queue);
 }
@@ -169,7 +169,7 @@ gather_pieces(spw_wire *x, const gathering *g, spw_error *err)
     fetch(x, g, 0);
     for (uint64_t k = 0; (n = piece_elems(x, g, k)) > 0; k++) {
         uint64_t first = k * piece_most(x, g), bytes = form_bytes(x, g, n);
-        char *half = w->queue != NULL ? half_of(x, w, k, elem_bytes) : NULL, *around = g->coded ? x->codes : half;
+        char *half = w->queue != NULL ? half_of(w, k) : NULL, *around = g->coded ? x->codes : half;
         const char *own = half != NULL ? half + g->rank * n * elem_bytes : place_of(x, g, g->rank, first);
         fetch(x, g, k + 1); /* its half's last piece has left before, in the order of the queue */
         if (w->queue != NULL)

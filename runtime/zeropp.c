@@ -1,6 +1,7 @@
 /*
- * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks. How they are made is wire_weights.c's and
- * wire_grads.c's; here is what the configuration and the places of the ranks say about it, the same on every rank.
+ * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks; and MiCS (Zhang et al. 2022), which cuts state among
+ * fewer ranks than there are. How they are made is wire_weights.c's and wire_grads.c's; here is what the configuration and
+ * the places of the ranks say about it, the same on every rank.
  */
 #include "engine_internal.h"
 #include "quant.h"
@@ -62,11 +63,48 @@ settle_hosts(spw_engine *e, spw_error *err)
 }
 
 spw_status
+spw__zeropp_parts(const spw_engine *e, uint32_t *out, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    uint32_t shard = c->zero.stage == 3 && c->zero.mics_shard_size > 0 ? (uint32_t)c->zero.mics_shard_size : e->world;
+    *out = 1;
+    if (e->world == 1 || c->zero.stage == 0)
+        return SPW_OK;
+    if (e->world % shard != 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "zero_optimization.mics_shard_size %u does not divide the %u ranks into groups", shard,
+                         e->world);
+    *out = shard;
+    return SPW_OK;
+}
+
+/* Kept slices and sums of hosts are of all ranks' parts. */
+static spw_status
+check_shards(const spw_config *c, spw_error *err)
+{
+    if (c->zero.hpz_partition_size > 1)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "zero_optimization.mics_shard_size %d and zero_hpz_partition_size %u: a group has all parts and "
+            "gathers them from itself, nothing is to be kept",
+            c->zero.mics_shard_size, c->zero.hpz_partition_size);
+    if (c->zero.quantized_gradients)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "zero_optimization.mics_shard_size %d and zero_quantized_gradients: groups add up their "
+                         "gradients in fp32; one of the two, please",
+                         c->zero.mics_shard_size);
+    return SPW_OK;
+}
+
+spw_status
 spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
 {
     const spw_config *c = &e->config;
     uint32_t hosts = e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : 1;
     e->zeropp.group = 1;
+    if (e->world > 1 && c->zero.stage == 3 && c->zero.mics_shard_size > 0)
+        SPW_TRY(check_shards(c, err));
+    e->zeropp.shard = e->layout.parts > 1 && e->layout.parts < e->world ? e->layout.parts : 0;
     if (e->layout.parts == 1 || c->zero.stage < 3)
         return SPW_OK;
     e->zeropp.weights = c->zero.quantized_weights;

@@ -60,4 +60,5 @@ row "quantized weights" $qw
 row "kept weights" $hp
 row "quantized gradients" $qg
 row "all" $qw $hp $qg
+row "groups of 2 (MiCS)" mics_shard_size=2
 row "none, again" stage=3
