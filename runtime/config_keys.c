@@ -210,7 +210,8 @@ const key_row spw__config_rows[] = {
      "MiCS: so many ranks in a row have all parts among them, every other group of as many has them again, and groups "
      "add up their gradients; stage 3; -1, 0: all ranks are one group",
      NULL},
-    UNBUILT(ZO "mics_hierarchical_params_gather", "false", "weights that come to a host once"),
+    BOOL(ZO "mics_hierarchical_params_gather", NULL, zero.mics_by_host, "false",
+         "where groups are on several hosts, weights come once to each host and are shared inside it; the same bits"),
     INERT_BOOL(ZO "log_trace_cache_warnings", "false", "the order of uses is known, nothing is learned in steps"),
     UNBUILT(ZO "zenflow", "null", "ZenFlow"),
     UNBUILT(ZO "leaf_module", "{}", "there are no Python modules"),

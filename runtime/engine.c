@@ -349,6 +349,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->device_sharers = e->host_addressable ? 1 : count_sharers(e, e->comm != NULL && !o->plan_only);
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
+    spw__zeropp_tell(e, o->plan_only);
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
     SPW_TRY(spw__device_room_share(e, o->plan_only, err));
     if (!e->host_addressable)

@@ -28,8 +28,9 @@ typedef struct spw_wire spw_wire;
 /* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
 typedef struct rank_channels {
     spw_channel *gathers, *reduces, *control, *saves;
-    spw_channel *group;  /* weights too: of the ranks that keep slices of them together; NULL: none do */
-    spw_channel *host;   /* gradients too: of this host's ranks; NULL: all ranks sum at once */
+    spw_channel *group;            /* weights too: of the ranks that keep slices of them together; NULL: none do */
+    spw_channel *abroad, *at_home; /* and: of one rank on each host of MiCS' group, of its ranks on this one; or NULL */
+    spw_channel *host;             /* gradients too: of this host's ranks; NULL: all ranks sum at once */
     spw_channel *across; /* of one rank of each host; of each of MiCS' groups, then gathers and reduces are a group's */
 } rank_channels;
 
@@ -67,7 +68,9 @@ typedef struct engine_zeropp {
     bool grads;     /* gradients go from host to host as codes */
     uint32_t host_ranks; /* with grads: so many ranks in a row are on each host */
     /* MiCS. */
-    uint32_t shard; /* so many ranks in a row have all parts among them, and so have the others; 0: all, or each */
+    uint32_t shard;   /* so many ranks in a row have all parts among them, and so have the others; 0: all, or each */
+    uint32_t by_host; /* so many are on each of a group's hosts, where weights come once; 0: from all to all */
+    const char *flat; /* why that is so; NULL: nobody wants it otherwise */
 } engine_zeropp;
 
 struct spw_engine {
@@ -277,6 +280,8 @@ spw_status spw__zeropp_parts(const spw_engine *e, uint32_t *out, spw_error *err)
  * Errors  SPW_ECONFIG with the key, on every rank: these ranks cannot.
  */
 spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
+/* Once the wire is chosen: says which keys have no effect, and why. */
+void spw__zeropp_tell(spw_engine *e, bool plan_only);
 uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
 bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
 

@@ -631,7 +631,7 @@ open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name
 uint32_t
 spw__ranks_channels(const engine_zeropp *z)
 {
-    return 4 + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0);
+    return 4 + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0) + (z->by_host > 0 ? 2 : 0);
 }
 
 spw_status
@@ -650,6 +650,11 @@ spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *
     } else if (z->shard > 0) {
         SPW_TRY(open_channel(&c->across, comm, rank % z->shard, "gradients of groups", timeout_s, err));
     }
+    if (z->by_host > 0) {
+        SPW_TRY(open_channel(&c->at_home, comm, rank / z->by_host, "weights of a host", timeout_s, err));
+        SPW_TRY(
+            open_channel(&c->abroad, comm, group * z->by_host + rank % z->by_host, "weights of hosts", timeout_s, err));
+    }
     return SPW_OK;
 }
 
@@ -661,6 +666,8 @@ spw__ranks_close_channels(rank_channels *c)
     spw_channel_close(c->control);
     spw_channel_close(c->saves);
     spw_channel_close(c->group);
+    spw_channel_close(c->at_home);
+    spw_channel_close(c->abroad);
     spw_channel_close(c->host);
     spw_channel_close(c->across);
 }
@@ -772,6 +779,8 @@ spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint
     *gathered = *reduced = *far_gathered = *far_reduced = 0;
     add_received(r->channels.gathers, gathered, far_gathered);
     add_received(r->channels.group, gathered, far_gathered);
+    add_received(r->channels.at_home, gathered, far_gathered);
+    add_received(r->channels.abroad, gathered, far_gathered);
     add_received(r->channels.reduces, reduced, far_reduced);
     add_received(r->channels.host, reduced, far_reduced);
     add_received(r->channels.across, reduced, far_reduced);

@@ -6,6 +6,13 @@
 #include "engine_internal.h"
 #include "quant.h"
 
+/* Groups of MiCS whose weights are to come once to each host. */
+static bool
+wants_by_host(const spw_engine *e)
+{
+    return e->config.zero.mics_by_host && e->config.zero.mics_shard_size > 1 && e->layout.parts > 1;
+}
+
 /* The host of every rank, by a channel of its own. hosts (world). */
 static spw_status
 ask_hosts(const spw_engine *e, uint32_t *hosts, spw_error *err)
@@ -48,6 +55,27 @@ check_groups(const spw_engine *e, const uint32_t *hosts, spw_error *err)
     return SPW_OK;
 }
 
+/* Where MiCS' groups are on several hosts: can weights come once to each? */
+static void
+settle_by_host(spw_engine *e, const uint32_t *hosts)
+{
+    const uint32_t parts = e->layout.parts;
+    uint32_t near = 1;
+    bool even;
+    while (near < parts && hosts[near] == hosts[0])
+        near++;
+    even = parts % near == 0;
+    for (uint32_t r = 0; r < e->world && even; r++)
+        even = hosts[r] == hosts[r / near * near] && (r % parts < near || hosts[r] != hosts[r - near]);
+    if (!even)
+        e->zeropp.flat = "a group's hosts have differently many of its ranks, or not in a row";
+    else if (near == parts)
+        e->zeropp.flat = "the ranks of a group are on one host, and read each other's parts where they lie";
+    else if (near == 1)
+        e->zeropp.flat = "no two ranks of a group are on one host";
+    e->zeropp.by_host = e->zeropp.flat == NULL ? near : 0;
+}
+
 /* What the ranks' places say; without them all are taken to be on one host. */
 static spw_status
 settle_hosts(spw_engine *e, spw_error *err)
@@ -56,6 +84,8 @@ settle_hosts(spw_engine *e, spw_error *err)
     spw_status st = hosts != NULL ? ask_hosts(e, hosts, err) : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
     if (st == SPW_OK)
         st = check_groups(e, hosts, err);
+    if (st == SPW_OK && wants_by_host(e))
+        settle_by_host(e, hosts);
     if (st == SPW_OK && e->zeropp.grads)
         st = check_hosts(e, hosts, err);
     spw_mem_free(hosts);
@@ -123,7 +153,26 @@ spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
             spw_dtype_name(c->comm_dtype));
     e->zeropp.grads = c->zero.quantized_gradients && hosts > 1 && !e->inference;
     e->zeropp.host_ranks = (e->world + hosts - 1) / hosts;
-    return (e->zeropp.group > 1 || e->zeropp.grads) && e->comm != NULL && !plan_only ? settle_hosts(e, err) : SPW_OK;
+    return (e->zeropp.group > 1 || e->zeropp.grads || wants_by_host(e)) && e->comm != NULL && !plan_only
+               ? settle_hosts(e, err)
+               : SPW_OK;
+}
+
+void
+spw__zeropp_tell(spw_engine *e, bool plan_only)
+{
+    const char *why = e->zeropp.flat;
+    if (!e->config.zero.mics_by_host || plan_only)
+        return;
+    if (!wants_by_host(e))
+        why = "there are no groups of zero_optimization.mics_shard_size ranks";
+    else if (e->linked)
+        why = "NCCL, which links the devices, finds its own ways";
+    if (why == NULL)
+        return;
+    e->zeropp.by_host = 0;
+    if (e->rank == 0)
+        spw_log(SPW_LOG_WARN, "zero_optimization.mics_hierarchical_params_gather has no effect here: %s", why);
 }
 
 bool

@@ -185,7 +185,9 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     uint32_t shard = w->config->zero.mics_shard_size > 0 ? (uint32_t)w->config->zero.mics_shard_size : w->ranks;
     engine_zeropp z = {.group = w->config->zero.hpz_partition_size,
                        .host_ranks = w->per_host,
-                       .shard = shard > 1 && shard < w->ranks ? shard : 0};
+                       .shard = shard > 1 && shard < w->ranks ? shard : 0,
+                       .by_host =
+                           w->config->zero.mics_by_host && w->per_host > 1 && w->per_host < shard ? w->per_host : 0};
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;

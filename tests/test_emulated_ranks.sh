@@ -169,6 +169,18 @@ split 4 "$dir/log" "${all[@]}" "${on_device[@]}" --set spillway.micro_batches_pe
 check "and with all state on the device, small pieces" same "$dir/ranks4" "$dir/log"
 host
 
+# A group of MiCS on two hosts, whose weights come to each of them once.
+whole=(--set zero_optimization.mics_shard_size=4) by_host=(--set zero_optimization.mics_hierarchical_params_gather=true)
+split 4 "$dir/ranks4" "${whole[@]}"
+split 4 "$dir/log" "${whole[@]}" "${by_host[@]}" "${tight[@]}" --set spillway.chaos_seed=5
+check "weights that come once to each host, small pieces" same "$dir/ranks4" "$dir/log"
+check "and nothing is said of it" test "$(grep -c hierarchical "$dir/out")" -eq 0
+nccl
+split 4 "$dir/log" "${whole[@]}" "${by_host[@]}" --set spillway.collectives=nccl
+check "by nccl: the losses by host" same "$dir/ranks4" "$dir/log"
+check "which says once that it has no effect" test "$(grep -c "mics_hierarchical_params_gather has no effect here: NCCL" "$dir/out")" -eq 1
+host
+
 # bf16 is what a GPU computes in, and gathers.
 SPW_CUDA_COMPUTE= train 2 late "$dir/bf16"
 sed -i 's/"grad_norm":[^,]*/"grad_norm":1/' "$dir/ranks1" "$dir/bf16"

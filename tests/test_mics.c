@@ -276,6 +276,93 @@ test_bytes(void **state)
     }
 }
 
+/*
+ * Where a group is on several hosts, each of its weights comes to a host once and not to each of its ranks: the same bits, and of L
+ * ranks on a host each receives 1/L of what it did from others, and as much as before in all.
+ */
+static void
+test_by_host(void **state)
+{
+    const uint32_t worlds[][3] = {{4, 4, 2}, {8, 4, 2}, {6, 6, 3}};
+    (void)state;
+    for (size_t k = 0; k < (SANITIZED ? 1 : sizeof worlds / sizeof worlds[0]); k++) {
+        world w = {.ranks = worlds[k][0], .steps = STEPS, .family = SPW_FAMILY_GPT2, .per_host = worlds[k][2]};
+        for (int coded = 0; coded < 2; coded++) {
+            outcome *flat = outcome_new(), *once;
+            spw_config c;
+            groups_config(&c, worlds[k][1]);
+            c.run.device_memory = 64 << 20; /* every generation is gathered once */
+            c.zero.quantized_weights = coded > 0;
+            w.config = &c;
+            w.out = flat;
+            world_run(&w);
+            c.zero.mics_by_host = true;
+            once = compare_placements(coded ? "codes by host" : "by host", w, &c);
+            outcome_same(flat, once, "once to each host");
+            memset(once, 0, sizeof *once);
+            w.out = once;
+            world_run(&w);
+            for (uint32_t r = 0; r < w.ranks; r++) {
+                assert_true(flat->far_gather[r] > 0);
+                assert_int_equal(once->far_gather[r] * w.per_host, flat->far_gather[r]);
+                assert_int_equal(once->gather[r], flat->gather[r]);
+                assert_int_equal(once->reduce[r], flat->reduce[r]);
+                assert_int_equal(once->taken[r], flat->taken[r]);
+            }
+            outcome_free(flat);
+            outcome_free(once);
+        }
+    }
+}
+
+static void
+hear(void *ctx, spw_log_level level, const char *line)
+{
+    char *heard = ctx;
+    size_t n = strlen(heard);
+    (void)level;
+    snprintf(heard + n, 4000 - n, "%s\n", line);
+}
+
+/* In a rank: what the key says where it cannot matter, on the first rank and nowhere else. */
+static spw_status
+listen(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    const char *says = ctx;
+    static char heard[4000];
+    spw_config c;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    const char *at;
+    groups_config(&c, 4);
+    c.zero.mics_by_host = true;
+    c.run.ranks = spw_comm_get_info(comm)->world;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    spw_log_set(hear, heard);
+    SPW_TRY(spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, err));
+    spw_log_set(NULL, NULL);
+    at = strstr(heard, "mics_hierarchical_params_gather");
+    spw_engine_destroy(e);
+    spw_model_destroy(model);
+    if (rank == 0 && says != NULL)
+        return at != NULL && strstr(at, says) != NULL && strstr(at + 1, "mics_hierarchical_params_gather") == NULL
+                   ? SPW_OK
+                   : SPW_RAISE(err, SPW_EINVAL, "not said once, or in other words: %s", heard);
+    return at == NULL ? SPW_OK : SPW_RAISE(err, SPW_EINVAL, "said for nothing: %s", heard);
+}
+
+static void
+test_by_host_said(void **state)
+{
+    (void)state;
+    ranks_on_hosts(4, 4, &(spw_comm_options){0}, listen, "the ranks of a group are on one host");
+    ranks_on_hosts(1, 4, &(spw_comm_options){0}, listen, "no two ranks of a group are on one host");
+    ranks_on_hosts(3, 4, &(spw_comm_options){0}, listen, "a group's hosts have differently many of its ranks");
+    ranks_on_hosts(2, 4, &(spw_comm_options){0}, listen, NULL);
+}
+
 /* A rank of N in groups of P holds what one of P ranks holds, and a quarter or so of what it does in groups of P/4. */
 static void
 test_held(void **state)
@@ -536,11 +623,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worlds),      cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_skipped),     cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_held),        cmocka_unit_test(test_access),
-        cmocka_unit_test(test_checkpoints), cmocka_unit_test(test_emulated_memory),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_worlds),          cmocka_unit_test(test_kinds),        cmocka_unit_test(test_skipped),
+        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_held),         cmocka_unit_test(test_access),
+        cmocka_unit_test(test_by_host),         cmocka_unit_test(test_by_host_said), cmocka_unit_test(test_checkpoints),
+        cmocka_unit_test(test_emulated_memory), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
