@@ -171,7 +171,7 @@ spw_status spw_gpu_link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const voi
                              void *recv, uint64_t recv_stride, uint64_t bytes, spw_error *err);
 /*
  * out = before + ((p0 + p1) + p2) ..., n fp32; p of this rank is own, that of rank r is parts + r stride (elements), both of
- * type; before NULL: nothing. n and stride are multiples of 4096. out may be own or before.
+ * type; before NULL: nothing. n and stride are multiples of 128. out may be own or before.
  */
 void spw_gpu_link_sum(spw_gpu_link *link, spw_gpu_queue *queue, float *out, spw_dtype type, const void *own,
                       const void *parts, uint64_t stride, const float *before, uint64_t n);

@@ -166,7 +166,7 @@ stretch_of(const spw_engine *e, const target *t, uint32_t rank)
 {
     const spw_place *at = &e->layout.places[t->param_id];
     const spw_store_unit *u = &e->layout.units[at->unit_idx];
-    uint64_t begin = e->layout.parts > 1 ? rank * u->elems : 0; /* of the unit */
+    uint64_t begin = rank % e->layout.parts * u->elems; /* of the unit */
     uint64_t first = begin > at->first + t->first ? begin : at->first + t->first;
     uint64_t end = begin + u->elems < at->first + t->end ? begin + u->elems : at->first + t->end;
     return first < end ? (spw_stretch){first - at->first, end - first} : (spw_stretch){t->first, 0};
@@ -281,13 +281,13 @@ meaning(const target *t, bool set, int64_t from)
     return spw_checksum(said, sizeof said);
 }
 
-/* All of it to every rank: each reads what it holds, and tells the others. */
+/* All of it to every rank: each reads what it holds, and those of one group tell all. */
 static spw_status
 fetch(spw_engine *e, const target *t, float *out, spw_error *err)
 {
     spw_stretch held = stretch_of(e, t, e->rank);
     spw_status st = move_held(e, t, held, out + (held.first - t->first), NULL, err);
-    for (uint32_t r = 0; st == SPW_OK && e->layout.parts > 1 && r < e->world; r++) {
+    for (uint32_t r = 0; st == SPW_OK && e->layout.parts > 1 && r < e->layout.parts; r++) {
         spw_stretch s = stretch_of(e, t, r);
         if (s.count > 0)
             st = spw__ranks_broadcast(e->ranks, out + (s.first - t->first), s.count * sizeof *out, r, err);

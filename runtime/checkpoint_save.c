@@ -28,7 +28,7 @@ struct spw_checkpoint_job {
     spw_checkpoint_state state;
     spw_loss_scaler scaler;
     uint64_t keep;
-    bool writes;            /* where every rank has everything, one of them does */
+    bool writes;            /* where several ranks hold the same, one of them does */
     bool unchanged, linked; /* frozen weights are what the last checkpoint's file has, on all ranks; it was linked */
     uint64_t contents;
     char model_digest[17];
@@ -438,7 +438,7 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
     job->state = *state;
     job->scaler = *spw_engine_loss_scaler(e);
     job->keep = config->run.keep_last;
-    job->writes = spw__engine_parted(e) || spw__engine_rank(e) == 0;
+    job->writes = spw__engine_writes(e);
     snprintf(job->dir, sizeof job->dir, "%.900s", dir);
     snprintf(job->final, sizeof job->final, "%.900s/step-%llu", dir, (unsigned long long)state->step);
     snprintf(job->partial, sizeof job->partial, "%.1000s.partial", job->final);

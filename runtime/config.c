@@ -195,7 +195,7 @@ read_integer(const config_reader *r, const key_row *row, const json_t *v, uint64
     snprintf(expected, sizeof expected, "integer in [%.10g, %.10g]", row->min, row->max);
     if (x != floor(x) || x < row->min || x > row->max)
         return bad_value(r, row->key, expected, v);
-    *out = json_is_integer(v) ? (uint64_t)json_integer_value(v) : (uint64_t)x;
+    *out = json_is_integer(v) ? (uint64_t)json_integer_value(v) : x < 0 ? (uint64_t)(int64_t)x : (uint64_t)x;
     return SPW_OK;
 }
 
@@ -539,6 +539,10 @@ read_value(const config_reader *r, const key_row *row, json_t *v)
         SPW_TRY(read_integer(r, row, v, &n));
         *(uint32_t *)field = (uint32_t)n;
         return SPW_OK;
+    case K_I32:
+        SPW_TRY(read_integer(r, row, v, &n));
+        *(int32_t *)field = (int32_t)(int64_t)n;
+        return SPW_OK;
     case K_REAL: return read_number(r, row, v, field);
     case K_TEXT: return read_text(r, row, v, row->size == 0 ? NULL : field);
     case K_BYTES: return read_bytes(r, row, v, field);
@@ -795,6 +799,7 @@ value_json(const spw_config *c, const key_row *row)
         return *(const uint64_t *)field == 0 && row->min > 0 ? NULL
                                                              : json_integer((json_int_t) * (const uint64_t *)field);
     case K_U32: return json_integer((json_int_t) * (const uint32_t *)field);
+    case K_I32: return json_integer(*(const int32_t *)field);
     case K_REAL: return isnan(*(const double *)field) ? NULL : json_real(*(const double *)field);
     case K_TEXT:
         if (row->size == 0)
@@ -880,12 +885,12 @@ spw_config_dump(const spw_config *c)
 void
 spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
 {
-    static const char *const types[] = {
-        [K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",     [K_U32] = "int",
-        [K_REAL] = "number",     [K_TEXT] = "text",         [K_BYTES] = "bytes", [K_PATHS] = "paths",
-        [K_TIER] = "enum",       [K_PLACE] = "enum",        [K_FORMAT] = "enum", [K_DTYPE] = "enum",
-        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list", [K_GLOBS] = "globs",
-        [K_ANY] = "any"};
+    static const char *const types[] = {[K_SECTION] = "section", [K_BOOL] = "bool",         [K_U64] = "int",
+                                        [K_U32] = "int",         [K_REAL] = "number",       [K_TEXT] = "text",
+                                        [K_BYTES] = "bytes",     [K_PATHS] = "paths",       [K_TIER] = "enum",
+                                        [K_PLACE] = "enum",      [K_FORMAT] = "enum",       [K_DTYPE] = "enum",
+                                        [K_BACKEND] = "enum",    [K_BETAS] = "two numbers", [K_GROUPS] = "list",
+                                        [K_GLOBS] = "globs",     [K_ANY] = "any",           [K_I32] = "int"};
     static const char *const classes[] = {"", " [no effect here]", " [not supported yet]",
                                           " [deprecated: use it instead]"};
     for (uint32_t i = 0; i < spw__config_row_count; i++) {
@@ -894,7 +899,7 @@ spw_config_help(void (*line)(void *ctx, const char *text), void *ctx)
         if (row->alias != NULL)
             snprintf(also, sizeof also, " (also %s)", row->alias);
         if (row->class != C_UNBUILT && row->max > 0 &&
-            (row->type == K_U64 || row->type == K_U32 || row->type == K_REAL))
+            (row->type == K_U64 || row->type == K_U32 || row->type == K_I32 || row->type == K_REAL))
             snprintf(range, sizeof range, " in [%.4g, %.4g]", row->min, row->max);
         snprintf(text, sizeof text, "  %s%s: %s%s = %s  %s%s", row->key, also, types[row->type], range,
                  row->type == K_SECTION  ? "{...}"

@@ -10,6 +10,7 @@ typedef enum key_type {
     K_BOOL,
     K_U64,
     K_U32,
+    K_I32,
     K_REAL,
     K_TEXT, /* char array, bytes in `size` */
     K_BYTES,

@@ -109,7 +109,7 @@ check_offload(const config_reader *r)
     return SPW_OK;
 }
 
-/* ZeRO++ changes how what stage 3 has cut comes together. */
+/* ZeRO++ changes how what stage 3 has cut comes together, MiCS among whom it is cut. */
 static spw_status
 check_zeropp(const config_reader *r)
 {
@@ -120,7 +120,8 @@ check_zeropp(const config_reader *r)
     } keys[] = {{"zero_quantized_weights", c->zero.quantized_weights},
                 {"zero_quantized_nontrainable_weights", c->zero.quantized_frozen},
                 {"zero_quantized_gradients", c->zero.quantized_gradients},
-                {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1}};
+                {"zero_hpz_partition_size", c->zero.hpz_partition_size > 1},
+                {"mics_shard_size", c->zero.mics_shard_size > 0}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (keys[i].on && c->zero.stage != 3)
             return SPW_RAISE(r->err, SPW_ECONFIG, "%s: zero_optimization.%s needs stage 3, stage is %u", r->name,

@@ -289,9 +289,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     const spw_config *c = &e->config;
     uint64_t chunk = c->run.chunk_elems, partial_count = 0;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
-    bool parted = e->world > 1 && c->zero.stage > 0;
-    uint32_t experts = (uint32_t)e->model->config.experts;
-    uint32_t experts_each = o->inference && !parted && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
+    uint32_t experts = (uint32_t)e->model->config.experts, experts_each, parts;
     uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
@@ -304,6 +302,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                            .pin_threads = c->run.pin_threads,
                            .compute_dtype = spw__config_compute(c),
                            .turn = e->comm != NULL ? spw_comm_get_info(e->comm)->machine_rank : 0};
+    SPW_TRY(spw__zeropp_parts(e, &parts, err));
+    experts_each = o->inference && parts == 1 && experts > 0 ? 1 : turns > 1 ? (experts + turns - 1) / turns : 0;
     if (c->zero.sub_group_size > 0 && c->zero.sub_group_size < chunk)
         chunk = c->zero.sub_group_size / 4096 * 4096 > 0 ? c->zero.sub_group_size / 4096 * 4096 : 4096;
     e->B = o->sequences > 0 ? o->sequences : c->micro_batch;
@@ -339,8 +339,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, parted ? e->rank : 0,
-                            parted ? e->world : 1, err));
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, e->rank % parts, parts,
+                            err));
     if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
         spw__layout_trained(&e->layout) < e->layout.elems)
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
@@ -349,6 +349,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->device_sharers = e->host_addressable ? 1 : count_sharers(e, e->comm != NULL && !o->plan_only);
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
+    spw__zeropp_tell(e, o->plan_only);
     SPW_TRY(spw__disks_share(e, o->plan_only, err));
     SPW_TRY(spw__device_room_share(e, o->plan_only, err));
     if (!e->host_addressable)

@@ -28,10 +28,18 @@ typedef struct spw_wire spw_wire;
 /* Streams of collectives, each of one thread: weights, gradients, what steps decide, checkpoints. */
 typedef struct rank_channels {
     spw_channel *gathers, *reduces, *control, *saves;
-    spw_channel *group;  /* weights too: of the ranks that keep slices of them together; NULL: none do */
-    spw_channel *host;   /* gradients too: of this host's ranks; NULL: all ranks sum at once */
-    spw_channel *across; /* of one rank of each host */
+    spw_channel *group;            /* weights too: of the ranks that keep slices of them together; NULL: none do */
+    spw_channel *abroad, *at_home; /* and: of one rank on each host of MiCS' group, of its ranks on this one; or NULL */
+    spw_channel *host;             /* gradients too: of this host's ranks; NULL: all ranks sum at once */
+    spw_channel *across; /* of one rank of each host; of each of MiCS' groups, then gathers and reduces are a group's */
 } rank_channels;
+
+/* What one of so many ranks sums up of a part that all of them hold: the last share ends behind the part. */
+static inline uint64_t
+spw__share_elems(uint64_t part, uint32_t replicas)
+{
+    return spw_round_up((part + replicas - 1) / replicas, 128);
+}
 
 /* What a copy's completion has to say, to whom. */
 typedef struct grad_note {
@@ -58,12 +66,16 @@ typedef struct engine_in_place {
     uint32_t piece_count, file_count;
 } engine_in_place;
 
-/* What ZeRO++ changes between these ranks (zeropp.c). With one rank: nothing. */
+/* What ZeRO++ and MiCS change between these ranks (zeropp.c). With one rank: nothing. */
 typedef struct engine_zeropp {
     bool weights, frozen; /* these units are gathered as codes: all of them; those that are not trained */
     uint32_t group; /* so many ranks keep gathered units, a slice each, and gather them again from there; 1: none do */
     bool grads;     /* gradients go from host to host as codes */
     uint32_t host_ranks; /* with grads: so many ranks in a row are on each host */
+    /* MiCS. */
+    uint32_t shard;   /* so many ranks in a row have all parts among them, and so have the others; 0: all, or each */
+    uint32_t by_host; /* so many are on each of a group's hosts, where weights come once; 0: from all to all */
+    const char *flat; /* why that is so; NULL: nobody wants it otherwise */
 } engine_zeropp;
 
 struct spw_engine {
@@ -242,7 +254,7 @@ uint32_t spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t c
 /* How many of these, units of experts in order, come in the turn of the first, or of the last. */
 uint32_t spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool last);
 uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
-/* Of a unit's gradient on the device: a part for each rank. */
+/* Of a unit's gradient on the device: a part for each rank, or what replicas share out. */
 uint64_t spw__grad_elems(const spw_engine *e, uint32_t unit_idx);
 void spw__note_uses(spw_engine *e); /* after a change of the chain */
 /* Position in a chain of the first block with something to train; the last one's if there is none. */
@@ -271,13 +283,24 @@ spw_status spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
 spw_status
 spw__disks_share(spw_engine *e, bool plan_only, spw_error *err); /* to path_ranks; collective unless plan_only */
 
-/* ---------------------------------------------------------------- zeropp.c: which of ZeRO++'s savings are on */
+/* Ranks that hold the same part: one of each of MiCS' groups; all, where nothing is cut. */
+static inline uint32_t
+spw__replicas(const spw_engine *e)
+{
+    return e->world / e->layout.parts;
+}
 
+/* ---------------------------------------------------------------- zeropp.c: which of ZeRO++'s savings are on, and MiCS */
+
+/* Into how many parts the stage cuts what there is. Errors  SPW_ECONFIG: zero_optimization.mics_shard_size cannot. */
+spw_status spw__zeropp_parts(const spw_engine *e, uint32_t *out, spw_error *err);
 /*
  * From the configuration, once the layout is there; before spw__wire_choose. Collective unless plan_only.
  * Errors  SPW_ECONFIG with the key, on every rank: these ranks cannot.
  */
 spw_status spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err);
+/* Once the wire is chosen: says which keys have no effect, and why. */
+void spw__zeropp_tell(spw_engine *e, bool plan_only);
 uint64_t spw__zeropp_kept_bytes(const spw_engine *e, uint32_t unit_idx); /* this rank's slice of it */
 bool spw__zeropp_coded(const spw_engine *e, uint32_t unit_idx);          /* it is gathered as codes */
 

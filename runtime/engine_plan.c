@@ -454,6 +454,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .wire_host = spw__wire_host_bytes(e),
         .kept_host = spw__wire_kept_bytes(e),
         .coded_grads = e->zeropp.grads,
+        .replicas = spw__replicas(e),
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;

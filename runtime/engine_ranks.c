@@ -189,7 +189,8 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
 {
     spw_engine *e = r->e;
     uint32_t u = job->unit_idx;
-    uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), r->world), begin;
+    uint64_t elems = e->layout.units[u].elems, begin;
+    uint64_t part = e->layout.parts > 1 ? elems : spw_layout_part(elems, r->world);
     spw_reduce_sink sink = {.dtype = e->config.run.grad_dtype,
                             .add = job->add,
                             .sumsq = job->last ? e->partials + e->unit_partial[u] : NULL};
@@ -200,7 +201,7 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
     wait_for_others(r, &r->reduce);
     begin = spw_now_ns();
     SPW_TRY(e->layout.parts > 1 ? spw__wire_scatter(r->wire, u, job->data, part, &sink, err)
-                                : spw__wire_sum(r->wire, u, job->data, part, &sink, e->layout.units[u].elems, err));
+                                : spw__wire_sum(r->wire, u, job->data, part, &sink, elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last) {
         spw__ahead_see(e, u);
@@ -559,9 +560,9 @@ spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_erro
 }
 
 bool
-spw__engine_parted(const spw_engine *e)
+spw__engine_writes(const spw_engine *e)
 {
-    return e->layout.parts > 1;
+    return e->rank < e->layout.parts;
 }
 
 uint32_t
@@ -632,15 +633,15 @@ open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name
 uint32_t
 spw__ranks_channels(const engine_zeropp *z)
 {
-    return 4 + (z->group > 1) + (z->grads ? 2 : 0);
+    return 4 + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0) + (z->by_host > 0 ? 2 : 0);
 }
 
 spw_status
 spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err)
 {
-    uint32_t rank = spw_comm_get_info(comm)->rank;
-    SPW_TRY(open_channel(&c->gathers, comm, 0, "weights", timeout_s, err));
-    SPW_TRY(open_channel(&c->reduces, comm, 0, "gradients", timeout_s, err));
+    uint32_t rank = spw_comm_get_info(comm)->rank, group = z->shard > 0 ? rank / z->shard : 0;
+    SPW_TRY(open_channel(&c->gathers, comm, group, "weights", timeout_s, err));
+    SPW_TRY(open_channel(&c->reduces, comm, group, "gradients", timeout_s, err));
     SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
     SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
     if (z->group > 1)
@@ -648,6 +649,13 @@ spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *
     if (z->grads) {
         SPW_TRY(open_channel(&c->host, comm, rank / z->host_ranks, "gradients of a host", timeout_s, err));
         SPW_TRY(open_channel(&c->across, comm, rank % z->host_ranks, "gradients of hosts", timeout_s, err));
+    } else if (z->shard > 0) {
+        SPW_TRY(open_channel(&c->across, comm, rank % z->shard, "gradients of groups", timeout_s, err));
+    }
+    if (z->by_host > 0) {
+        SPW_TRY(open_channel(&c->at_home, comm, rank / z->by_host, "weights of a host", timeout_s, err));
+        SPW_TRY(
+            open_channel(&c->abroad, comm, group * z->by_host + rank % z->by_host, "weights of hosts", timeout_s, err));
     }
     return SPW_OK;
 }
@@ -660,6 +668,8 @@ spw__ranks_close_channels(rank_channels *c)
     spw_channel_close(c->control);
     spw_channel_close(c->saves);
     spw_channel_close(c->group);
+    spw_channel_close(c->at_home);
+    spw_channel_close(c->abroad);
     spw_channel_close(c->host);
     spw_channel_close(c->across);
 }
@@ -771,6 +781,8 @@ spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint
     *gathered = *reduced = *far_gathered = *far_reduced = 0;
     add_received(r->channels.gathers, gathered, far_gathered);
     add_received(r->channels.group, gathered, far_gathered);
+    add_received(r->channels.at_home, gathered, far_gathered);
+    add_received(r->channels.abroad, gathered, far_gathered);
     add_received(r->channels.reduces, reduced, far_reduced);
     add_received(r->channels.host, reduced, far_reduced);
     add_received(r->channels.across, reduced, far_reduced);

@@ -34,8 +34,8 @@ sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm,
 {
     double sums[1 + EXACT_VALUES] = {sum_losses(e, micro_batches)};
     exact_sum squares = {.adds = 0};
-    bool parted = e->layout.parts > 1;
-    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+    bool parted = e->layout.parts > 1, counts = !parted || e->rank < e->layout.parts; /* each part once */
+    for (uint32_t u = 0; u < e->layout.unit_count && counts; u++) {
         for (uint64_t i = e->unit_partial[u]; e->takes_part[u] && i < e->unit_partial[u + 1]; i++)
             spw__exact_add(&squares, e->partials[i]);
     }

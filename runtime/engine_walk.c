@@ -67,7 +67,11 @@ spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool
 uint64_t
 spw__grad_elems(const spw_engine *e, uint32_t unit_idx)
 {
-    return spw_layout_part(spw_layout_whole(&e->layout, unit_idx), e->world) * e->world;
+    const uint32_t parts = e->layout.parts, replicas = spw__replicas(e);
+    const uint64_t part = e->layout.units[unit_idx].elems;
+    if (parts == 1)
+        return spw_layout_part(part, replicas) * replicas;
+    return spw_round_up((parts - 1) * part + spw__share_elems(part, replicas) * replicas, 4096);
 }
 
 /*

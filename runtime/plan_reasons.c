@@ -102,6 +102,14 @@ explain_zeropp(spw_plan *p, const plan_input *in)
     const spw_config *c = in->config;
     char value[64];
     bool weights = c->zero.quantized_weights;
+    if (c->zero.stage == 3 && in->replicas > 1) {
+        snprintf(value, sizeof value, "groups of %u", in->layout->parts);
+        decide(
+            p, "ranks", value,
+            "zero_optimization.mics_shard_size: a rank holds 1/%u of all state, as %u in all do; weights come from the "
+            "group, gradients are summed in groups and then over them",
+            in->layout->parts, in->replicas);
+    }
     if (in->layout->parts == 1 || c->zero.stage < 3)
         return;
     if (p->kept_host > 0)

@@ -41,8 +41,9 @@ typedef struct plan_input {
     uint64_t wire_host;    /* staging between ranks */
     uint64_t kept_host;    /* slices of gathered units, to gather them again */
     bool spill;            /* gradients may wait on nvme; the planner's own */
-    bool ahead;       /* state on nvme has two places there, for updates before the norm is known; the planner's own */
-    bool coded_grads; /* gradients go from host to host as codes */
+    bool ahead;        /* state on nvme has two places there, for updates before the norm is known; the planner's own */
+    bool coded_grads;  /* gradients go from host to host as codes */
+    uint32_t replicas; /* ranks that hold the same part; 0 is 1 */
     uint64_t room_bytes;  /* what the process may still take; 0: unknown */
     bool device_in_host;  /* the device's memory comes out of it too */
     uint64_t device_room; /* what the device has; 0: nothing that would limit it */
@@ -254,7 +255,7 @@ spw_status spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_erro
  * what must be the same number on every rank. Errors  SPW_EINVAL on every rank if it is not.
  */
 spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err);
-bool spw__engine_parted(const spw_engine *e); /* every rank has a part; else all that are there have everything */
+bool spw__engine_writes(const spw_engine *e); /* of those that hold what this rank holds, this one saves it */
 uint32_t spw__engine_rank(const spw_engine *e);
 spw_state_format spw__engine_format(const spw_engine *e);
 /* May weights come from path (a folder or file as given to create)? SPW_EINVAL when frozen ones stay elsewhere. */

@@ -22,7 +22,7 @@ typedef struct job {
     uint32_t base;            /* parameters that are no adapters */
     spw_st_writer *model;     /* written to by any worker */
     spw_st_writer *adapter;   /* NULL: the model has none */
-    bool writes, made_folder; /* where every rank has everything, one of them writes */
+    bool writes, made_folder; /* where several ranks hold the same, one of them writes */
     pthread_mutex_t lock;
     /* Under lock. */
     spw_error error; /* of the files, the first: it ends the save, not the training */
@@ -234,7 +234,7 @@ spw_engine_save_16bit(spw_engine *e, const char *folder, spw_dtype dtype, spw_er
     job j = {.e = e, .folder = folder, .dtype = dtype, .base = spw__base_count(e->model)};
     spw_error ignored = {0}; /* the first error is the one to tell */
     spw_status st;
-    j.writes = e->layout.parts > 1 || e->rank == 0;
+    j.writes = spw__engine_writes(e);
     pthread_mutex_init(&j.lock, NULL);
     st = save(&j, err);
     spw_st_writer_destroy(j.model);

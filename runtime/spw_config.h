@@ -116,6 +116,8 @@ typedef struct spw_config {
         uint64_t prefetch_bucket_size, max_live_parameters;            /* elements */
         bool quantized_weights, quantized_frozen, quantized_gradients; /* ZeRO++, between ranks, in stage 3 */
         uint32_t hpz_partition_size;                                   /* its secondary weights; 0, 1: none */
+        int32_t mics_shard_size; /* MiCS: ranks that have all parts among them, in stage 3; up to 0: all ranks */
+        bool mics_by_host;       /* a group's weights come once to each of its hosts */
     } zero;
     struct {
         spw_aio_backend backend;

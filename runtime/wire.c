@@ -20,24 +20,40 @@ enum { STAGING_BYTES = 16 << 20 }; /* of a half */
 
 /* ---------------------------------------------------------------- sizes */
 
+/* Ranks that a unit goes around among, and is cut for. */
+static uint32_t
+circle(const spw_engine *e)
+{
+    return e->zeropp.shard > 0 ? e->zeropp.shard : e->world;
+}
+
 /* Of each part that a piece has: whole blocks of sums; tests take turns with the least. */
 static uint64_t
 piece_elems(const spw_engine *e, uint32_t elem_bytes, bool trained)
 {
-    uint64_t most = e->config.run.chaos_seed != 0 ? 0 : STAGING_BYTES / (elem_bytes * e->world) / BLOCK * BLOCK;
+    uint64_t most = e->config.run.chaos_seed != 0 ? 0 : STAGING_BYTES / (elem_bytes * circle(e)) / BLOCK * BLOCK;
     uint64_t largest = BLOCK;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
-        uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), e->world);
+        uint64_t part = spw_layout_part(spw_layout_whole(&e->layout, u), circle(e));
         if ((e->layout.units[u].trainable || !trained) && part > largest)
             largest = part;
     }
     return most < BLOCK ? BLOCK : most < largest ? most : largest;
 }
 
+/* Of a half. Behind a sum that groups share out is room for the end of the last share. */
+static uint64_t
+half_elems(const spw_engine *e, uint32_t elem_bytes, bool trained)
+{
+    uint64_t piece = piece_elems(e, elem_bytes, trained), elems = piece * circle(e);
+    uint32_t groups = trained && e->zeropp.shard > 0 ? spw__replicas(e) : 1;
+    return spw_round_up(elems + spw__share_elems(piece, groups) * groups - piece, BLOCK);
+}
+
 static uint64_t
 way_bytes(const spw_engine *e, uint32_t elem_bytes, bool trained)
 {
-    return HALVES * piece_elems(e, elem_bytes, trained) * e->world * elem_bytes;
+    return HALVES * half_elems(e, elem_bytes, trained) * elem_bytes;
 }
 
 static uint64_t
@@ -49,7 +65,7 @@ landing_bytes(const spw_engine *e)
 static uint64_t
 codes_bytes(const spw_engine *e)
 {
-    uint64_t elems = e->world * piece_elems(e, e->compute_bytes, false);
+    uint64_t elems = circle(e) * piece_elems(e, e->compute_bytes, false);
     return e->zeropp.weights || e->zeropp.frozen ? spw_round_up(spw__quant_bytes(SPW_QUANT_INT8, elems), 4096) : 0;
 }
 
@@ -61,13 +77,20 @@ grad_codes_bytes(const spw_engine *e)
     return 2 * spw_round_up(spw__quant_bytes(SPW_QUANT_INT4, elems), 4096);
 }
 
+/* Of how many ranks a sum over a link has parts, at most: of a group, or of one rank of each. */
+static uint64_t
+received_rows(const spw_engine *e)
+{
+    return e->zeropp.shard > 0 && spw__replicas(e) > circle(e) ? spw__replicas(e) : circle(e);
+}
+
 /* Of others' parts and what they are added to; of what others get. */
 static uint64_t
 parts_bytes(const spw_engine *e)
 {
     uint64_t piece = piece_elems(e, sizeof(float), true);
-    uint64_t rounded = e->config.comm_dtype != SPW_F32 ? e->world * piece * spw_dtype_bytes(e->config.comm_dtype) : 0;
-    return e->inference ? 0 : e->world * piece * sizeof(float) + rounded + piece * sizeof(float);
+    uint64_t rounded = e->config.comm_dtype != SPW_F32 ? circle(e) * piece * spw_dtype_bytes(e->config.comm_dtype) : 0;
+    return e->inference ? 0 : received_rows(e) * piece * sizeof(float) + rounded + piece * sizeof(float);
 }
 
 uint64_t
@@ -118,7 +141,8 @@ spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, 
     uint64_t own = e->layout.units[unit].elems * spw_dtype_bytes(e->config.run.grad_dtype);
     bool staged = x->reduce.staging != NULL, stays = spw_store_grad_on_device(e->store, unit);
     if (staged)
-        *d2h += spw__grad_elems(e, unit) * spw_dtype_bytes(e->layout.parts > 1 ? x->grad_dtype : SPW_F32);
+        *d2h += e->layout.parts > 1 ? spw_layout_whole(&e->layout, unit) * spw_dtype_bytes(x->grad_dtype)
+                                    : spw__grad_elems(e, unit) * sizeof(float);
     if (staged && stays) {
         *d2h += add ? own : 0;
         *h2d += own;
@@ -236,6 +260,7 @@ static spw_status
 open_way(spw_wire *x, way *w, spw_gpu_queue_kind kind, uint32_t elem_bytes, bool trained, spw_error *err)
 {
     w->piece_elems = piece_elems(x->e, elem_bytes, trained);
+    w->half_bytes = half_elems(x->e, elem_bytes, trained) * elem_bytes;
     if (x->e->host_addressable)
         return SPW_OK;
     SPW_TRY(spw_gpu_queue_create(&w->queue, x->e->gpu, kind, err));
@@ -314,13 +339,13 @@ open_linked(spw_wire *x, char *memory, spw_error *err)
     const rank_channels *c = x->channels;
     uint64_t piece = x->reduce.piece_elems;
     x->received = memory;
-    x->before = (float *)(void *)(memory + e->world * piece * sizeof(float));
+    x->before = (float *)(void *)(memory + received_rows(e) * piece * sizeof(float));
     x->rounded = (char *)(x->before + piece);
     x->codes = memory + parts_bytes(e);
     x->sent = x->codes + codes_bytes(e);
     x->got = x->sent + grad_codes_bytes(e) / 2;
-    SPW_TRY(open_link(x, &x->gather.link, &x->gather, c->control, err));
-    SPW_TRY(open_link(x, &x->reduce.link, &x->reduce, c->control, err));
+    SPW_TRY(open_link(x, &x->gather.link, &x->gather, e->zeropp.shard > 0 ? c->gathers : c->control, err));
+    SPW_TRY(open_link(x, &x->reduce.link, &x->reduce, e->zeropp.shard > 0 ? c->reduces : c->control, err));
     SPW_TRY(open_link(x, &x->gather.near, &x->gather, c->group, err));
     SPW_TRY(open_link(x, &x->reduce.near, &x->reduce, c->host, err));
     return open_link(x, &x->reduce.across, &x->reduce, c->across, err);
@@ -356,8 +381,10 @@ spw__wire_open(spw_wire **out, const spw_engine *e, const rank_channels *channel
         return SPW_RAISE(err, SPW_ENOMEM, "wire between ranks");
     x->e = e;
     x->channels = channels;
-    x->rank = e->rank;
-    x->world = e->world;
+    x->rank = e->rank % circle(e);
+    x->world = circle(e);
+    x->groups = e->world / circle(e);
+    x->group = e->rank / circle(e);
     x->weight_dtype = e->compute_dtype;
     x->grad_dtype = e->config.comm_dtype;
     x->gather.wire = x->reduce.wire = x;

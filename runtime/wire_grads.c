@@ -81,7 +81,7 @@ fetch_grads(spw_wire *x, const float *data, uint64_t k, uint64_t part, spw_dtype
 {
     way *w = &x->reduce;
     uint64_t first = k * w->piece_elems, n = first < part ? piece_at(w, first, part) : 0;
-    char *half = half_of(x, w, k, sizeof(float));
+    char *half = half_of(w, k);
     if (n == 0)
         return;
     for (uint32_t r = 0; r < x->world; r++)
@@ -143,10 +143,29 @@ scatter_hosts(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_
     return SPW_OK;
 }
 
+/* ---------------------------------------------------------------- over groups that each have all parts (MiCS) */
+
+/*
+ * data (world, part) in memory that ranks share, used up; with room for the end of the last share behind it. The group sums up this
+ * rank's part, in fp32: to its own place, or, where what the others read is narrower, behind that. Then the ranks that have
+ * the same part in other groups add up theirs, each a share of it for all of them, in the order of the groups.
+ */
+static spw_status
+scatter_groups(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
+{
+    float *own = data + (x->grad_dtype == SPW_F32 ? x->rank : x->world - 1) * part;
+    const spw_reduce_sink sum = {.data = own, .dtype = SPW_F32};
+    SPW_TRY(spw_reduce_scatter(x->channels->reduces, unit, data, x->grad_dtype, part, &sum, err));
+    SPW_TRY(spw_all_reduce(x->channels->across, unit, own, spw__share_elems(part, x->groups), err));
+    keep(sink, sink->data, 0, own, part);
+    return SPW_OK;
+}
+
 static spw_status
 scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink, spw_error *err)
 {
     return x->e->zeropp.grads ? scatter_hosts(x, unit, data, part, sink, err)
+           : x->groups > 1    ? scatter_groups(x, unit, data, part, sink, err)
                               : spw_reduce_scatter(x->channels->reduces, unit, data, x->grad_dtype, part, sink, err);
 }
 
@@ -176,7 +195,7 @@ scatter_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, con
                                  .sumsq = sink->sumsq != NULL ? sink->sumsq + first / BLOCK : NULL};
         fetch_grads(x, data, k + 1, part, x->grad_dtype, sink, part);
         spw_gpu_event_sync(w->came[k % HALVES]);
-        SPW_TRY(scatter(x, unit, (float *)(void *)half_of(x, w, k, sizeof(float)), n, &piece, err));
+        SPW_TRY(scatter(x, unit, (float *)(void *)half_of(w, k), n, &piece, err));
         take_off(x, sink, to, first, n);
     }
     return landed(x, err);
@@ -189,7 +208,7 @@ sum_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, const s
     way *w = &x->reduce;
     fetch_grads(x, data, 0, part, SPW_F32, sink, sink_elems);
     for (uint64_t k = 0, first = 0; first < part; k++, first += w->piece_elems) {
-        float *half = (float *)(void *)half_of(x, w, k, sizeof(float));
+        float *half = (float *)(void *)half_of(w, k);
         uint64_t n = piece_at(w, first, part);
         fetch_grads(x, data, k + 1, part, SPW_F32, sink, sink_elems);
         spw_gpu_event_sync(w->came[k % HALVES]);
@@ -205,33 +224,39 @@ sum_staged(spw_wire *x, uint32_t unit, const float *data, uint64_t part, const s
     return landed(x, err);
 }
 
+/* Ranks that a link joins, and this one's place among them. */
+typedef struct circle {
+    spw_gpu_link *link;
+    uint32_t rank, world;
+} circle;
+
 /*
- * The sum of this rank's part over all ranks, to where its own part was. before: before_elems of what the store has, which is
+ * The sum of this rank's part over a circle, to where its own part was. before: before_elems of what the store has, which is
  * added; NULL: nothing.
  */
 static spw_status
-sum_part_linked(spw_wire *x, spw_dtype type, float *data, uint64_t part, const float *before, uint64_t before_elems,
-                spw_error *err)
+sum_part_linked(spw_wire *x, circle c, spw_dtype type, float *data, uint64_t part, const float *before,
+                uint64_t before_elems, spw_error *err)
 {
     way *w = &x->reduce;
     uint64_t bytes = spw_dtype_bytes(type);
     for (uint64_t first = 0; first < part; first += w->piece_elems) {
         uint64_t n = piece_at(w, first, part), stride = part;
-        float *own = data + x->rank * part + first;
+        float *own = data + c.rank * part + first;
         const char *send = (const char *)(data + first);
         uint64_t more = before != NULL ? in_sink(first, n, before_elems) : 0;
         if (type != SPW_F32) {
             send = x->rounded;
             stride = n;
-            for (uint32_t r = 0; r < x->world; r++)
+            for (uint32_t r = 0; r < c.world; r++)
                 spw_gpu_copy_d2d(w->queue, x->rounded + r * n * bytes, type, data + r * part + first, SPW_F32, n, NULL);
         }
-        SPW_TRY(spw_gpu_link_swap(w->link, w->queue, send, stride * bytes, x->received, n * bytes, n * bytes, err));
+        SPW_TRY(spw_gpu_link_swap(c.link, w->queue, send, stride * bytes, x->received, n * bytes, n * bytes, err));
         if (more > 0 && x->stays)
             spw_gpu_copy_d2d(w->queue, x->before, SPW_F32, before + first, SPW_F32, more, NULL);
         else if (more > 0)
             spw_gpu_copy_h2d(w->queue, x->before, SPW_F32, before + first, SPW_F32, more);
-        spw_gpu_link_sum(w->link, w->queue, own, type, send + x->rank * stride * bytes, x->received, n,
+        spw_gpu_link_sum(c.link, w->queue, own, type, send + c.rank * stride * bytes, x->received, n,
                          more > 0 ? x->before : NULL, n);
     }
     return SPW_OK;
@@ -307,9 +332,27 @@ scatter_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw
     way *w = &x->reduce;
     SPW_TRY(spw__wire_meet(w, x->channels->reduces, SPW_COLL_REDUCE_SCATTER, unit,
                            part * spw_dtype_bytes(x->grad_dtype), err));
-    SPW_TRY(sum_part_linked(x, x->grad_dtype, data, part, sink->add ? sink->data : NULL, part, err));
+    SPW_TRY(sum_part_linked(x, (circle){w->link, x->rank, x->world}, x->grad_dtype, data, part,
+                            sink->add ? sink->data : NULL, part, err));
     deliver(x, sink, data + x->rank * part, part);
     return spw_gpu_link_wait(w->link, w->queue, err);
+}
+
+/*
+ * data (world of the circle, part): each of the circle sums up its part for all of them, and all of that comes to the sink, whose
+ * sink_elems may end inside the last part.
+ */
+static spw_status
+share_out_linked(spw_wire *x, circle c, float *data, uint64_t part, const spw_reduce_sink *sink, uint64_t sink_elems,
+                 spw_error *err)
+{
+    uint64_t own = c.rank * part;
+    SPW_TRY(sum_part_linked(x, c, SPW_F32, data, part,
+                            sink->add && own < sink_elems ? (const float *)sink->data + own : NULL,
+                            own < sink_elems ? sink_elems - own : 0, err));
+    SPW_TRY(spw_gpu_link_all_gather(c.link, x->reduce.queue, data, part * sizeof(float), err));
+    deliver(x, sink, data, sink_elems);
+    return SPW_OK;
 }
 
 static spw_status
@@ -317,19 +360,31 @@ sum_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_red
            spw_error *err)
 {
     way *w = &x->reduce;
-    uint64_t own = x->rank * part, piece = w->piece_elems;
+    uint64_t piece = w->piece_elems;
     SPW_TRY(spw__wire_meet(w, x->channels->reduces, SPW_COLL_ALL_REDUCE, unit, part * sizeof(float), err));
     for (uint64_t at = 0; at < part * x->world && x->grad_dtype != SPW_F32; at += piece) {
         uint64_t n = piece_at(w, at, part * x->world);
         spw_gpu_copy_d2d(w->queue, x->rounded, x->grad_dtype, data + at, SPW_F32, n, NULL);
         spw_gpu_copy_d2d(w->queue, data + at, SPW_F32, x->rounded, x->grad_dtype, n, NULL);
     }
-    SPW_TRY(sum_part_linked(x, SPW_F32, data, part,
-                            sink->add && own < sink_elems ? (const float *)sink->data + own : NULL,
-                            own < sink_elems ? sink_elems - own : 0, err));
-    SPW_TRY(spw_gpu_link_all_gather(w->link, w->queue, data, part * sizeof(float), err));
-    deliver(x, sink, data, sink_elems);
+    SPW_TRY(share_out_linked(x, (circle){w->link, x->rank, x->world}, data, part, sink, sink_elems, err));
     return spw_gpu_link_wait(w->link, w->queue, err);
+}
+
+/* As scatter_groups, on the device. */
+static spw_status
+scatter_groups_linked(spw_wire *x, uint32_t unit, float *data, uint64_t part, const spw_reduce_sink *sink,
+                      spw_error *err)
+{
+    way *w = &x->reduce;
+    uint64_t share = spw__share_elems(part, x->groups);
+    float *own = data + x->rank * part;
+    SPW_TRY(spw__wire_meet(w, x->channels->reduces, SPW_COLL_REDUCE_SCATTER, unit,
+                           part * spw_dtype_bytes(x->grad_dtype), err));
+    SPW_TRY(sum_part_linked(x, (circle){w->link, x->rank, x->world}, x->grad_dtype, data, part, NULL, 0, err));
+    SPW_TRY(spw__wire_meet(w, x->channels->across, SPW_COLL_ALL_REDUCE, unit, share * sizeof(float), err));
+    SPW_TRY(share_out_linked(x, (circle){w->across, x->group, x->groups}, own, share, sink, part, err));
+    return spw_gpu_link_wait(w->across, w->queue, err);
 }
 
 void
@@ -346,6 +401,7 @@ spw__wire_scatter(spw_wire *x, uint32_t unit, float *data, uint64_t part, const 
     if (x->reduce.queue != NULL)
         return x->reduce.link == NULL ? scatter_staged(x, unit, data, part, sink, err)
                : x->e->zeropp.grads   ? scatter_hosts_linked(x, unit, data, part, sink, err)
+               : x->groups > 1        ? scatter_groups_linked(x, unit, data, part, sink, err)
                                       : scatter_linked(x, unit, data, part, sink, err);
     round_grad(x->grad_dtype, data, data, part * x->world); /* they lie together at the front of the buffer */
     return scatter(x, unit, data, part, sink, err);

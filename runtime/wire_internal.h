@@ -12,10 +12,12 @@ enum { HALVES = 2, BLOCK = 4096 };
 typedef struct way {
     spw_gpu_queue *queue;
     spw_gpu_event *came[HALVES]; /* a piece is in its half */
-    char *staging;               /* (HALVES, world, piece_elems), which ranks share; NULL: linked */
+    char *staging;               /* (HALVES, half_bytes), which ranks share: (world, piece_elems); NULL: linked */
     uint64_t piece_elems;        /* of a part, at a time */
-    spw_gpu_link *link;          /* among all ranks; NULL: there are no links */
-    spw_gpu_link *near, *across; /* of the group that keeps slices, or of this host; of one rank of each host */
+    uint64_t half_bytes;
+    spw_gpu_link *link;   /* among the ranks of a circle; NULL: there are no links */
+    spw_gpu_link *near;   /* of the group that keeps slices, or of this host */
+    spw_gpu_link *across; /* of one rank of each host, or circle */
     /* What is under way on the link. */
     struct spw_wire *wire;
     spw_collective op;
@@ -26,7 +28,11 @@ typedef struct way {
 struct spw_wire {
     const spw_engine *e;
     const rank_channels *channels;
-    uint32_t rank, world;
+    /*
+     * Ranks among which units go around, and this one's place there: all, or a group of MiCS. Then there are several such circles,
+     * and this is one of them; else one.
+     */
+    uint32_t rank, world, group, groups;
     spw_dtype weight_dtype, grad_dtype; /* gathered weights; gradients between ranks */
     way gather, reduce;
     char *shared; /* staging of both, landing, codes */
@@ -48,9 +54,9 @@ struct spw_wire {
 
 /* Which half of the staging a piece is in; every rank's part has its place there. */
 static inline char *
-half_of(const spw_wire *x, const way *w, uint64_t k, uint32_t elem_bytes)
+half_of(const way *w, uint64_t k)
 {
-    return w->staging + k % HALVES * x->world * w->piece_elems * elem_bytes;
+    return w->staging + k % HALVES * w->half_bytes;
 }
 
 static inline uint64_t

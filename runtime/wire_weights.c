@@ -53,6 +53,22 @@ form_bytes(const spw_wire *x, const gathering *g, uint64_t elems)
     return g->coded ? spw__quant_bytes(SPW_QUANT_INT8, elems) : elems * spw_dtype_bytes(x->weight_dtype);
 }
 
+/*
+ * Every rank's share of buf to all, in place: at once, or from host to host first, between ranks that have the same place there,
+ * and then inside each host what has come to it.
+ */
+static spw_status
+go_around(const spw_wire *x, const gathering *g, char *buf, uint64_t bytes, spw_error *err)
+{
+    uint32_t near = x->e->zeropp.by_host;
+    if (near == 0)
+        return spw_all_gather(g->channel, g->unit, buf, bytes, err);
+    SPW_TRY(spw_all_gather_apart(x->channels->abroad, g->unit, buf + g->rank % near * bytes, bytes, near, err));
+    for (uint32_t first = 0; first < g->world; first += near)
+        SPW_TRY(spw_all_gather(x->channels->at_home, g->unit, buf + first * bytes, bytes, err));
+    return SPW_OK;
+}
+
 /* ---------------------------------------------------------------- in place */
 
 /* This rank's slice, which is whole in its place: what is kept goes there first, or is taken from there last. */
@@ -71,7 +87,7 @@ gather_shared(spw_wire *x, const gathering *g, spw_error *err)
     bytes = form_bytes(x, g, elems);
     if (g->again)
         memcpy(slice, g->kept, bytes);
-    SPW_TRY(spw_all_gather(g->channel, g->unit, g->whole, form_bytes(x, g, g->share), err));
+    SPW_TRY(go_around(x, g, g->whole, form_bytes(x, g, g->share), err));
     if (g->kept != NULL && !g->again)
         memcpy(g->kept, slice, bytes);
     return SPW_OK;
@@ -130,7 +146,7 @@ fetch(spw_wire *x, const gathering *g, uint64_t k)
     if (n == 0 || w->queue == NULL)
         return;
     if (!g->again)
-        spw_gpu_copy_d2h(w->queue, half_of(x, w, k, bytes) + g->rank * n * bytes, x->weight_dtype,
+        spw_gpu_copy_d2h(w->queue, half_of(w, k) + g->rank * n * bytes, x->weight_dtype,
                          place_of(x, g, g->rank, k * piece_most(x, g)), x->weight_dtype, n, NULL);
     spw_gpu_event_record(w->came[k % HALVES], w->queue);
 }
@@ -169,7 +185,7 @@ gather_pieces(spw_wire *x, const gathering *g, spw_error *err)
     fetch(x, g, 0);
     for (uint64_t k = 0; (n = piece_elems(x, g, k)) > 0; k++) {
         uint64_t first = k * piece_most(x, g), bytes = form_bytes(x, g, n);
-        char *half = w->queue != NULL ? half_of(x, w, k, elem_bytes) : NULL, *around = g->coded ? x->codes : half;
+        char *half = w->queue != NULL ? half_of(w, k) : NULL, *around = g->coded ? x->codes : half;
         const char *own = half != NULL ? half + g->rank * n * elem_bytes : place_of(x, g, g->rank, first);
         fetch(x, g, k + 1); /* its half's last piece has left before, in the order of the queue */
         if (w->queue != NULL)
@@ -178,7 +194,7 @@ gather_pieces(spw_wire *x, const gathering *g, spw_error *err)
             memcpy(around + g->rank * bytes, g->kept + form_bytes(x, g, first), bytes);
         else if (g->coded)
             spw__quant_encode(around + g->rank * bytes, SPW_QUANT_INT8, own, x->weight_dtype, n);
-        SPW_TRY(spw_all_gather(g->channel, g->unit, around, bytes, err));
+        SPW_TRY(go_around(x, g, around, bytes, err));
         keep(x, g, around, first, n);
         hand_out(x, g, around, half, first, n);
     }

@@ -1,9 +1,17 @@
 /*
- * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks. How they are made is wire_weights.c's and
- * wire_grads.c's; here is what the configuration and the places of the ranks say about it, the same on every rank.
+ * ZeRO++ (Wang et al. 2023): which of its savings are on between these ranks; and MiCS (Zhang et al. 2022), which cuts state among
+ * fewer ranks than there are. How they are made is wire_weights.c's and wire_grads.c's; here is what the configuration and
+ * the places of the ranks say about it, the same on every rank.
  */
 #include "engine_internal.h"
 #include "quant.h"
+
+/* Groups of MiCS whose weights are to come once to each host. */
+static bool
+wants_by_host(const spw_engine *e)
+{
+    return e->config.zero.mics_by_host && e->config.zero.mics_shard_size > 1 && e->layout.parts > 1;
+}
 
 /* The host of every rank, by a channel of its own. hosts (world). */
 static spw_status
@@ -47,6 +55,27 @@ check_groups(const spw_engine *e, const uint32_t *hosts, spw_error *err)
     return SPW_OK;
 }
 
+/* Where MiCS' groups are on several hosts: can weights come once to each? */
+static void
+settle_by_host(spw_engine *e, const uint32_t *hosts)
+{
+    const uint32_t parts = e->layout.parts;
+    uint32_t near = 1;
+    bool even;
+    while (near < parts && hosts[near] == hosts[0])
+        near++;
+    even = parts % near == 0;
+    for (uint32_t r = 0; r < e->world && even; r++)
+        even = hosts[r] == hosts[r / near * near] && (r % parts < near || hosts[r] != hosts[r - near]);
+    if (!even)
+        e->zeropp.flat = "a group's hosts have differently many of its ranks, or not in a row";
+    else if (near == parts)
+        e->zeropp.flat = "the ranks of a group are on one host, and read each other's parts where they lie";
+    else if (near == 1)
+        e->zeropp.flat = "no two ranks of a group are on one host";
+    e->zeropp.by_host = e->zeropp.flat == NULL ? near : 0;
+}
+
 /* What the ranks' places say; without them all are taken to be on one host. */
 static spw_status
 settle_hosts(spw_engine *e, spw_error *err)
@@ -55,10 +84,46 @@ settle_hosts(spw_engine *e, spw_error *err)
     spw_status st = hosts != NULL ? ask_hosts(e, hosts, err) : SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", e->world);
     if (st == SPW_OK)
         st = check_groups(e, hosts, err);
+    if (st == SPW_OK && wants_by_host(e))
+        settle_by_host(e, hosts);
     if (st == SPW_OK && e->zeropp.grads)
         st = check_hosts(e, hosts, err);
     spw_mem_free(hosts);
     return st;
+}
+
+spw_status
+spw__zeropp_parts(const spw_engine *e, uint32_t *out, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    uint32_t shard = c->zero.stage == 3 && c->zero.mics_shard_size > 0 ? (uint32_t)c->zero.mics_shard_size : e->world;
+    *out = 1;
+    if (e->world == 1 || c->zero.stage == 0)
+        return SPW_OK;
+    if (e->world % shard != 0)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "zero_optimization.mics_shard_size %u does not divide the %u ranks into groups", shard,
+                         e->world);
+    *out = shard;
+    return SPW_OK;
+}
+
+/* Kept slices and sums of hosts are of all ranks' parts. */
+static spw_status
+check_shards(const spw_config *c, spw_error *err)
+{
+    if (c->zero.hpz_partition_size > 1)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "zero_optimization.mics_shard_size %d and zero_hpz_partition_size %u: a group has all parts and "
+            "gathers them from itself, nothing is to be kept",
+            c->zero.mics_shard_size, c->zero.hpz_partition_size);
+    if (c->zero.quantized_gradients)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "zero_optimization.mics_shard_size %d and zero_quantized_gradients: groups add up their "
+                         "gradients in fp32; one of the two, please",
+                         c->zero.mics_shard_size);
+    return SPW_OK;
 }
 
 spw_status
@@ -67,6 +132,9 @@ spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
     const spw_config *c = &e->config;
     uint32_t hosts = e->comm != NULL ? spw_comm_get_info(e->comm)->host_count : 1;
     e->zeropp.group = 1;
+    if (e->world > 1 && c->zero.stage == 3 && c->zero.mics_shard_size > 0)
+        SPW_TRY(check_shards(c, err));
+    e->zeropp.shard = e->layout.parts > 1 && e->layout.parts < e->world ? e->layout.parts : 0;
     if (e->layout.parts == 1 || c->zero.stage < 3)
         return SPW_OK;
     e->zeropp.weights = c->zero.quantized_weights;
@@ -85,7 +153,26 @@ spw__zeropp_settle(spw_engine *e, bool plan_only, spw_error *err)
             spw_dtype_name(c->comm_dtype));
     e->zeropp.grads = c->zero.quantized_gradients && hosts > 1 && !e->inference;
     e->zeropp.host_ranks = (e->world + hosts - 1) / hosts;
-    return (e->zeropp.group > 1 || e->zeropp.grads) && e->comm != NULL && !plan_only ? settle_hosts(e, err) : SPW_OK;
+    return (e->zeropp.group > 1 || e->zeropp.grads || wants_by_host(e)) && e->comm != NULL && !plan_only
+               ? settle_hosts(e, err)
+               : SPW_OK;
+}
+
+void
+spw__zeropp_tell(spw_engine *e, bool plan_only)
+{
+    const char *why = e->zeropp.flat;
+    if (!e->config.zero.mics_by_host || plan_only)
+        return;
+    if (!wants_by_host(e))
+        why = "there are no groups of zero_optimization.mics_shard_size ranks";
+    else if (e->linked)
+        why = "NCCL, which links the devices, finds its own ways";
+    if (why == NULL)
+        return;
+    e->zeropp.by_host = 0;
+    if (e->rank == 0)
+        spw_log(SPW_LOG_WARN, "zero_optimization.mics_hierarchical_params_gather has no effect here: %s", why);
 }
 
 bool

@@ -60,4 +60,6 @@ row "quantized weights" $qw
 row "kept weights" $hp
 row "quantized gradients" $qg
 row "all" $qw $hp $qg
+row "groups of 2 (MiCS)" mics_shard_size=2
+row "once to each host" mics_shard_size=4 mics_hierarchical_params_gather=true
 row "none, again" stage=3

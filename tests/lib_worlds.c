@@ -14,7 +14,16 @@
 typedef struct visit {
     spw_engine *e;
     outcome *out;
+    uint32_t rank;
 } visit;
+
+/* In any order. */
+static void
+add_digest(uint64_t *digest, uint64_t chunk_idx, const void *bytes, uint64_t count)
+{
+    uint64_t said[2] = {chunk_idx, spw_checksum(bytes, count)};
+    __atomic_fetch_add(digest, spw_checksum(said, sizeof said), __ATOMIC_RELAXED);
+}
 
 static spw_status
 take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
@@ -27,6 +36,11 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     uint64_t next = l->bases[c->unit_idx] + spw_round_up(last->first + last->elems, 4096);
     (void)grad;
     (void)err;
+    add_digest(&v->out->digest[v->rank], chunk_idx, weights,
+               c->elems * spw_state_weight_bytes(spw__engine_format(v->e)));
+    if (record != NULL)
+        add_digest(&v->out->digest[v->rank], l->chunk_count + chunk_idx, record,
+                   spw_state_record_bytes(spw__engine_format(v->e), spw__engine_optimizer(v->e), c->elems));
     for (int p = 0; p <= (record != NULL ? (int)spw__engine_optimizer(v->e)->moment_count : 0); p++) {
         end = base + c->elems < next ? c->elems : next > base ? next - base : 0; /* the rest is padding of the parts */
         for (uint64_t at = 0; at < end; at += 4096)
@@ -81,6 +95,7 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
         SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
         if (rank == 0)
             w->out->losses[s] = r.loss;
+        w->out->skipped += rank == 0 && r.skipped;
         if (rank == 0 && s > w->first_step)
             add_times(w->out, &r);
     }
@@ -167,7 +182,12 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
     uint64_t regions, channels = 0;
     spw_checkpoint_state at = {.step = w->first_step + w->steps, .updates = w->first_step + w->steps};
     char found[SPW_PATH_BYTES] = "";
-    engine_zeropp z = {.group = w->config->zero.hpz_partition_size, .host_ranks = w->per_host};
+    uint32_t shard = w->config->zero.mics_shard_size > 0 ? (uint32_t)w->config->zero.mics_shard_size : w->ranks;
+    engine_zeropp z = {.group = w->config->zero.hpz_partition_size,
+                       .host_ranks = w->per_host,
+                       .shard = shard > 1 && shard < w->ranks ? shard : 0,
+                       .by_host =
+                           w->config->zero.mics_by_host && w->per_host > 1 && w->per_host < shard ? w->per_host : 0};
     tiny_model_config(&mc, w->family == SPW_FAMILY_QWEN2 ? SPW_FAMILY_GPT2 : w->family);
     if (w->family == SPW_FAMILY_QWEN2) /* a larger one, so that padding is little */
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
@@ -201,7 +221,9 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
                                                     .process_bytes = TINY_PROCESS_BYTES,
                                                     .room_bytes = rank + 1 == w->ranks ? w->last_room : 0},
                               err));
-    v = (visit){e, w->out};
+    v = (visit){e, w->out, rank};
+    w->out->digest[rank] = 0;
+    w->out->part[rank] = e->layout.part;
     w->out->plan[rank] = *spw_engine_plan(e);
     w->out->held[rank] = spw_engine_layout(e)->elems;
     for (uint32_t u = 0; rank == 0 && u < e->layout.unit_count; u++)
@@ -237,6 +259,11 @@ world_run(const world *w)
     ranks_on_hosts(w->per_host, w->ranks,
                    &(spw_comm_options){.link_bytes_per_s = w->link, .chaos_seed = w->config->run.chaos_seed}, run_one,
                    &own);
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        if (w->out->digest[r] != w->out->digest[w->out->part[r]])
+            fail_msg("rank %u of %u has part %u as rank %u has, and other bytes in it", r, w->ranks, w->out->part[r],
+                     w->out->part[r]);
+    }
 }
 
 outcome *

@@ -15,7 +15,10 @@ typedef struct outcome {
         parts[WORLD_MAX]; /* that the store brought to the device; parts of units that it was asked for */
     double step_s, compute_s, collective_s, parts_s, busy_s; /* of the last steps of rank 0 */
     uint64_t elems, padded, held[WORLD_MAX]; /* of one rank; with whole parts for every rank; that a rank holds */
-    uint64_t taken[WORLD_MAX];               /* bytes that the library took: mappings, device memory, swap files */
+    uint64_t digest[WORLD_MAX]; /* of the bytes that a rank holds; world_run compares those that hold the same */
+    uint32_t part[WORLD_MAX];   /* which that is */
+    uint32_t skipped;           /* steps */
+    uint64_t taken[WORLD_MAX];  /* bytes that the library took: mappings, device memory, swap files */
     spw_plan plan[WORLD_MAX];
     float state[PARTS][ELEMS_MAX]; /* master, moments; in one row, uncut */
 } outcome;

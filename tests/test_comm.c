@@ -177,19 +177,29 @@ poison(bench *t, void *p, uint64_t bytes)
     memset(p, 0xee, bytes);
 }
 
+/* every: so many parts further on lies the next; what is between stays. */
+static void
+check_gather_apart(bench *t, uint64_t part, uint32_t every)
+{
+    uint64_t seed = ++t->seed, stride = every * part;
+    unsigned char *own = (unsigned char *)t->a + t->rank * stride;
+    poison(t, t->a, (t->size - 1) * stride + part);
+    for (uint64_t i = 0; i < part; i++)
+        own[i] = (unsigned char)(i * 7 + seed * 13 + t->ranks[t->rank] * 29 + i / 251);
+    OK(every == 1 ? spw_all_gather(t->ch, (uint32_t)seed, t->a, part, err)
+                  : spw_all_gather_apart(t->ch, (uint32_t)seed, t->a, part, every, err));
+    for (uint32_t m = 0; m < t->size; m++)
+        for (uint64_t i = 0; i < (m + 1 < t->size ? stride : part); i++)
+            CHECK((unsigned char)t->a[m * stride + i] ==
+                      (i < part ? (unsigned char)(i * 7 + seed * 13 + t->ranks[m] * 29 + i / 251) : 0xee),
+                  "part %u of %llu bytes differs at %llu", m, (unsigned long long)part, (unsigned long long)i);
+    poison(t, t->a, (t->size - 1) * stride + part);
+}
+
 static void
 check_gather(bench *t, uint64_t part)
 {
-    uint64_t seed = ++t->seed;
-    unsigned char *own = (unsigned char *)t->a + t->rank * part;
-    for (uint64_t i = 0; i < part; i++)
-        own[i] = (unsigned char)(i * 7 + seed * 13 + t->ranks[t->rank] * 29 + i / 251);
-    OK(spw_all_gather(t->ch, (uint32_t)seed, t->a, part, err));
-    for (uint32_t m = 0; m < t->size; m++)
-        for (uint64_t i = 0; i < part; i++)
-            CHECK((unsigned char)t->a[m * part + i] == (unsigned char)(i * 7 + seed * 13 + t->ranks[m] * 29 + i / 251),
-                  "part %u of %llu bytes differs at %llu", m, (unsigned long long)part, (unsigned long long)i);
-    poison(t, t->a, t->size * part);
+    check_gather_apart(t, part, 1);
 }
 
 static void
@@ -307,6 +317,8 @@ check_everything(bench *t, bool large)
         if (n > 20000 && !large)
             continue;
         check_gather(t, n);
+        if (((t->size - 1) * 3 + 1) * n <= t->bytes)
+            check_gather_apart(t, n, 3);
         for (int d = 0; d < SPW_DTYPE_COUNT; d++) {
             check_reduce(t, n, (spw_dtype)d, SPW_F32, false, false);
             if (n > 4097 && !large)

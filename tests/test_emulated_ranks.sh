@@ -84,6 +84,31 @@ placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" -
 host
 placed 4 "least gathered weights, kept by two" late "${tight[@]}" "${kept[@]}" --set spillway.chaos_seed=4
 placed 4 "everything on nvme, kept by four" "" "${tight[@]}" "${all_nvme[@]}" --set zero_optimization.zero_hpz_partition_size=4
+# State cut among groups of two of four ranks (MiCS).
+cut=(--set zero_optimization.mics_shard_size=2)
+host
+train 4 "" "$dir/ranks4" "${cut[@]}"
+check "groups of two have the losses of one rank" near "$dir/ranks1" "$dir/ranks4" 1e-5
+placed 4 "groups, everything on nvme, small pieces, random delays" late "${cut[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=3
+placed 4 "groups, state on the device, small pieces" late "${cut[@]}" "${on_device[@]}" --set spillway.chaos_seed=6
+nccl
+placed 4 "groups, least gathered weights" late "${cut[@]}" "${tight[@]}" --set spillway.collectives=nccl
+placed 4 "groups, everything on nvme, small pieces, random delays" late "${cut[@]}" "${all_nvme[@]}" --set spillway.chaos_seed=4
+placed 4 "groups, state on the device, small pieces" late "${cut[@]}" "${on_device[@]}" --set spillway.chaos_seed=7
+check "and nothing crosses between host and device" test "$(crossed "$dir/log")" = "0 0;"
+three=("${cut[@]}" --set communication_data_type=bf16 --set spillway.micro_batches_per_pass=1)
+host
+train 6 "" "$dir/ranks6" "${three[@]}"
+placed 6 "three groups, two passes in bf16, some state on the device" late "${three[@]}" --set zero_optimization.offload_optimizer.ratio=0.5 \
+    --set spillway.chaos_seed=4
+export SPW_EMULATE_DEVICES=6 wire="by nccl"
+placed 6 "three groups, two passes in bf16" late "${three[@]}" --set spillway.chaos_seed=5
+placed 6 "three groups, two passes in bf16, state on the device" late "${three[@]}" "${on_device[@]}" --set spillway.collectives=nccl
+host
+train 4 "" "$dir/ranks4" --set zero_optimization.stage=0 "${on_device[@]}"
+placed 4 "groups of one, everything on nvme" late "${all_nvme[@]}" --set zero_optimization.mics_shard_size=1
+nccl
+placed 4 "groups of one" late --set zero_optimization.mics_shard_size=1
 train 2 "" "$dir/ranks2" --set spillway.micro_batches_per_pass=2
 placed 2 "passes added up in host memory" late --set spillway.micro_batches_per_pass=2 --set spillway.chaos_seed=4
 nccl
@@ -142,6 +167,18 @@ split 4 "$dir/log" "${all[@]}" --set spillway.micro_batches_per_pass=2 --set spi
 check "all of ZeRO++, four ranks on two hosts, two passes, by nccl: the losses by host" same "$dir/ranks4" "$dir/log"
 split 4 "$dir/log" "${all[@]}" "${on_device[@]}" --set spillway.micro_batches_per_pass=2 --set spillway.collectives=nccl --set spillway.chaos_seed=4
 check "and with all state on the device, small pieces" same "$dir/ranks4" "$dir/log"
+host
+
+# A group of MiCS on two hosts, whose weights come to each of them once.
+whole=(--set zero_optimization.mics_shard_size=4) by_host=(--set zero_optimization.mics_hierarchical_params_gather=true)
+split 4 "$dir/ranks4" "${whole[@]}"
+split 4 "$dir/log" "${whole[@]}" "${by_host[@]}" "${tight[@]}" --set spillway.chaos_seed=5
+check "weights that come once to each host, small pieces" same "$dir/ranks4" "$dir/log"
+check "and nothing is said of it" test "$(grep -c hierarchical "$dir/out")" -eq 0
+nccl
+split 4 "$dir/log" "${whole[@]}" "${by_host[@]}" --set spillway.collectives=nccl
+check "by nccl: the losses by host" same "$dir/ranks4" "$dir/log"
+check "which says once that it has no effect" test "$(grep -c "mics_hierarchical_params_gather has no effect here: NCCL" "$dir/out")" -eq 1
 host
 
 # bf16 is what a GPU computes in, and gathers.

@@ -37,6 +37,8 @@ draw_world(uint64_t run, spw_config *c, world *w)
     w->frozen = w->family == SPW_FAMILY_GPT2 && random_pick(run, 6, 3) == 0;
     c->run.micro_batches_per_pass = random_pick(run, 7, 3) == 0 ? 1 : random_pick(run, 7, 3) == 1 ? 3 : 0;
     c->zero.quantized_weights = random_pick(run, 8, 6) == 0;
+    c->zero.mics_shard_size = w->ranks == 4 && random_pick(run, 9, 2) == 0 ? 2 : 0; /* the order of sums */
+    c->zero.stage = c->zero.quantized_weights || c->zero.mics_shard_size > 0 ? 3 : 1;
 }
 
 /* What must not. */
@@ -44,8 +46,8 @@ static void
 draw_placement(uint64_t at, spw_config *c, world *w)
 {
     static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
-    bool weights = c->zero.quantized_weights;
-    c->zero.stage = weights ? 3 : (uint32_t)random_pick(at, 0, 4);
+    bool weights = c->zero.quantized_weights, groups = c->zero.mics_shard_size > 0;
+    c->zero.stage = weights || groups ? 3 : (uint32_t)random_pick(at, 0, 4);
     c->zero.offload_param = c->zero.stage == 3 ? (spw_tier)random_pick(at, 1, SPW_TIER_COUNT) : SPW_TIER_DEVICE;
     c->zero.offload_optimizer = (spw_tier)random_pick(at, 2, SPW_TIER_COUNT);
     c->run.chunk_elems = 4096ull << random_pick(at, 3, 3);
@@ -59,7 +61,9 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->run.fill_device = random_pick(at, 11, 2) == 0;
     c->zero.optimizer_ratio = random_pick(at, 12, 4) == 0 ? (double)random_pick(at, 13, 101) / 100 : 1;
     c->aio.backend = random_pick(at, 14, 2) == 0 ? SPW_AIO_THREADS : SPW_AIO_AUTO;
-    c->zero.hpz_partition_size = c->zero.stage == 3 && w->ranks == 4 && random_pick(at, 15, 2) == 0 ? 2 : 0;
+    c->zero.hpz_partition_size = c->zero.stage == 3 && w->ranks == 4 && !groups && random_pick(at, 15, 2) == 0 ? 2 : 0;
+    if (c->zero.stage == 3 && !groups && c->zero.hpz_partition_size == 0 && random_pick(at, 19, 3) == 0)
+        c->zero.mics_shard_size = weights || random_pick(at, 20, 2) == 0 ? (int32_t)w->ranks : 1;
     if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == 0)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 16, 3)]);
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
@@ -70,14 +74,17 @@ static void
 run_world(uint64_t run, uint64_t placement, const world *w)
 {
     const spw_config *c = w->config;
-    random_says(SECONDS_MAX,
-                "run %llu, placement %llu (%u ranks, family %d, %s, %s; stage %u, weights %d, records %d, gradients "
-                "%s, chunk %llu, "
-                "slots %u and %u, chaos %llu, least %d)",
-                (unsigned long long)run, (unsigned long long)placement, w->ranks, (int)w->family,
-                spw_state_name(c->run.state_format), c->optimizer.type, c->zero.stage, (int)c->zero.offload_param,
-                (int)c->zero.offload_optimizer, c->run.gradients, (unsigned long long)c->run.chunk_elems,
-                c->run.weight_slots, c->run.record_slots, (unsigned long long)c->run.chaos_seed, w->least_device);
+    random_says(
+        SECONDS_MAX,
+        "run %llu, placement %llu (%u ranks, family %d, %s, %s; stage %u, groups of %d, weights %d, records %d, "
+        "gradients "
+        "%s, chunk %llu, "
+        "slots %u and %u, chaos %llu, least %d)",
+        (unsigned long long)run, (unsigned long long)placement, w->ranks, (int)w->family,
+        spw_state_name(c->run.state_format), c->optimizer.type, c->zero.stage, c->zero.mics_shard_size,
+        (int)c->zero.offload_param, (int)c->zero.offload_optimizer, c->run.gradients,
+        (unsigned long long)c->run.chunk_elems, c->run.weight_slots, c->run.record_slots,
+        (unsigned long long)c->run.chaos_seed, w->least_device);
     memset(w->out, 0, sizeof *w->out);
     world_run(w);
 }
@@ -94,7 +101,6 @@ test_random_worlds(void **state)
         static spw_config c;
         world w;
         draw_world(run, &c, &w);
-        c.zero.stage = c.zero.quantized_weights ? 3 : 1;
         w.out = want;
         run_world(run, 0, &w);
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++) {

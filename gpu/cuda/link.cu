@@ -221,7 +221,7 @@ link_swap(spw_gpu_link *link, spw_gpu_queue *queue, const void *send, uint64_t s
 
 /* ---------------------------------------------------------------- sums */
 
-/* Eight elements a thread; n is a multiple of 4096, and so are strides and places. */
+/* Eight elements a thread; n is a multiple of that, and so are strides and places. */
 template <class T>
 SPW_KERNEL void
 sum_parts_kernel(float *out, const T *own, const T *parts, uint64_t stride, const float *before, uint32_t rank,

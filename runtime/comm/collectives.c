@@ -8,16 +8,25 @@
 enum { ELSEWHERE = 0xffffffff }; /* a call's detail: its bytes go another way */
 enum { COPY_BYTES = 4 << 20 };   /* copied before streams are looked after again */
 
+/* Of each `every` parts there the first counts. */
 static spw_status
-place_of(spw_channel *ch, spw_collective op, const void *p, uint64_t part, uint64_t *id, uint64_t *offset,
-         spw_error *err)
+place_apart(spw_channel *ch, spw_collective op, const void *p, uint64_t part, uint32_t every, uint64_t *id,
+            uint64_t *offset, spw_error *err)
 {
     uint64_t bytes;
-    if (!spw_mul_u64(part, ch->size, &bytes) || !spw__alloc_find(ch->comm, p, bytes, id, offset))
+    if (!spw_mul_u64(part, (uint64_t)(ch->size - 1) * every + 1, &bytes) ||
+        !spw__alloc_find(ch->comm, p, bytes, id, offset))
         return SPW_RAISE(err, SPW_EINVAL,
                          "%s on channel %s: %u parts of %llu bytes at %p are not in memory of spw_comm_alloc",
                          spw_collective_name(op), ch->name, ch->size, (unsigned long long)part, p);
     return SPW_OK;
+}
+
+static spw_status
+place_of(spw_channel *ch, spw_collective op, const void *p, uint64_t part, uint64_t *id, uint64_t *offset,
+         spw_error *err)
+{
+    return place_apart(ch, op, p, part, 1, id, offset, err);
 }
 
 /* Where member m, of this host, has what it called with. */
@@ -41,17 +50,17 @@ copy(spw_channel *ch, char *dst, const char *src, uint64_t bytes, spw_error *err
 
 /* Every rank's part of buf to all. */
 static spw_status
-gather_parts(spw_channel *ch, char *buf, uint64_t part, spw_error *err)
+gather_parts(spw_channel *ch, char *buf, uint64_t part, uint64_t stride, spw_error *err)
 {
     for (uint32_t i = 0; i < ch->far_count; i++) {
-        ch->out[i] = (spw__flow){.at = buf + ch->rank * part, .left = part};
-        ch->in[i] = (spw__flow){.at = buf + ch->far_member[i] * part, .left = part};
+        ch->out[i] = (spw__flow){.at = buf + ch->rank * stride, .left = part};
+        ch->in[i] = (spw__flow){.at = buf + ch->far_member[i] * stride, .left = part};
     }
     SPW_TRY(spw__op_pump(ch, false, err));
     for (uint32_t k = 1; k < ch->size; k++) { /* each begins with another peer: they do not all read the same memory */
         uint32_t m = (ch->rank + k) % ch->size;
         if (ch->desk_idx[m] != NO_IDX)
-            SPW_TRY(copy(ch, buf + m * part, operand_of(ch, m) + m * part, part, err));
+            SPW_TRY(copy(ch, buf + m * stride, operand_of(ch, m) + m * stride, part, err));
     }
     return spw__op_flush(ch, err);
 }
@@ -121,13 +130,20 @@ end(spw_channel *ch, uint64_t part, spw_error *err)
 }
 
 spw_status
+spw_all_gather_apart(spw_channel *ch, uint32_t unit, void *buf, uint64_t part_bytes, uint32_t every, spw_error *err)
+{
+    spw__call call = {.op = SPW_COLL_ALL_GATHER, .unit = unit, .bytes = part_bytes, .detail = every - 1};
+    SPW_ASSERT(every > 0);
+    SPW_TRY(place_apart(ch, SPW_COLL_ALL_GATHER, buf, part_bytes, every, &call.place_id, &call.place_offset, err));
+    SPW_TRY(spw__op_begin(ch, &call, err));
+    SPW_TRY(gather_parts(ch, buf, part_bytes, every * part_bytes, err));
+    return end(ch, part_bytes, err);
+}
+
+spw_status
 spw_all_gather(spw_channel *ch, uint32_t unit, void *buf, uint64_t part_bytes, spw_error *err)
 {
-    spw__call call = {.op = SPW_COLL_ALL_GATHER, .unit = unit, .bytes = part_bytes};
-    SPW_TRY(place_of(ch, SPW_COLL_ALL_GATHER, buf, part_bytes, &call.place_id, &call.place_offset, err));
-    SPW_TRY(spw__op_begin(ch, &call, err));
-    SPW_TRY(gather_parts(ch, buf, part_bytes, err));
-    return end(ch, part_bytes, err);
+    return spw_all_gather_apart(ch, unit, buf, part_bytes, 1, err);
 }
 
 spw_status
@@ -163,7 +179,7 @@ spw_all_reduce(spw_channel *ch, uint32_t unit, float *buf, uint64_t part_elems, 
     SPW_TRY(spw__op_begin(ch, &call, err));
     SPW_TRY(reduce_part(ch, (const char *)buf, SPW_F32, part_elems, &own, err));
     SPW_TRY(spw__op_phase(ch, err)); /* all have read this rank's summands, which the sums now replace */
-    SPW_TRY(gather_parts(ch, (char *)buf, part, err));
+    SPW_TRY(gather_parts(ch, (char *)buf, part, part, err));
     return end(ch, 2 * part, err);
 }
 

@@ -124,6 +124,9 @@ const char *spw_collective_name(spw_collective op); /* "all_gather", ... */
  * On return this rank may overwrite buf.
  */
 spw_status spw_all_gather(spw_channel *channel, uint32_t unit, void *buf, uint64_t part_bytes, spw_error *err);
+/* The same, part r at r * every * part_bytes; what lies between is left alone. every is above 0 and the same on all ranks. */
+spw_status spw_all_gather_apart(spw_channel *channel, uint32_t unit, void *buf, uint64_t part_bytes, uint32_t every,
+                                spw_error *err);
 
 /*
  * spw_reduce_scatter - the sum of every rank's operand; each rank gets its part.
