@@ -89,8 +89,13 @@ measured() {
     *) echo "== no cuBLASLt was found: nothing is measured"; failed=1 ;;
     esac
 }
+# Products first where each must be cuBLASLt's own (one for which it has no way is named, and then they are measured as they come), and
+# once more without its GELUs.
 rates() {
-    for kind in gemm attention "copy --seconds 0.3"; do # shellcheck disable=SC2086
+    step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda ||
+        step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda
+    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain "$here/bin/spillway" bench gemm --device cuda
+    for kind in attention "copy --seconds 0.3"; do # shellcheck disable=SC2086
         step "bench-${kind%% *}" 150 "$here/bin/spillway" bench $kind --device cuda
     done
 }
