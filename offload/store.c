@@ -486,7 +486,7 @@ spw__store_drop_records(spw_store *s, const unit *u)
 {
     for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
         chunk *c = &s->chunks[u->plan.chunk_first + k];
-        while (c->r == R_READING && s->poison.status == SPW_OK)
+        while ((c->r == R_READING || c->snap_taken) && s->poison.status == SPW_OK) /* or a save looks at it */
             pthread_cond_wait(&s->main_cond, &s->lock);
         if (c->r == R_READY && c->plan.record_tier == SPW_TIER_NVME) {
             spw__store_free_record_slot(s, c);

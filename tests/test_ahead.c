@@ -359,8 +359,16 @@ compare(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *
     return SPW_OK;
 }
 
+/* The same for a save, which takes its time. */
+static spw_status
+save(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    spw_sleep_ns(300000);
+    return compare(ctx, chunk_idx, weights, record, grad, err);
+}
+
 static void
-open_alone(alone *a, spw_tier weights, float *by, uint64_t chaos)
+open_alone(alone *a, spw_tier weights, uint32_t slots, float *by, uint64_t chaos)
 {
     spw_store_config c = {.units = &a->unit,
                           .chunks = a->chunks,
@@ -371,8 +379,8 @@ open_alone(alone *a, spw_tier weights, float *by, uint64_t chaos)
                           .record_parts = {128},
                           .record_part_count = 1,
                           .update_reads_weights = true,
-                          .weight_slot_count = 2,
-                          .record_slot_count = 3,
+                          .weight_slot_count = slots,
+                          .record_slot_count = slots,
                           .device_cache_bytes = ELEMS * 4,
                           .worker_count = 2,
                           .integrity = true,
@@ -424,28 +432,38 @@ go_ahead(alone *a, uint64_t count)
         tiny_settle(a->store);
 }
 
-/* At every moment: all is as before, and can be done again, differently, or not at all; and what stands stands. */
+/*
+ * At every moment: all is as before, and can be done again, differently, or not at all; and what stands stands. A save meanwhile has what
+ * was there when it began.
+ */
 static void
 test_back(void **state)
 {
     const spw_tier tiers[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_DEVICE};
     (void)state;
+    alarm(120); /* one that waits for ever */
     for (uint64_t run = 0; run < (SANITIZED ? 20 : 60); run++) {
-        float by = 1, sum = 0;
+        float by = 1, sum = 0, saved;
         alone a;
         spw_store_stats stats;
-        uint64_t undone = 0;
-        open_alone(&a, tiers[run % 3], &by, run % 2 == 0 ? run : 0);
+        uint64_t undone = 0, generation = 0;
+        bool saves = run / 2 % 2 == 1;
+        open_alone(&a, tiers[run % 3], run % 5 < 3 ? 1 : 3, &by, run % 2 == 0 ? run : 0);
         for (uint64_t step = 0; step < 6; step++) {
             uint64_t count = (run + 5 * step) % (CHUNKS + 1), what = (run / 3 + step) % 4;
             by = (float)(1 + step);
+            saved = sum;
+            if (saves)
+                assert_int_equal(spw_store_snapshot_begin(a.store, &generation, true, save, &saved, NULL), SPW_OK);
             go_ahead(&a, count);
             if (what == 0) { /* it stands */
                 spw_store_step_go(a.store);
                 sum += by;
             } else {
-                if (what == 3)
+                if (what == 3) {
                     spw_store_step_hold(a.store);
+                    spw_sleep_ns(run % 4 * 150000); /* a save looks at what was read */
+                }
                 if (what >= 2) { /* otherwise */
                     assert_int_equal(spw_store_step_undo(a.store, NULL), SPW_OK);
                     by = -3;
@@ -458,11 +476,15 @@ test_back(void **state)
                 assert_true(stats.undone - undone >= count);
                 undone = stats.undone;
             }
+            generation += what != 1;
             assert_int_equal(spw_store_drain(a.store, NULL), SPW_OK);
+            if (saves)
+                assert_int_equal(spw_store_snapshot_finish(a.store, NULL), SPW_OK);
             assert_int_equal(spw_store_sweep(a.store, SPW_SWEEP_VISIT, compare, &sum, NULL), SPW_OK);
         }
         close_alone(&a);
     }
+    alarm(0);
 }
 
 /* Weights of before that changed on disk are no weights: the error names them, file and offset. */
@@ -474,7 +496,7 @@ test_spoiled(void **state)
     float by = 1;
     alone a;
     (void)state;
-    open_alone(&a, SPW_TIER_HOST, &by, 0);
+    open_alone(&a, SPW_TIER_HOST, 2, &by, 0);
     go_ahead(&a, CHUNKS);
     tiny_swap_file(a.dir, swap);
     tiny_spoil_file(swap, 0);

@@ -64,7 +64,7 @@ check "all that a type said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE 
 check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/ops-fp16.log"
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed
-check "three rates and two kinds of runs" [ "$(cat "$dir/logs/bench-"*.log "$dir/logs/places.log" "$dir/logs/speed.log" | grep -cE '^(measured bench|whole runs: )')" -eq 5 ]
+check "four rates and two kinds of runs" [ "$(cat "$dir/logs/bench-"*.log "$dir/logs/places.log" "$dir/logs/speed.log" | grep -cE '^(measured bench|whole runs: )')" -eq 6 ]
 DEVICE_SAYS="a device" steps rates
 check "nothing is measured without cuBLASLt" [ $? -eq 1 ] && is 1 '^== no cuBLASLt was found: nothing is measured$'
 DEVICE_SAYS='' steps ops

@@ -177,7 +177,7 @@ beside "all on host" --set zero_optimization.offload_param='{"device":"cpu"}' --
 beside "records on nvme" --set zero_optimization.offload_param='{"device":"cpu"}'
 beside "all on nvme" --set spillway.checkpoint_dir=
 run plan "$c" --no-measure --json
-half=$(python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); print(p["total"]["host"] + p["total"]["nvme"] // 2)' "$dir/out")
+half=$(python3 -c 'import json, sys; p = json.load(open(sys.argv[1])); print(p["total"]["host"] + (p["bytes"]["weights"]["nvme"] + p["bytes"]["records"]["nvme"]) // 2)' "$dir/out")
 beside "half and half" --set spillway.host_memory="$half"
 check "it is on both" json 'p["total"]["nvme"] > 0 and p["bytes"]["weights"]["host"] + p["bytes"]["records"]["host"] > 0'
 beside "two passes" --set spillway.micro_batches_per_pass=1

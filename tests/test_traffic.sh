@@ -1,6 +1,6 @@
 #!/bin/bash
 # Bytes on nvme per parameter and step: the formula of docs/DESIGN.md, section 11, the library's own count, the kernel's
-# count for the process, and the disk's counters. Speaks TAP.
+# count for the process, and the disk's counters. Speaks TAP. Updates wait for the norm here: how many do not is up to time.
 set -u
 cd "$(dirname "$0")/.."
 spw=${SPW_BUILD:-build/release}/spillway
@@ -17,7 +17,7 @@ cat >"$dir/c.json" <<JSON
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "$dir/swap"},
                         "offload_optimizer": {"device": "nvme", "nvme_path": "$dir/swap"}},
-  "spillway": {"seed": 3, "device": "cpu", "chunk_elems": 65536, "weight_slots": 2, "record_slots": 2, "checkpoint_dir": "",
+  "spillway": {"seed": 3, "update_ahead": "never", "device": "cpu", "chunk_elems": 65536, "weight_slots": 2, "record_slots": 2, "checkpoint_dir": "",
                "eval_interval": 0, "run_log": "$dir/run.jsonl"} }
 JSON
 python3 - "$spw" "$dir" <<'PY'
