@@ -26,10 +26,15 @@ spw__undo_of(const spw_store *s, const chunk *c)
 }
 
 bool
+spw__before_gate(const spw_store *s)
+{
+    return s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back;
+}
+
+bool
 spw__runs_ahead(const spw_store *s, const unit *u)
 {
-    return s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back && u->op == OP_UPDATE && u->grad_ready &&
-           u->plan.spare && !u->on_device;
+    return spw__before_gate(s) && u->op == OP_UPDATE && u->grad_ready && u->plan.spare && !u->on_device;
 }
 
 static void
@@ -210,7 +215,7 @@ void
 spw_store_step_hold(spw_store *s)
 {
     pthread_mutex_lock(&s->lock);
-    if (s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back)
+    if (spw__before_gate(s))
         hold_back(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -667,18 +667,12 @@ leaving(const spw_store *s)
     return s->backward && (s->record_writes > 0 || s->dirty_head != NULL);
 }
 
-/* Updates run before the gate opens, as far as gradients are there. */
-static bool
-before_gate(const spw_store *s)
-{
-    return s->mode == SPW_STEP_AHEAD && !s->gate_open && !s->held_back;
-}
-
 /* Enough slots are left for those whose gradient is there; which records always leave then. */
 static bool
 may_read_ahead(const spw_store *s)
 {
-    return before_gate(s) ? s->rushed == 0 && s->record_slot_free_count > s->cfg.record_slot_count / 2 : !leaving(s);
+    return spw__before_gate(s) ? s->rushed == 0 && s->record_slot_free_count > s->cfg.record_slot_count / 2
+                               : !leaving(s);
 }
 
 /* In memory, or nothing that this operation reads. One that is away comes behind the record, in its slot. */
@@ -787,7 +781,8 @@ read_ahead(spw_store *s, bool may_load)
 static void
 schedule_updates(spw_store *s)
 {
-    bool may_load = true, before = before_gate(s), only_running = s->gate_open || s->mode == SPW_STEP_EARLY || before;
+    bool may_load = true, before = spw__before_gate(s),
+         only_running = s->gate_open || s->mode == SPW_STEP_EARLY || before;
     s->out_of_slots = s->backward = false;
     for (uint32_t i = 0; i < s->unit_count && !s->undoing; i++) {
         unit *u = &s->units[i];

@@ -221,7 +221,9 @@ uint64_t spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
 char *spw__undo_of(const spw_store *s, const chunk *c);
 /* And in swap, of a chunk that was taken back. */
 uint64_t spw__undo_offset(const spw_store *s, const chunk *c);
-/* Lock held, as in all of these. Updates of the unit may run, but are not final yet. */
+/* Lock held, as in all of these. Updates run before the gate opens, as far as gradients are there. */
+bool spw__before_gate(const spw_store *s);
+/* Those of the unit may, and are not final yet. */
 bool spw__runs_ahead(const spw_store *s, const unit *u);
 /* The update of a chunk that is ahead has ended: it lives in the other place from now on. */
 void spw__ahead_done(chunk *c);

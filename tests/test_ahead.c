@@ -169,7 +169,7 @@ static void
 test_skipped(void **state)
 {
     double losses[2][12];
-    uint64_t digest[2], undone = 0, skipped[2] = {0};
+    uint64_t digest[2], skipped[2] = {0};
     (void)state;
     for (int k = 0; k < 2; k++) {
         rig r;
@@ -193,7 +193,6 @@ test_skipped(void **state)
             rig_need(&r, rig_step(&r, (uint64_t)s, &x));
             losses[k][s] = x.loss;
             skipped[k] += x.skipped;
-            undone += x.undone;
         }
         digest[k] = tiny_digest(r.e);
         rig_remove(&r);
@@ -201,7 +200,6 @@ test_skipped(void **state)
     assert_true(skipped[0] > 0 && skipped[0] < 12 && skipped[0] == skipped[1]);
     assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
     assert_int_equal(digest[0], digest[1]);
-    (void)undone; /* whether there was any before the overflow was seen is up to time */
 }
 
 /* Saved in the middle, by one that updates ahead and is taken back now and then; gone on with in host memory. */
