@@ -76,10 +76,11 @@ load_scales(const spw__packed *p, batch *b)
 {
     const uint64_t group = b->from / GROUP, ahead = group + SCALES_AHEAD;
     __mmask8 mine = (__mmask8)((1u << b->count) - 1);
-    __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale + group), v = _mm_maskz_loadu_epi16(mine, p->v_scale + group);
+    __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale_from + group),
+            v = _mm_maskz_loadu_epi16(mine, p->v_scale_from + group);
     __m512 both = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_set_m128i(v, m)), 16));
-    prefetch_at(p->m_scale, ahead * sizeof *p->m_scale);
-    prefetch_at(p->v_scale, ahead * sizeof *p->v_scale);
+    prefetch_at(p->m_scale_from, ahead * sizeof *p->m_scale);
+    prefetch_at(p->v_scale_from, ahead * sizeof *p->v_scale);
     _mm512_store_ps(b->scales, both);
     _mm512_store_ps(b->half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
 }
@@ -99,14 +100,14 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
     half_done h;
     __m512 v[VECTORS];
     __m512i tops;
-    prefetch(p->m, 1, begin);
-    prefetch(p->v, 1, begin);
+    prefetch(p->m_from, 1, begin);
+    prefetch(p->v_from, 1, begin);
     for (int j = 0; j < VECTORS; j += 2) {
         const uint64_t at = begin + (uint64_t)j * LANES;
         __m512 w[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         prefetch_grad(p, grad_dtype, at);
-        load_signed(k, (const int8_t *)p->m + at, b->scales[n], b->half_scales[n], h.m + j);
-        load_unsigned(k, (const uint8_t *)p->v + at, b->scales[BATCH + n], v + j);
+        load_signed(k, (const int8_t *)p->m_from + at, b->scales[n], b->half_scales[n], h.m + j);
+        load_unsigned(k, (const uint8_t *)p->v_from + at, b->scales[BATCH + n], v + j);
         if (has_l2)
             load_master(k, p, low_bytes, at, w);
         for (int i = 0; i < 2; i++) {
@@ -125,7 +126,7 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
 /* New weights. */
 ALWAYS_INLINE void
 second_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t n, uint32_t low_bytes,
-            const half_done *h)
+            const half_done *h, bool apart)
 {
     const uint64_t begin = b->from + n * GROUP;
     __m512i hi[LINES], lo[LINES];
@@ -145,12 +146,12 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, 
         return;
     }
     for (int line = 0; line < LINES; line++)
-        store_master(p, low_bytes, begin + (uint64_t)line * LINE, hi[line], lo[line]);
+        store_master(p, low_bytes, begin + (uint64_t)line * LINE, hi[line], lo[line], apart);
 }
 
 ALWAYS_INLINE void
 first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t low_bytes, spw_dtype grad_dtype,
-           bool has_l2)
+           bool has_l2, bool apart)
 {
     const spw__packed local = *p; /* stores may alias the original */
     const uint32_t last = b->count - 1;
@@ -160,10 +161,10 @@ first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
     h = first_half(k, c, &local, b, 0, low_bytes, grad_dtype, has_l2);
     for (uint32_t n = 0; n < last; n++) {
         half_done next = first_half(k, c, &local, b, n + 1, low_bytes, grad_dtype, has_l2);
-        second_half(k, c, &local, b, n, low_bytes, &h);
+        second_half(k, c, &local, b, n, low_bytes, &h, apart);
         h = next;
     }
-    second_half(k, c, &local, b, last, low_bytes, &h);
+    second_half(k, c, &local, b, last, low_bytes, &h, apart);
 }
 
 /* ---------------------------------------------------------------- scales */
@@ -216,7 +217,7 @@ make_scales(const spw__packed *p, batch *b)
 /* ---------------------------------------------------------------- the second pass */
 
 ALWAYS_INLINE void
-encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n)
+encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n, bool apart)
 {
     const __m512 m_factor = _mm512_set1_ps(b->factors[n]), v_factor = _mm512_set1_ps(b->factors[BATCH + n]);
     const __m512i m_bits = _mm512_set1_epi32((int)b->bits[n]), v_bits = _mm512_set1_epi32((int)b->bits[BATCH + n]);
@@ -237,9 +238,9 @@ encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n)
         /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
         code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
         code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), m_bits, 0xd8);
-        store_bytes((int8_t *)p->m + at, code);
+        store_bytes((int8_t *)p->m + at, code, apart);
         code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits));
+        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits), apart);
     }
 }
 
@@ -254,7 +255,7 @@ do_general(const spw__packed *p, const batch *b, uint32_t n)
 }
 
 ALWAYS_INLINE uint64_t
-second_pass(const constants *k, const spw__packed *p, const batch *b)
+second_pass(const constants *k, const spw__packed *p, const batch *b, bool apart)
 {
     const spw__packed local = *p; /* stores may alias the original */
     uint64_t nonfinite_count = 0;
@@ -262,14 +263,15 @@ second_pass(const constants *k, const spw__packed *p, const batch *b)
         if (__builtin_expect((b->odd >> n & 1) != 0, 0))
             nonfinite_count += do_general(p, b, n);
         else
-            encode(k, &local, b, n);
+            encode(k, &local, b, n, apart);
     return nonfinite_count;
 }
 
 /* ---------------------------------------------------------------- a step */
 
 ALWAYS_INLINE uint64_t
-step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype, bool has_l2)
+step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype, bool has_l2,
+          bool apart)
 {
     const coefs c = load_coefs(p->coef);
     const constants k = load_constants();
@@ -283,13 +285,26 @@ step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes
         batch *done = before;
         b->from = at;
         b->count = end - at < BATCH * GROUP ? (uint32_t)((end - at) / GROUP) : BATCH;
-        first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2);
-        nonfinite_count += second_pass(&k, p, before);
+        first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2, apart);
+        nonfinite_count += second_pass(&k, p, before, apart);
         make_scales(p, b);
         before = b;
         b = done;
     }
-    return nonfinite_count + second_pass(&k, p, before);
+    nonfinite_count += second_pass(&k, p, before, apart);
+    if (apart)
+        _mm_sfence();
+    return nonfinite_count;
+}
+
+ALWAYS_INLINE uint64_t
+step_typed(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype)
+{
+    if (p->apart)
+        return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true, true)
+                                     : step_body(p, first, end, low_bytes, grad_dtype, false, true);
+    return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true, false)
+                                 : step_body(p, first, end, low_bytes, grad_dtype, false, false);
 }
 
 static uint64_t
@@ -297,8 +312,7 @@ step_avx512(const spw__packed *p, uint64_t first, uint64_t end)
 {
 #define CASE(format, low_bytes, dtype)                                                                                 \
     case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
-        return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, dtype, true)                                \
-                                     : step_body(p, first, end, low_bytes, dtype, false)
+        return step_typed(p, first, end, low_bytes, dtype)
 #define CASES(format, low_bytes)                                                                                       \
     CASE(format, low_bytes, SPW_F32);                                                                                  \
     CASE(format, low_bytes, SPW_BF16);                                                                                 \

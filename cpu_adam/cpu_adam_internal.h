@@ -6,11 +6,18 @@
 
 #include "spw_cpu_adam.h"
 
-/* One update of a slice; returns the number of elements whose scaled gradient was not finite. */
-typedef uint64_t (*spw__adam_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice);
+/*
+ * One update of a slice; returns the number of elements whose scaled gradient was not finite. from has the state before: the
+ * slice itself, or one whose record, and perhaps weights, lie elsewhere and stay as they are; the slice's begin with lines then.
+ */
+typedef uint64_t (*spw__adam_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from);
+
+/* spw_adam_step_isa() from state that lies elsewhere. */
+spw_status spw__adam_step_from(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice,
+                               const spw_adam_slice *from, uint64_t *nonfinite_out);
 
 /* The truth; it also does the last elements of the vector kernels. */
-uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice);
+uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from);
 /* NULL when the build lacks the instruction set. */
 extern const spw__adam_fn spw__adam_avx2;
 extern const spw__adam_fn spw__adam_avx512;
@@ -82,6 +89,11 @@ typedef struct spw__packed {
     uint16_t *hi;
     void *lo, *m, *v;
     uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
+    /* The state before: the same memory or, apart, elsewhere, the weights perhaps; then what is above begins with lines. */
+    const uint16_t *hi_from;
+    const void *lo_from, *m_from, *v_from;
+    const uint16_t *m_scale_from, *v_scale_from;
+    bool apart;
     const void *grad;
     /* Does elements [first, end), whole groups or 32 of bf16 moments, any other way; returns their nonfinite gradients. */
     uint64_t (*general)(void *ctx, uint64_t first, uint64_t end);

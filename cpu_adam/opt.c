@@ -313,6 +313,23 @@ walk_of(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer
     return k;
 }
 
+/* Every array of elements [first, end) of state that goes elsewhere. */
+static void
+copy_state(const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end)
+{
+    uint32_t parts[SPW_STATE_PARTS_MAX], count = spw_state_record_parts(c->format, o, parts);
+    const uint64_t weight_bytes = spw_state_weight_bytes(c->format);
+    uint64_t at = 0;
+    if (c->weights_from != c->weights)
+        memcpy((char *)c->weights + first * weight_bytes, (const char *)c->weights_from + first * weight_bytes,
+               (end - first) * weight_bytes);
+    for (uint32_t k = 0; k < count; k++) {
+        uint64_t begin = at + first / 32 * parts[k];
+        memcpy((char *)c->record + begin, (const char *)c->record_from + begin, (end - first) / 32 * parts[k]);
+        at += c->elems / 32 * parts[k];
+    }
+}
+
 /* What a fused kernel would not take. */
 typedef struct general_walk {
     const walk *walk;
@@ -323,6 +340,8 @@ static uint64_t
 walk_some(void *ctx, uint64_t first, uint64_t end)
 {
     const general_walk *g = ctx;
+    if (g->walk->chunk->record_from != NULL)
+        copy_state(g->walk->chunk, g->walk->o, first, end);
     return walk_blocks(g->walk, g->ranges, first, end);
 }
 
@@ -343,8 +362,24 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
                      .m_scale = k->scales[0],
                      .v_scale = k->scales[1],
                      .grad = c->grad,
+                     .hi_from = c->weights,
+                     .lo_from = c->record,
+                     .m_from = k->moments[0],
+                     .v_from = k->moments[1],
+                     .m_scale_from = k->scales[0],
+                     .v_scale_from = k->scales[1],
                      .general = walk_some,
                      .ctx = &general};
+    if (c->record_from != NULL) {
+        void *record = (void *)(uintptr_t)c->record_from;
+        p.apart = true;
+        p.hi_from = c->weights_from;
+        p.lo_from = record;
+        p.m_from = spw__state_moment(c->format, k->o, record, c->elems, 0);
+        p.v_from = spw__state_moment(c->format, k->o, record, c->elems, 1);
+        p.m_scale_from = spw__state_scales(c->format, k->o, record, c->elems, 0);
+        p.v_scale_from = spw__state_scales(c->format, k->o, record, c->elems, 1);
+    }
     for (uint64_t at = from; at < to;) {
         uint64_t end;
         while (general.ranges->end <= at)
@@ -362,6 +397,13 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
     return nonfinite_count;
 }
 
+/* Kernels write state that goes elsewhere in whole lines. */
+static bool
+lines(const spw_opt_chunk *c)
+{
+    return ((uintptr_t)c->weights | (uintptr_t)c->record) % 64 == 0;
+}
+
 /* NULL: this state has none. The kernels round stochastically. */
 static spw__packed_fn
 packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
@@ -369,6 +411,8 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
     spw__moment_code code = spw__state_layouts[c->format].code;
     bool packed = code != SPW__MOMENT_F32 && !coef->nearest && coef->optimizer == &spw_opt_adam;
     if (!packed || isa != SPW_ISA_AVX512)
+        return NULL;
+    if (c->record_from != NULL && !lines(c))
         return NULL;
     return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
 }
@@ -390,15 +434,38 @@ step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint
                               .decay = o->c[5],
                               .step_size = o->c[6],
                               .inv_bc2_sqrt = o->c[7]};
-        spw_adam_slice slice;
+        spw_adam_slice slice, before;
         uint64_t bad = 0;
         if (end <= first)
             continue;
         spw_adam_slice_init(&slice, c->format, c->weights, c->record, c->elems, c->grad, c->grad_dtype, first,
                             end - first);
-        (void)spw_adam_step_isa(isa, &coef, &slice, &bad);
+        if (c->record_from != NULL)
+            spw_adam_slice_init(&before, c->format, (void *)(uintptr_t)c->weights_from,
+                                (void *)(uintptr_t)c->record_from, c->elems, c->grad, c->grad_dtype, first,
+                                end - first);
+        (void)spw__adam_step_from(isa, &coef, &slice, c->record_from != NULL ? &before : &slice, &bad);
         nonfinite_count += bad;
         first = end;
+    }
+    return nonfinite_count;
+}
+
+enum { COPIED = 4096 }; /* elements, which stay in L2 between the copy and their update */
+
+/* What has no kernel of its own for that: first a copy, then in place, a little at a time. */
+static uint64_t
+step_copied(spw_isa isa, const spw_opt_chunk *chunk, uint64_t to, const spw_opt_range *ranges, uint32_t range_count)
+{
+    spw_opt_chunk piece = *chunk;
+    uint64_t nonfinite_count = 0, bad = 0;
+    piece.weights_from = piece.record_from = NULL;
+    for (uint64_t at = chunk->begin; at < to; at = piece.end) {
+        piece.begin = at;
+        piece.end = to - at < COPIED ? to : at + COPIED;
+        copy_state(chunk, ranges[0].coef->optimizer, piece.begin, piece.end);
+        (void)spw_opt_step_isa(isa, &piece, ranges, range_count, &bad);
+        nonfinite_count += bad;
     }
     return nonfinite_count;
 }
@@ -410,6 +477,7 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     const spw_optimizer *o = ranges[0].coef->optimizer;
     uint64_t nonfinite_count, to = c->end > 0 ? c->end : c->elems;
     SPW_ASSERT(c->begin % SPW_STATE_GROUP == 0 && to % SPW_STATE_GROUP == 0 && to <= c->elems);
+    SPW_ASSERT((c->weights_from == NULL) == (c->record_from == NULL));
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
     if (table_of(isa) == NULL || isa > spw_cpu_isa_native())
         return SPW_EUNSUPPORTED;
@@ -418,8 +486,9 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     } else {
         walk k = walk_of(table_of(isa), c, o);
         spw__packed_fn kernel = packed_of(isa, c, ranges[0].coef);
-        nonfinite_count =
-            kernel != NULL ? step_packed(kernel, &k, ranges, c->begin, to) : walk_blocks(&k, ranges, c->begin, to);
+        nonfinite_count = kernel != NULL           ? step_packed(kernel, &k, ranges, c->begin, to)
+                          : c->record_from != NULL ? step_copied(isa, c, to, ranges, range_count)
+                                                   : walk_blocks(&k, ranges, c->begin, to);
     }
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;

@@ -146,13 +146,16 @@ typedef struct spw_opt_chunk {
     spw_state_format format;
     uint64_t elems; /* a multiple of SPW_STATE_GROUP */
     void *weights, *record;
+    /* The state before, which stays as it is where that is elsewhere. Both NULL: in place. */
+    const void *weights_from, *record_from;
     const void *grad;
     spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
     uint64_t first;       /* the chunk's place among all elements, so that stochastic rounding ignores the cut */
     uint64_t begin, end;  /* update only these elements; multiples of SPW_STATE_GROUP; both 0: all */
 } spw_opt_chunk;
 /*
- * spw_opt_step - one update of a chunk, in place, one pass over memory. The last range ends at elems.
+ * spw_opt_step - one update of a chunk, one pass over memory. The last range ends at elems. Of state that goes elsewhere only what
+ * is updated is written there; Adam does so past the caches, and moves no more bytes than in place.
  * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same).
  * Threads  any; different chunks on different threads at once. Does not block.
  */

@@ -177,6 +177,72 @@ test_isa_identity(void **state)
     assert_true(compared > 0 || spw_cpu_isa_native() == SPW_ISA_SCALAR);
 }
 
+/* State that goes elsewhere, all of it or the record alone: the same bytes there, the old one untouched, and nothing written beside what was to be updated. */
+static void
+test_apart(void **state)
+{
+    static chunk start, old;
+    (void)state;
+    for (int o = 0; o < OPTIMIZERS; o++)
+        for (int f = 0; f < SPW_STATE_COUNT; f++)
+            for (uint32_t round = 0; round < 16; round++) {
+                const uint64_t n = round % 4 == 0 ? ELEMS : 4096,
+                               weight_bytes = spw_state_weight_bytes((spw_state_format)f);
+                const bool in_place = round % 5 == 4; /* the weights */
+                uint64_t bad_in = 0, bad_apart = 0;
+                spw_opt_range ranges[RANGES_MAX];
+                spw_opt_coef coefs[RANGES_MAX];
+                uint32_t count = draw_ranges(ranges, coefs, optimizers[o], n);
+                spw_opt_chunk x = opt_chunk(&a, (spw_state_format)f, round % 2 == 0 ? SPW_F32 : SPW_BF16, n),
+                              y = opt_chunk(&b, (spw_state_format)f, x.grad_dtype, n);
+                if (round % 8 < 4) /* one group: kernels see whole lines */
+                    ranges[0].end = n, count = 1;
+                fill(&start, x.format, optimizers[o], x.grad_dtype, n, round >= 8);
+                a = b = old = start;
+                x.begin = y.begin =
+                    round % 3 == 0 ? 0 : random_below((uint32_t)(n / SPW_STATE_GROUP)) * SPW_STATE_GROUP;
+                x.end = y.end =
+                    round % 3 == 0
+                        ? n
+                        : x.begin + (1 + random_below((uint32_t)((n - x.begin) / SPW_STATE_GROUP))) * SPW_STATE_GROUP;
+                for (int isa = SPW_ISA_SCALAR; isa <= SPW_ISA_AVX512; isa++) {
+                    uint32_t parts[SPW_STATE_PARTS_MAX],
+                        part_count = spw_state_record_parts(x.format, optimizers[o], parts);
+                    uint64_t at = 0;
+                    if (isa > (int)spw_cpu_isa_native())
+                        continue;
+                    if (in_place)
+                        memcpy(a.weights, start.weights, sizeof a.weights);
+                    else
+                        memset(a.weights, 0x5a, sizeof a.weights);
+                    memset(a.record, 0x5a, sizeof a.record);
+                    b = start;
+                    x.weights_from = in_place ? a.weights : old.weights;
+                    x.record_from = old.record;
+                    assert_int_equal(spw_opt_step_isa((spw_isa)isa, &x, ranges, count, &bad_apart), SPW_OK);
+                    assert_int_equal(spw_opt_step_isa((spw_isa)isa, &y, ranges, count, &bad_in), SPW_OK);
+                    assert_int_equal(bad_in, bad_apart);
+                    assert_memory_equal(&old, &start, sizeof old);
+                    assert_memory_equal(a.weights + x.begin * weight_bytes, b.weights + x.begin * weight_bytes,
+                                        (x.end - x.begin) * weight_bytes);
+                    for (uint64_t i = 0; i < n * weight_bytes && !in_place; i++)
+                        assert_true((i >= x.begin * weight_bytes && i < x.end * weight_bytes) || a.weights[i] == 0x5a);
+                    for (uint32_t k = 0; k < part_count; at += n / 32 * parts[k], k++) {
+                        for (uint64_t i = 0; i < n / 32 * parts[k]; i++) {
+                            bool in = i >= x.begin / 32 * parts[k] && i < x.end / 32 * parts[k];
+                            unsigned char want = in ? ((unsigned char *)b.record)[at + i] : 0x5a;
+                            if (((unsigned char *)a.record)[at + i] != want)
+                                fail_msg("%s %s isa %s array %u byte %llu of [%llu, %llu) of %llu seed %llu",
+                                         optimizers[o]->name, spw_state_name((spw_state_format)f),
+                                         spw_isa_name((spw_isa)isa), k, (unsigned long long)i,
+                                         (unsigned long long)x.begin, (unsigned long long)x.end, (unsigned long long)n,
+                                         (unsigned long long)seed);
+                        }
+                    }
+                }
+            }
+}
+
 static void
 test_cuts(void **state)
 {
@@ -577,6 +643,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_identity),
+        cmocka_unit_test(test_apart),
         cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_fused_equals_blocks),
