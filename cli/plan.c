@@ -205,7 +205,7 @@ plan_json(const spw_plan *p)
     json_object_set_new(purposes, "working", tiers_json(p->arena_device + p->batch_device + p->padding_device, 0, 0));
     json_object_set_new(purposes, "tables", tiers_json(0, p->tables_host, 0));
     json_object_set_new(purposes, "process", tiers_json(0, p->process_host, 0));
-    json_object_set_new(purposes, "spare", tiers_json(0, 0, p->spare_nvme));
+    json_object_set_new(purposes, "spare", tiers_json(0, p->spare_host, p->spare_nvme));
     for (uint32_t i = 0; i < p->decision_count; i++)
         json_array_append_new(decisions, json_pack("{s:s, s:s, s:s}", "name", p->decisions[i].name, "value",
                                                    p->decisions[i].value, "reason", p->decisions[i].reason));

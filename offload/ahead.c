@@ -1,13 +1,14 @@
 /*
  * Updates ahead of the gate. Whether a step clips its gradient is known when all of it is there; nearly always it does not, and
- * then the updates are those that would have run at once. So they do run at once, and what they change goes to a second place in
- * swap: until the gate opens the state before lies untouched in the first. Then the places have changed their roles, and nothing is
- * moved. If the norm says otherwise, the new state is dropped, and the update is done again from the old one: the same bits, at the
- * price of what was done in vain. Whoever computes the norm decides whether to try (runtime/ahead.c).
+ * then the updates are those that would have run at once. So they do run at once, and what they change goes to a second place, in
+ * swap or in host memory: until the gate opens the state before lies untouched in the first. Then the places have changed their
+ * roles, and nothing is moved. If the norm says otherwise, the new state is dropped, and the update is done again from the old one:
+ * the same bits, at the price of what was done in vain. Whoever computes the norm decides whether to try (runtime/ahead.c).
  *
  *   chunk   ahead (its job began before the gate) -> undoable (the job has ended) -> final, or as before
  *
- * A gradient stays until then. Weights that live in memory are changed where they lie; what they were goes out behind the record.
+ * A gradient stays until then. Weights in memory beside a record on nvme are changed where they lie; what they were goes out behind
+ * the record. Beside a record in memory they have a second place as it has.
  * Source: speculation-then-validation in SuperOffload (Lian et al. 2025, 2509.21271), here with the old bytes kept and not computed
  * back, so that nothing hangs on arithmetic.
  */
@@ -16,7 +17,9 @@
 uint64_t
 spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    return spw__spare(cfg, c) && c->weight_tier != SPW_TIER_NVME ? spw_round_up(c->elems * cfg->weight_bytes, 4096) : 0;
+    return spw__spare(cfg, c) && c->record_tier == SPW_TIER_NVME && c->weight_tier != SPW_TIER_NVME
+               ? spw_round_up(c->elems * cfg->weight_bytes, 4096)
+               : 0;
 }
 
 char *
@@ -34,7 +37,7 @@ spw__before_gate(const spw_store *s)
 bool
 spw__runs_ahead(const spw_store *s, const unit *u)
 {
-    return spw__before_gate(s) && u->op == OP_UPDATE && u->grad_ready && u->plan.spare && !u->on_device;
+    return spw__before_gate(s) && u->op == OP_UPDATE && u->grad_ready && u->spare && !u->on_device;
 }
 
 static void
@@ -45,19 +48,70 @@ swap_u64(uint64_t *a, uint64_t *b)
     *b = t;
 }
 
+static void
+swap_places(void **a, void **b)
+{
+    void *t = *a;
+    *a = *b;
+    *b = t;
+}
+
 /* Both copies of what is on nvme: from one place to the other. */
 static void
-change_places(chunk *c)
+change_offsets(chunk *c)
 {
     swap_u64(&c->weight_offset, &c->weight_spare);
     swap_u64(&c->record_offset, &c->record_spare);
+}
+
+/* Tests: nobody has anything of the places that have been given up. */
+static void
+poison_other(const spw_store *s, const chunk *c)
+{
+    if (s->cfg.chaos_seed == 0)
+        return;
+    if (c->weights_other != NULL)
+        memset(c->weights_other, 0xff, c->plan.elems * s->cfg.weight_bytes);
+    if (c->record_other != NULL)
+        memset(c->record_other, 0xff, c->plan.elems / 32 * s->cfg.record_bytes_32);
+}
+
+void
+spw__change_memory(chunk *c)
+{
+    if (c->weights_other != NULL)
+        swap_places(&c->weights, &c->weights_other);
+    if (c->record_other != NULL)
+        swap_places(&c->record, &c->record_other);
+}
+
+/* Lock held. Jobs ahead that no worker has begun are jobs no more. Those that hold a slot stay, they are few. */
+static void
+recall(spw_store *s)
+{
+    chunk *c = s->job_head;
+    s->job_head = s->job_tail = NULL;
+    for (chunk *next; c != NULL; c = next) {
+        unit *u = &s->units[c->plan.unit_idx];
+        uint32_t k = c->idx - u->plan.chunk_first;
+        next = c->next_job;
+        if (!c->ahead) {
+            spw__store_push_job(&s->job_head, &s->job_tail, c);
+            continue;
+        }
+        c->w = W_CLEAN;
+        c->r = R_READY;
+        c->ahead = c->apart = c->started = false;
+        u->job_next = k < u->job_next ? k : u->job_next;
+    }
 }
 
 void
 spw__ahead_done(chunk *c)
 {
     c->undoable = true;
-    change_places(c);
+    change_offsets(c);
+    spw__change_memory(c);
 }
 
 void
@@ -71,6 +125,7 @@ spw__ahead_commit(spw_store *s)
                 s->stats.ahead++;
                 if (s->cfg.chaos_seed != 0)
                     memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
+                poison_other(s, c);
                 spw__store_hold_grad(s, c, false);
             }
             c->ahead = c->undoable = false; /* a job under way ends like any other */
@@ -94,7 +149,7 @@ take_back(spw_store *s, chunk *c)
 {
     const uint64_t undo = spw__undo_bytes(&s->cfg, &c->plan);
     const bool in_memory = c->r == R_DIRTY;
-    SPW_ASSERT(c->pins == 0 && (c->r == R_DIRTY || c->r == R_EMPTY));
+    SPW_ASSERT(c->pins == 0 && (c->r == R_DIRTY || c->r == R_EMPTY || c->record_other != NULL));
     if (in_memory && undo > 0)
         memcpy(c->weights, spw__undo_of(s, c), c->plan.elems * s->cfg.weight_bytes);
     if (in_memory)
@@ -110,7 +165,9 @@ take_back(spw_store *s, chunk *c)
         s->undo_head = c;
         s->undo_left++;
     }
-    change_places(c);
+    change_offsets(c);
+    spw__change_memory(c);
+    poison_other(s, c);
     c->weight_sum = c->weight_sum_before;
     c->record_sum = c->record_sum_before;
     c->generation--;
@@ -175,6 +232,7 @@ static void
 hold_back(spw_store *s)
 {
     s->held_back = true;
+    recall(s);
     for (uint32_t i = 0; i < s->chunk_count; i++) {
         chunk *c = &s->chunks[i];
         c->pins -= c->held;
@@ -199,7 +257,7 @@ spw_store_step_undo(spw_store *s, spw_error *err)
         }
         for (uint32_t i = 0; i < s->unit_count; i++) {
             unit *u = &s->units[i];
-            if (u->op != OP_UPDATE || !u->plan.spare)
+            if (u->op != OP_UPDATE || !u->spare)
                 continue;
             spw__store_drop_records(s, u);
             u->load_next = u->job_next = u->done_next = 0;

@@ -164,8 +164,8 @@ spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op)
     }
 }
 
-static void
-push_job(chunk **head, chunk **tail, chunk *c)
+void
+spw__store_push_job(chunk **head, chunk **tail, chunk *c)
 {
     c->next_job = NULL;
     if (*head == NULL)
@@ -213,7 +213,7 @@ finish_request(spw_store *s, spw_aio_request *req)
             submit(s, c, true, SPW_AIO_READ, req->priority);
         } else if (s->cfg.integrity) {
             c->w = W_VERIFYING;
-            push_job(&s->verify_head, &s->verify_tail, c);
+            spw__store_push_job(&s->verify_head, &s->verify_tail, c);
             pthread_cond_signal(&s->work_cond);
         } else {
             c->w = W_CLEAN;
@@ -619,7 +619,7 @@ start_on_device(spw_store *s, chunk *c)
         s->copies_inflight++;
         spw_gpu_span_begin(s->h2d, "update");
     }
-    push_job(&s->together_head, &s->together_tail, c);
+    spw__store_push_job(&s->together_head, &s->together_tail, c);
     c->w = W_UPDATING;
     c->r = R_UPDATING;
     c->started = true;
@@ -629,6 +629,24 @@ start_on_device(spw_store *s, chunk *c)
     s->together_elems += c->plan.elems;
     if (s->together_elems >= TOGETHER_ELEMS)
         end_together(s);
+}
+
+/*
+ * Jobs whose chunk is in memory: the lowest first. Gradients come from the highest on, so what is left when the last of them has come
+ * is done in the order of the next forward pass.
+ */
+static void
+insert_job(spw_store *s, chunk *c)
+{
+    chunk **at = &s->job_head;
+    if (s->job_tail == NULL || s->job_head == NULL || s->job_tail->idx < c->idx) {
+        spw__store_push_job(&s->job_head, &s->job_tail, c);
+        return;
+    }
+    while ((*at)->idx < c->idx)
+        at = &(*at)->next_job;
+    c->next_job = *at;
+    *at = c;
 }
 
 static void
@@ -647,13 +665,14 @@ start_job(spw_store *s, unit *u, chunk *c)
     else
         c->w = W_UPDATING;
     c->ahead = spw__runs_ahead(s, u);
+    c->apart = c->ahead && c->record_other != NULL;
     if (c->r == R_READY)
         c->r = R_UPDATING;
     c->started = true;
     if (c->plan.record_tier == SPW_TIER_NVME || c->plan.weight_tier == SPW_TIER_NVME)
-        push_job(&s->passing_head, &s->passing_tail, c);
+        spw__store_push_job(&s->passing_head, &s->passing_tail, c);
     else
-        push_job(&s->job_head, &s->job_tail, c);
+        insert_job(s, c);
     pthread_cond_signal(&s->work_cond);
 }
 
@@ -767,12 +786,12 @@ read_ahead(spw_store *s, bool may_load)
 {
     for (uint32_t i = s->unit_count; i-- > 0;) {
         unit *u = &s->units[i];
-        if (u->op == OP_UPDATE && !u->grad_ready && u->plan.spare)
+        if (u->op == OP_UPDATE && !u->grad_ready && u->spare)
             may_load = advance_unit(s, u, may_load) && may_load;
     }
     for (uint32_t i = 0; i < s->unit_count; i++) {
         unit *u = &s->units[i];
-        if (u->op == OP_UPDATE && !u->plan.spare)
+        if (u->op == OP_UPDATE && !u->spare)
             may_load = advance_unit(s, u, may_load) && may_load;
     }
 }

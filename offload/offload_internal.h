@@ -31,7 +31,8 @@ struct chunk {
     spw_store_chunk plan;
     uint32_t idx;
     uint64_t weight_offset, record_offset, grad_offset; /* in the swap file */
-    uint64_t weight_spare, record_spare;                /* the other places, of a unit that has some (ahead.c) */
+    uint64_t weight_spare, record_spare;                /* the other places, of one that has some (ahead.c) */
+    void *weights_other, *record_other;                 /* and in memory */
     w_state w;
     r_state r;
     g_state g;
@@ -47,6 +48,7 @@ struct chunk {
     uint64_t weight_sum, record_sum, grad_sum;
     /* ahead: its update began before the gate opened; undoable: it has ended, and what was before lies in the spare places. */
     bool ahead, undoable, undo_read; /* undo_read: its weights of before are to be read back */
+    bool apart;                      /* its job leaves what it changes in the other places in memory */
     uint64_t weight_sum_before, record_sum_before, undo_sum;
     uint32_t piece_next; /* in place: the piece that is being read */
     bool summed;         /* in place: weight_sum is that of its first read */
@@ -66,6 +68,7 @@ typedef struct unit {
     spw_store_unit plan;
     void *grad;
     bool on_device;      /* its updates run in the h2d queue, and grad is device memory */
+    bool spare;          /* some of its chunks may be updated before the gate opens */
     bool direct;         /* used where it lies (spw_store_direct): no place in the cache, nothing to gather */
     uint64_t generation; /* all chunks have reached it */
     unit_op op;
@@ -208,14 +211,14 @@ spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, sp
 
 /* ---------------------------------------------------------------- ahead.c: updates before the gate opens */
 
-/* May this chunk be updated before? Its record is on nvme and has a second place there. */
+/* May this chunk be updated before? Its record has a second place where it is. */
 static inline bool
 spw__spare(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    return cfg->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME;
+    return c->spare || (cfg->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME);
 }
 
-/* What goes out behind the record, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
+/* What goes out behind a record on nvme, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
 uint64_t spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
 /* In memory, behind the record. */
 char *spw__undo_of(const spw_store *s, const chunk *c);
@@ -227,6 +230,8 @@ bool spw__before_gate(const spw_store *s);
 bool spw__runs_ahead(const spw_store *s, const unit *u);
 /* The update of a chunk that is ahead has ended: it lives in the other place from now on. */
 void spw__ahead_done(chunk *c);
+/* The places in memory change their roles: of a chunk whose job wrote to the others. */
+void spw__change_memory(chunk *c);
 /* The gate opens: all that was done stays. */
 void spw__ahead_commit(spw_store *s);
 void spw__ahead_reads(spw_store *s); /* the mover's */
@@ -249,8 +254,9 @@ void spw__store_hold_grad(spw_store *s, chunk *c, bool held);
 void spw__store_hold_unit(spw_store *s, const unit *u);
 /* The chunk's gradient is not in its unit's window any more; whoever is last frees it. */
 void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
-void spw__store_drop_grads(spw_store *s);     /* idle: what no update will consume */
-void spw__store_schedule_grads(spw_store *s); /* the mover's, as is submit */
+void spw__store_drop_grads(spw_store *s);                       /* idle: what no update will consume */
+void spw__store_schedule_grads(spw_store *s);                   /* the mover's, as is submit */
+void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the others of a list of jobs */
 void spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */

@@ -133,11 +133,11 @@ spw_store_stage_bytes(const spw_store_config *cfg)
     return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record) + need.told;
 }
 
-/* In swap, of each of its copies there. */
+/* Of each of its copies, in swap or in host memory. */
 static uint64_t
-places(const spw_store_config *cfg, const spw_store_chunk *c)
+places(const spw_store_config *cfg, const spw_store_chunk *c, spw_tier tier)
 {
-    return spw__spare(cfg, c) ? 2 : 1;
+    return spw__spare(cfg, c) && (tier == SPW_TIER_NVME || c->spare) ? 2 : 1;
 }
 
 void
@@ -155,12 +155,13 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             if (records && !cfg->units[c->unit_idx].trainable)
                 continue;
             if (tier == SPW_TIER_HOST)
-                need->host_bytes += bytes;
+                need->host_bytes += places(cfg, c, tier) * bytes;
             else if (tier == SPW_TIER_DEVICE)
                 need->device_bytes += bytes;
             else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
-                need->path_bytes[c->path_idx] += places(cfg, c) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
-                                                 (records ? chunk_grad(cfg, c) : 0);
+                need->path_bytes[c->path_idx] +=
+                    places(cfg, c, tier) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
+                    (records ? chunk_grad(cfg, c) : 0);
         }
     }
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
@@ -269,10 +270,13 @@ spw__store_carve(spw_store *s, spw_error *err)
             chunk *c = &s->chunks[i];
             spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
             uint64_t bytes = page_up(chunk_bytes(cfg, &c->plan, records));
-            void *home;
+            void *home, *other = NULL;
             if (records && !cfg->units[c->plan.unit_idx].trainable)
                 continue;
             home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
+            if (tier == SPW_TIER_HOST && places(cfg, &c->plan, tier) > 1)
+                other = spw_carve_take(&host, bytes);
+            *(records ? &c->record_other : &c->weights_other) = other;
             if (records) {
                 c->record = home;
                 c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
@@ -289,7 +293,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 bytes += records ? spw__undo_bytes(cfg, &c->plan) : 0;
                 *(records ? &c->record_offset : &c->weight_offset) = *at;
                 *(records ? &c->record_spare : &c->weight_spare) = *at + bytes;
-                *at += places(cfg, &c->plan) * bytes;
+                *at += places(cfg, &c->plan, tier) * bytes;
             }
             if (records && cfg->units[c->plan.unit_idx].spills) {
                 c->grad_offset = need.path_bytes[c->plan.path_idx];
@@ -334,6 +338,12 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "chunks on nvme need at least one slot of each kind");
     for (uint32_t i = 0; i < cfg->chunk_count; i++) {
         const spw_store_unit *u = &cfg->units[cfg->chunks[i].unit_idx];
+        const spw_store_chunk *c = &cfg->chunks[i];
+        if (c->spare && (!u->trainable || c->record_tier != SPW_TIER_HOST || c->weight_tier == SPW_TIER_DEVICE))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "chunk %u of unit %u: second places are for records in host memory, with weights there or "
+                             "on nvme",
+                             i, c->unit_idx);
         if (u->spare && (u->spills || !u->trainable))
             return SPW_RAISE(
                 err, SPW_EINVAL,

@@ -51,6 +51,8 @@ typedef struct spw_store_chunk {
     uint32_t path_idx; /* of the swap path, when either tier is nvme */
     /* Frozen weights on nvme that stay where they are: of spw_store_config's pieces. Count 0: in swap, like all others. */
     uint32_t piece_first, piece_count;
+    bool
+        spare; /* record in host memory: it may be updated before the gate opens, for record and weights have a second place in their tier */
 } spw_store_chunk;
 
 /* A stretch of a chunk's weights in a file; a chunk's rise, and what lies between them is zero. */
@@ -72,7 +74,8 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool spare; /* chunks with records on nvme may be updated before the gate opens: each has a second place there */
+    bool
+        spare; /* chunks with records on nvme may be updated before the gate opens: each has a second place there. In memory: the chunk's */
     bool coded; /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
@@ -89,11 +92,16 @@ typedef struct spw_store_use {
 /* What is stored as codes comes as what they decode to; what is left there becomes codes (spw__quant_settle). */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
+/* A chunk's state: where it goes, and where it is; the same memory, or apart, and then what was there before stays. */
+typedef struct spw_store_state {
+    void *weights, *record;
+    const void *weights_from, *record_from;
+} spw_store_state;
 /*
  * The same for an update, of elements [first, first + count) of the chunk: piece by piece, in order, so that what is read
  * from nvme, verified, updated and summed again comes from memory once. first and count are multiples of 4096.
  */
-typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
+typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad,
                                           uint64_t first, uint64_t count, spw_error *err);
 /*
  * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad,
@@ -246,7 +254,7 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
  *               would hold their slots for ever.
  * GATED  updates wait for go.
  * EARLY  go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first.
- * AHEAD  chunks of units that have spare places are updated as soon as the gradient is ready, in the hope that go will follow; what was
+ * AHEAD  chunks that have spare places are updated as soon as the gradient is ready, in the hope that go will follow; what was
  *        there before stays in the other place. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
  */
 typedef enum spw_step_mode { SPW_STEP_GATED, SPW_STEP_EARLY, SPW_STEP_AHEAD } spw_step_mode;

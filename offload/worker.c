@@ -251,9 +251,14 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
     bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
     bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
     bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
+    spw_store_state state = {c->weights, record, c->weights, record};
     char *undo = ahead && spw__undo_bytes(&s->cfg, &c->plan) > 0 ? spw__undo_of(s, c) : NULL;
     uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0, undo_sum = 0;
     spw_status st = SPW_OK;
+    if (c->apart) {
+        state.weights = c->weights_other != NULL ? c->weights_other : c->weights;
+        state.record = c->record_other;
+    }
     spw__store_chaos_delay(s, c->idx);
     if (op == OP_EDIT && verify) {
         SPW_TRY(verify_record(s, c, count, err));
@@ -276,7 +281,7 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
         if (undo != NULL)
             undo_sum = keep_weights(s, c, undo, undo_sum, first, n, count);
         if (op == OP_UPDATE)
-            st = s->cfg.update(s->cfg.update_ctx, c->idx, c->weights, record, grad, first, n, err);
+            st = s->cfg.update(s->cfg.update_ctx, c->idx, &state, grad, first, n, err);
         if (sum_w)
             weight_sum = sum_weights(s, c, weight_sum, first, n, count);
         if (sum_r)
@@ -414,6 +419,8 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         if (op == OP_UPDATE && c->ahead) {
             spw__ahead_done(c);
         } else if (op == OP_UPDATE) {
+            if (c->apart) /* the gate has opened meanwhile */
+                spw__change_memory(c);
             spw__store_hold_grad(s, c, false);
             if (c->g == G_WINDOW)
                 spw__store_leave_window(s, c, G_NONE);

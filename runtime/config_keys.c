@@ -167,7 +167,7 @@ const key_row spw__config_rows[] = {
     INERT_BOOL(ZO "offload_optimizer.pipeline", "false", "both directions overlap anyway"),
     REAL(ZO "offload_optimizer.ratio", NULL, zero.optimizer_ratio, 0, 1, "1.0",
          "the host updates no more than this share of the parameters; state of the first units is on the device"),
-    UNBUILT(ZO "offload_optimizer.super_offload", "false", "SuperOffload"),
+    INERT_BOOL(ZO "offload_optimizer.super_offload", "false", "spillway.update_ahead does it by itself"),
     INERT(ZO "offload_optimizer.cpuadam_cores_perc", NULL, K_REAL, 0, 1, "0.8", "spillway.optimizer_threads says it"),
     U64(ZO "sub_group_size", NULL, zero.sub_group_size, 4096, BIG, "1000000000", "upper bound of a chunk, elements"),
     U64(ZO "prefetch_bucket_size", "stage3_prefetch_bucket_size", zero.prefetch_bucket_size, 0, BIG, "1e18",
@@ -380,9 +380,11 @@ const key_row spw__config_rows[] = {
     TEXT("spillway.gradients", run.gradients, "\"auto\"", "auto|host|nvme",
          "where they wait for their update; auto: host memory, or what it does not hold on nvme, if offload_optimizer "
          "is there"),
-    TEXT("spillway.update_ahead", run.update_ahead, "\"auto\"", "auto|always|never",
-         "state on nvme is updated before the gradient's norm is known, at a second place there, and taken back if the "
-         "step clips; auto: while steps do not clip, if the disk has room for twice the state"),
+    TEXT(
+        "spillway.update_ahead", run.update_ahead, "\"auto\"", "auto|always|never",
+        "offloaded state is updated before the gradient's norm is known, at a second place in its tier, and taken back "
+        "if the step clips; auto: while steps do not clip, on nvme if the disk has room for twice the state, in host "
+        "memory as far as nothing else wants it and a GPU computes"),
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0", "0: all in one pass"),

@@ -209,6 +209,41 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
     return st;
 }
 
+/* Of a chunk that may be updated ahead in host memory. */
+static uint64_t
+spare_bytes(const plan_input *in, const spw_store_chunk *c)
+{
+    uint64_t weights = c->weight_tier == SPW_TIER_HOST ? spw_round_up(plan_weights(in, c), 4096) : 0;
+    return c->record_tier == SPW_TIER_HOST ? weights + plan_record_room(in, c->elems) : 0;
+}
+
+/*
+ * What nothing else wants gives records in host memory second places: those of the last units first, whose gradients come first. Of a
+ * machine without a budget at most half of what is left. Where the host computes too, its processors have nothing to gain.
+ */
+static void
+place_spares(const spw_plan *p, const plan_input *in)
+{
+    const plan_places placed = spw__plan_count(in);
+    const bool always = strcmp(in->config->run.update_ahead, "always") == 0;
+    uint64_t taken = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
+                     p->activations_host + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] +
+                     placed.padding[SPW_TIER_HOST];
+    uint64_t room = p->host_budget != SPW_AUTO ? p->host_budget : spw__plan_host_room(p, in) / 8 * 7, left;
+    if (!in->ahead || in->spill || (in->device_in_host && !always))
+        return;
+    left = room > taken ? room - taken : 0;
+    left = p->host_budget != SPW_AUTO ? left : left / 2;
+    for (uint32_t i = in->layout->chunk_count; i-- > 0;) {
+        spw_store_chunk *c = &in->layout->chunks[i];
+        const uint64_t bytes = spare_bytes(in, c);
+        if (!plan_has_record(in, c) || bytes == 0 || bytes > left || c->weight_tier == SPW_TIER_DEVICE)
+            continue;
+        c->spare = true;
+        left -= bytes;
+    }
+}
+
 static void
 add_up(spw_plan *p, const plan_input *in)
 {
@@ -224,6 +259,8 @@ add_up(spw_plan *p, const plan_input *in)
             p->ahead = true;
             p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
             p->undo_write += plan_undo(in, c);
+            p->spare_host += spare_bytes(in, c);
+            p->spared_host += c->spare ? plan_record(in, c->elems) : 0;
         }
         uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
@@ -554,6 +591,8 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     collect_paths(p, in);
     (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = plan_host(p, in, err);
+    if (st == SPW_OK)
+        place_spares(p, in);
     add_up(p, in);
     spw__plan_activations_place(p, in);
     if (!state_on_nvme(in->config) && p->activation_count[SPW_TIER_NVME] == 0)
@@ -570,7 +609,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     }
     p->tables_host += spw__plan_count(in).padding[SPW_TIER_HOST];
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
-                    p->activations_host + p->weight_host + p->record_host;
+                    p->activations_host + p->weight_host + p->record_host + p->spare_host;
     if (st == SPW_OK)
         spw__plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
@@ -595,9 +634,10 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
 static bool
 may_go_ahead(const plan_input *in)
 {
-    return !in->inference && in->config->zero.offload_optimizer == SPW_TIER_NVME && !early_gate(in) &&
-           strcmp(in->config->run.update_ahead, "never") != 0 &&
-           (in->config->run.write_budget == 0 || strcmp(in->config->run.update_ahead, "always") == 0);
+    const spw_config *c = in->config;
+    return !in->inference && c->zero.offload_optimizer != SPW_TIER_DEVICE && !early_gate(in) &&
+           strcmp(c->run.update_ahead, "never") != 0 &&
+           (c->run.write_budget == 0 || !state_on_nvme(c) || strcmp(c->run.update_ahead, "always") == 0);
 }
 
 /* What a path has left; 0: unknown. Where it stands in both lists, both say the same. */
@@ -627,7 +667,7 @@ disks_have_room(const spw_plan *p, const plan_input *in)
     return room;
 }
 
-/* With second places for state on nvme, if all of it fits so. */
+/* With second places for state that is offloaded, if all on nvme fits so. */
 static spw_status
 plan_ahead(spw_plan *p, plan_input *in, spw_error *err)
 {
@@ -691,7 +731,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
                 {"working memory", p->arena_device + p->batch_device + p->padding_device, 0, 0},
                 {"tables and stacks", 0, p->tables_host, 0},
                 {"process", 0, p->process_host, 0},
-                {"places to undo updates", 0, 0, p->spare_nvme},
+                {"places to undo updates", 0, p->spare_host, p->spare_nvme},
                 {"total", p->device_bytes, p->host_bytes,
                  p->weight_nvme + p->record_nvme + p->grad_nvme + p->activations_nvme + p->spare_nvme}};
     char text[160], a[32], b[32], c[32];
@@ -700,7 +740,7 @@ spw_plan_print(const spw_plan *p, void (*line)(void *ctx, const char *text), voi
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if ((p->wire_host == 0 && strcmp(rows[i].name, "between ranks") == 0) ||
             (p->kept_host == 0 && strcmp(rows[i].name, "kept gathered weights") == 0) ||
-            (p->spare_nvme == 0 && strcmp(rows[i].name, "places to undo updates") == 0))
+            (p->spare_nvme + p->spare_host == 0 && strcmp(rows[i].name, "places to undo updates") == 0))
             continue;
         snprintf(text, sizeof text, "  %-24s %12s %12s %12s", rows[i].name,
                  spw_format_bytes(a, sizeof a, rows[i].device), spw_format_bytes(b, sizeof b, rows[i].host),

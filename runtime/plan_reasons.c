@@ -141,26 +141,44 @@ explain_codes(spw_plan *p, const plan_input *in)
                in->layout->code_bits, in->layout->code_bits == 8 ? 132.0 / 128 : 68.0 / 128, in->weight_bytes);
 }
 
+/* Why updates wait for the norm; NULL: there is nothing to say about it. */
+static const char *
+why_not_ahead(const spw_plan *p, const plan_input *in)
+{
+    if (p->record_nvme == 0) /* of a host that computes too nobody expects it */
+        return in->ahead && !in->device_in_host && p->record_host > 0
+                   ? "no host memory is left for second places of records"
+                   : NULL;
+    return p->grad_nvme > 0                   ? "gradients that wait on nvme"
+           : in->config->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
+                                              : "no room for second places of state on nvme";
+}
+
 static void
 explain_ahead(spw_plan *p, const plan_input *in)
 {
     const spw_config *c = in->config;
-    char value[64], bytes[32];
+    const char *why = why_not_ahead(p, in);
+    const double all = (double)(p->record_nvme + p->record_host), there = (double)(p->record_nvme + p->spared_host);
+    char value[64], bytes[32], share[64] = "", undo[128] = "";
     bool waits = c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
-    if (in->inference || !waits || p->record_nvme == 0 || strcmp(c->run.update_ahead, "never") == 0)
+    if (in->inference || !waits || strcmp(c->run.update_ahead, "never") == 0 || (!p->ahead && why == NULL))
         return;
-    if (!p->ahead)
-        decide(p, "spillway.update_ahead", "no", "%s: updates wait for the gradient's norm",
-               p->grad_nvme > 0          ? "gradients that wait on nvme"
-               : c->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
-                                         : "no room for second places of state on nvme");
-    else
-        decide(
-            p, "spillway.update_ahead", spw_format_bytes(value, sizeof value, p->spare_nvme),
-            "second places on nvme: updates begin before the norm is known, and are taken back if the step clips%s%s%s",
-            p->undo_write > 0 ? "; weights of before, up to " : "",
-            p->undo_write > 0 ? spw_format_bytes(bytes, sizeof bytes, p->undo_write) : "",
-            p->undo_write > 0 ? " a step, are written too" : "");
+    if (!p->ahead) {
+        decide(p, "spillway.update_ahead", "no", "%s: updates wait for the gradient's norm", why);
+        return;
+    }
+    if (there < all)
+        snprintf(share, sizeof share, " for %.0f %% of the records", 100 * there / all);
+    if (p->undo_write > 0)
+        snprintf(undo, sizeof undo, "; weights of before, up to %s a step, are written too",
+                 spw_format_bytes(bytes, sizeof bytes, p->undo_write));
+    decide(p, "spillway.update_ahead", spw_format_bytes(value, sizeof value, p->spare_nvme + p->spare_host),
+           "second places %s%s: updates begin before the norm is known, and are taken back if the step clips%s",
+           p->spare_host == 0    ? "on nvme"
+           : p->record_nvme == 0 ? "in host memory"
+                                 : "on nvme and in host memory",
+           share, undo);
 }
 
 static void

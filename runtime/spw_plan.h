@@ -50,13 +50,14 @@ typedef struct spw_plan {
     uint64_t kept_host; /* between ranks: slices of gathered weights, to gather them again */
     uint64_t grad_nvme; /* gradients that wait for their updates there; windows they pass through are in slots_host */
     uint32_t grad_windows;
-    bool ahead;            /* updates may begin before the norm is known (spw_offload.h) */
-    bool undo_room;        /* record slots have room for the weights of before */
-    uint64_t spare_nvme;   /* second places of what is updated so */
-    uint64_t undo_write;   /* weights of before, in memory, that go to nvme in a step if all of it is */
-    uint64_t grad_device;  /* gradients that stay on the device; grads_device is where they are made */
-    bool single_grad;      /* one at a time: it leaves the device before the next is begun */
-    uint64_t parts_device; /* between ranks: this rank's parts of units on their way to be gathered */
+    bool ahead;                      /* updates may begin before the norm is known (spw_offload.h) */
+    bool undo_room;                  /* record slots have room for the weights of before */
+    uint64_t spare_nvme, spare_host; /* second places of what is updated so */
+    uint64_t spared_host;            /* of the records in host memory: those that have one */
+    uint64_t undo_write;             /* weights of before, in memory, that go to nvme in a step if all of it is */
+    uint64_t grad_device;            /* gradients that stay on the device; grads_device is where they are made */
+    bool single_grad;                /* one at a time: it leaves the device before the next is begun */
+    uint64_t parts_device;           /* between ranks: this rank's parts of units on their way to be gathered */
     uint64_t cache_device, grads_device, activations_device, arena_device, batch_device, padding_device, device_bytes,
         device_budget;
     uint64_t tapes_device; /* what blocks computed between two checkpoints, kept for the backward pass */

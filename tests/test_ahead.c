@@ -70,8 +70,11 @@ open_want(rig *want, spw_family family, spw_state_format format, outcome *o, voi
     assert_true(norms[0] <= want->c.gradient_clipping && norms[STEPS - 1] > want->c.gradient_clipping);
 }
 
-/* Where state lives: all on nvme, one slot of each kind; the same with more; weights in memory, one slot or more; some of each. */
-enum { PLACES = 6 };
+/*
+ * Where state lives: all on nvme, one slot of each kind; the same with more; weights in memory, one slot or more; some of each. From
+ * IN_MEMORY on records are in memory: all of it; weights on nvme; second places for about half of it; for what a budget leaves.
+ */
+enum { PLACES = 10, IN_MEMORY = 6 };
 static void
 place(rig *r, const rig *want, spw_family family, spw_state_format format, int k)
 {
@@ -82,6 +85,10 @@ place(rig *r, const rig *want, spw_family family, spw_state_format format, int k
         r->c.zero.offload_param = SPW_TIER_HOST;
     if (k == 4)
         r->c.zero.offload_param = SPW_TIER_DEVICE;
+    if (k >= IN_MEMORY)
+        r->c.zero.offload_optimizer = SPW_TIER_HOST;
+    if (k >= IN_MEMORY && k != 7)
+        r->c.zero.offload_param = SPW_TIER_HOST;
     r->c.run.weight_slots = r->c.run.record_slots = k == 1 ? 3 : k == 3 ? 4 : 1;
     mode(&r->c, "always");
 }
@@ -94,7 +101,30 @@ open_place(rig *r, int k)
         r->c.run.host_memory = r->e->plan.host_bytes + r->e->plan.weight_nvme / 2 + 4 * 4096;
         rig_close(r);
     }
+    if (k >= 8) {
+        mode(&r->c, "never");
+        rig_open(r);
+        r->c.run.host_memory =
+            r->e->plan.host_bytes + (k == 8 ? r->e->plan.record_host / 2 : 3 * r->e->plan.record_host);
+        mode(&r->c, "always");
+        rig_close(r);
+    }
     rig_open(r);
+}
+
+/* Second places: all that can have one, or as many as were to be. */
+static void
+check_places(const spw_plan *p, int k)
+{
+    assert_true(p->ahead);
+    assert_true(k != 5 || p->weight_host > 0);
+    assert_true((k >= 2 && k < IN_MEMORY) == (p->undo_write > 0));
+    assert_true((k >= IN_MEMORY) == (p->spare_host > 0));
+    assert_true((k < IN_MEMORY || k == 7) == (p->spare_nvme > 0));
+    if (k == 8)
+        assert_true(p->spared_host > p->record_host / 8 && p->spared_host <= p->record_host / 2);
+    else
+        assert_true(k < IN_MEMORY || p->spared_host == p->record_host);
 }
 
 static void
@@ -105,7 +135,7 @@ everywhere(spw_family family, spw_state_format format, void (*change)(rig *))
     rig want;
     open_want(&want, family, format, &want_is, change);
     for (int k = 0; k < PLACES; k++) {
-        for (int chaos = 0; chaos < (SANITIZED ? 1 : 3); chaos++) {
+        for (int chaos = 0; chaos < (SANITIZED ? 1 : 2); chaos++) {
             outcome is = {.ahead = 0};
             rig got;
             place(&got, &want, family, format, k);
@@ -114,9 +144,7 @@ everywhere(spw_family family, spw_state_format format, void (*change)(rig *))
             got.c.run.chaos_seed = chaos > 0 || SANITIZED ? 900 + (uint64_t)(10 * k + chaos) : 0;
             got.c.run.integrity = k + chaos != 2;
             open_place(&got, k);
-            assert_true(got.e->plan.ahead);
-            assert_true(k != 5 || got.e->plan.weight_host > 0);
-            assert_true((k >= 2) == (got.e->plan.undo_write > 0));
+            check_places(&got.e->plan, k);
             rig_need(&got, spw_engine_init_params(got.e, 7, &got.err));
             train(&got, 0, STEPS, &is);
             assert_memory_equal(want_is.losses, is.losses, sizeof is.losses);
@@ -168,12 +196,12 @@ test_others(void **state)
 static void
 test_skipped(void **state)
 {
-    double losses[2][12];
-    uint64_t digest[2], skipped[2] = {0};
+    double losses[3][12];
+    uint64_t digest[3], skipped[3] = {0};
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) { /* waits; state in memory; on nvme */
         rig r;
-        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_MIXED_F16, k == 0 ? SPW_TIER_HOST : SPW_TIER_NVME);
+        rig_config(&r, SPW_FAMILY_GPT2, SPW_STATE_MIXED_F16, k < 2 ? SPW_TIER_HOST : SPW_TIER_NVME);
         r.c.bf16 = false;
         r.c.fp16 = true;
         r.c.loss_scale.initial_power = 24; /* far too much: the first steps overflow */
@@ -184,9 +212,9 @@ test_skipped(void **state)
         r.c.run.grad_dtype = SPW_F16;
         r.c.run.chunk_elems = 4096;
         r.c.run.chaos_seed = 31;
-        mode(&r.c, "always");
+        mode(&r.c, k == 0 ? "never" : "always");
         rig_open(&r);
-        assert_true(r.e->plan.ahead == (k == 1));
+        assert_true(r.e->plan.ahead == (k > 0));
         rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
         for (int s = 0; s < 12; s++) {
             spw_step_result x;
@@ -197,9 +225,12 @@ test_skipped(void **state)
         digest[k] = tiny_digest(r.e);
         rig_remove(&r);
     }
-    assert_true(skipped[0] > 0 && skipped[0] < 12 && skipped[0] == skipped[1]);
-    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
-    assert_int_equal(digest[0], digest[1]);
+    assert_true(skipped[0] > 0 && skipped[0] < 12);
+    for (int k = 1; k < 3; k++) {
+        assert_int_equal(skipped[0], skipped[k]);
+        assert_memory_equal(losses[0], losses[k], sizeof losses[0]);
+        assert_int_equal(digest[0], digest[k]);
+    }
 }
 
 /* Saved in the middle, by one that updates ahead and is taken back now and then; gone on with in host memory. */
@@ -316,16 +347,16 @@ typedef struct alone {
 
 /* Everything is `by` more. */
 static spw_status
-add(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first, uint64_t count,
+add(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first, uint64_t count,
     spw_error *err)
 {
-    float *w = weights, *r = record, by = *(const float *)ctx;
+    const float *w = state->weights_from, *r = state->record_from, by = *(const float *)ctx;
     (void)chunk_idx;
     (void)grad;
     (void)err;
     for (uint64_t i = first; i < first + count; i++) {
-        w[i] += by;
-        r[i] += by;
+        ((float *)state->weights)[i] = w[i] + by;
+        ((float *)state->record)[i] = r[i] + by;
     }
     return SPW_OK;
 }
@@ -366,7 +397,7 @@ save(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *gra
 }
 
 static void
-open_alone(alone *a, spw_tier weights, uint32_t slots, float *by, uint64_t chaos)
+open_alone(alone *a, spw_tier weights, spw_tier records, uint32_t slots, float *by, uint64_t chaos)
 {
     spw_store_config c = {.units = &a->unit,
                           .chunks = a->chunks,
@@ -390,10 +421,14 @@ open_alone(alone *a, spw_tier weights, uint32_t slots, float *by, uint64_t chaos
     memset(a, 0, sizeof *a);
     tiny_dir_make(a->dir);
     a->path = a->dir;
-    a->unit = (spw_store_unit){.chunk_count = CHUNKS, .elems = ELEMS, .trainable = true, .spare = true};
+    a->unit =
+        (spw_store_unit){.chunk_count = CHUNKS, .elems = ELEMS, .trainable = true, .spare = records == SPW_TIER_NVME};
     for (uint32_t k = 0; k < CHUNKS; k++)
-        a->chunks[k] =
-            (spw_store_chunk){.first = k * 4096, .elems = 4096, .weight_tier = weights, .record_tier = SPW_TIER_NVME};
+        a->chunks[k] = (spw_store_chunk){.first = k * 4096,
+                                         .elems = 4096,
+                                         .weight_tier = weights,
+                                         .record_tier = records,
+                                         .spare = records == SPW_TIER_HOST && k != 5}; /* one has to wait */
     assert_int_equal(spw_gpu_open(&a->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
     c.gpu = a->gpu;
     c.paths = &a->path;
@@ -437,18 +472,20 @@ go_ahead(alone *a, uint64_t count)
 static void
 test_back(void **state)
 {
-    const spw_tier tiers[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_DEVICE};
+    const spw_tier weights[] = {SPW_TIER_HOST, SPW_TIER_NVME, SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME},
+                   records[] = {SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_NVME, SPW_TIER_HOST, SPW_TIER_HOST};
     (void)state;
     alarm(120); /* one that waits for ever */
-    for (uint64_t run = 0; run < (SANITIZED ? 20 : 60); run++) {
+    for (uint64_t run = 0; run < (SANITIZED ? 20 : 80); run++) {
         float by = 1, sum = 0, saved;
         alone a;
         spw_store_stats stats;
         uint64_t undone = 0, generation = 0;
         bool saves = run / 2 % 2 == 1;
-        open_alone(&a, tiers[run % 3], run % 5 < 3 ? 1 : 3, &by, run % 2 == 0 ? run : 0);
+        open_alone(&a, weights[run % 5], records[run % 5], run % 7 < 4 ? 1 : 3, &by, run % 2 == 0 ? run : 0);
         for (uint64_t step = 0; step < 6; step++) {
-            uint64_t count = (run + 5 * step) % (CHUNKS + 1), what = (run / 3 + step) % 4;
+            uint64_t count = (run + 5 * step) % (CHUNKS + (records[run % 5] == SPW_TIER_NVME)),
+                     what = (run / 3 + step) % 4;
             by = (float)(1 + step);
             saved = sum;
             if (saves)
@@ -494,7 +531,7 @@ test_spoiled(void **state)
     float by = 1;
     alone a;
     (void)state;
-    open_alone(&a, SPW_TIER_HOST, 2, &by, 0);
+    open_alone(&a, SPW_TIER_HOST, SPW_TIER_NVME, 2, &by, 0);
     go_ahead(&a, CHUNKS);
     tiny_swap_file(a.dir, swap);
     tiny_spoil_file(swap, 0);

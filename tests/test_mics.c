@@ -390,7 +390,7 @@ test_held(void **state)
             const spw_plan *q = &cut->plan[r];
             uint64_t works = q->grads_device + q->arena_device + q->batch_device + q->padding_device +
                              q->activations_device + q->tapes_device + q->parts_device + q->cache_device +
-                             q->slots_host + q->activations_host + q->wire_host;
+                             q->slots_host + q->activations_host + q->wire_host + q->spare_host;
             want = 16.0 * (double)cut->held[r];
             if (r == 0)
                 print_message("8 ranks, groups of %u: %.3f bytes per parameter are held, 16/P are %.3f\n", p,

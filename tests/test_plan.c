@@ -769,6 +769,30 @@ check_filled(const spw_plan *p, const plan_input *in, spw_config *c)
     c->run.fill_device = true;
 }
 
+static uint32_t spared; /* plans that have some */
+
+/* Second places in host memory: only of what can have one, the last chunks first, and as many as the budget holds. */
+static void
+check_spares(const spw_plan *p, const plan_input *in)
+{
+    uint64_t bytes = 0, records = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        uint64_t weights = c->weight_tier == SPW_TIER_HOST ? c->elems * in->weight_bytes : 0,
+                 record = c->elems / 32 * in->record_bytes_32, all = weights + spw_round_up(record, 4096);
+        assert_true(!c->spare || (c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE));
+        bytes += c->spare ? all : 0;
+        records += c->spare ? record : 0;
+        if (!c->spare && p->spare_host > 0 && c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE &&
+            p->host_budget != SPW_AUTO)
+            assert_true(all > p->host_budget - p->host_bytes);
+    }
+    assert_int_equal(bytes, p->spare_host);
+    assert_int_equal(records, p->spared_host);
+    assert_true(bytes == 0 || (p->ahead && in->config->gradient_clipping > 0 && !in->inference && p->grad_nvme == 0));
+    spared += bytes > 0;
+}
+
 /* Whatever the sizes and budgets: sums agree, budgets hold, nothing overflows. */
 static void
 test_random_plans(void **state)
@@ -779,6 +803,7 @@ test_random_plans(void **state)
     static spw_config c;
     static spw_plan p;
     (void)state;
+    spared = 0;
     for (uint64_t round = 0; round < ROUNDS; round++) {
         spw_store_unit units[UNITS];
         static spw_store_chunk chunks[CHUNKS];
@@ -911,7 +936,8 @@ test_random_plans(void **state)
         assert_int_equal(p.weight_device + p.weight_host + p.weight_nvme, weights);
         assert_int_equal(p.record_device + p.record_host + p.record_nvme, records);
         assert_int_equal(p.host_bytes, p.process_host + p.tables_host + p.grad_host + p.slots_host +
-                                           p.activations_host + p.weight_host + p.record_host);
+                                           p.activations_host + p.weight_host + p.record_host + p.spare_host);
+        check_spares(&p, &in);
         assert_int_equal(p.trained_device, there);
         assert_int_equal(p.grad_device, there * in.grad_bytes);
         assert_int_equal(p.device_bytes, p.grad_device + p.grads_device + p.activations_device + p.arena_device +
@@ -929,7 +955,7 @@ test_random_plans(void **state)
 #undef PICK
     }
     print_message("seed %llu: %llu of %d fit\n", (unsigned long long)seed, (unsigned long long)fitted, ROUNDS);
-    assert_true(fitted > ROUNDS / 4 && filled > ROUNDS / 100);
+    assert_true(fitted > ROUNDS / 4 && filled > ROUNDS / 100 && spared > ROUNDS / 100);
 }
 
 /* ---------------------------------------------------------------- beside a real run */

@@ -444,7 +444,7 @@ check_held(uint32_t n, uint32_t stage, spw_state_format format, const char *dir,
         const spw_plan *p = &out->plan[r];
         uint64_t works = p->grads_device + p->arena_device + p->batch_device + p->padding_device +
                          p->activations_device + p->tapes_device + p->parts_device + (keeps_all ? 0 : p->cache_device) +
-                         p->slots_host + p->activations_host + p->wire_host + p->spare_nvme;
+                         p->slots_host + p->activations_host + p->wire_host + p->spare_nvme + p->spare_host;
         double want = (double)out->held[r] * (own + (keeps_all ? gathered * n : 0));
         double took = (double)out->taken[r] - (double)works;
         assert_true(want > 0 && out->taken[r] > works);

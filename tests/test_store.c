@@ -132,12 +132,11 @@ typedef struct order {
 } order;
 
 static spw_status
-note_update(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, uint64_t first,
+note_update(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
             uint64_t count, spw_error *err)
 {
     order *o = ctx;
-    (void)weights;
-    (void)record;
+    (void)state;
     (void)grad;
     (void)first;
     (void)count;
