@@ -351,9 +351,10 @@ add(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *gra
     spw_error *err)
 {
     const float *w = state->weights_from, *r = state->record_from, by = *(const float *)ctx;
-    (void)chunk_idx;
     (void)grad;
     (void)err;
+    if (chunk_idx % 3 == 0)
+        spw_sleep_ns(200000); /* others wait for their turn */
     for (uint64_t i = first; i < first + count; i++) {
         ((float *)state->weights)[i] = w[i] + by;
         ((float *)state->record)[i] = r[i] + by;
@@ -492,6 +493,8 @@ test_back(void **state)
                 assert_int_equal(spw_store_snapshot_begin(a.store, &generation, true, save, &saved, NULL), SPW_OK);
             go_ahead(&a, count);
             if (what == 0) { /* it stands */
+                if (run / 5 % 2 == 0)
+                    spw_store_step_hold(a.store);
                 spw_store_step_go(a.store);
                 sum += by;
             } else {
