@@ -40,10 +40,10 @@ AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -
 endif
 
 # The cuda device is a plugin that nothing links: built where nvcc is (CUDA=0 skips it), for CUDA_ARCHS, with PTX of the first
-# for what comes after them. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU.
+# for what comes after them. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
 CXX        ?= g++
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA       ?= $(if $(NVCC),1,0)
+CUDA       ?= $(if $(NVCC),$(if $(filter asan tsan,$(VARIANT)),0,1),0)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCHS ?= $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
 ifeq ($(CUDA)$(NVCC),1)

@@ -303,7 +303,7 @@ tiny_mix_activations(spw_config *c, spw_family family)
     c->run.activations = SPW_TIER_COUNT;
     c->run.device_memory = p.device_bytes;
     while (p = plan_only(c, family), n[SPW_TIER_DEVICE] == 0 || n[SPW_TIER_HOST] < 3)
-        c->run.device_memory -= 1024;
+        c->run.device_memory -= 16384;
     c->run.host_memory = p.host_bytes - 4096; /* not all of them, and one or more become staging */
     p = plan_only(c, family);
     for (int t = 0; t < SPW_TIER_COUNT; t++)

@@ -12,9 +12,9 @@ cleanup() {
     rm -rf "$dir"
 }
 trap cleanup EXIT
-export SPW_TEST_AIO_FEW=1 SPW_SCHEDULES=80 CMOCKA_MESSAGE_OUTPUT=TAP
+export SPW_TEST_AIO_FEW=1 SPW_SCHEDULES=30 CMOCKA_MESSAGE_OUTPUT=TAP
 modes="direct buffered" sectors="512 4096"
-case $bin in *asan* | *tsan*) SPW_SCHEDULES=30 modes=direct sectors=512 ;; esac # memory errors of the paths; the rest runs without
+case $bin in *asan* | *tsan*) SPW_SCHEDULES=12 modes=direct sectors=512 ;; esac # memory errors of the paths; the rest runs without
 
 say() { n=$((n + 1)); echo "$1 $n - $2"; }
 # check NAME COMMAND...: both programs must pass. Every test of the threads backend must have run, and every one of
