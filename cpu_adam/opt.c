@@ -259,6 +259,23 @@ store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, 
         k->table->store_int8((int8_t *)at + i, scale, m, n, by);
 }
 
+/* Every array of elements [first, end) of state that goes elsewhere, where it is updated then. */
+static void
+copy_state(const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end)
+{
+    uint32_t parts[SPW_STATE_PARTS_MAX], count = spw_state_record_parts(c->format, o, parts);
+    const uint64_t weight_bytes = spw_state_weight_bytes(c->format);
+    uint64_t at = 0;
+    if (c->weights_from != c->weights)
+        memcpy((char *)c->weights + first * weight_bytes, (const char *)c->weights_from + first * weight_bytes,
+               (end - first) * weight_bytes);
+    for (uint32_t k = 0; k < count; k++) {
+        uint64_t begin = at + first / 32 * parts[k];
+        memcpy((char *)c->record + begin, (const char *)c->record_from + begin, (end - first) / 32 * parts[k]);
+        at += c->elems / 32 * parts[k];
+    }
+}
+
 /* Elements [from, to) of the chunk; they lie in ranges[0] and those after it. */
 static uint64_t
 walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t to)
@@ -270,7 +287,10 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
     for (uint64_t i = from; i < to; i += SPW_OPT_BLOCK) {
         uint32_t n = to - i < SPW_OPT_BLOCK ? (uint32_t)(to - i) : SPW_OPT_BLOCK;
         const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
-        float *w = load_master(k, i, n, b.w), *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
+        float *w, *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
+        if (c->record_from != NULL)
+            copy_state(c, k->o, i, i + n);
+        w = load_master(k, i, n, b.w);
         for (uint32_t j = 0; j < k->o->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
         for (uint32_t at = 0; at < n;) {
@@ -313,23 +333,6 @@ walk_of(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer
     return k;
 }
 
-/* Every array of elements [first, end) of state that goes elsewhere. */
-static void
-copy_state(const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end)
-{
-    uint32_t parts[SPW_STATE_PARTS_MAX], count = spw_state_record_parts(c->format, o, parts);
-    const uint64_t weight_bytes = spw_state_weight_bytes(c->format);
-    uint64_t at = 0;
-    if (c->weights_from != c->weights)
-        memcpy((char *)c->weights + first * weight_bytes, (const char *)c->weights_from + first * weight_bytes,
-               (end - first) * weight_bytes);
-    for (uint32_t k = 0; k < count; k++) {
-        uint64_t begin = at + first / 32 * parts[k];
-        memcpy((char *)c->record + begin, (const char *)c->record_from + begin, (end - first) / 32 * parts[k]);
-        at += c->elems / 32 * parts[k];
-    }
-}
-
 /* What a fused kernel would not take. */
 typedef struct general_walk {
     const walk *walk;
@@ -340,8 +343,6 @@ static uint64_t
 walk_some(void *ctx, uint64_t first, uint64_t end)
 {
     const general_walk *g = ctx;
-    if (g->walk->chunk->record_from != NULL)
-        copy_state(g->walk->chunk, g->walk->o, first, end);
     return walk_blocks(g->walk, g->ranges, first, end);
 }
 
@@ -395,6 +396,17 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
         at = end;
     }
     return nonfinite_count;
+}
+
+bool
+spw_opt_streams(spw_state_format f, const spw_optimizer *o, bool nearest)
+{
+    spw_isa isa = spw_cpu_isa();
+    if (o != &spw_opt_adam)
+        return false;
+    if (f <= SPW_STATE_SPLIT)
+        return isa > SPW_ISA_SCALAR;
+    return spw__state_layouts[f].code != SPW__MOMENT_F32 && isa == SPW_ISA_AVX512 && !nearest;
 }
 
 /* Kernels write state that goes elsewhere in whole lines. */
@@ -451,25 +463,6 @@ step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint
     return nonfinite_count;
 }
 
-enum { COPIED = 4096 }; /* elements, which stay in L2 between the copy and their update */
-
-/* What has no kernel of its own for that: first a copy, then in place, a little at a time. */
-static uint64_t
-step_copied(spw_isa isa, const spw_opt_chunk *chunk, uint64_t to, const spw_opt_range *ranges, uint32_t range_count)
-{
-    spw_opt_chunk piece = *chunk;
-    uint64_t nonfinite_count = 0, bad = 0;
-    piece.weights_from = piece.record_from = NULL;
-    for (uint64_t at = chunk->begin; at < to; at = piece.end) {
-        piece.begin = at;
-        piece.end = to - at < COPIED ? to : at + COPIED;
-        copy_state(chunk, ranges[0].coef->optimizer, piece.begin, piece.end);
-        (void)spw_opt_step_isa(isa, &piece, ranges, range_count, &bad);
-        nonfinite_count += bad;
-    }
-    return nonfinite_count;
-}
-
 spw_status
 spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint32_t range_count,
                  uint64_t *nonfinite_out)
@@ -486,9 +479,8 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
     } else {
         walk k = walk_of(table_of(isa), c, o);
         spw__packed_fn kernel = packed_of(isa, c, ranges[0].coef);
-        nonfinite_count = kernel != NULL           ? step_packed(kernel, &k, ranges, c->begin, to)
-                          : c->record_from != NULL ? step_copied(isa, c, to, ranges, range_count)
-                                                   : walk_blocks(&k, ranges, c->begin, to);
+        nonfinite_count =
+            kernel != NULL ? step_packed(kernel, &k, ranges, c->begin, to) : walk_blocks(&k, ranges, c->begin, to);
     }
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;

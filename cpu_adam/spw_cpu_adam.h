@@ -155,11 +155,16 @@ typedef struct spw_opt_chunk {
 } spw_opt_chunk;
 /*
  * spw_opt_step - one update of a chunk, one pass over memory. The last range ends at elems. Of state that goes elsewhere only what
- * is updated is written there; Adam does so past the caches, and moves no more bytes than in place.
+ * is updated is written there.
  * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same).
  * Threads  any; different chunks on different threads at once. Does not block.
  */
 uint64_t spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count);
+/*
+ * State that goes elsewhere is written past the caches, and no more bytes move than in place: Adam's fused kernels do so. Others copy
+ * a little at a time first, and take about twice as long. nearest: spw_opt_hp's.
+ */
+bool spw_opt_streams(spw_state_format f, const spw_optimizer *optimizer, bool nearest);
 /* The same on a given instruction set; SPW_EUNSUPPORTED when CPU or build lack it. For tests and benchmarks. */
 spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count,
                             uint64_t *nonfinite_out);

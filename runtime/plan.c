@@ -219,7 +219,8 @@ spare_bytes(const plan_input *in, const spw_store_chunk *c)
 
 /*
  * What nothing else wants gives records in host memory second places: those of the last units first, whose gradients come first. Of a
- * machine without a budget at most half of what is left. Where the host computes too, its processors have nothing to gain.
+ * machine without a budget at most half of what is left. Where the host computes too, its processors have nothing to gain, and where
+ * updates to other memory take longer than in place perhaps something to lose.
  */
 static void
 place_spares(const spw_plan *p, const plan_input *in)
@@ -230,7 +231,7 @@ place_spares(const spw_plan *p, const plan_input *in)
                      p->activations_host + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] +
                      placed.padding[SPW_TIER_HOST];
     uint64_t room = p->host_budget != SPW_AUTO ? p->host_budget : spw__plan_host_room(p, in) / 8 * 7, left;
-    if (!in->ahead || in->spill || (in->device_in_host && !always))
+    if (!in->ahead || in->spill || ((in->device_in_host || !in->update_streams) && !always))
         return;
     left = room > taken ? room - taken : 0;
     left = p->host_budget != SPW_AUTO ? left : left / 2;

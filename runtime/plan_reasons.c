@@ -145,10 +145,11 @@ explain_codes(spw_plan *p, const plan_input *in)
 static const char *
 why_not_ahead(const spw_plan *p, const plan_input *in)
 {
-    if (p->record_nvme == 0) /* of a host that computes too nobody expects it */
-        return in->ahead && !in->device_in_host && p->record_host > 0
-                   ? "no host memory is left for second places of records"
-                   : NULL;
+    if (p->record_nvme == 0 && (!in->ahead || in->device_in_host || p->record_host == 0))
+        return NULL; /* of a host that computes too nobody expects it */
+    if (p->record_nvme == 0)
+        return in->update_streams ? "no host memory is left for second places of records"
+                                  : "this optimizer or state format takes twice as long from one place to another";
     return p->grad_nvme > 0                   ? "gradients that wait on nvme"
            : in->config->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
                                               : "no room for second places of state on nvme";

@@ -789,7 +789,8 @@ check_spares(const spw_plan *p, const plan_input *in)
     }
     assert_int_equal(bytes, p->spare_host);
     assert_int_equal(records, p->spared_host);
-    assert_true(bytes == 0 || (p->ahead && in->config->gradient_clipping > 0 && !in->inference && p->grad_nvme == 0));
+    assert_true(bytes == 0 || (p->ahead && in->config->gradient_clipping > 0 && !in->inference && p->grad_nvme == 0 &&
+                               in->update_streams));
     spared += bytes > 0;
 }
 
@@ -845,6 +846,7 @@ test_random_plans(void **state)
         in.compute_bytes = 4;
         in.record_bytes_32 = (uint32_t)(32 + PICK(400));
         in.update_reads_weights = PICK(2) != 0;
+        in.update_streams = PICK(4) != 0;
         in.grads_device = PICK(1 << 30);
         in.process_bytes = PICK(1 << 30);
         in.passes = in.micro_batches = 1 + (uint32_t)PICK(3);
