@@ -115,7 +115,7 @@ struct spw_store {
     spw_store_config cfg;
     uint32_t chunk_count, unit_count;
     uint64_t slot_weight_bytes, slot_record_bytes;
-    spw_region host;
+    spw_region host, others; /* others: second places of records, which no device and no disk sees */
     void *device_memory;
     char *device_cache;
     uint32_t compute_bytes;

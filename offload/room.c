@@ -140,6 +140,16 @@ places(const spw_store_config *cfg, const spw_store_chunk *c, spw_tier tier)
     return spw__spare(cfg, c) && (tier == SPW_TIER_NVME || c->spare) ? 2 : 1;
 }
 
+/* Second places of records in host memory: apart from the arena, for nothing but the processor looks at them. */
+static uint64_t
+others_bytes(const spw_store_config *cfg)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++)
+        bytes += cfg->chunks[i].spare ? page_up(chunk_bytes(cfg, &cfg->chunks[i], true)) : 0;
+    return bytes;
+}
+
 void
 spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
 {
@@ -219,7 +229,8 @@ spw__store_carve(spw_store *s, spw_error *err)
 {
     const spw_store_config *cfg = &s->cfg;
     spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
-    spw_carve host, device;
+    const uint64_t others = others_bytes(cfg);
+    spw_carve host, device, apart;
     stage_need staged;
     spw_id_set nodes = {{0}};
     spw_status st = SPW_OK;
@@ -228,7 +239,9 @@ spw__store_carve(spw_store *s, spw_error *err)
     spw_store_compute_need(cfg, &need);
     if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */
         (void)spw_topology_nodes(cfg->topology, &nodes);
-    st = spw_region_map_over(&s->host, need.host_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
+    st = spw_region_map_over(&s->host, need.host_bytes - others, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
+    if (st == SPW_OK && others > 0)
+        st = spw_region_map_over(&s->others, others, 0, &nodes, err);
     if (st == SPW_OK)
         st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
     if (st != SPW_OK)
@@ -239,6 +252,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 (unsigned long long)s->host.bytes);
     host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
     device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
+    apart = (spw_carve){.base = s->others.base, .bytes = s->others.bytes};
     s->slot_weight_bytes = largest_nvme_chunk(cfg, false);
     s->slot_record_bytes = largest_nvme_chunk(cfg, true);
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
@@ -275,7 +289,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 continue;
             home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
             if (tier == SPW_TIER_HOST && places(cfg, &c->plan, tier) > 1)
-                other = spw_carve_take(&host, bytes);
+                other = spw_carve_take(records ? &apart : &host, bytes);
             *(records ? &c->record_other : &c->weights_other) = other;
             if (records) {
                 c->record = home;

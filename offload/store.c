@@ -248,6 +248,7 @@ spw_store_destroy(spw_store *s)
     if (s->pinned)
         spw_gpu_unpin_host(s->cfg.gpu, s->host.base);
     spw_region_unmap(&s->host);
+    spw_region_unmap(&s->others);
     pthread_cond_destroy(&s->main_cond);
     pthread_cond_destroy(&s->work_cond);
     pthread_cond_destroy(&s->mover_cond);

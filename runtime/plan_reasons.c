@@ -33,7 +33,8 @@ explain_host(spw_plan *p, const plan_input *in)
     char value[64], bytes[32];
     if (p->host_budget == SPW_AUTO)
         decide(p, "spillway.host_memory", spw_format_bytes(value, sizeof value, p->host_bytes),
-               "auto: what the process, gradients, slots and everything on host need, and no more");
+               "auto: what the process, gradients, slots and everything on host need, and %s",
+               p->spare_host > 0 ? "second places of records, in at most half of what is left" : "no more");
     for (int records = 0; records < 2; records++) {
         const spw_config *c = in->config;
         spw_tier asked = records ? c->zero.offload_optimizer : c->zero.offload_param;
