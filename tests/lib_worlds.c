@@ -278,6 +278,38 @@ outcome_free(outcome *o)
     ranks_unshare(o, sizeof *o);
 }
 
+typedef struct refusal {
+    const spw_config *config;
+    const char *says;
+} refusal;
+
+static spw_status
+refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
+{
+    const refusal *f = ctx;
+    spw_config c = *f->config;
+    spw_model_config mc;
+    spw_model *model;
+    spw_engine *e;
+    spw_error why = {0};
+    (void)rank;
+    c.run.ranks = spw_comm_get_info(comm)->world;
+    tiny_model_config(&mc, SPW_FAMILY_GPT2);
+    SPW_TRY(spw_model_build(&model, &mc, err));
+    if (spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, &why) != SPW_ECONFIG ||
+        strstr(why.message, f->says) == NULL)
+        return SPW_RAISE(err, SPW_EINVAL, "not refused, or with other words: %s", why.message);
+    spw_model_destroy(model);
+    return SPW_OK;
+}
+
+void
+world_refused(const spw_config *c, uint32_t per_host, uint32_t ranks, const char *says)
+{
+    refusal f = {c, says};
+    ranks_on_hosts(per_host, ranks, &(spw_comm_options){0}, refused, &f);
+}
+
 void
 outcome_near(const outcome *a, const outcome *b, const char *what)
 {

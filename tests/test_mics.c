@@ -575,48 +575,25 @@ test_emulated_memory(void **state)
 
 /* ---------------------------------------------------------------- refusals */
 
-typedef struct refusal {
-    uint32_t shard, kept;
-    bool grads;
-    const char *says;
-} refusal;
-
-/* In a rank: the engine must not come to be, and say why. */
-static spw_status
-refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
-{
-    const refusal *f = ctx;
-    spw_config c;
-    spw_model_config mc;
-    spw_model *model;
-    spw_engine *e;
-    spw_error why = {0};
-    (void)rank;
-    groups_config(&c, f->shard);
-    c.zero.hpz_partition_size = f->kept;
-    c.zero.quantized_gradients = f->grads;
-    c.run.ranks = spw_comm_get_info(comm)->world;
-    tiny_model_config(&mc, SPW_FAMILY_GPT2);
-    SPW_TRY(spw_model_build(&model, &mc, err));
-    if (spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, &why) != SPW_ECONFIG ||
-        strstr(why.message, f->says) == NULL)
-        return SPW_RAISE(err, SPW_EINVAL, "not refused, or with other words: %s", why.message);
-    spw_model_destroy(model);
-    return SPW_OK;
-}
-
 static void
 test_refused(void **state)
 {
-    refusal uneven = {3, 0, false, "zero_optimization.mics_shard_size 3 does not divide the 4 ranks into groups"};
-    refusal many = {8, 0, false, "zero_optimization.mics_shard_size 8 does not divide the 4 ranks into groups"};
-    refusal kept = {2, 2, false, "zero_optimization.mics_shard_size 2 and zero_hpz_partition_size 2"};
-    refusal coded = {2, 0, true, "zero_optimization.mics_shard_size 2 and zero_quantized_gradients"};
+    static const struct {
+        uint32_t shard, kept;
+        bool grads;
+        const char *says;
+    } all[] = {{3, 0, false, "zero_optimization.mics_shard_size 3 does not divide the 4 ranks into groups"},
+               {8, 0, false, "zero_optimization.mics_shard_size 8 does not divide the 4 ranks into groups"},
+               {2, 2, false, "zero_optimization.mics_shard_size 2 and zero_hpz_partition_size 2"},
+               {2, 0, true, "zero_optimization.mics_shard_size 2 and zero_quantized_gradients"}};
     (void)state;
-    ranks_run(4, &(spw_comm_options){0}, refused, &uneven);
-    ranks_run(4, &(spw_comm_options){0}, refused, &many);
-    ranks_run(4, &(spw_comm_options){0}, refused, &kept);
-    ranks_run(4, &(spw_comm_options){0}, refused, &coded);
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+        spw_config c;
+        groups_config(&c, all[k].shard);
+        c.zero.hpz_partition_size = all[k].kept;
+        c.zero.quantized_gradients = all[k].grads;
+        world_refused(&c, 4, 4, all[k].says);
+    }
 }
 
 int

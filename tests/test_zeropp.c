@@ -454,53 +454,37 @@ test_emulated_memory(void **state)
 
 /* ---------------------------------------------------------------- refusals */
 
-typedef struct refusal {
-    keys keys;
-    spw_dtype comm_dtype;
-    const char *says;
-} refusal;
-
-/* In a rank: the engine must not come to be, and say why. */
-static spw_status
-refused(void *ctx, spw_comm *comm, uint32_t rank, spw_error *err)
-{
-    const refusal *f = ctx;
-    spw_config c;
-    spw_model_config mc;
-    spw_model *model;
-    spw_engine *e;
-    spw_error why = {0};
-    (void)rank;
-    keys_config(&c, f->keys);
-    c.comm_dtype = f->comm_dtype;
-    c.run.ranks = spw_comm_get_info(comm)->world;
-    tiny_model_config(&mc, SPW_FAMILY_GPT2);
-    SPW_TRY(spw_model_build(&model, &mc, err));
-    if (spw_engine_create(&e, &(spw_engine_options){.config = &c, .model = model, .comm = comm}, &why) != SPW_ECONFIG ||
-        strstr(why.message, f->says) == NULL)
-        return SPW_RAISE(err, SPW_EINVAL, "not refused, or with other words: %s", why.message);
-    spw_model_destroy(model);
-    return SPW_OK;
-}
-
 static void
 test_refused(void **state)
 {
-    refusal few = {{.kept = 3}, SPW_F32, "zero_hpz_partition_size 3 does not divide the 4 ranks"};
-    refusal far = {{.kept = 4},
-                   SPW_F32,
-                   "zero_hpz_partition_size 4: ranks 0 and 2 would keep weights together and are on different hosts"};
-    refusal uneven = {{.grads = true},
-                      SPW_F32,
-                      "zero_quantized_gradients needs as many ranks on every host, in a row; these 3 ranks are on 2 "
-                      "hosts"};
-    refusal twice = {
-        {.grads = true}, SPW_BF16, "zero_optimization.zero_quantized_gradients and communication_data_type bf16"};
+    static const struct {
+        uint32_t per_host, ranks;
+        keys keys;
+        spw_dtype comm_dtype;
+        const char *says;
+    } all[] = {{2, 4, {.kept = 3}, SPW_F32, "zero_hpz_partition_size 3 does not divide the 4 ranks"},
+               {2,
+                4,
+                {.kept = 4},
+                SPW_F32,
+                "zero_hpz_partition_size 4: ranks 0 and 2 would keep weights together and are on different hosts"},
+               {2,
+                3,
+                {.grads = true},
+                SPW_F32,
+                "zero_quantized_gradients needs as many ranks on every host, in a row; these 3 ranks are on 2 hosts"},
+               {1,
+                2,
+                {.grads = true},
+                SPW_BF16,
+                "zero_optimization.zero_quantized_gradients and communication_data_type bf16"}};
     (void)state;
-    ranks_on_hosts(2, 4, &(spw_comm_options){0}, refused, &few);
-    ranks_on_hosts(2, 4, &(spw_comm_options){0}, refused, &far);
-    ranks_on_hosts(2, 3, &(spw_comm_options){0}, refused, &uneven);
-    ranks_on_hosts(1, 2, &(spw_comm_options){0}, refused, &twice);
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+        spw_config c;
+        keys_config(&c, all[k].keys);
+        c.comm_dtype = all[k].comm_dtype;
+        world_refused(&c, all[k].per_host, all[k].ranks, all[k].says);
+    }
 }
 
 /* ---------------------------------------------------------------- checkpoints */
