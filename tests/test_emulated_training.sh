@@ -49,19 +49,19 @@ for family in gpt2 llama; do
   "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 4, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2} }
+  "spillway": {"steps": 3, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2} }
 JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/$family.cpu" >"$dir/out" 2>&1
     train "" --set spillway.run_log="$dir/$family.cuda"
-    check "$family has the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 10
+    check "$family has the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 8
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/$family.bf16" >"$dir/out" 2>&1
     "$spw" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.cpu" >"$dir/out" 2>&1
     train "" --set spillway.fp8=true --set spillway.run_log="$dir/$family.fp8.fp32"
-    check "$family in 8-bit floats has the losses of the cpu device" near "$dir/$family.fp8.cpu" "$dir/$family.fp8.fp32" 3e-3 10
+    check "$family in 8-bit floats has the losses of the cpu device" near "$dir/$family.fp8.cpu" "$dir/$family.fp8.fp32" 3e-3 8
     for streams in "" late; do
         on "" "$streams" train "$dir/$family.json" --quiet --set spillway.fp8=true --set spillway.device=cuda --set spillway.run_log="$dir/$family.fp8.$streams" "${all_there[@]}" >"$dir/out" 2>&1
     done
-    check "$family in 8-bit floats from bf16 has about those" near "$dir/$family.fp8.cpu" "$dir/$family.fp8." 0.2 10
+    check "$family in 8-bit floats from bf16 has about those" near "$dir/$family.fp8.cpu" "$dir/$family.fp8." 0.2 8
     check "$family in 8-bit floats, late streams: the same numbers" same "$dir/$family.fp8." "$dir/$family.fp8.late"
     check "$family in 8-bit floats, and not those of bf16" differs "$dir/$family.fp8." "$dir/$family.bf16"
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set bf16.enabled=false --set fp16.enabled=true \
@@ -87,7 +87,7 @@ JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/coded.cpu" "${adapted[@]}" --set spillway.frozen_codes=$codes >"$dir/out" 2>&1
     on fp32 "" train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/coded.cuda" \
         "${adapted[@]}" --set spillway.frozen_codes=$codes >"$dir/out" 2>&1
-    check "$family with adapters beside $codes has the losses of the cpu device" near "$dir/coded.cpu" "$dir/coded.cuda" 1e-4 10
+    check "$family with adapters beside $codes has the losses of the cpu device" near "$dir/coded.cpu" "$dir/coded.cuda" 1e-4 8
     for place in host there nvme; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.frozen_codes=$codes --set spillway.chaos_seed=7 "${adapted[@]}"
         [ $place = there ] && set -- "$@" "${all_there[@]}"
@@ -97,8 +97,8 @@ JSON
     check "$family in bf16 beside $codes, all state on the device: the same numbers" same "$dir/host" "$dir/there"
     check "$family in bf16 beside $codes, all of it on nvme: the same numbers" same "$dir/host" "$dir/nvme"
     sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.bf16" "$dir/$family.fp16"
-    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.bf16" 2e-2 10
-    check "$family in fp16, all on the device, has losses nearer" near "$dir/$family.cpu" "$dir/$family.fp16" 5e-3 10
+    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.bf16" 2e-2 8
+    check "$family in fp16, all on the device, has losses nearer" near "$dir/$family.cpu" "$dir/$family.fp16" 5e-3 8
 
     # The smallest device: every unit comes to lie where another one was just read.
     train "" --set spillway.device_memory=4096 --set spillway.activations=host
@@ -136,8 +136,8 @@ JSON
     for file in model.safetensors optimizer-00001-of-00001.safetensors; do
         check "$family, the same $file" cmp "$dir/$family.ck/step-2/$file" "$dir/$family.there/step-2/$file"
     done
-    losses "$dir/$family.cuda" | tail -n 3 >"$dir/one"
-    losses "$dir/log2" | tail -n 3 >"$dir/two"
+    losses "$dir/$family.cuda" | tail -n 2 >"$dir/one"
+    losses "$dir/log2" | tail -n 2 >"$dir/two"
     check "$family goes on from a checkpoint with the same numbers" cmp "$dir/one" "$dir/two"
 
     # Generation: device auto is the cpu device when there is no plugin.
@@ -173,11 +173,11 @@ for family in experts shared phi3 gemma gemma2 oss deepseek; do
   "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
   "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 4, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
+  "spillway": {"steps": 3, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
 JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/$family.cpu" >"$dir/out" 2>&1
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
-    check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 10
+    check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 8
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
     case $family in experts | shared | oss) turns="turns all_turns" ;; *) turns= ;; esac
     for place in there nvme kept $turns; do
@@ -195,7 +195,7 @@ JSON
     on fp32 late generate "$dir/$family.ck" "${prompts[@]}" --nvme "$dir/swap" >"$dir/two" 2>>"$dir/out"
     check "$family: generates from nvme what the cpu device does" cmp "$dir/greedy" "$dir/two"
     sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.$first"
-    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 10
+    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 8
 done
 check "text was generated" test "$(wc -c <"$dir/greedy")" -gt 60
 
