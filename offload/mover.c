@@ -443,6 +443,14 @@ better_victim(const unit *o, const unit *than)
     return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
 }
 
+/* It has a place on the device, and its next chunk no slot: what is nearer has them, and may need that place to give them back. */
+static bool
+stuck(spw_store *s, const unit *u)
+{
+    return u->d == D_FILLING && u->copies_inflight == 0 && u->fill_next < u->plan.chunk_count &&
+           unit_chunk(s, u, u->fill_next)->w == W_EMPTY;
+}
+
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
@@ -453,7 +461,8 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
             unit *o = &s->units[s->resident[i]];
             bool idle = (o->d == D_READY &&
                          o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
-                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight));
+                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight)) ||
+                        (nearer_than == 0 && stuck(s, o));
             if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 better_victim(o, victim))
                 victim = o;
