@@ -51,8 +51,8 @@ typedef struct spw_store_chunk {
     uint32_t path_idx; /* of the swap path, when either tier is nvme */
     /* Frozen weights on nvme that stay where they are: of spw_store_config's pieces. Count 0: in swap, like all others. */
     uint32_t piece_first, piece_count;
-    bool
-        spare; /* record in host memory: it may be updated before the gate opens, for record and weights have a second place in their tier */
+    /* With its record in host memory: it may be updated before the gate opens, record and weights have a second place in their tiers. */
+    bool spare;
 } spw_store_chunk;
 
 /* A stretch of a chunk's weights in a file; a chunk's rise, and what lies between them is zero. */
@@ -74,8 +74,8 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    bool
-        spare; /* chunks with records on nvme may be updated before the gate opens: each has a second place there. In memory: the chunk's */
+    /* The same for all its chunks with records on nvme: each has a second place there. */
+    bool spare;
     bool coded; /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
