@@ -247,6 +247,7 @@ hold_back(spw_store *s)
 spw_status
 spw_store_step_undo(spw_store *s, spw_error *err)
 {
+    still watch = {0};
     pthread_mutex_lock(&s->lock);
     if (s->mode == SPW_STEP_AHEAD && !s->gate_open) {
         s->undoing = true;
@@ -254,6 +255,8 @@ spw_store_step_undo(spw_store *s, spw_error *err)
         while (!take_back_some(s) && s->poison.status == SPW_OK) {
             spw__store_kick(s);
             spw__store_wait_a_moment(s);
+            if (spw__store_still(s, &watch))
+                spw__store_fail_still(s, "updates that are to be taken back are waited for");
         }
         for (uint32_t i = 0; i < s->unit_count; i++) {
             unit *u = &s->units[i];

@@ -202,6 +202,7 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
 {
     unit *u = &s->units[unit_idx];
     const chunk *c = NULL;
+    still watch = {0};
     pthread_mutex_lock(&s->lock);
     spw__store_hold_unit(s, u);
     while (s->poison.status == SPW_OK && ((c = in_the_way(s, u)) != NULL || (u->plan.spills && !take_window(s, u)))) {
@@ -212,6 +213,8 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
         spw__store_kick(s);
         spw__store_wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
+        if (spw__store_still(s, &watch))
+            spw__store_fail_still(s, "memory for a gradient is waited for");
     }
     pthread_mutex_unlock(&s->lock);
     return spw_store_check(s, err);

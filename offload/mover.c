@@ -182,6 +182,7 @@ finish_request(spw_store *s, spw_aio_request *req)
     bool is_weight = req == &c->weight_req;
     const char *what = is_weight ? "weights" : req == &c->grad_req ? "gradient" : "record";
     s->aio_inflight--;
+    s->ended++;
     spw_timeline_add(req->op == SPW_AIO_READ ? SPW_LANE_NVME_READ : SPW_LANE_NVME_WRITE, what, c->plan.unit_idx,
                      req->submit_ns, req->done_ns);
     if (req->status != SPW_OK) {
@@ -313,6 +314,7 @@ copy_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uin
     c->pins--;
     u->copies_inflight--;
     s->copies_inflight--;
+    s->ended++;
     u->copied_count++;
     spw_timeline_add(SPW_LANE_H2D, name, unit_idx, begin_ns, end_ns);
     if (u->abort_fill) {
@@ -586,6 +588,7 @@ updates_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, 
     spw__store_chaos_delay(s, c->idx);
     pthread_mutex_lock(&s->lock);
     s->copies_inflight--;
+    s->ended++;
     spw_timeline_add(SPW_LANE_ADAM, name, unit_idx, begin_ns, end_ns);
     for (; c != NULL; c = next) {
         spw_error err = {0};
@@ -858,6 +861,7 @@ spw__store_mover_main(void *arg)
             schedule_updates(s);
             schedule_writes(s);
         }
+        s->passes++;
         stop = s->stop && s->copies_inflight == 0 && s->aio_inflight == 0 && s->jobs_running == 0;
         if (!stop && s->aio == NULL) {
             while (!s->mover_kicked)

@@ -172,6 +172,7 @@ struct spw_store {
     uint64_t together_elems;
     chunk *dirty_head;
     uint32_t jobs_running, copies_inflight, aio_inflight;
+    uint64_t passes, ended; /* of the mover over all states; transfers, copies and jobs that came to an end */
     uint32_t update_reads, record_writes; /* records in flight: read for updates that may run; written */
     uint32_t dirty_weights, rushed;       /* chunks whose weights, or whose record at once, must be written */
     bool out_of_slots;                    /* an update that may run has no memory for its next record */
@@ -261,6 +262,13 @@ void spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);
+/* still.c. Zeroed before a wait, asked once a round of it. True: it will never end; fail_still makes an error of that. */
+typedef struct still {
+    uint32_t rounds;
+    uint64_t passes, ended;
+} still;
+bool spw__store_still(spw_store *s, still *watch);
+void spw__store_fail_still(spw_store *s, const char *what);
 /* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
 void spw__store_close_step(spw_store *s);
 void spw__store_drop_records(spw_store *s,

@@ -4,6 +4,7 @@
  * memory that takes.
  */
 #include "offload_internal.h"
+#include <stdio.h>
 #include <time.h>
 
 const char *
@@ -379,10 +380,20 @@ first_missing(const spw_store *s, const spw_store_use *uses, uint32_t count)
     return k;
 }
 
+static void
+fail_use(spw_store *s, spw_store_use use)
+{
+    char what[128];
+    snprintf(what, sizeof what, "unit %u is wanted as of %llu updates and has %llu", use.unit_idx,
+             (unsigned long long)use.generation, (unsigned long long)s->units[use.unit_idx].generation);
+    spw__store_fail_still(s, what);
+}
+
 spw_status
 spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const void **weights, spw_error *err)
 {
     spw_status st = SPW_OK;
+    still watch = {0};
     uint32_t k;
     SPW_ASSERT(count <= SPW_ACQUIRE_MAX);
     pthread_mutex_lock(&s->lock);
@@ -407,6 +418,8 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
         spw__store_kick(s);
         spw__store_wait_a_moment(s);
         s->stats.stall_ns[cause] += spw_now_ns() - begin;
+        if (spw__store_still(s, &watch))
+            fail_use(s, uses[k]);
     }
     s->demand_set = s->tight = false;
     if (st == SPW_OK && s->poison.status != SPW_OK) {
@@ -463,11 +476,15 @@ spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t 
 void
 spw__store_wait_idle(spw_store *s)
 {
+    still watch = {0};
     for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
         const unit *u = &s->units[i];
         bool runs = u->op != OP_NONE && (u->op != OP_UPDATE || (u->grad_ready && s->gate_open));
-        if (runs)
-            pthread_cond_wait(&s->main_cond, &s->lock);
+        if (runs) {
+            spw__store_wait_a_moment(s);
+            if (spw__store_still(s, &watch))
+                spw__store_fail_still(s, "updates or a sweep are waited for");
+        }
         i = runs ? 0 : i + 1;
     }
 }

@@ -524,6 +524,7 @@ work_once(spw_store *s)
     s->jobs_running--;
     if (c == NULL)
         return false;
+    s->ended++;
     s->stats.checked_bytes += count.bytes;
     s->stats.checksum_ns += count.ns;
     if (err.status != SPW_OK)

@@ -312,12 +312,124 @@ test_leave_first(void **state)
     tiny_dir_remove(dir);
 }
 
+/* One slot for weights, one place on the device: unit 0 is trained, unit 1 frozen, all of both on nvme. */
+static void
+open_narrow(fixture *f, order *o, const char *const *path)
+{
+    memset(f, 0, sizeof *f);
+    memset(o, 0, sizeof *o);
+    for (uint32_t u = 0; u < 2; u++) {
+        f->units[u] = (spw_store_unit){.chunk_first = u, .chunk_count = 1, .elems = 4096, .trainable = u == 0};
+        f->chunks[u] =
+            (spw_store_chunk){.unit_idx = u, .elems = 4096, .weight_tier = SPW_TIER_NVME, .record_tier = SPW_TIER_NVME};
+    }
+    assert_int_equal(spw_gpu_open(&f->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
+    spw_store_config config = {.gpu = f->gpu,
+                               .units = f->units,
+                               .chunks = f->chunks,
+                               .unit_count = 2,
+                               .chunk_count = 2,
+                               .weight_bytes = 4,
+                               .record_bytes_32 = 256,
+                               .record_parts = {256},
+                               .record_part_count = 1,
+                               .weight_slot_count = 1,
+                               .record_slot_count = 1,
+                               .device_cache_bytes = 4096 * 4,
+                               .worker_count = 1,
+                               .paths = path,
+                               .path_count = 1,
+                               .update = note_update,
+                               .update_ctx = o};
+    assert_int_equal(spw_store_create(&f->store, &config, NULL), SPW_OK);
+    assert_int_equal(spw_store_sweep(f->store, SPW_SWEEP_INIT, fill_chunk, NULL, NULL), SPW_OK);
+}
+
+static spw_status
+look(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    (void)ctx;
+    (void)chunk_idx;
+    (void)weights;
+    (void)record;
+    (void)grad;
+    (void)err;
+    return SPW_OK;
+}
+
+static void
+one_gradient(fixture *f)
+{
+    spw_store_step_begin(f->store, NULL, SPW_STEP_GATED);
+    assert_int_equal(spw_store_grad_open(f->store, 0, NULL), SPW_OK);
+    memset(spw_store_grad(f->store, 0), 0, 4096 * 4);
+    spw_store_grad_ready(f->store, 0);
+}
+
+/*
+ * Unit 0's next weights do not exist yet, so unit 1 gets the place on the device; but the slot holds unit 0's, which are used before
+ * unit 1's, and only a place on the device for unit 0 frees it. Unit 1's fill has begun with nothing, and gives way.
+ */
+static void
+test_place_without_slot(void **state)
+{
+    const spw_store_use future[] = {{0, 1}, {1, 0}};
+    const void *weights;
+    fixture f;
+    order o;
+    char dir[256];
+    const char *path = dir;
+    spw_error err = {0};
+    (void)state;
+    tiny_dir_make(dir);
+    open_narrow(&f, &o, &path);
+    assert_int_equal(spw_store_sweep_some(f.store, SPW_SWEEP_VISIT, 0, 1, look, NULL, NULL), SPW_OK);
+    one_gradient(&f);
+    spw_store_set_future(f.store, future, 2, 2);
+    spw_sleep_ns(20000000); /* time enough for the fill to begin */
+    spw_store_step_go(f.store);
+    for (uint32_t i = 0; i < 2; i++) {
+        if (spw_store_acquire(f.store, &future[i], 1, &weights, &err) != SPW_OK)
+            fail_msg("%s", err.message);
+        spw_store_release(f.store, i, NULL);
+    }
+    assert_int_equal(o.count, 1);
+    close_store(&f);
+    tiny_dir_remove(dir);
+}
+
+/* Whoever waits for an update that nobody released is told so, and does not wait for ever; nor does anybody later. */
+static void
+test_stands_still(void **state)
+{
+    const void *weights;
+    fixture f;
+    order o;
+    char dir[256];
+    const char *path = dir;
+    spw_error err = {0};
+    (void)state;
+    alarm(60);
+    tiny_dir_make(dir);
+    open_narrow(&f, &o, &path);
+    one_gradient(&f);
+    assert_int_equal(spw_store_acquire(f.store, &(spw_store_use){0, 1}, 1, &weights, &err), SPW_ETIMEDOUT);
+    assert_non_null(strstr(err.message, "unit 0 is wanted as of 1 updates and has 0"));
+    assert_non_null(strstr(err.message, "gate closed"));
+    assert_int_equal(spw_store_acquire(f.store, &(spw_store_use){1, 0}, 1, &weights, &err), SPW_ETIMEDOUT);
+    close_store(&f);
+    tiny_dir_remove(dir);
+    alarm(0);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_given_up), cmocka_unit_test(test_fetched_once), cmocka_unit_test(test_slots_take_turns),
-        cmocka_unit_test(test_asked),    cmocka_unit_test(test_left_out),     cmocka_unit_test(test_leave_first),
+        cmocka_unit_test(test_given_up),           cmocka_unit_test(test_fetched_once),
+        cmocka_unit_test(test_slots_take_turns),   cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_left_out),           cmocka_unit_test(test_leave_first),
+        cmocka_unit_test(test_place_without_slot), cmocka_unit_test(test_stands_still),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
