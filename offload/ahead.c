@@ -17,7 +17,7 @@
 uint64_t
 spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    return spw__spare(cfg, c) && c->record_tier == SPW_TIER_NVME && c->weight_tier != SPW_TIER_NVME
+    return c->spare && c->record_tier == SPW_TIER_NVME && c->weight_tier != SPW_TIER_NVME
                ? spw_round_up(c->elems * cfg->weight_bytes, 4096)
                : 0;
 }

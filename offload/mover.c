@@ -761,7 +761,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = unit_chunk(s, u, k);
         bool ready;
-        if (c->started || (ahead && !spw__spare(&s->cfg, &c->plan)))
+        if (c->started || (ahead && !c->plan.spare))
             continue;
         if (u->op == OP_INIT && spw__in_place(&c->plan)) {
             c->started = true;

@@ -212,13 +212,6 @@ spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, sp
 
 /* ---------------------------------------------------------------- ahead.c: updates before the gate opens */
 
-/* May this chunk be updated before? Its record has a second place where it is. */
-static inline bool
-spw__spare(const spw_store_config *cfg, const spw_store_chunk *c)
-{
-    return c->spare || (cfg->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME);
-}
-
 /* What goes out behind a record on nvme, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
 uint64_t spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
 /* In memory, behind the record. */

@@ -135,9 +135,9 @@ spw_store_stage_bytes(const spw_store_config *cfg)
 
 /* Of each of its copies, in swap or in host memory. */
 static uint64_t
-places(const spw_store_config *cfg, const spw_store_chunk *c, spw_tier tier)
+places(const spw_store_chunk *c, spw_tier tier)
 {
-    return spw__spare(cfg, c) && (tier == SPW_TIER_NVME || c->spare) ? 2 : 1;
+    return c->spare && (tier == SPW_TIER_NVME || c->record_tier == SPW_TIER_HOST) ? 2 : 1;
 }
 
 /* Second places of records in host memory: apart from the arena, for nothing but the processor looks at them. */
@@ -145,8 +145,10 @@ static uint64_t
 others_bytes(const spw_store_config *cfg)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < cfg->chunk_count; i++)
-        bytes += cfg->chunks[i].spare ? page_up(chunk_bytes(cfg, &cfg->chunks[i], true)) : 0;
+    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
+        const spw_store_chunk *c = &cfg->chunks[i];
+        bytes += c->spare && c->record_tier == SPW_TIER_HOST ? page_up(chunk_bytes(cfg, c, true)) : 0;
+    }
     return bytes;
 }
 
@@ -165,13 +167,12 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             if (records && !cfg->units[c->unit_idx].trainable)
                 continue;
             if (tier == SPW_TIER_HOST)
-                need->host_bytes += places(cfg, c, tier) * bytes;
+                need->host_bytes += places(c, tier) * bytes;
             else if (tier == SPW_TIER_DEVICE)
                 need->device_bytes += bytes;
             else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
-                need->path_bytes[c->path_idx] +=
-                    places(cfg, c, tier) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
-                    (records ? chunk_grad(cfg, c) : 0);
+                need->path_bytes[c->path_idx] += places(c, tier) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
+                                                 (records ? chunk_grad(cfg, c) : 0);
         }
     }
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
@@ -288,7 +289,7 @@ spw__store_carve(spw_store *s, spw_error *err)
             if (records && !cfg->units[c->plan.unit_idx].trainable)
                 continue;
             home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
-            if (tier == SPW_TIER_HOST && places(cfg, &c->plan, tier) > 1)
+            if (tier == SPW_TIER_HOST && places(&c->plan, tier) > 1)
                 other = spw_carve_take(records ? &apart : &host, bytes);
             *(records ? &c->record_other : &c->weights_other) = other;
             if (records) {
@@ -307,7 +308,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 bytes += records ? spw__undo_bytes(cfg, &c->plan) : 0;
                 *(records ? &c->record_offset : &c->weight_offset) = *at;
                 *(records ? &c->record_spare : &c->weight_spare) = *at + bytes;
-                *at += places(cfg, &c->plan, tier) * bytes;
+                *at += places(&c->plan, tier) * bytes;
             }
             if (records && cfg->units[c->plan.unit_idx].spills) {
                 c->grad_offset = need.path_bytes[c->plan.path_idx];
@@ -353,16 +354,19 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
     for (uint32_t i = 0; i < cfg->chunk_count; i++) {
         const spw_store_unit *u = &cfg->units[cfg->chunks[i].unit_idx];
         const spw_store_chunk *c = &cfg->chunks[i];
-        if (c->spare && (!u->trainable || c->record_tier != SPW_TIER_HOST || c->weight_tier == SPW_TIER_DEVICE))
+        const spw_store_chunk *next = c + (i + 1 < cfg->chunk_count);
+        if (c->spare && (!u->trainable || u->spills || c->record_tier == SPW_TIER_DEVICE ||
+                         (c->record_tier == SPW_TIER_HOST && c->weight_tier == SPW_TIER_DEVICE)))
             return SPW_RAISE(err, SPW_EINVAL,
-                             "chunk %u of unit %u: second places are for records in host memory, with weights there or "
-                             "on nvme",
+                             "chunk %u of unit %u: second places are for what is trained, with a gradient that stays "
+                             "in memory, a record "
+                             "on nvme, or in host memory and weights there or on nvme",
                              i, c->unit_idx);
-        if (u->spare && (u->spills || !u->trainable))
-            return SPW_RAISE(
-                err, SPW_EINVAL,
-                "chunk %u of unit %u: only what is trained, and whose gradient stays in memory, has spare places", i,
-                cfg->chunks[i].unit_idx);
+        if (next->unit_idx == c->unit_idx && next->spare != c->spare && c->record_tier == SPW_TIER_NVME &&
+            next->record_tier == SPW_TIER_NVME)
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "chunk %u of unit %u: of a unit's records on nvme all have second places or none", i,
+                             c->unit_idx);
         if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
             return SPW_RAISE(err, SPW_EINVAL,
                              "chunk %u of unit %u: a gradient that spills needs a record on nvme and a window", i,

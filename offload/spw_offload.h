@@ -51,7 +51,10 @@ typedef struct spw_store_chunk {
     uint32_t path_idx; /* of the swap path, when either tier is nvme */
     /* Frozen weights on nvme that stay where they are: of spw_store_config's pieces. Count 0: in swap, like all others. */
     uint32_t piece_first, piece_count;
-    /* With its record in host memory: it may be updated before the gate opens, record and weights have a second place in their tiers. */
+    /*
+     * It may be updated before the gate opens: record and weights have a second place in their tiers, but weights in memory beside a
+     * record on nvme, which go out behind it. Of a unit's records on nvme all have one or none.
+     */
     bool spare;
 } spw_store_chunk;
 
@@ -74,9 +77,7 @@ typedef struct spw_store_unit {
     uint64_t first, elems; /* the stretch held here: where it starts in the whole unit; padded */
     bool trainable;        /* has records and a gradient */
     bool spills;           /* its gradient waits on nvme for its update; all its records are there too */
-    /* The same for all its chunks with records on nvme: each has a second place there. */
-    bool spare;
-    bool coded; /* its weights are stored as codes where there are any (code_bits); not trainable then */
+    bool coded;            /* its weights are stored as codes where there are any (code_bits); not trainable then */
 } spw_store_unit;
 
 /* One use of a unit: its weights as of `generation` updates. */

@@ -27,8 +27,7 @@ moves(const spw_store *s)
 
 static const char *const device_names[] = {"not there", "being filled", "there"};
 static const char *const op_names[] = {"none", "update", "init", "visit", "edit"};
-static const char *const weight_names[] = {"empty",    "read",  "verified", "clean",
-                                           "updated", "dirty", "written"};
+static const char *const weight_names[] = {"empty", "read", "verified", "clean", "updated", "dirty", "written"};
 static const char *const record_names[] = {"none", "empty", "read", "ready", "updated", "dirty", "written"};
 
 static void
@@ -39,8 +38,8 @@ tell_unit(const spw_store *s, const unit *u)
             "operation %s%s, chunks loaded to %u, handed out to %u, done to %u",
             (uint32_t)(u - s->units), (unsigned long long)u->generation, device_names[u->d],
             (unsigned long long)u->device_generation, u->copied_count, u->plan.chunk_count, u->pins,
-            u->wanted ? ", wanted" : "", op_names[u->op], u->op == OP_UPDATE && u->grad_ready ? " with its gradient" : "",
-            u->load_next, u->job_next, u->done_next);
+            u->wanted ? ", wanted" : "", op_names[u->op],
+            u->op == OP_UPDATE && u->grad_ready ? " with its gradient" : "", u->load_next, u->job_next, u->done_next);
 }
 
 static void
@@ -86,8 +85,8 @@ spw__store_fail_still(spw_store *s, const char *what)
     (void)SPW_RAISE(&err, SPW_ETIMEDOUT,
                     "%s: nothing is under way that it could come from (step %s, gate %s, %u of %u record slots free). "
                     "Either no update leads there, or this is a defect of Spillway; the log says who holds what",
-                    what, s->step_open ? "open" : "closed", s->gate_open ? "open" : "closed",
-                    s->record_slot_free_count, s->cfg.record_slot_count);
+                    what, s->step_open ? "open" : "closed", s->gate_open ? "open" : "closed", s->record_slot_free_count,
+                    s->cfg.record_slot_count);
     tell(s);
     spw__store_poison(s, &err);
 }

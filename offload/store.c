@@ -168,7 +168,7 @@ build(spw_store *s, spw_error *err)
         s->chunks[i].idx = i;
         s->chunks[i].plan = cfg->chunks[i];
         s->chunks[i].weight_slot = s->chunks[i].record_slot = -1;
-        s->units[cfg->chunks[i].unit_idx].spare |= spw__spare(cfg, &cfg->chunks[i]);
+        s->units[cfg->chunks[i].unit_idx].spare |= cfg->chunks[i].spare;
     }
     for (uint32_t i = 0; i < cfg->weight_slot_count; i++)
         s->weight_slot_owner[i] = -1;

@@ -97,6 +97,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
             continue; /* its gradient comes back to the record's slot */
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
+            c->spare = c->spare && !records; /* in host memory second places come last */
             *left -= bytes;
         }
     }
@@ -256,12 +257,12 @@ add_up(spw_plan *p, const plan_input *in)
     p->grad_windows = placed.spilled > 0 ? GRAD_WINDOWS : 0;
     for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        if (plan_spare(in, c)) {
+        if (c->spare) {
             p->ahead = true;
             p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
             p->undo_write += plan_undo(in, c);
             p->spare_host += spare_bytes(in, c);
-            p->spared_host += c->spare ? plan_record(in, c->elems) : 0;
+            p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c->elems) : 0;
         }
         uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
         *weight[c->weight_tier] += w;
@@ -288,7 +289,7 @@ spread(spw_plan *p, const plan_input *in, spw_error *err)
         bytes[i] = p->activations_nvme / nvme_count;
     for (uint32_t i = 0; st == SPW_OK && i < chunk_count; i++) {
         const spw_store_chunk *c = &in->layout->chunks[i];
-        bytes[i] = plan_in_swap(in, c) * (plan_spare(in, c) ? 2 : 1);
+        bytes[i] = plan_in_swap(in, c) * (c->spare ? 2 : 1);
         if (c->record_tier == SPW_TIER_NVME && plan_has_record(in, c))
             bytes[i] += plan_spilled(in, c);
     }

@@ -40,12 +40,11 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
         chunk->record_tier = there    ? SPW_TIER_DEVICE
                              : record ? c->zero.offload_optimizer
                                       : SPW_TIER_HOST; /* there are none */
-        chunk->spare = false;
+        chunk->spare = in->ahead && !in->spill && record && chunk->record_tier == SPW_TIER_NVME;
     }
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
         unit->spills = in->spill && unit->trainable && u >= first_count;
-        unit->spare = in->ahead && !in->spill && unit->trainable && u >= first_count;
     }
 }
 

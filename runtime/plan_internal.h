@@ -37,18 +37,11 @@ plan_spilled(const plan_input *in, const spw_store_chunk *c)
     return in->layout->units[c->unit_idx].spills ? c->elems * in->grad_bytes : 0;
 }
 
-/* Its update may run ahead: record and weights have two places in their tiers; beside a record on nvme only what is there has. */
-static inline bool
-plan_spare(const plan_input *in, const spw_store_chunk *c)
-{
-    return c->spare || (in->layout->units[c->unit_idx].spare && c->record_tier == SPW_TIER_NVME);
-}
-
 /* Weights of before, where they lie in memory: they go out behind the record on nvme. */
 static inline uint64_t
 plan_undo(const plan_input *in, const spw_store_chunk *c)
 {
-    return plan_spare(in, c) && c->record_tier == SPW_TIER_NVME && c->weight_tier != SPW_TIER_NVME
+    return c->spare && c->record_tier == SPW_TIER_NVME && c->weight_tier != SPW_TIER_NVME
                ? spw_round_up(plan_weights(in, c), 4096)
                : 0;
 }

@@ -422,14 +422,13 @@ open_alone(alone *a, spw_tier weights, spw_tier records, uint32_t slots, float *
     memset(a, 0, sizeof *a);
     tiny_dir_make(a->dir);
     a->path = a->dir;
-    a->unit =
-        (spw_store_unit){.chunk_count = CHUNKS, .elems = ELEMS, .trainable = true, .spare = records == SPW_TIER_NVME};
+    a->unit = (spw_store_unit){.chunk_count = CHUNKS, .elems = ELEMS, .trainable = true};
     for (uint32_t k = 0; k < CHUNKS; k++)
         a->chunks[k] = (spw_store_chunk){.first = k * 4096,
                                          .elems = 4096,
                                          .weight_tier = weights,
                                          .record_tier = records,
-                                         .spare = records == SPW_TIER_HOST && k != 5}; /* one has to wait */
+                                         .spare = records == SPW_TIER_NVME || k != 5}; /* one has to wait */
     assert_int_equal(spw_gpu_open(&a->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
     c.gpu = a->gpu;
     c.paths = &a->path;

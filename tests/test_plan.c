@@ -780,9 +780,10 @@ check_spares(const spw_plan *p, const plan_input *in)
         const spw_store_chunk *c = &in->layout->chunks[i];
         uint64_t weights = c->weight_tier == SPW_TIER_HOST ? c->elems * in->weight_bytes : 0,
                  record = c->elems / 32 * in->record_bytes_32, all = weights + spw_round_up(record, 4096);
-        assert_true(!c->spare || (c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE));
-        bytes += c->spare ? all : 0;
-        records += c->spare ? record : 0;
+        assert_true(!c->spare || c->record_tier == SPW_TIER_NVME ||
+                    (c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE));
+        bytes += c->spare && c->record_tier == SPW_TIER_HOST ? all : 0;
+        records += c->spare && c->record_tier == SPW_TIER_HOST ? record : 0;
         if (!c->spare && p->spare_host > 0 && c->record_tier == SPW_TIER_HOST && c->weight_tier != SPW_TIER_DEVICE &&
             p->host_budget != SPW_AUTO)
             assert_true(all > p->host_budget - p->host_bytes);
