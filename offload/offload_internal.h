@@ -195,6 +195,20 @@ spw__snap_wants(const chunk *c)
     return c->snap && c->generation == c->snap_generation;
 }
 
+static inline chunk *
+spw__unit_chunk(spw_store *s, const unit *u, uint32_t k)
+{
+    return &s->chunks[u->plan.chunk_first + k];
+}
+
+/* Its operation runs without any help from the main thread. Lock held. */
+static inline bool
+spw__may_run(const spw_store *s, const unit *u)
+{
+    return u->op == OP_INIT || u->op == OP_VISIT || u->op == OP_EDIT ||
+           (u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
 /* Its weights stay in the files they come from (in_place.c): no extent in swap, never written. */
 static inline bool
 spw__in_place(const spw_store_chunk *c)
@@ -239,48 +253,86 @@ bool spw__store_on_device(const spw_store_config *cfg, uint32_t unit_idx); /* al
 spw_status spw__store_check_config(const spw_store_config *cfg, spw_error *err);
 spw_status spw__store_carve(spw_store *s, spw_error *err);
 
+static inline uint64_t
+spw__chunk_weights(const spw_store *s, const chunk *c)
+{
+    return spw_store_weight_bytes(c->plan.elems, s->cfg.weight_bytes, spw__store_code_bits(&s->cfg, &c->plan));
+}
+
+static inline uint64_t
+spw__chunk_record(const spw_store *s, const chunk *c)
+{
+    return c->plan.elems / 32 * s->cfg.record_bytes_32;
+}
+
 void *spw__store_mover_main(void *store);
 void *spw__store_worker_main(void *store);
-/* With the lock held. */
+
+/* ---------------------------------------------------------------- with the lock held */
+
+/* store.c */
 void spw__store_kick(spw_store *s);
-/* A gradient is there from now on, or, when not held, none that anybody will read. */
-void spw__store_hold_grad(spw_store *s, chunk *c, bool held);
-void spw__store_hold_unit(spw_store *s, const unit *u);
-/* The chunk's gradient is not in its unit's window any more; whoever is last frees it. */
-void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
-void spw__store_drop_grads(spw_store *s);                       /* idle: what no update will consume */
-void spw__store_schedule_grads(spw_store *s);                   /* the mover's, as is submit */
-void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the others of a list of jobs */
-void spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op);
+void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);
-/* still.c. Zeroed before a wait, asked once a round of it. True: it will never end; fail_still makes an error of that. */
+/* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
+void spw__store_close_step(spw_store *s);
+void spw__store_drop_records(spw_store *s, const unit *u); /* those read ahead for an operation it no longer has */
+void spw__store_rush(spw_store *s, chunk *c, bool rush);   /* its record goes before others, or not */
+
+/* still.c: waits that never end. Zeroed before a wait, asked once a round of it. True: fail_still makes an error of it. */
 typedef struct still {
     uint32_t rounds;
     uint64_t passes, ended;
 } still;
 bool spw__store_still(spw_store *s, still *watch);
 void spw__store_fail_still(spw_store *s, const char *what);
-/* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
-void spw__store_close_step(spw_store *s);
-void spw__store_drop_records(spw_store *s,
-                             const unit *u); /* lock held: those read ahead for an operation it no longer has */
-void spw__store_poison(spw_store *s, const spw_error *err);
-void spw__store_drop_device(spw_store *s, unit *u);
-/* The chunk's job of this op is done; who did it hands it back. */
+
+/* worker.c. The chunk's job of this op is done; who did it hands it back. */
 void spw__store_finish_job(spw_store *s, chunk *c, unit_op op);
 /* All chunks of its operation are done. */
 void spw__store_finish_unit(spw_store *s, unit *u);
+
+/* grads.c */
 char *spw__store_grad_of(const spw_store *s, const chunk *c);
-/* Gives a half-filled buffer up as soon as no copy writes to it any more. */
-void spw__store_abort_fill(spw_store *s, unit *u);
+/* A gradient is there from now on, or, when not held, none that anybody will read. */
+void spw__store_hold_grad(spw_store *s, chunk *c, bool held);
+void spw__store_hold_unit(spw_store *s, const unit *u);
+/* The chunk's gradient is not in its unit's window any more; whoever is last frees it. */
+void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
+void spw__store_drop_grads(spw_store *s); /* idle: what no update will consume */
+
+/* slots.c. A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`; false: there is none. */
+bool spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than);
+/* released: the update runs without any help from the main thread. */
+bool spw__store_take_record_slot(spw_store *s, chunk *c, bool released);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
 void spw__store_free_weight_slot(spw_store *s, chunk *c); /* the same of its weights */
-void spw__store_rush(spw_store *s, chunk *c, bool rush);  /* lock held: its record goes before others, or not */
+
+/* transfers.c */
+void spw__store_submit(spw_store *s, chunk *c, bool is_weight, spw_aio_op op, spw_aio_priority priority);
+void spw__store_submit_grad(spw_store *s, chunk *c, spw_aio_op op);
+void spw__store_finish_request(spw_store *s, spw_aio_request *req);
+void spw__store_push_job(chunk **head, chunk **tail, chunk *c); /* behind the others of a list of jobs */
+
+/* fills.c */
+enum { GATHERS_INFLIGHT_MAX = 8 }; /* in the h2d queue, updates on the device included */
+void spw__store_drop_device(spw_store *s, unit *u);
+/* Gives a half-filled buffer up as soon as no copy writes to it any more. */
+void spw__store_abort_fill(spw_store *s, unit *u);
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
-void spw__store_chaos_delay(spw_store *s, uint64_t salt); /* without the lock */
+
+/* What the mover does in a pass: grads.c, transfers.c, fills.c, updates.c. */
+void spw__store_schedule_grads(spw_store *s);
+void spw__store_schedule_writes(spw_store *s);
+void spw__store_schedule_fills(spw_store *s);
+void spw__store_schedule_updates(spw_store *s);
+
+/* ---------------------------------------------------------------- without it */
+
+void spw__store_chaos_delay(spw_store *s, uint64_t salt);
 /* Makes all of it known to the device, once. False, with a line in the log if it was refused: nothing to unpin. */
 bool spw__pin_host(spw_gpu *gpu, const spw_region *region);
 /* Tests: now and then sleeps up to 0.3 ms; *calls counts. Any thread. */

@@ -1,7 +1,7 @@
 /*
  * The store: owns all copies of all chunks. This file is its face to the runtime: create, acquire, release, steps. mover.c
- * moves the bytes, worker.c shows them to the function that changes numbers, sweep.c visits them all, room.c says what
- * memory that takes.
+ * moves the bytes (slots.c, transfers.c, fills.c, updates.c), worker.c shows them to the function that changes numbers, sweep.c visits them all,
+ * room.c says what memory that takes.
  */
 #include "offload_internal.h"
 #include <stdio.h>
@@ -34,40 +34,6 @@ spw__store_poison(spw_store *s, const spw_error *err)
     spw_error_keep_first(&s->poison, err);
     pthread_cond_broadcast(&s->main_cond);
     pthread_cond_broadcast(&s->work_cond);
-}
-
-void
-spw__store_drop_device(spw_store *s, unit *u)
-{
-    SPW_ASSERT(u->pins == 0 && u->copies_inflight == 0);
-    if (s->cfg.chaos_seed != 0 && !s->apart)
-        memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
-    u->d = D_NONE;
-    u->abort_fill = false;
-    for (uint32_t i = 0; i < s->resident_count; i++) {
-        if (&s->units[s->resident[i]] != u)
-            continue;
-        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
-        break;
-    }
-}
-
-void
-spw__store_free_record_slot(spw_store *s, chunk *c)
-{
-    uint32_t slot = (uint32_t)c->record_slot;
-    if (s->cfg.chaos_seed != 0)
-        memset(c->record, 0xff, c->plan.elems / 32 * s->cfg.record_bytes_32);
-    if (slot < s->cfg.record_slot_count) {
-        s->record_slot_free[s->record_slot_free_count++] = c->record_slot;
-    } else {
-        s->loans[slot - s->cfg.record_slot_count].chunk = NULL;
-        pthread_cond_broadcast(&s->main_cond);
-    }
-    c->record_slot = -1;
-    c->record = NULL;
-    c->r = R_EMPTY;
-    spw__store_rush(s, c, false);
 }
 
 void
@@ -479,7 +445,7 @@ spw__store_wait_idle(spw_store *s)
     still watch = {0};
     for (uint32_t i = 0; i < s->unit_count && s->poison.status == SPW_OK;) {
         const unit *u = &s->units[i];
-        bool runs = u->op != OP_NONE && (u->op != OP_UPDATE || (u->grad_ready && s->gate_open));
+        bool runs = spw__may_run(s, u);
         if (runs) {
             spw__store_wait_a_moment(s);
             if (spw__store_still(s, &watch))

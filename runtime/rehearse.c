@@ -1,6 +1,6 @@
 /*
  * The rehearsal: one training step of the store on paper, to know the bytes it will move. It follows the mover's rules
- * (offload/mover.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
+ * (offload/slots.c, fills.c, updates.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
  * with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
  * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
  * they are written once, and records read and written once, needs no rehearsal.

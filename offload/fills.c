@@ -1,0 +1,273 @@
+/*
+ * Fills: which units get a place in the device's cache and at whose cost, and the copies that bring their weights there,
+ * chunk by chunk, through slots where they come from nvme. A fill starts only at a generation that exists or whose update
+ * has been released. Called by the mover, and by whoever tells the future, lock held; copies end on the h2d queue's thread.
+ */
+#include "offload_internal.h"
+
+void
+spw__store_drop_device(spw_store *s, unit *u)
+{
+    SPW_ASSERT(u->pins == 0 && u->copies_inflight == 0);
+    if (s->cfg.chaos_seed != 0 && !s->apart)
+        memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
+    u->d = D_NONE;
+    u->abort_fill = false;
+    for (uint32_t i = 0; i < s->resident_count; i++) {
+        if (&s->units[s->resident[i]] != u)
+            continue;
+        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
+        break;
+    }
+}
+
+void
+spw__store_abort_fill(spw_store *s, unit *u)
+{
+    u->abort_fill = true;
+    if (u->copies_inflight == 0)
+        spw__store_drop_device(s, u);
+}
+
+static void
+copy_done(void *arg, const char *name, uint64_t unit_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    chunk *c = arg;
+    spw_store *s = c->store;
+    unit *u = &s->units[c->plan.unit_idx];
+    spw__store_chaos_delay(s, c->idx);
+    pthread_mutex_lock(&s->lock);
+    c->pins--;
+    u->copies_inflight--;
+    s->copies_inflight--;
+    s->ended++;
+    u->copied_count++;
+    spw_timeline_add(SPW_LANE_H2D, name, unit_idx, begin_ns, end_ns);
+    if (u->abort_fill) {
+        spw__store_abort_fill(s, u);
+    } else if (u->copied_count == u->plan.chunk_count) {
+        u->d = D_READY;
+        pthread_cond_broadcast(&s->main_cond);
+    }
+    spw__store_kick(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void
+start_copy(spw_store *s, unit *u, chunk *c)
+{
+    char *dst = s->device_cache + u->device_offset + (c->plan.first - u->plan.first) * s->compute_bytes;
+    spw_dtype type = spw_gpu_get_info(s->cfg.gpu)->compute_dtype;
+    uint32_t bits = spw__store_code_bits(&s->cfg, &c->plan);
+    bool on_device = c->plan.weight_tier == SPW_TIER_DEVICE;
+    c->pins++;
+    u->copies_inflight++;
+    s->copies_inflight++;
+    s->stats.h2d_bytes += on_device ? 0 : spw__chunk_weights(s, c);
+    spw_gpu_span_begin(s->h2d, "gather");
+    if (bits > 0)
+        (on_device ? spw_gpu_decode : spw_gpu_decode_h2d)(s->h2d, dst, type, c->weights, bits, c->plan.elems);
+    else if (on_device)
+        spw_gpu_copy_d2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems, NULL);
+    else
+        spw_gpu_copy_h2d(s->h2d, dst, type, c->weights, s->cfg.weight_dtype, c->plan.elems);
+    spw_gpu_span_end(s->h2d, c->plan.unit_idx, copy_done, c);
+}
+
+/*
+ * A unit was released when the work that reads it had been submitted, and that may still be under way when another unit comes
+ * to lie there. Its own last readers too: once h2d is behind them, so is everything that it copies later, wherever the unit
+ * lies next. On a device that computes in the caller's thread nothing is ever pending.
+ */
+static void
+follow_readers(spw_store *s, const unit *u)
+{
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        unit *o = &s->units[i];
+        bool meets =
+            o->used_offset < u->device_offset + u->device_bytes && u->device_offset < o->used_offset + o->device_bytes;
+        if (o->used_pending && !o->direct && (o == u || meets)) {
+            spw_gpu_event_wait(o->used, s->h2d);
+            o->used_pending = false;
+        }
+    }
+}
+
+/* Starts what can be started for a unit that is being filled. False: out of slots, nothing later may take one. */
+static bool
+advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
+{
+    while (u->fill_next < u->plan.chunk_count && s->copies_inflight < GATHERS_INFLIGHT_MAX) {
+        chunk *c = spw__unit_chunk(s, u, u->fill_next);
+        if (c->generation > u->device_generation) {
+            spw__store_abort_fill(s, u);
+            return true;
+        }
+        if (c->generation != u->device_generation || (c->w != W_CLEAN && c->w != W_DIRTY && c->w != W_WRITING))
+            break;
+        if (u->fill_next == 0)
+            follow_readers(s, u);
+        start_copy(s, u, c);
+        u->fill_next++;
+    }
+    if (u->read_next < u->fill_next ||
+        (u->fill_next < u->plan.chunk_count && spw__unit_chunk(s, u, u->fill_next)->w == W_EMPTY))
+        u->read_next = u->fill_next;
+    while (u->read_next < u->plan.chunk_count) {
+        chunk *c = spw__unit_chunk(s, u, u->read_next);
+        if (c->generation != u->device_generation)
+            break;
+        if (c->w == W_EMPTY) {
+            if (!spw__store_take_weight_slot(s, c, nearer_than))
+                return false;
+            c->w = W_READING;
+            spw__store_submit(s, c, true, SPW_AIO_READ, urgent ? SPW_AIO_URGENT : SPW_AIO_NORMAL);
+        }
+        u->read_next++;
+    }
+    return true;
+}
+
+/* The generation exists and no sweep changes it, or its update runs without any help from the main thread. */
+static bool
+promised(const spw_store *s, const unit *u, uint64_t generation)
+{
+    if (u->op == OP_EDIT || u->op == OP_INIT)
+        return false;
+    return u->generation >= generation ||
+           (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
+/* The lowest place that is free, and where in the list of those that have one. */
+static bool
+place_on_device(spw_store *s, unit *u, uint32_t *rank)
+{
+    uint64_t at = 0;
+    uint32_t i = 0;
+    for (; i < s->resident_count && at + u->device_bytes > s->units[s->resident[i]].device_offset; i++) {
+        const unit *o = &s->units[s->resident[i]];
+        at = o->device_offset + o->device_bytes;
+    }
+    u->device_offset = at;
+    *rank = i;
+    return at + u->device_bytes <= s->cfg.device_cache_bytes;
+}
+
+/* Rather what is used later; of those of whose next use nothing is known what was used longer ago. */
+static bool
+better_victim(const unit *o, const unit *than)
+{
+    if (than == NULL || o->wanted != than->wanted)
+        return than == NULL || than->wanted;
+    return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
+}
+
+/* It has a place on the device, and its next chunk no slot: what is nearer has them, and may need that place to give them back. */
+static bool
+stuck(spw_store *s, const unit *u)
+{
+    return u->d == D_FILLING && u->copies_inflight == 0 && u->fill_next < u->plan.chunk_count &&
+           spw__unit_chunk(s, u, u->fill_next)->w == W_EMPTY;
+}
+
+static bool
+make_room(spw_store *s, unit *u, uint64_t nearer_than)
+{
+    uint32_t rank;
+    while (!place_on_device(s, u, &rank)) {
+        unit *victim = NULL;
+        for (uint32_t i = 0; i < s->resident_count; i++) {
+            unit *o = &s->units[s->resident[i]];
+            bool idle = (o->d == D_READY &&
+                         o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
+                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight)) ||
+                        (nearer_than == 0 && stuck(s, o));
+            if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
+                better_victim(o, victim))
+                victim = o;
+        }
+        if (victim == NULL)
+            return false;
+        s->tight = s->tight || victim->wanted;
+        spw__store_drop_device(s, victim);
+    }
+    memmove(s->resident + rank + 1, s->resident + rank, (s->resident_count++ - rank) * sizeof *s->resident);
+    s->resident[rank] = (uint32_t)(u - s->units);
+    return true;
+}
+
+/*
+ * Gives the use its place on the device if it has none: from then on its fill is under way, whoever brings the bytes.
+ * False: memory ran out, later uses must wait.
+ */
+static bool
+reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
+{
+    unit *u = &s->units[use.unit_idx];
+    if (!promised(s, u, use.generation))
+        return true; /* a use of the next step: the copy on the device still serves this one */
+    if (u->d == D_FILLING && (u->abort_fill || u->device_generation < use.generation))
+        spw__store_abort_fill(s, u);
+    else if (u->d == D_READY && u->device_generation < use.generation && u->pins == 0)
+        spw__store_drop_device(s, u);
+    if (u->d != D_NONE || u->generation > use.generation)
+        return true;
+    if (u->direct) {
+        if (u->generation == use.generation && (u->op != OP_UPDATE || !spw__may_run(s, u))) {
+            u->d = D_READY;
+            u->device_generation = use.generation;
+            u->by_demand = urgent;
+            pthread_cond_broadcast(&s->main_cond);
+        }
+        return true;
+    }
+    if (!make_room(s, u, nearer_than))
+        return false;
+    u->d = D_FILLING;
+    u->device_generation = use.generation;
+    u->fill_next = u->read_next = u->copied_count = 0;
+    u->abort_fill = false;
+    u->by_demand = urgent;
+    return true;
+}
+
+void
+spw__store_reserve(spw_store *s)
+{
+    for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK && !s->tight; i++) {
+        if (!reserve_use(s, s->future[i], (uint64_t)i + 1, false))
+            break;
+    }
+}
+
+/* One wanted use. False: memory ran out, later uses must wait. */
+static bool
+serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
+{
+    unit *u = &s->units[use.unit_idx];
+    if (!reserve_use(s, use, nearer_than, urgent))
+        return false;
+    return !promised(s, u, use.generation) || u->d != D_FILLING || u->abort_fill ||
+           advance_fill(s, u, nearer_than, urgent);
+}
+
+/* Fills under way go on first, nearest first: whoever waits for device memory may wait for the very unit being filled. */
+void
+spw__store_schedule_fills(spw_store *s)
+{
+    for (int start = 0; start < 2; start++) {
+        if (s->demand_set && (start || s->units[s->demand.unit_idx].d == D_FILLING) &&
+            !serve_use(s, s->demand, 0, true)) {
+            if (start)
+                return;
+            continue;
+        }
+        for (uint32_t i = 0; i < s->fetch_count; i++) {
+            bool filling = s->units[s->future[i].unit_idx].d == D_FILLING;
+            if (s->tight && !s->units[s->future[i].unit_idx].wanted)
+                continue;
+            if ((start || filling) && !serve_use(s, s->future[i], (uint64_t)i + 1, false))
+                break;
+        }
+    }
+}
