@@ -3,7 +3,8 @@
  *
  * Operations are what the formulas need, not what kernels repeat: 2 M N K for a product, 4 of T^2 / 2 Hq D per sequence for causal
  * attention and 2.5 times that for its backward. Rows marked + do more in the same call: bias and gelu, onto another array, back
- * through a gelu; a loss is three products and all between them. Rows of fp8 find the scale of x and encode it, and multiply its codes by
+ * through a gelu; a loss is three products and all between them. Rows "each" are products of a layer's experts, M rows unevenly over them, by
+ * one call, and "alone" the same by a call for each expert. Rows of fp8 find the scale of x and encode it, and multiply its codes by
  * the weights', whose are made before. The peak is the device's own where it is known (its clock at its highest, so
  * nothing reaches it); where not, a square product, measured in turn with every row. Samples of each result are checked
  * against sums in fp64; that is not in the timing.
@@ -21,6 +22,8 @@ typedef struct row {
     void *a[9];       /* its arrays on the device */
     uint64_t M, N, K; /* gemm */
     enum { PLAIN, UP, DOWN, HEAD } use;
+    uint64_t experts;            /* gemm: M rows over so many, and W and DW are theirs; 0: none */
+    bool in_out;                 /* and so their weights lie */
     spw_attention_shape shape;   /* attention */
     const char *what;            /* "forward", "backward" */
     double flops, limit_flops_s; /* of one call; the peak or what the square product reached */
@@ -222,6 +225,106 @@ whole_loss(bench *b, const row *r)
     void *const *a = r->a;
     spw_gpu_linear_cross_entropy(b->queue, a[LOSSES], a[DX], a[DW], a[X], a[W], a[TARGETS], a[LOGITS], loss_rows(b, r),
                                  r->M, r->N, r->K, 1.0f / (float)r->M, 0, SPW_OP_SET_DW);
+}
+
+/* ---------------------------------------------------------------- products of experts, whose weights lie one behind the other */
+
+/* How many of the rows go to experts in front of this one: expert i has 1 to 4 shares. */
+static uint64_t
+rows_before(const row *r, uint64_t expert)
+{
+    const uint64_t shares[] = {0, 1, 3, 6}, whole = r->experts / 4 * 10 + shares[r->experts % 4];
+    return r->M * (expert / 4 * 10 + shares[expert % 4]) / whole;
+}
+
+typedef struct expert_arrays {
+    uint64_t ends[SPW_EXPERTS_MAX];
+    const void *w[SPW_EXPERTS_MAX];
+    float *dw[SPW_EXPERTS_MAX];
+    bool set[SPW_EXPERTS_MAX];
+} expert_arrays;
+
+static spw_each
+tell_each(const bench *b, const row *r, expert_arrays *a)
+{
+    const uint64_t elems = r->N * r->K;
+    for (uint64_t i = 0; i < r->experts; i++) {
+        a->ends[i] = rows_before(r, i + 1);
+        a->w[i] = (const char *)r->a[W] + i * elems * spw_dtype_bytes(b->type);
+        a->dw[i] = (float *)r->a[DW] + i * elems;
+        a->set[i] = true;
+    }
+    return (spw_each){
+        .count = r->experts, .N = r->N, .K = r->K, .ends = a->ends, .w = a->w, .dw = a->dw, .set = a->set};
+}
+
+static void
+forward_each(bench *b, const row *r)
+{
+    expert_arrays a;
+    spw_each e = tell_each(b, r, &a);
+    spw_gpu_linear_each(b->queue, r->a[Y], r->a[X], &e, r->in_out ? SPW_OP_W_IN_OUT : 0);
+}
+
+static void
+backward_each(bench *b, const row *r)
+{
+    expert_arrays a;
+    spw_each e = tell_each(b, r, &a);
+    spw_gpu_linear_each_backward(b->queue, r->a[DX], r->a[DY], r->a[X], &e, r->in_out ? SPW_OP_W_IN_OUT : 0);
+}
+
+static void
+forward_alone(bench *b, const row *r)
+{
+    const uint64_t bytes = spw_dtype_bytes(b->type);
+    expert_arrays a;
+    (void)tell_each(b, r, &a);
+    for (uint64_t i = 0, at = 0; i < r->experts; at = a.ends[i++])
+        spw_gpu_linear(b->queue, (char *)r->a[Y] + at * r->N * bytes, (char *)r->a[X] + at * r->K * bytes, a.w[i], NULL,
+                       a.ends[i] - at, r->N, r->K, r->in_out ? SPW_OP_W_IN_OUT : 0);
+}
+
+static void
+backward_alone(bench *b, const row *r)
+{
+    const uint64_t bytes = spw_dtype_bytes(b->type);
+    expert_arrays a;
+    (void)tell_each(b, r, &a);
+    for (uint64_t i = 0, at = 0; i < r->experts; at = a.ends[i++])
+        spw_gpu_linear_backward(b->queue, (char *)r->a[DX] + at * r->K * bytes, a.dw[i], NULL,
+                                (char *)r->a[DY] + at * r->N * bytes, (char *)r->a[X] + at * r->K * bytes, a.w[i],
+                                a.ends[i] - at, r->N, r->K, (r->in_out ? SPW_OP_W_IN_OUT : 0) | SPW_OP_SET_DW);
+}
+
+/* Elements of y or dx, and of dw. */
+static void
+check_each(bench *b, row *r, bool backward)
+{
+    const uint64_t N = r->N, K = r->K, columns = backward ? K : N, depth = backward ? N : K;
+    for (uint64_t s = 0; s < SAMPLES; s++) {
+        uint64_t i = (s * 7919 + 1) * (r->M * columns / SAMPLES + 1) % (r->M * columns), m = i / columns, e = 0;
+        double want = 0;
+        while (m >= rows_before(r, e + 1))
+            e++;
+        for (uint64_t k = 0; k < depth; k++) {
+            uint64_t n = backward ? k : i % columns, in = backward ? i % columns : k;
+            want += (backward ? at(b, m * N + k, 5) : at(b, m * K + k, 0)) *
+                    at(b, e * N * K + (r->in_out ? in * N + n : n * K + in), 77);
+        }
+        r->wrong += !is_near(b, r->a[backward ? DX : Y], i, want, sqrt((double)depth) / 48);
+    }
+    for (uint64_t s = 0; s < SAMPLES && backward; s++) {
+        uint64_t e = s * 7919 % r->experts, n = s * 104729 % N, k = s * 1299709 % K, end = rows_before(r, e + 1);
+        double want = 0;
+        float got;
+        for (uint64_t m = rows_before(r, e); m < end; m++)
+            want += at(b, m * N + n, 5) * at(b, m * K + k, 0);
+        spw_gpu_read_bytes(b->queue, &got, (float *)r->a[DW] + e * N * K + (r->in_out ? k * N + n : n * K + k),
+                           sizeof got);
+        if (end > rows_before(r, e)) /* one that nobody chose is left as it was */
+            r->wrong += !(fabs((double)got - want) <= 1e-4 * (fabs(want) + sqrt((double)end) / 48));
+    }
 }
 
 static double
@@ -431,6 +534,8 @@ run_row(bench *b, row *r, const char *what, double flops, work_fn fn)
     measure(b, r, fn);
     if (fn == forward_attention)
         check_attention(b, r);
+    else if (r->experts > 0)
+        check_each(b, r, fn == backward_each || fn == backward_alone);
     else if (fn == whole_loss)
         check_loss(b, r);
     else if (fn == fp8_product)
@@ -446,16 +551,16 @@ run_row(bench *b, row *r, const char *what, double flops, work_fn fn)
 static void
 take_product(bench *b, row *r)
 {
-    uint64_t elem = spw_dtype_bytes(b->type);
+    uint64_t elem = spw_dtype_bytes(b->type), weights = r->N * r->K * (r->experts > 0 ? r->experts : 1);
     r->a[X] = take_filled(b, r->M * r->K, 0);
-    r->a[W] = take_filled(b, r->N * r->K, 77);
+    r->a[W] = take_filled(b, weights, 77);
     r->a[Y] = take(b, r->M * r->N * elem);
     r->a[DY] = take_filled(b, r->M * r->N, 5);
     r->a[DX] = take(b, r->M * r->K * elem);
-    r->a[DW] = take(b, r->N * r->K * sizeof(float));
+    r->a[DW] = take(b, weights * sizeof(float));
     r->a[GELU_IN] = r->use == UP ? take(b, r->M * r->N * elem) : NULL;
     if (b->err.status == SPW_OK)
-        spw_gpu_zero(b->queue, r->a[DW], r->N * r->K * sizeof(float));
+        spw_gpu_zero(b->queue, r->a[DW], weights * sizeof(float));
 }
 
 /* A product of codes beside its plain one, of multiples of 16. */
@@ -536,6 +641,34 @@ run_gemm(bench *b)
         give_back(b, kept);
         if (r->use != HEAD && spw_gpu_get_info(b->gpu)->fp8)
             wrong += run_fp8(b, r);
+    }
+    return wrong;
+}
+
+/* Layers of experts: in one call, and one by one. */
+static uint64_t
+run_experts(bench *b)
+{
+    static row rows[] = {{.name = "qwen3-30B gate", .N = 768, .K = 2048, .experts = 128},
+                         {.name = "qwen3-30B down", .N = 2048, .K = 768, .experts = 128},
+                         {.name = "gpt-oss-20B up", .N = 5760, .K = 2880, .experts = 32, .in_out = true}};
+    const bool host = spw_gpu_get_info(b->gpu)->host_addressable;
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && b->err.status == SPW_OK; i++) {
+        row *r = &rows[i];
+        uint32_t kept = b->array_count;
+        double flops;
+        r->experts = host || b->smoke ? r->experts / 16 + 3 : r->experts;
+        r->M = b->smoke ? 60 : host ? 1024 : 32768;
+        r->N = b->smoke ? r->N / 64 + 1 : r->N;
+        r->K = b->smoke ? r->K / 64 : r->K;
+        flops = 2.0 * (double)r->M * (double)r->N * (double)r->K;
+        take_product(b, r);
+        wrong += run_row(b, r, "each", flops, forward_each);
+        wrong += run_row(b, r, "alone", flops, forward_alone);
+        wrong += run_row(b, r, "each'", 2 * flops, backward_each);
+        wrong += run_row(b, r, "alone'", 2 * flops, backward_alone);
+        give_back(b, kept);
     }
     return wrong;
 }
@@ -652,7 +785,7 @@ cli_bench_device(int argc, char **argv)
     if (b.err.status == SPW_OK)
         print_header(&b);
     if (b.err.status == SPW_OK)
-        wrong = products ? run_gemm(&b) : run_attention(&b);
+        wrong = products ? run_gemm(&b) + run_experts(&b) : run_attention(&b);
     bench_close(&b);
     if (b.err.status == SPW_OK && wrong > 0)
         (void)SPW_RAISE(&b.err, SPW_ECORRUPT, "bench %s: %llu samples of results are wrong", b.name,

@@ -472,6 +472,18 @@ spw_gpu_dispatch(spw_gpu_queue *q, act *y, const act *x, const spw_routing *r, u
 }
 
 void
+spw_gpu_linear_each(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, unsigned flags)
+{
+    q->calls->linear_each(q, y, x, e, flags);
+}
+
+void
+spw_gpu_linear_each_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, const spw_each *e, unsigned flags)
+{
+    q->calls->linear_each_backward(q, dx, dy, x, e, flags);
+}
+
+void
 spw_gpu_combine(spw_gpu_queue *q, act *y, const act *onto, const act *x, const spw_routing *r, bool weighted,
                 uint64_t C)
 {

@@ -21,7 +21,7 @@ extern "C" {
     X(embedding) X(embedding_backward) X(layernorm) X(layernorm_backward) X(rmsnorm) X(rmsnorm_backward) \
     X(rope) X(rope_at) X(copy_heads) X(sum_heads) X(attention) X(attention_backward) X(attention_cached) X(gelu) X(gelu_backward) \
     X(gate_mul) X(gate_mul_backward) \
-    X(route) X(route_backward) X(dispatch) X(combine) X(combine_backward) X(dispatch_piece) X(combine_piece) X(combine_backward_piece) X(add_gated) X(add_gated_backward) X(soft_cap) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite) \
+    X(route) X(route_backward) X(dispatch) X(combine) X(combine_backward) X(dispatch_piece) X(combine_piece) X(combine_backward_piece) X(linear_each) X(linear_each_backward) X(add_gated) X(add_gated_backward) X(soft_cap) X(dropout) X(linear_cross_entropy) X(sumsq) X(count_nonfinite) \
     X(link_probe) X(link_id) X(link_create)
 /* clang-format on */
 
@@ -35,13 +35,21 @@ typedef struct spw_gpu_calls {
 } spw_gpu_calls;
 
 /* What a plugin and the program must agree on: raised when spw_gpu.h or the list changes in place; sizes catch the rest. */
-#define SPW_GPU_ABI (10ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
+#define SPW_GPU_ABI (11ull << 32 | sizeof(spw_gpu_calls) << 16 | (sizeof(spw_gpu_options) + sizeof(spw_gpu_info)))
 
 /* Elements of gate's array for each of y. */
 static inline uint64_t
 spw__gate_step(spw_gate kind)
 {
     return kind == SPW_GATE_CLAMPED ? 2 : 1;
+}
+
+/* Rows of expert i begin at *first; how many. */
+static inline uint64_t
+spw__each_rows(const spw_each *e, uint64_t i, uint64_t *first)
+{
+    *first = i > 0 ? e->ends[i - 1] : 0;
+    return e->ends[i] - *first;
 }
 
 enum { SPW_GPU_ANY = 0xffffffff }; /* for open: the device that options->turn says */
@@ -68,6 +76,31 @@ struct spw_gpu_queue {
 struct spw_gpu_event {
     const spw_gpu_calls *calls;
 };
+
+/* Of a device that has nothing better: each expert's product by itself. act_bytes: of an element of x and y. */
+static inline void
+spw__each_alone(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, uint64_t act_bytes, unsigned flags)
+{
+    for (uint64_t i = 0; i < e->count; i++) {
+        uint64_t first, n = spw__each_rows(e, i, &first);
+        if (n > 0)
+            q->calls->linear(q, (char *)y + first * e->N * act_bytes, (const char *)x + first * e->K * act_bytes,
+                             e->w[i], e->b != NULL ? e->b[i] : NULL, n, e->N, e->K, flags);
+    }
+}
+
+static inline void
+spw__each_backward_alone(spw_gpu_queue *q, act *dx, const act *dy, const act *x, const spw_each *e, uint64_t act_bytes,
+                         unsigned flags)
+{
+    for (uint64_t i = 0; i < e->count; i++) {
+        uint64_t first, n = spw__each_rows(e, i, &first), at = first * e->K * act_bytes;
+        if (n > 0)
+            q->calls->linear_backward(q, dx != NULL ? (char *)dx + at : NULL, e->dw[i], e->db != NULL ? e->db[i] : NULL,
+                                      (const char *)dy + first * e->N * act_bytes, (const char *)x + at, e->w[i], n,
+                                      e->N, e->K, e->set[i] ? flags | SPW_OP_SET_DW : flags);
+    }
+}
 
 extern const spw_gpu_calls spw__cpu_calls;
 #define X(name) __typeof__(spw_gpu_##name) spw__cpu_##name;

@@ -415,6 +415,25 @@ void spw_gpu_combine_piece(spw_gpu_queue *q, float *sum, const act *x, const spw
                            uint64_t first, uint64_t rows, uint64_t C);
 void spw_gpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, const act *dy, const act *x,
                                     const spw_routing *r, uint64_t first, uint64_t rows, uint64_t C);
+/*
+ * Linear layers of count experts, whose weights have one shape: rows [ends[i - 1], ends[i]) of x and y, the first from 0 on, go through expert
+ * i's. What an expert's rows give, and its dw, hang on these rows alone, whatever others there are: a device may compute all at once.
+ *   ends  (count) on the host
+ *   w, b  (count) as spw_gpu_linear() takes them, not looked at where an expert has no rows; b NULL: none
+ *   dw    (count) fp32, backward: added to, or written where set says so; NULL: frozen. An expert without rows: as it was
+ *   db    (count) the same, always added to; b's and db's arrays may be NULL
+ *   flags SPW_OP_W_IN_OUT, SPW_OP_BY_ROW; backward: SPW_OP_ACC_DX
+ */
+typedef struct spw_each {
+    uint64_t count, N, K; /* count <= SPW_EXPERTS_MAX */
+    const uint64_t *ends;
+    const act *const *w, *const *b;
+    float *const *dw, *const *db;
+    const bool *set;
+} spw_each;
+void spw_gpu_linear_each(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, unsigned flags);
+void
+spw_gpu_linear_each_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, const spw_each *e, unsigned flags);
 /* y (M,C) = onto + sigmoid(gate[m]) x[m], gate (M). y may be onto. */
 void
 spw_gpu_add_gated(spw_gpu_queue *q, act *y, const act *onto, const act *x, const act *gate, uint64_t M, uint64_t C);

@@ -127,6 +127,13 @@ test_experts(void **state)
 }
 
 static void
+test_linear_each(void **state)
+{
+    (void)state;
+    parity_linear_each(device);
+}
+
+static void
 test_fp8(void **state)
 {
     (void)state;
@@ -157,6 +164,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_nan_spreads),
     cmocka_unit_test(test_experts),
+    cmocka_unit_test(test_linear_each),
     cmocka_unit_test(test_fp8),
     cmocka_unit_test(test_update),
     cmocka_unit_test(test_spans),

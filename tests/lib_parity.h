@@ -34,6 +34,7 @@ void parity_nan_spreads(const parity *p);
 void parity_update(const parity *p);
 void parity_spans(const parity *p);
 void parity_experts(const parity *p);
+void parity_linear_each(const parity *p);
 void parity_fp8(const parity *p);
 
 /* Runs every check above as a test of the group; returns how many failed. */

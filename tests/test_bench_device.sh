@@ -25,7 +25,7 @@ done
 python3 - "$dir/out" <<'PY'
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
-assert rows[0]["header"]["bench"] == "gemm" and len(rows) == 32
+assert rows[0]["header"]["bench"] == "gemm" and len(rows) == 44
 assert sum(r["what"] == "fp8" for r in rows[1:]) == 8
 assert all(r["wrong"] == 0 and r["flop_s"] > 0 and r["peak_flop_s"] > 0 and len(r["samples_us"]) == r["reps"] for r in rows[1:])
 PY

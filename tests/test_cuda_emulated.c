@@ -33,9 +33,11 @@ open_device(spw_dtype type, const char *blas, const char *called)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
     int failed = 0;
+    if (argc == 3 && strcmp(argv[1], "--only") == 0) /* by hand: test_atten* */
+        cmocka_set_test_filter(argv[2]);
     if (!tiny_emulated_device()) {
         printf("1..1\nok 1 - cuda emulated # SKIP no C++ compiler when this was built\n");
         return 77;

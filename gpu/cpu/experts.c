@@ -1,6 +1,6 @@
 /*
- * A mixture of experts on the cpu device: routing, rows to their experts and back, and what an expert of all rows adds. What lies
- * between are products of slices.
+ * A mixture of experts on the cpu device: routing, rows to their experts and back, their layers, which are products of slices, and what
+ * an expert of all rows adds.
  */
 #include "cpu_internal.h"
 #include <math.h>
@@ -405,6 +405,20 @@ spw__cpu_combine_backward_piece(spw_gpu_queue *q, act *dx, float *dweights, cons
     run_piece(
         q, &(piece_args){.r = r, .y = dx, .dweights = dweights, .dy = dy, .x = x, .first = first, .rows = rows, .C = C},
         combine_backward_piece_part);
+}
+
+/* ---------------------------------------------------------------- their layers: a processor gains nothing by all at once */
+
+void
+spw__cpu_linear_each(spw_gpu_queue *q, act *y, const act *x, const spw_each *e, unsigned flags)
+{
+    spw__each_alone(q, y, x, e, sizeof(float), flags);
+}
+
+void
+spw__cpu_linear_each_backward(spw_gpu_queue *q, act *dx, const act *dy, const act *x, const spw_each *e, unsigned flags)
+{
+    spw__each_backward_alone(q, dx, dy, x, e, sizeof(float), flags);
 }
 
 /* ---------------------------------------------------------------- an expert of all rows; r has M alone, logits are the gate */

@@ -130,6 +130,15 @@ load_a(unsigned *a, const E *tile, int ld, int row, int col)
     load_matrices<false>(a, tile + (row + lane % 16) * ld + col + lane / 16 * 8);
 }
 
+/* A = the transpose of tile rows [row, row + 16), columns [col, col + 16): its depth is the tile's rows. */
+template <class E>
+SPW_DEVICE void
+load_a_columns(unsigned *a, const E *tile, int ld, int row, int col)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<true>(a, tile + (row + lane / 16 * 8 + lane % 8) * ld + col + lane / 8 % 2 * 8);
+}
+
 /* Two B's whose columns are rows [row, row + 16) of the tile, and whose depth is its columns [col, col + 16): b[0], b[1] the
  * first eight, b[2], b[3] the others. For products with the tile transposed. */
 template <class E>

@@ -135,18 +135,47 @@ rows_of(const spw_routed *r, uint64_t e, const span *s, uint64_t *at)
     return first < end ? end - first : 0;
 }
 
+/* What the device is told of a span's experts. */
+typedef struct each_span {
+    spw_each each;
+    uint64_t first; /* of their rows in a span's values */
+    uint64_t ends[SPW_EXPERTS_MAX];
+    const act *w[SPW_EXPERTS_MAX], *b[SPW_EXPERTS_MAX];
+    float *dw[SPW_EXPERTS_MAX], *db[SPW_EXPERTS_MAX];
+    bool set[SPW_EXPERTS_MAX];
+} each_span;
+
+static void
+tell_each(each_span *out, const spw__op *o, const span *s)
+{
+    const bool biased = o->each_bias != NULL;
+    out->each = (spw_each){.count = s->expert_end - s->expert,
+                           .N = o->out->cols,
+                           .K = o->in[0]->cols,
+                           .ends = out->ends,
+                           .w = out->w,
+                           .b = biased ? out->b : NULL,
+                           .dw = out->dw,
+                           .db = biased ? out->db : NULL,
+                           .set = out->set};
+    out->first = s->first - s->base;
+    for (uint64_t i = 0, at = 0; i < out->each.count; i++) {
+        uint64_t e = s->expert + i, from;
+        out->ends[i] = at += rows_of(o->in[1]->routed, e, s, &from);
+        out->w[i] = o->each[e]->data;
+        out->b[i] = biased ? o->each_bias[e]->data : NULL;
+    }
+}
+
 static void
 linear_each_forward(spw_tape *t, const spw__op *o, const span *s)
 {
     const spw_value *y = o->out, *x = o->in[0];
-    unsigned how = o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u);
-    for (uint64_t e = s->expert; e < s->expert_end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, s, &first);
-        if (n > 0)
-            spw_gpu_linear(t->queue, spw__tape_at_row(t, y, y->data, first), spw__tape_at_row(t, x, x->data, first),
-                           o->each[e]->data, o->each_bias != NULL ? o->each_bias[e]->data : NULL, n, y->cols, x->cols,
-                           how);
-    }
+    each_span told;
+    tell_each(&told, o, s);
+    spw_gpu_linear_each(t->queue, spw__tape_at_row(t, y, y->data, told.first),
+                        spw__tape_at_row(t, x, x->data, told.first), &told.each,
+                        o->flags | (t->by_row ? SPW_OP_BY_ROW : 0u));
 }
 
 static spw_value **
@@ -339,15 +368,18 @@ static void
 linear_each_backward(spw_tape *t, const spw__op *o, const span *s)
 {
     spw_value *y = o->out, *x = o->in[0];
-    for (uint64_t e = s->expert; e < s->expert_end; e++) {
-        uint64_t first, n = rows_of(o->in[1]->routed, e, s, &first);
-        if (n > 0)
-            spw_gpu_linear_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], first), o->each[e]->w_grad,
-                                    o->each_bias != NULL ? spw__tape_sum(t, o->each_bias[e]) : NULL,
-                                    spw__tape_at_row(t, y, y->grad, first), spw__tape_at_row(t, x, x->data, first),
-                                    o->each[e]->data, n, y->cols, x->cols,
-                                    spw__tape_begins(t, o->each[e]) ? o->flags | SPW_OP_SET_DW : o->flags);
+    each_span told;
+    tell_each(&told, o, s);
+    for (uint64_t i = 0, before = 0; i < told.each.count; before = told.ends[i++]) {
+        spw_value *w = o->each[s->expert + i], *b = o->each_bias != NULL ? o->each_bias[s->expert + i] : NULL;
+        const bool rows = told.ends[i] > before;
+        told.dw[i] = w->w_grad;
+        told.set[i] = rows && spw__tape_begins(t, w);
+        told.db[i] = rows && b != NULL ? spw__tape_sum(t, b) : NULL;
     }
+    spw_gpu_linear_each_backward(t->queue, spw__tape_at_row(t, x, o->dx[0], told.first),
+                                 spw__tape_at_row(t, y, y->grad, told.first),
+                                 spw__tape_at_row(t, x, x->data, told.first), &told.each, o->flags);
 }
 
 /* An expert without rows has a gradient too: zeros. */

@@ -44,6 +44,10 @@ struct __align__(16) uint4
 {
     unsigned x, y, z, w;
 };
+struct __align__(8) float2
+{
+    float x, y;
+};
 struct __align__(8) uint2
 {
     unsigned x, y;
