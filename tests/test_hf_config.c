@@ -1,0 +1,542 @@
+/*
+ * config.json of Hugging Face's families: what is refused, by name, what a missing key means, and the same keys as the model
+ * section of a training configuration.
+ */
+#include "spw_engine.h"
+#include "spw_files.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+#define DONE(call)                                                                                                     \
+    do {                                                                                                               \
+        if ((call) != SPW_OK)                                                                                          \
+            fail_msg("%s", err.message);                                                                               \
+    } while (0)
+
+static spw_status
+parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)
+{
+    char text[2000];
+    bool gpt2 = strcmp(type, "gpt2") == 0;
+    snprintf(text, sizeof text, "{\"model_type\":\"%s\",%s%s%s}", type,
+             gpt2 ? "\"n_embd\":12,\"n_layer\":3,\"n_head\":2"
+                  : "\"hidden_size\":12,\"num_hidden_layers\":3,\"num_attention_heads\":2,\"intermediate_size\":7",
+             rest[0] != '\0' ? "," : "", rest);
+    return spw_hf_config_parse(m, text, "config.json", false, err);
+}
+
+/* Each is another model than is computed here, or no model; the message names file, key and value. */
+static void
+test_refusals(void **state)
+{
+    static const struct {
+        const char *type, *rest, *says;
+    } wrong[] = {
+        {"mamba", "", "not supported yet: model_type \"mamba\""},
+        {"mixtral", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"mixtral", "\"router_jitter_noise\":0.1", "not supported yet: router_jitter_noise 0.1"},
+        {"mixtral", "\"num_experts_per_tok\":0", "num_experts_per_tok: expected integer in"},
+        {"mixtral", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen3_moe", "\"decoder_sparse_step\":0", "decoder_sparse_step: expected integer in [1, "},
+        {"qwen3_moe", "\"mlp_only_layers\":[1]", "not supported yet: mlp_only_layers [1]"},
+        {"qwen3_moe", "\"mlp_only_layers\":1", "mlp_only_layers: expected a list of layers, got 1"},
+        {"qwen3_moe", "\"norm_topk_prob\":1", "norm_topk_prob: expected true or false, got 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1],\"long_factor\":[1]}",
+         "rope_scaling.long_factor: expected a list of 3 numbers above 0, got [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\"}",
+         "rope_scaling.short_factor: expected a list of 3 numbers above 0, got nothing"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0,1]}", "numbers above 0, got [1,0,1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", "rope_scaling.short_factor: expected a list"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"original_max_position_embeddings\":7}",
+         "rope_scaling.original_max_position_embeddings: expected the same as outside, got 7"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"longrope\",\"long_mscale\":1}",
+         "not supported yet: rope_scaling.long_mscale 1"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"default\",\"long_factor\":[1]}",
+         "not supported yet: rope_scaling.long_factor [1]"},
+        {"phi3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"phi3", "\"partial_rotary_factor\":1.5", "partial_rotary_factor: expected number above 0, at most 1, got 1.5"},
+        {"phi3", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"smollm3", "\"no_rope_layers\":[1,0,0]", "not supported yet: no_rope_layers[2] 0"},
+        {"smollm3", "\"no_rope_layers\":[1,true,1]", "not supported yet: no_rope_layers[1] true"},
+        {"smollm3", "\"no_rope_layers\":[1,0]", "no_rope_layers: expected a list with an entry for each layer"},
+        {"smollm3", "\"no_rope_layer_interval\":0", "no_rope_layer_interval: expected integer in [1, "},
+        {"smollm3", "\"use_sliding_window\":true,\"sliding_window\":4", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"mlp_only_layers\":[0,2]", "not supported yet: mlp_only_layers [0,2]"},
+        {"glm4_moe", "\"routed_scaling_factor\":0", "routed_scaling_factor: expected number above 0, got 0"},
+        {"glm4_moe", "\"n_group\":0", "n_group: expected integer in [1, "},
+        {"glm4_moe", "\"n_shared_experts\":0", "n_shared_experts: expected integer in [1, "},
+        {"glm4_moe", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"deepseek_v3", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"deepseek_v3", "\"topk_method\":\"greedy\"", "not supported yet: topk_method \"greedy\""},
+        {"deepseek_v3", "\"num_key_value_heads\":1",
+         "num_key_value_heads: expected the same as num_attention_heads, got 1"},
+        {"deepseek_v3", "\"head_dim\":8", "head_dim: expected the same as qk_rope_head_dim, got 8"},
+        {"deepseek_v3", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"linear\""},
+        {"deepseek_v3", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"deepseek_v2", "\"topk_method\":\"noaux_tc\"", "not supported yet: topk_method \"noaux_tc\""},
+        {"deepseek_v2", "\"scoring_func\":\"sigmoid\"", "not supported yet: scoring_func \"sigmoid\""},
+        {"deepseek_v2", "\"norm_topk_prob\":true", "not supported yet: norm_topk_prob true"},
+        {"deepseek_v2", "\"moe_layer_freq\":2", "not supported yet: moe_layer_freq 2"},
+        {"deepseek_v2", "\"rope_interleave\":false", "not supported yet: rope_interleave false"},
+        {"deepseek_v2", "\"kv_lora_rank\":0", "kv_lora_rank: expected integer in [1, "},
+        {"glm4_moe_lite", "\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]",
+         "not supported yet: mlp_layer_types [\"sparse\",\"dense\",\"sparse\"]"},
+        {"glm4_moe_lite", "\"mlp_layer_types\":[\"dense\"]",
+         "mlp_layer_types: expected a list with one entry for each layer, got [\"dense\"]"},
+        {"glm4_moe_lite", "\"first_k_dense_replace\":2",
+         "first_k_dense_replace: expected what mlp_layer_types says, or its default of 1, got 2"},
+        {"glm4_moe", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"qwen2_moe", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
+        {"qwen2_moe", "\"shared_expert_intermediate_size\":0",
+         "shared_expert_intermediate_size: expected integer in [1, "},
+        {"gemma3", "",
+         "not supported yet: model_type \"gemma3\": of a model of text and images only a folder's text part is read"},
+        {"gemma2", "\"attn_logit_softcapping\":0", "attn_logit_softcapping: expected number above 0, or null, got 0"},
+        {"gemma2", "\"final_logit_softcapping\":-3", "final_logit_softcapping: expected number in [0, 1e12], got -3"},
+        {"gemma2", "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"sliding_attention\""},
+        {"gemma2", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma2", "\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
+        {"gemma3_text", "\"final_logit_softcapping\":30.0", "not supported yet: final_logit_softcapping 30.0"},
+        {"gemma3_text", "\"attn_logit_softcapping\":50.0", "not supported yet: attn_logit_softcapping 50.0"},
+        {"gemma3_text", "\"use_bidirectional_attention\":true", "not supported yet: use_bidirectional_attention true"},
+        {"gemma3_text", "\"hidden_activation\":\"silu\"", "not supported yet: hidden_activation \"silu\""},
+        {"gemma3_text", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
+        {"gemma3_text", "\"sliding_window_pattern\":0", "sliding_window_pattern: expected integer in [1,"},
+        {"gemma3_text", "\"query_pre_attn_scalar\":0", "query_pre_attn_scalar: expected integer in [1,"},
+        {"gemma3_text", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"gemma3_text", "\"rope_parameters\":{\"rope_theta\":1e6}", "not supported yet: rope_parameters.rope_theta "},
+        {"gemma3_text", "\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"linear\",\"factor\":2}}",
+         "not supported yet: rope_parameters.sliding_attention.rope_type \"linear\""},
+        {"gemma3_text", "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"longrope\"}}",
+         "not supported yet: rope_parameters.full_attention.rope_type \"longrope\""},
+        {"gemma3_text", "\"rope_parameters\":{\"full_attention\":7}",
+         "rope_parameters.full_attention: expected an object, got 7"},
+        {"gemma3_text", "\"rope_local_base_freq\":0", "rope_local_base_freq: expected number above 0, got 0"},
+        {"gemma3_text", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"olmo2", "\"sliding_window\":4", "not supported yet: sliding_window 4"},
+        {"olmo2", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"olmo2", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"olmo3", "\"rope_theta\":1e4",
+         "rope_theta: expected 500000, or rope_parameters with one for each kind of layer, got 10000"},
+        {"olmo3", "\"sliding_window\":null", "sliding_window: expected integer, got null"},
+        {"olmo3", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[2] \"full_attention\""},
+        {"olmo3", "\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"yarn\",\"factor\":2}}",
+         "not supported yet: rope_parameters.sliding_attention.rope_type \"yarn\""},
+        {"minimax_m2", "\"scoring_func\":\"softmax\"", "not supported yet: scoring_func \"softmax\""},
+        {"minimax_m2", "\"qk_norm_type\":\"per_head\"", "not supported yet: qk_norm_type \"per_head\""},
+        {"minimax_m2", "\"use_qk_norm\":false", "not supported yet: use_qk_norm false"},
+        {"minimax_m2", "\"use_routing_bias\":false", "not supported yet: use_routing_bias false"},
+        {"minimax_m2", "\"shared_intermediate_size\":9", "not supported yet: shared_intermediate_size 9"},
+        {"minimax_m2", "\"router_jitter_noise\":0.1", "not supported yet: router_jitter_noise 0.1"},
+        {"minimax_m2", "\"output_router_logits\":true", "not supported yet: output_router_logits true"},
+        {"minimax_m2", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"minimax_m2", "\"rotary_dim\":1", "rotary_dim: expected integer in [2, "},
+        {"minimax_m2", "\"rotary_dim\":256", "rotary_dim: expected no more than head_dim, got 256"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_limit\":6.5",
+         "not supported yet: swiglu_limit 6.5"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"swiglu_alpha\":1.5",
+         "not supported yet: swiglu_alpha 1.5"},
+        {"gpt_oss", "\"quantization_config\":{\"quant_method\":\"awq\"}",
+         "not supported yet: quantization_config {\"quant_method\":\"awq\"}"},
+        {"llama", "\"quantization_config\":{\"quant_method\":\"mxfp4\"}", "not supported yet: quantization_config"},
+        {"gpt_oss", "", "rope_scaling: expected an object, as the family's folders have it, got nothing"},
+        {"gpt_oss", "\"rope_scaling\":{\"rope_type\":\"default\"},\"num_experts_per_tok\":0",
+         "num_experts_per_tok: expected integer in"},
+        {"custom", "", "not supported yet: model_type \"custom\""},
+        {"llama", "\"architectures\":[\"LlamaForSequenceClassification\"]",
+         "not supported yet: architectures[0] \"LlamaForSequenceClassification\""},
+        {"qwen3", "\"architectures\":[\"Qwen2ForCausalLM\"]",
+         "not supported yet: architectures[0] \"Qwen2ForCausalLM\""},
+        {"llama", "\"hidden_act\":\"gelu\"", "not supported yet: hidden_act \"gelu\""},
+        {"mistral", "\"hidden_act\":3", "not supported yet: hidden_act 3"},
+        {"gpt2", "\"activation_function\":\"gelu\"", "not supported yet: activation_function \"gelu\""},
+        {"gpt2", "\"scale_attn_weights\":false", "not supported yet: scale_attn_weights false"},
+        {"gpt2", "\"scale_attn_by_inverse_layer_idx\":true", "not supported yet: scale_attn_by_inverse_layer_idx true"},
+        {"gpt2", "\"reorder_and_upcast_attn\":true", "not supported yet: reorder_and_upcast_attn true"},
+        {"gpt2", "\"add_cross_attention\":true", "not supported yet: add_cross_attention true"},
+        {"llama", "\"quantization_config\":{\"bits\":4}", "not supported yet: quantization_config {\"bits\":4}"},
+        {"llama", "\"quantization_config\":{\"bits\":4}", "take the folder that was quantized"},
+        {"mixtral", "\"output_router_logits\":true", "spillway.router_balance is the loss"},
+        {"qwen3_moe", "\"output_router_logits\":1", "output_router_logits: expected true or false, got 1"},
+        {"llama", "\"rope_scaling\":{\"long_factor\":[1],\"type\":\"longrope\"}", /* by its name, first */
+         "not supported yet: rope_scaling.type \"longrope\""},
+        {"llama", "\"architectures\":[\"LLaMAModel\"]", "not supported yet: architectures[0] \"LLaMAModel\""},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_scaling.factor: expected number of at least 1"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attn_factor\":2}",
+         "not supported yet: rope_scaling.attn_factor 2"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"truncate\":1}",
+         "rope_scaling.truncate: expected true or false, got 1"},
+        {"llama", "\"partial_rotary_factor\":0.5", "not supported yet: partial_rotary_factor 0.5"},
+        {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}",
+         "not supported yet: rope_scaling.type \"dynamic\""},
+        {"qwen2", "\"rope_parameters\":{\"rope_type\":\"longrope\",\"rope_theta\":1e4}",
+         "not supported yet: rope_parameters.rope_type \"longrope\""},
+        {"qwen2", "\"rope_scaling\":{\"type\":\"default\",\"mrope_section\":[1,2]}",
+         "not supported yet: rope_scaling.mrope_section [1,2]"},
+        {"llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
+         "not supported yet: rope_parameters.partial_rotary_factor 0.5"},
+        {"llama", "\"rope_scaling\":{\"factor\":2}", "rope_scaling.rope_type: expected"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"linear\"}", "rope_scaling.factor: expected number of at least 1"},
+        {"llama", "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}",
+         "rope_scaling.low_freq_factor: expected number above 0, got nothing"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
+         "rope_scaling.high_freq_factor: expected number above low_freq_factor"},
+        {"llama",
+         "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+         "rope_scaling.original_max_position_embeddings: expected integer, got nothing"},
+        {"llama", "\"rope_scaling\":7", "rope_scaling: expected an object, got 7"},
+        {"llama", "\"rope_scaling\":{\"type\":\"default\"},\"rope_parameters\":{\"rope_type\":\"default\"}",
+         "rope_parameters and rope_scaling"},
+        {"llama", "\"rope_theta\":0", "rope_theta: expected number above 0, got 0"},
+        {"llama", "\"rope_theta\":1e4,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e6}",
+         "rope_parameters.rope_theta: expected the same as outside, got 1000000.0"},
+        {"llama", "\"sliding_window\":64", "not supported yet: sliding_window 64"},
+        {"llama", "\"use_sliding_window\":true", "not supported yet: use_sliding_window true"},
+        {"mistral", "\"sliding_window\":0", "sliding_window: expected integer in [1, 2147483648], got 0"},
+        {"mistral", "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]",
+         "not supported yet: layer_types[1] \"full_attention\""},
+        {"qwen3",
+         "\"use_sliding_window\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"]",
+         "not supported yet: layer_types[1] \"full_attention\""},
+        {"qwen2", "\"layer_types\":[\"full_attention\",\"full_attention\",\"sliding_attention\"]",
+         "not supported yet: layer_types[2] \"sliding_attention\""},
+        {"qwen2", "\"layer_types\":[\"full_attention\"]", "layer_types: expected a list with one entry"},
+        {"mistral", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen2", "\"attention_bias\":true", "not supported yet: attention_bias true"},
+        {"qwen3", "\"mlp_bias\":true", "not supported yet: mlp_bias true"},
+        {"llama", "\"mlp_bias\":1", "mlp_bias: expected true or false, got 1"},
+        {"llama", "\"head_dim\":-4", "head_dim: expected integer in"},
+        {"llama", "\"num_key_value_heads\":1.5", "num_key_value_heads: expected integer in"},
+        {"llama", "\"rms_norm_eps\":\"small\"", "rms_norm_eps: expected number in [0, 1e12], got \"small\""},
+        {"llama", "\"tie_word_embeddings\":\"no\"", "tie_word_embeddings: expected true or false, got \"no\""},
+        {"llama", "\"hidden_size\":12", "config.json:1:"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        spw_model_config m;
+        spw_error err = {0};
+        if (parse(wrong[i].type, wrong[i].rest, &m, &err) != SPW_ECONFIG ||
+            strstr(err.message, wrong[i].says) == NULL || strstr(err.message, "config.json") == NULL)
+            fail_msg("%s: message is: %s", wrong[i].says, err.message);
+    }
+    {
+        spw_model_config m;
+        spw_error err = {0};
+        const char *more_heads = "{\"model_type\":\"qwen2\",\"hidden_size\":2,\"num_attention_heads\":4,"
+                                 "\"num_hidden_layers\":2,\"intermediate_size\":29}";
+        assert_int_equal(spw_hf_config_parse(&m, more_heads, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "num_attention_heads: expected no more heads than hidden_size, got 4"));
+    }
+}
+
+/* What a missing key means, by family, as in the classes of transformers. */
+static void
+test_defaults(void **state)
+{
+    spw_model_config m;
+    spw_error err = {0};
+    (void)state;
+    DONE(parse("gpt2", "\"n_inner\":null,\"resid_pdrop\":0.1,\"attn_pdrop\":0.1,\"unheard_of\":1", &m, &err));
+    assert_true(m.tied && m.mlp_width == 48 && m.positions == 1024 && m.rope_theta == 0);
+    assert_true(m.dropout == 0); /* not inherited silently */
+    { /* nor taken from a family that has none: what is written of it would not say so (found by tests/fuzz_hf.c) */
+        static const char text[] = "{\"model_type\":\"qwen3\",\"hidden_size\":12,\"num_hidden_layers\":3,"
+                                   "\"num_attention_heads\":2,\"intermediate_size\":7,\"resid_pdrop\":0.1}";
+        DONE(spw_hf_config_parse(&m, text, "section", true, &err));
+        assert_true(m.dropout == 0);
+    }
+    { /* of a folder with images the text part, in which every key may be missing; not in a section, which has no folder */
+        static const char whole[] = "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
+                          other[] = "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"llama\"}}",
+                          head[] = "{\"model_type\":\"gemma3\",\"architectures\":[\"Gemma3ForX\"],\"text_config\":{}}";
+        DONE(spw_hf_config_parse(&m, whole, "config.json", false, &err));
+        assert_true(m.family == SPW_FAMILY_GEMMA3 && m.vocab == 262208 && m.positions == 131072 && m.width == 2304);
+        assert_true(m.layers == 26 && m.heads == 8 && m.kv_heads == 4 && m.head_dim == 256 && m.mlp_width == 9216);
+        assert_true(m.tied && m.window == 4096 && m.full_every == 6 && m.query_scalar == 256);
+        assert_int_equal(spw_hf_config_parse(&m, whole, "section", true, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
+        assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "text_config.model_type \"llama\""));
+        assert_int_equal(spw_hf_config_parse(&m, head, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "architectures[0] \"Gemma3ForX\""));
+        err = (spw_error){0};
+    }
+    { /* of Qwen's the text part may be apart or not, and what the heads share is said in either place */
+        static const char whole[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2_vl_text\"}}",
+                          flat[] =
+                              "{\"model_type\":\"qwen2_5_vl\",\"num_hidden_layers\":3,\"tie_word_embeddings\":true,"
+                              "\"use_sliding_window\":true,\"max_window_layers\":1,"
+                              "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]}}",
+                          tied[] = "{\"model_type\":\"qwen2_vl\",\"tie_word_embeddings\":false,"
+                                   "\"text_config\":{\"model_type\":\"qwen2_vl_text\",\"tie_word_embeddings\":true}}",
+                          other[] = "{\"model_type\":\"qwen2_vl\",\"text_config\":{\"model_type\":\"qwen2\"}}";
+        DONE(spw_hf_config_parse(&m, whole, "config.json", false, &err));
+        assert_true(m.family == SPW_FAMILY_QWEN2 && m.vocab == 152064 && m.positions == 32768 && m.width == 8192);
+        assert_true(m.layers == 80 && m.heads == 64 && m.kv_heads == 8 && m.head_dim == 128 && m.mlp_width == 29568);
+        assert_true(m.norm_eps == 1e-5 && m.rope_theta == 1e6 && m.qkv_bias && !m.tied && m.window == 0);
+        DONE(spw_hf_config_parse(&m, flat, "config.json", false, &err));
+        assert_true(m.layers == 3 && m.tied && m.rope == SPW_ROPE_PLAIN && m.window == 4096 && m.window_from == 1);
+        DONE(spw_hf_config_parse(&m, tied, "config.json", false, &err));
+        assert_true(m.tied);
+        assert_int_equal(spw_hf_config_parse(&m, flat, "section", true, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "only a folder's text part is read"));
+        assert_int_equal(spw_hf_config_parse(&m, other, "config.json", false, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "text_config.model_type \"qwen2\""));
+        err = (spw_error){0};
+    }
+    DONE(parse("gpt2", "\"n_ctx\":77,\"tie_word_embeddings\":false", &m, &err));
+    assert_true(!m.tied && m.positions == 77);
+    DONE(parse("llama", "\"rope_scaling\":null", &m, &err));
+    assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.rope_theta == 10000 && m.norm_eps == 1e-6);
+    assert_true(!m.qkv_bias && !m.out_bias && !m.mlp_bias && !m.qk_norm && m.window == 0);
+    DONE(parse("llama", "\"attention_bias\":true,\"head_dim\":null,\"num_key_value_heads\":1", &m, &err));
+    assert_true(m.qkv_bias && m.out_bias && m.head_dim == 6 && m.kv_heads == 1);
+    DONE(parse("llama", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000.0}", &m, &err));
+    assert_true(m.rope_theta == 500000);
+    DONE(parse("llama",
+               "\"max_position_embeddings\":99,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":0}", &m,
+               &err));
+    assert_true(m.rope == SPW_ROPE_YARN && m.rope_low == 1 && m.rope_high == 32 && m.rope_truncate);
+    assert_true(m.rope_positions == 99 && fabs(m.rope_attention - (1 + 0.1 * log(4))) < 1e-15);
+    DONE(parse("qwen3",
+               "\"original_max_position_embeddings\":7,\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,"
+               "\"original_max_position_embeddings\":9,\"attention_factor\":0.5,\"truncate\":null}",
+               &m, &err));
+    assert_true(m.rope_positions == 7 && m.rope_attention == 0.5 && !m.rope_truncate);
+    DONE(parse("llama", "\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "rope_theta (1) above 1"));
+        err = (spw_error){0};
+    }
+    DONE(parse("llama", "\"architectures\":[\"LLaMAForCausalLM\"]", &m, &err)); /* as the first files had it */
+    for (int q = 2; q < 4; q++) {
+        DONE(parse(q == 2 ? "qwen2" : "qwen3", "", &m, &err));
+        assert_int_equal(m.kv_heads, 32);
+        DONE(parse(q == 2 ? "qwen2" : "qwen3", "\"num_key_value_heads\":null", &m, &err));
+        assert_int_equal(m.kv_heads, 2);
+    }
+    DONE(parse("mistral", "", &m, &err));
+    assert_true(m.kv_heads == 8 && m.window == 4096 && m.window_from == 0);
+    DONE(parse("mistral", "\"sliding_window\":null,\"num_key_value_heads\":null", &m, &err));
+    assert_true(m.kv_heads == 2 && m.window == 0);
+    DONE(parse("qwen2", "\"sliding_window\":4096,\"max_window_layers\":1", &m, &err));
+    assert_true(m.qkv_bias && !m.out_bias && m.window == 0);
+    DONE(parse("qwen2", "\"use_sliding_window\":true,\"sliding_window\":9,\"max_window_layers\":1", &m, &err));
+    assert_true(spw_model_window(&m, 0) == 0 && spw_model_window(&m, 1) == 9 && spw_model_window(&m, 2) == 9);
+    DONE(parse("qwen2", "\"use_sliding_window\":true,\"sliding_window\":9", &m, &err));
+    assert_true(m.window == 0); /* from layer 28 on */
+    DONE(parse("qwen3", "", &m, &err));
+    assert_true(m.qk_norm && !m.qkv_bias && m.head_dim == 128);
+    DONE(parse("mixtral", "", &m, &err));
+    assert_true(m.experts == 8 && m.choices == 2 && m.sum_to_one && m.kv_heads == 8 && m.window == 0);
+    assert_true(m.rope_theta == 1e6 && m.norm_eps == 1e-5 && m.mlp_width == 7 && !m.qk_norm);
+    DONE(parse("gemma3_text", "", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
+    assert_true(m.rope_theta == 1e6 && m.rope_local_theta == 10000 && m.rope == SPW_ROPE_PLAIN && !m.qkv_bias);
+    assert_true(m.window == 4096 && m.full_every == 0); /* of three layers none is the sixth */
+    assert_true(m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gate == SPW_GATE_GELU &&
+                m.embedding_scaled);
+    DONE(parse(
+        "gemma3_text",
+        "\"sliding_window_pattern\":2,\"rope_theta\":500,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+        "\"_sliding_window_pattern\":3,\"cache_implementation\":\"hybrid\"",
+        &m, &err));
+    assert_true(m.full_every == 2 && m.rope == SPW_ROPE_LINEAR && m.rope_theta == 500 && m.rope_local_theta == 10000);
+    for (uint64_t l = 0; l < 3; l++) {
+        assert_int_equal(spw_model_window(&m, l), l == 1 ? 0 : 4096);
+        assert_int_equal(spw_model_rope_table(&m, l), l != 1);
+    }
+    DONE(parse("gemma3_text",
+               "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8},"
+               "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":77}}",
+               &m, &err));
+    assert_true(m.rope == SPW_ROPE_LINEAR && m.rope_theta == 1e6 && m.rope_local_theta == 77);
+    DONE(parse("gemma3_text", "\"sliding_window\":null,\"sliding_window_pattern\":1", &m, &err));
+    assert_true(m.window == 0 && m.full_every == 0 && spw_model_rope_tables(&m) == 1);
+    DONE(parse("gemma2", "\"hidden_act\":\"gelu_pytorch_tanh\",\"sliding_window_pattern\":3", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.head_dim == 256 && m.query_scalar == 256 && m.norm_eps == 1e-6);
+    assert_true(m.rope_theta == 10000 && spw_model_rope_tables(&m) == 1 && m.window == 4096 && m.full_every == 2);
+    assert_true(!m.qk_norm && m.norms == SPW_NORMS_BOTH && m.norms_from_one && m.gate == SPW_GATE_GELU &&
+                m.embedding_scaled);
+    assert_true(m.score_cap == 50 && m.logit_cap == 30);
+    DONE(parse("gemma2", "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null", &m, &err));
+    assert_true(m.score_cap == 0 && m.logit_cap == 0);
+    DONE(parse("olmo2", "", &m, &err));
+    assert_true(!m.tied && m.kv_heads == 2 && m.head_dim == 6 && m.norm_eps == 1e-5 && m.rope_theta == 10000);
+    assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && !m.qkv_bias && m.window == 0);
+    DONE(parse("qwen3_moe", "\"sliding_window\":4096", &m, &err));
+    assert_true(m.experts == 128 && m.choices == 8 && !m.sum_to_one && m.kv_heads == 4 && m.window == 0);
+    assert_true(m.rope_theta == 10000 && m.norm_eps == 1e-6 && m.mlp_width == 768 && m.qk_norm && m.head_dim == 6);
+    DONE(parse("phi3", "\"resid_pdrop\":0.1", &m, &err));
+    assert_true(m.packed && m.kv_heads == 2 && m.head_dim == 6 && m.window == 0 && m.norm_eps == 1e-5);
+    assert_true(m.rope_theta == 10000 && !m.tied && m.dropout == 0);
+    DONE(parse("phi3", /* as in the rope object first, then beside it; by all names */
+               "\"partial_rotary_factor\":0.5,\"rope_parameters\":{\"rope_type\":\"su\",\"partial_rotary_factor\":0.75,"
+               "\"short_factor\":[1,2],\"long_factor\":[3,4]},\"max_position_embeddings\":8192",
+               &m, &err));
+    assert_true(m.rope == SPW_ROPE_LONG && m.rope_positions == 4096 && spw_model_rope_width(&m) == 4);
+    assert_true(m.rope_short[1] == 2 && m.rope_long[0] == 3);
+    assert_true(fabs(m.rope_attention - sqrt(1 + log(2) / log(4096))) < 1e-15);
+    DONE(parse("phi3", "\"partial_rotary_factor\":0.5", &m, &err));
+    {
+        spw_model *model = NULL;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "partial_rotary_factor 0.5 turns 3 of a head's 6 elements"));
+        err = (spw_error){0};
+    }
+    DONE(parse("phi3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.window == 9 && m.window_from == 0);
+    DONE(parse("smollm3", "\"sliding_window\":9", &m, &err));
+    assert_true(m.tied && m.kv_heads == 4 && m.rope_theta == 2e6 && m.norm_eps == 1e-6 && m.window == 0);
+    assert_true(m.rope_skip_every == 0); /* of three layers, four apart */
+    DONE(parse("smollm3", "\"no_rope_layers\":[1,0,1,0],\"no_rope_layer_interval\":3", &m, &err));
+    assert_true(spw_model_has_rope(&m, 0) && !spw_model_has_rope(&m, 1) && spw_model_has_rope(&m, 2));
+    DONE(parse("qwen2_moe", "\"sliding_window\":4096,\"num_local_experts\":3", &m, &err));
+    assert_true(m.experts == 60 && m.choices == 4 && !m.sum_to_one && m.kv_heads == 16 && m.window == 0);
+    assert_true(m.mlp_width == 1408 && m.shared_width == 5632 && m.qkv_bias && !m.out_bias && !m.qk_norm && !m.tied);
+    DONE(parse("qwen2_moe", "\"num_experts\":7,\"qkv_bias\":false", &m, &err));
+    assert_true(m.experts == 7 && !m.qkv_bias);
+    DONE(parse("qwen2_moe", "\"decoder_sparse_step\":2,\"mlp_only_layers\":[0,1]", &m, &err));
+    assert_true(m.dense_width == 7 && m.dense_first == 2 && m.sparse_every == 2);
+    assert_true(spw_model_experts(&m, 1) == 0 && spw_model_experts(&m, 2) == 0 && spw_model_experts(&m, 3) == 60);
+    DONE(parse("glm4_moe", "", &m, &err));
+    assert_true(m.experts == 128 && m.choices == 8 && m.sigmoid && m.sum_to_one && m.choice_scale == 1 &&
+                m.groups == 0);
+    assert_true(m.mlp_width == 1408 && m.shared_width == 1408 && !m.shared_gated && m.dense_first == 1 &&
+                m.dense_width == 7);
+    assert_true(m.rope_part == 0.5 && m.kv_heads == 8 && m.norm_eps == 1e-5 && !m.qk_norm && !m.qkv_bias && !m.tied);
+    DONE(parse("glm4_moe", "\"attention_bias\":true,\"partial_rotary_factor\":1,\"n_group\":4,\"topk_group\":2", &m,
+               &err));
+    assert_true(m.qkv_bias && !m.out_bias && m.rope_part == 0 && m.groups == 4 && m.group_choices == 2);
+    DONE(parse("deepseek_v3", "\"head_dim\":64", &m, &err));
+    assert_true(m.kv_rank == 512 && m.q_rank == 1536 && m.rope_dim == 64 && m.head_dim == 192 && m.value_dim == 128);
+    assert_true(m.experts == 256 && m.choices == 8 && m.groups == 8 && m.group_choices == 4 && m.choice_scale == 2.5);
+    assert_true(m.sigmoid && m.sum_to_one && m.rope_paired && m.dense_first == 3 && m.mlp_width == 2048 &&
+                m.shared_width == 2048 && m.kv_heads == 2 && m.norm_eps == 1e-6);
+    assert_true(spw_model_rope_width(&m) == 64 && spw_model_score_scale(&m) == 1.0f / sqrtf(192));
+    DONE(parse("deepseek_v3",
+               "\"q_lora_rank\":null,\"rope_interleave\":false,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,"
+               "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096}",
+               &m, &err));
+    assert_true(m.q_rank == 0 && !m.rope_paired && m.rope_attention == 1);
+    assert_true(fabs((double)spw_model_score_scale(&m) - pow(0.1 * log(40) + 1, 2) / sqrt(192)) < 1e-7);
+    DONE(parse("deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2", &m, &err));
+    assert_true(m.experts == 64 && m.choices == 6 && m.groups == 0 && !m.sigmoid && !m.sum_to_one);
+    assert_true(m.dense_first == 0 && m.mlp_width == 1407 && m.shared_width == 2814 && m.rope_paired);
+    DONE(parse("deepseek_v2",
+               "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2,\"topk_method\":\"group_limited_greedy\"", &m,
+               &err));
+    assert_true(m.groups == 4 && m.group_choices == 2);
+    DONE(parse("minimax_m2", "", &m, &err));
+    assert_true(m.experts == 256 && m.choices == 8 && m.sigmoid && m.sum_to_one && m.shared_width == 0);
+    assert_true(m.qk_norm && m.qk_norm_whole && m.norms == SPW_NORMS_BEFORE && m.head_dim == 128 && m.kv_heads == 8);
+    assert_true(m.rope_theta == 5e6 && m.rope_part == 0 && m.norm_eps == 1e-6 && m.mlp_width == 7 && !m.tied);
+    DONE(parse("minimax_m2", "\"rotary_dim\":32", &m, &err));
+    assert_true(spw_model_rope_width(&m) == 32);
+    DONE(parse("minimax_m2", "\"rotary_dim\":32,\"partial_rotary_factor\":0.5", &m, &err));
+    assert_true(spw_model_rope_width(&m) == 64);
+    DONE(parse("olmo3", "", &m, &err));
+    assert_true(m.qk_norm_whole && m.norms == SPW_NORMS_AFTER && m.norm_eps == 1e-5 && !m.tied);
+    assert_true(m.rope_theta == 5e5 && m.rope_local_theta == 5e5 && m.window == 4096 && m.full_every == 0);
+    DONE(parse("olmo3", "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8}", &m, &err));
+    assert_true(m.rope == SPW_ROPE_YARN && spw_model_rope_table(&m, 0) == 1);
+    DONE(parse("olmo3",
+               "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":7},\"sliding_attention\":{\"rope_theta\":9}}",
+               &m, &err));
+    assert_true(m.rope_theta == 7 && m.rope_local_theta == 9);
+    DONE(parse("glm4_moe_lite", "\"first_k_dense_replace\":1", &m, &err));
+    assert_true(m.q_rank == 768 && m.head_dim == 256 && m.value_dim == 256 && m.dense_first == 1 && m.sigmoid);
+    assert_true(m.experts == 64 && m.choices == 4 && m.groups == 0 && m.choice_scale == 1.8 && m.norm_eps == 1e-5);
+    { /* sizes of latent attention that it does not have, or that are not computed: known when a model is built */
+        static const char *const sizes[3][2] = {
+            {"\"qk_rope_head_dim\":5", "5 of a head's 133 elements are turned"},
+            {"\"v_head_dim\":193", "a head's values have 193 elements, its keys 192; not supported yet"},
+            {"\"n_routed_experts\":512", "8 of 512 experts for each token"}};
+        for (int k = 0; k < 3; k++) {
+            spw_model *model = NULL;
+            DONE(parse("deepseek_v3", sizes[k][0], &m, &err));
+            assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+            assert_non_null(strstr(err.message, sizes[k][1]));
+            err = (spw_error){0};
+        }
+    }
+    { /* groups that do not divide, or hold too few */
+        spw_model *model = NULL;
+        DONE(parse("glm4_moe", "\"num_key_value_heads\":2,\"n_group\":3", &m, &err));
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "128 experts in 3 groups, 1 of which a token may choose 8 experts from"));
+        err = (spw_error){0};
+    }
+    { /* more experts than the tables hold, more choices than experts: known when a model is built */
+        spw_model *model = NULL;
+        DONE(parse("qwen3_moe", "\"num_experts\":8,\"num_experts_per_tok\":9,\"num_key_value_heads\":1", &m, &err));
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "9 of 8 experts for each token"));
+        err = (spw_error){0};
+        DONE(parse("mistral", "", &m, &err)); /* 21 for each of so many layers, and 8: 4 more than 32 bits count */
+        m.layers = 204522252;
+        m.kv_heads = m.heads;
+        assert_int_equal(spw_model_build(&model, &m, &err), SPW_ECONFIG);
+        assert_non_null(strstr(err.message, "number of layers is 204522252, it must be between 1 and 65536"));
+        err = (spw_error){0};
+    }
+}
+
+/* A family can be the model section of a training configuration, where every key must be one of its own. */
+static void
+test_section(void **state)
+{
+    static spw_config c;
+    static const char text[] =
+        "{\"model\":{\"model_type\":\"qwen2\",\"vocab_size\":256,\"hidden_size\":12,\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":2,\"intermediate_size\":7,\"rope_theta\":1e6},"
+        "\"data\":{\"path\":[\"x\"]},\"train_micro_batch_size_per_gpu\":1}";
+    spw_error err = {0};
+    (void)state;
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.sliding_window=null"}, 1, &err));
+    assert_int_equal(c.model.family, SPW_FAMILY_QWEN2);
+    assert_true(c.model.qkv_bias && c.model.rope_theta == 1e6);
+    assert_int_equal(spw_config_parse(&c, text, "run.json", (const char *[]){"model.hiden_act=\"silu\""}, 1, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "unknown key \"model.hiden_act\"; did you mean \"model.hidden_act\"?"));
+    err = (spw_error){0};
+    assert_int_equal(
+        spw_config_parse(&c, text, "run.json", (const char *[]){"model.rope_scaling.type=\"dynamic\""}, 1, &err),
+        SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.rope_scaling.type \"dynamic\""));
+    err = (spw_error){0};
+    assert_int_equal(spw_config_parse(&c, text, "run.json",
+                                      (const char *[]){"model.model_type=\"phi3\"", "model.embd_pdrop=0.1"}, 2, &err),
+                     SPW_ECONFIG);
+    assert_non_null(strstr(err.message, "run.json: not supported yet: model.embd_pdrop 0.1"));
+    err = (spw_error){0};
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model.model_type=\"phi3\"", "model.resid_pdrop=0.1"},
+                          2, &err));
+    assert_true(c.model.dropout == 0.1);
+    DONE(spw_config_parse(&c, text, "run.json", (const char *[]){"model={\"path\":\"tests/vectors/families/qwen3\"}"},
+                          1, &err));
+    assert_int_equal(c.model.family, SPW_FAMILY_QWEN3);
+    assert_string_equal(c.model_path, "tests/vectors/families/qwen3");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_section),
+    };
+    return cmocka_run_group_tests_name("hf_config", tests, NULL, NULL);
+}
