@@ -48,6 +48,18 @@ spw_nn_route(spw_tape *t, spw_value *logits, uint64_t choices, const spw_routing
     return y;
 }
 
+void
+spw__experts_route_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out;
+    spw_value *x = o->in[0];
+    unsigned flags = o->flags;
+    act *dx = spw__tape_grad(t, x, SPW_OP_ACC_DX, &flags);
+    if (!t->dry && dx != NULL)
+        spw_gpu_route_backward(t->queue, dx, y->routed->dweights, x->data, &y->routed->on_device, &y->routed->rule,
+                               y->routed->balance, flags);
+}
+
 /* Rows of what lies between a dispatch and its combine. */
 static uint64_t
 rows_between(const spw_value *routing)

@@ -1,5 +1,6 @@
 /*
- * Inside the tape: a list of operations with their inputs, over an arena that is handed front to back, and what its files share.
+ * Inside the tape: a list of operations with their inputs, over an arena that is handed front to back, and what its files share. Each
+ * operation's file has its forward, which writes it down, and its backward, which tape.c calls.
  */
 #ifndef SPW_TAPE_INTERNAL_H
 #define SPW_TAPE_INTERNAL_H
@@ -152,13 +153,37 @@ bool spw__tape_begins(const spw_tape *t, spw_value *w);
 float *spw__tape_sum(spw_tape *t, spw_value *w);
 /* from's gradient is a part of to's, and was needed for the last time: its memory is to's from now on, if to has none. */
 void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
-/* A gated product of some rows. */
-void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
-void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+/* from's gradient is a part of to's: it is copied there, or added. */
+void spw__tape_pass_through(spw_tape *t, spw_value *to, const spw_value *from);
+/* For an operation whose output lies in its input's memory: both gradients are one buffer. */
+void spw__tape_share_grad(spw_value *in, const spw_value *out);
 /* Backward of what was recorded, from where gradients are set. */
 void spw__tape_run_backward(spw_tape *t);
 /* Computes what was put off. */
 void spw__tape_catch_up(spw_tape *t);
+/* linear.c; forward: of what was recorded, now or when it is caught up with */
+void spw__linear_forward(spw_tape *t, const spw__op *o);
+void spw__linear_backward(spw_tape *t, const spw__op *o);
+/* norm.c */
+void spw__layernorm_backward(spw_tape *t, const spw__op *o);
+void spw__rmsnorm_backward(spw_tape *t, const spw__op *o);
+/* attention.c */
+void spw__rope_backward(spw_tape *t, const spw__op *o);
+void spw__columns_backward(spw_tape *t, const spw__op *o);
+void spw__keys_backward(spw_tape *t, const spw__op *o);
+void spw__attention_backward(spw_tape *t, const spw__op *o);
+/* elementwise.c */
+void spw__gelu_backward(spw_tape *t, const spw__op *o);
+void spw__gate_mul_backward(spw_tape *t, spw__op *o);
+void spw__add_gated_backward(spw_tape *t, const spw__op *o);
+void spw__add_backward(spw_tape *t, const spw__op *o);
+void spw__add_scaled_backward(spw_tape *t, const spw__op *o);
+void spw__dropout_backward(spw_tape *t, const spw__op *o);
+/* A gated product of some rows. */
+void spw__tape_gate_mul(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+void spw__tape_gate_mul_backward(spw_tape *t, const spw__op *o, uint64_t first, uint64_t rows);
+/* tokens.c */
+void spw__embedding_backward(spw_tape *t, const spw__op *o);
 /* rows.c */
 void spw__rows_forward(spw_tape *t, const spw__op *o);
 void spw__rows_backward(spw_tape *t, const spw__op *o);
@@ -171,7 +196,9 @@ uint8_t *spw__fp8_lend(spw_tape *t, const spw_value *w);
 void spw__fp8_forward(spw_tape *t, const spw__op *o);
 /* Of weights and of x, if they have gradients; not of a bias. */
 void spw__fp8_backward(spw_tape *t, const spw__op *o, act *dx, unsigned flags);
-/* experts.c; between the two the gradients of what lies between are only given their places. */
+/* experts.c */
+void spw__experts_route_backward(spw_tape *t, const spw__op *o);
+/* Between these two the gradients of what lies between are only given their places. */
 void spw__experts_combine_backward(spw_tape *t, spw__op *o);
 void spw__experts_dispatch_backward(spw_tape *t, spw__op *o);
 

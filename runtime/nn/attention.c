@@ -1,0 +1,183 @@
+/*
+ * Attention on the tape, and what makes its inputs: rotary positions, columns of packed values, whole keys of a latent
+ * attention's parts. Queries, keys and values are columns of any value; their gradients are written where they lie. With a cache
+ * (generation) attention reads that, and appends to it.
+ */
+#include "tape_internal.h"
+
+spw_value *
+spw_nn_rope_part(spw_tape *t, spw_value *x, uint64_t col, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D,
+                 uint64_t R, bool neighbors)
+{
+    spw_value *y;
+    spw__op *o;
+    act *at;
+    if (x == NULL || heads == 0 || x->cols < col + (heads - 1) * D + R || R % 2 != 0 || R > D)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, x->cols, x->data);
+    if (y == NULL || (o = spw__tape_op(t, T_ROPE, y)) == NULL)
+        return spw__tape_fail(t);
+    y->there = x->there;
+    cos_sin = cos_sin == NULL ? NULL : cos_sin + t->first_row % T * R;
+    at = spw__tape_at_col(t, y->data, col);
+    if (spw__tape_computes(t) && !y->there && t->places != NULL)
+        spw_gpu_rope_at(t->queue, at, x->cols, cos_sin, t->places, x->rows, heads, D, R, neighbors);
+    else if (spw__tape_computes(t) && !y->there)
+        spw_gpu_rope(t->queue, at, x->cols, cos_sin, x->rows, T, heads, D, R, neighbors, 1);
+    o->in[0] = x;
+    o->cos_sin = cos_sin;
+    o->T = T;
+    o->heads = heads;
+    o->D = D;
+    o->R = R;
+    o->col[0] = col;
+    o->neighbors = neighbors;
+    return y;
+}
+
+spw_value *
+spw_nn_rope(spw_tape *t, spw_value *x, const float *cos_sin, uint64_t T, uint64_t heads, uint64_t D, uint64_t R)
+{
+    return spw_nn_rope_part(t, x, 0, cos_sin, T, heads, D, R, false);
+}
+
+void
+spw__rope_backward(spw_tape *t, const spw__op *o)
+{
+    spw_value *y = o->out;
+    if (!t->dry)
+        spw_gpu_rope(t->queue, spw__tape_at_col(t, y->grad, o->col[0]), y->cols, o->cos_sin, y->rows, o->T, o->heads,
+                     o->D, o->R, o->neighbors, -1);
+    spw__tape_share_grad(o->in[0], y);
+}
+
+spw_value *
+spw_nn_columns(spw_tape *t, spw_value *x, uint64_t first, uint64_t count)
+{
+    spw_value *y;
+    spw__op *o;
+    if (x == NULL || count == 0 || first + count > x->cols)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, x->rows, count, NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_COLUMNS, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && !y->there)
+        spw_gpu_copy_heads(t->queue, y->data, count, count, spw__tape_at_col(t, x->data, first), x->cols, 0, x->rows, 1,
+                           count);
+    o->in[0] = x;
+    o->col[0] = first;
+    return y;
+}
+
+void
+spw__columns_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out;
+    spw_value *x = o->in[0];
+    unsigned written = 0; /* by those who read the other columns */
+    act *dx = spw__tape_grad(t, x, 1, &written);
+    if (!t->dry && dx != NULL)
+        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, dx, o->col[0]), x->cols, 0, y->grad, y->cols, 0, y->rows, 1,
+                           y->cols);
+}
+
+spw_value *
+spw_nn_keys(spw_tape *t, spw_value *own, spw_value *shared, uint64_t col, uint64_t heads, uint64_t N, uint64_t R)
+{
+    spw_value *y;
+    spw__op *o;
+    if (own == NULL || shared == NULL || heads == 0 || own->cols % heads != 0 || own->cols / heads < N ||
+        col + R > shared->cols || own->rows != shared->rows)
+        return spw__tape_fail(t);
+    y = spw__tape_value(t, own->rows, heads * (N + R), NULL);
+    if (y == NULL || (o = spw__tape_op(t, T_KEYS, y)) == NULL)
+        return spw__tape_fail(t);
+    if (spw__tape_computes(t) && !y->there) {
+        spw_gpu_copy_heads(t->queue, y->data, y->cols, N + R, own->data, own->cols, own->cols / heads, own->rows, heads,
+                           N);
+        spw_gpu_copy_heads(t->queue, spw__tape_at_col(t, y->data, N), y->cols, N + R,
+                           spw__tape_at_col(t, shared->data, col), shared->cols, 0, own->rows, heads, R);
+    }
+    o->in[0] = own;
+    o->in[1] = shared;
+    o->col[1] = col;
+    o->heads = heads;
+    o->D = N;
+    o->R = R;
+    return y;
+}
+
+void
+spw__keys_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out, *own = o->in[0], *shared = o->in[1];
+    uint64_t N = o->D, R = o->R;
+    unsigned written = 0; /* by those who read the other columns */
+    act *d = spw__tape_grad(t, o->in[0], 1, &written), *dshared = spw__tape_grad(t, o->in[1], 1, &written);
+    if (!t->dry && d != NULL)
+        spw_gpu_copy_heads(t->queue, d, own->cols, own->cols / o->heads, y->grad, y->cols, N + R, y->rows, o->heads, N);
+    if (!t->dry && dshared != NULL)
+        spw_gpu_sum_heads(t->queue, spw__tape_at_col(t, dshared, o->col[1]), shared->cols,
+                          spw__tape_at_col(t, y->grad, N), y->cols, N + R, y->rows, o->heads, R);
+}
+
+spw_value *
+spw_nn_attention(spw_tape *t, spw_value *q, uint64_t q_col, spw_value *k, uint64_t k_col, spw_value *v, uint64_t v_col,
+                 spw_value *sinks, const spw_attention_shape *shape)
+{
+    uint64_t rows = shape->B * shape->T, Dv = shape->Dv > 0 ? shape->Dv : shape->D;
+    uint64_t v_head = shape->v_head > 0 ? shape->v_head : Dv;
+    spw_value *y;
+    float *lse;
+    spw__op *o;
+    if (q == NULL || k == NULL || v == NULL || q->rows != rows || k->rows != rows || v->rows != rows ||
+        q_col + shape->Hq * shape->D > q->cols || k_col + shape->Hk * shape->D > k->cols ||
+        v_col + (shape->Hk - 1) * v_head + Dv > v->cols || Dv > shape->D || (sinks != NULL && sinks->cols != shape->Hq))
+        return spw__tape_fail(t);
+    if (t->cache != NULL && (t->cache_taken || t->cache_width != shape->Hk * shape->D))
+        return spw__tape_fail(t);
+    t->cache_taken = true;
+    y = spw__tape_value(t, rows, shape->Hq * Dv, NULL);
+    lse = spw__tape_take(t, rows * shape->Hq * sizeof(float));
+    if (y == NULL || lse == NULL || (o = spw__tape_op(t, T_ATTENTION, y)) == NULL)
+        return spw__tape_fail(t);
+    o->shape = *shape;
+    o->shape.q_stride = q->cols;
+    o->shape.kv_stride = k->cols;
+    o->shape.v_stride = v->cols;
+    o->shape.sinks = sinks != NULL ? sinks->data : NULL;
+    if (spw__tape_computes(t) && t->cache != NULL)
+        spw_gpu_attention_cached(t->queue, y->data, spw__tape_at_col(t, q->data, q_col),
+                                 spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), t->cache,
+                                 &o->shape);
+    else if (spw__tape_computes(t))
+        spw_gpu_attention(t->queue, y->data, lse, spw__tape_at_col(t, q->data, q_col),
+                          spw__tape_at_col(t, k->data, k_col), spw__tape_at_col(t, v->data, v_col), &o->shape);
+    o->in[0] = q;
+    o->in[1] = k;
+    o->in[2] = v;
+    o->col[0] = q_col;
+    o->col[1] = k_col;
+    o->col[2] = v_col;
+    o->param[0] = sinks;
+    o->saved[0] = lse;
+    return y;
+}
+
+void
+spw__attention_backward(spw_tape *t, const spw__op *o)
+{
+    const spw_value *y = o->out;
+    act *d[3];
+    for (int i = 0; i < 3; i++) {
+        unsigned ignored = 0;
+        SPW_ASSERT(!o->in[i]->grad_set || o->in[i] == o->in[0]);
+        d[i] = spw__tape_grad(t, o->in[i], 1, &ignored);
+    }
+    if (!t->dry)
+        spw_gpu_attention_backward(t->queue, spw__tape_at_col(t, d[0], o->col[0]), spw__tape_at_col(t, d[1], o->col[1]),
+                                   spw__tape_at_col(t, d[2], o->col[2]), spw__tape_sum(t, o->param[0]), y->grad,
+                                   y->data, o->saved[0], spw__tape_at_col(t, o->in[0]->data, o->col[0]),
+                                   spw__tape_at_col(t, o->in[1]->data, o->col[1]),
+                                   spw__tape_at_col(t, o->in[2]->data, o->col[2]), &o->shape);
+}
