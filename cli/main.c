@@ -1,4 +1,4 @@
-/* The program: picks the command. One file per command, on the public API only. */
+/* The program: picks the command. One file per command, of train several, on the public API only. */
 #include "cli.h"
 #include <errno.h>
 #include <fcntl.h>

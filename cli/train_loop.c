@@ -1,0 +1,160 @@
+/*
+ * The loop of spillway train: batches from the data, a step, evaluations, saves, until the steps are done, a signal comes or the
+ * write budget is spent.
+ */
+#include "train.h"
+#include <math.h>
+#include <stdio.h>
+
+spw_status
+cli_train_finish_save(train_run *r, spw_error *err)
+{
+    spw_checkpoint_job *job = r->saving;
+    r->saving = NULL;
+    return spw_checkpoint_finish(job, r->last_checkpoint, err);
+}
+
+/* Of the last step, once. wait: it is on disk when this returns. */
+static spw_status
+save(train_run *r, bool wait, spw_error *err)
+{
+    SPW_TRY(cli_train_finish_save(r, err));
+    if (r->config.run.checkpoint_dir[0] == '\0' || r->at.step == r->saved_step)
+        return SPW_OK;
+    r->at.bytes_written = r->written;
+    SPW_TRY(spw_checkpoint_begin(&r->saving, r->engine, &r->config, r->config.run.checkpoint_dir, &r->at, err));
+    r->saved_step = r->at.step;
+    return wait ? cli_train_finish_save(r, err) : SPW_OK;
+}
+
+/* Where micro-batch i of this rank begins: they go to the ranks in turn, so that these see together what one would see. */
+static uint64_t
+own_share(const train_run *r, uint64_t position, uint64_t i)
+{
+    return position + (i * r->world + r->rank) * r->config.micro_batch;
+}
+
+static spw_status
+fill(train_run *r, spw_split split, uint64_t position, uint64_t batches, spw_error *err)
+{
+    uint64_t B = r->config.micro_batch, tokens = B * r->config.data.seq_length;
+    for (uint64_t i = 0; i < batches; i++)
+        SPW_TRY(spw_data_fill(r->data, split, own_share(r, position, i), B, r->tokens + i * tokens,
+                              r->targets + i * tokens, err));
+    return SPW_OK;
+}
+
+/* The next step's sequences come from disk while this one computes. */
+static void
+ask_ahead(const train_run *r, uint64_t position)
+{
+    uint64_t B = r->config.micro_batch;
+    for (uint64_t i = 0; i < r->config.accumulation; i++)
+        spw_data_ask(r->data, SPW_SPLIT_TRAIN, own_share(r, position, i), B);
+}
+
+/* The same sequences whatever the number of ranks: where they do not share out evenly, some have one without targets. */
+static spw_status
+evaluate(train_run *r, double *loss_out, spw_error *err)
+{
+    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION), B = r->config.micro_batch;
+    uint64_t batches = have / B < r->config.run.eval_batches ? have / B : r->config.run.eval_batches;
+    uint64_t each = (batches + r->world - 1) / r->world, own = batches / r->world + (r->rank < batches % r->world);
+    uint64_t tokens = B * r->config.data.seq_length;
+    *loss_out = NAN;
+    if (batches == 0)
+        return SPW_OK;
+    SPW_TRY(fill(r, SPW_SPLIT_VALIDATION, 0, own, err));
+    for (uint64_t i = own * tokens; i < each * tokens; i++) {
+        r->tokens[i] = 0;
+        r->targets[i] = -1;
+    }
+    return spw_engine_eval(r->engine, r->tokens, r->targets, (uint32_t)each, loss_out, err);
+}
+
+static void
+add_step(train_run *r, const spw_step_result *s)
+{
+    r->sum.tokens += s->tokens;
+    r->sum.step_s += s->step_s;
+    r->sum.compute_s += s->compute_s;
+    r->sum.other_s += s->other_s;
+    r->sum.cpu_s += s->cpu_s;
+    r->sum.run_delay_s += s->run_delay_s;
+    r->sum.bound_s += s->bound_s;
+    for (int k = 0; k < SPW_RESOURCE_COUNT; k++)
+        r->sum.bounds_s[k] += s->bounds_s[k];
+    r->sum.nvme_read += s->nvme_read;
+    r->sum.nvme_write += s->nvme_write;
+    r->sum.h2d += s->h2d;
+    r->sum.d2h += s->d2h;
+    r->sum.gather += s->gather;
+    r->sum.reduce += s->reduce;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        r->sum.stall_s[k] += s->stall_s[k];
+    if (r->steps_done == 0)
+        r->first_loss = s->loss;
+    r->last_loss = s->loss;
+    r->steps_done++;
+    r->skipped += s->skipped;
+    r->undone_steps += s->undone > 0;
+}
+
+/* All ranks stop when one of them has to. */
+static spw_status
+go_on(train_run *r, bool *more, spw_error *err)
+{
+    double stop = cli_stop || r->spent || cli_train_budget_spent(r);
+    SPW_TRY(spw_engine_sum(r->engine, &stop, 1, err));
+    *more = r->at.step < r->config.run.steps && stop == 0;
+    return SPW_OK;
+}
+
+spw_status
+cli_train_loop(train_run *r, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    uint64_t per_step = c->micro_batch * c->accumulation * r->world;
+    bool more;
+    r->first_step = r->at.step;
+    r->saved_step = r->resumed ? r->at.step : UINT64_MAX;
+    r->begin_ns = spw_now_ns();
+    for (;;) {
+        spw_step_result s;
+        double eval_loss = NAN;
+        uint64_t step = r->at.step + 1, begin = spw_now_ns();
+        double data_s;
+        SPW_TRY(go_on(r, &more, err));
+        if (!more)
+            break;
+        SPW_TRY(fill(r, SPW_SPLIT_TRAIN, r->at.data_position, c->accumulation, err));
+        ask_ahead(r, r->at.data_position + per_step);
+        data_s = (double)(spw_now_ns() - begin) * 1e-9;
+        SPW_TRY(spw_engine_step(r->engine, r->tokens, r->targets, (uint32_t)c->accumulation,
+                                spw_schedule_lr(c, r->at.updates + 1), &s, err));
+        s.stall_s[SPW_STALL_DATA] += data_s;
+        s.step_s += data_s;
+        if (r->saving != NULL && spw_checkpoint_done(r->saving))
+            SPW_TRY(cli_train_finish_save(r, err));
+        r->at.step = step;
+        r->at.data_position += per_step;
+        r->at.updates = spw_engine_updates(r->engine);
+        r->at.tokens += (double)s.tokens;
+        if (c->run.eval_interval > 0 && (step % c->run.eval_interval == 0 || step == c->run.steps))
+            SPW_TRY(evaluate(r, &eval_loss, err));
+        SPW_TRY(cli_train_count_written(r, err));
+        add_step(r, &s);
+        cli_train_log_step(r, step, &s, eval_loss);
+        cli_train_tell_monitor(r, step, &s, eval_loss);
+        cli_train_show_step(r, step, &s, eval_loss);
+        if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
+            SPW_TRY(save(r, !c->run.save_in_background, err));
+    }
+    if (r->spent && r->steps_done == 0)
+        return SPW_OK; /* nothing was loaded */
+    SPW_TRY(spw_engine_drain(r->engine, err));
+    SPW_TRY(cli_train_count_written(r, err));
+    if (cli_stop && r->rank == 0)
+        printf("stopped by a signal after step %llu\n", (unsigned long long)r->at.step);
+    return c->run.save_at_end || r->spent ? save(r, true, err) : cli_train_finish_save(r, err);
+}

@@ -1,0 +1,183 @@
+/*
+ * What a run of spillway train shows on the terminal: what is trained and where, a line for each step or some of them, and at the end
+ * a table of what the steps took and what bounds them.
+ */
+#include "train.h"
+#include <math.h>
+#include <stdio.h>
+
+/* What goes to which swap folder, when there is a choice. */
+static void
+describe_paths(const spw_plan *p)
+{
+    uint64_t all = 0;
+    char bytes[32], limit[32];
+    for (uint32_t i = 0; i < p->path_count; i++)
+        all += p->path_bytes[i];
+    for (uint32_t i = 0; p->path_count > 1 && i < p->path_count; i++)
+        printf("path     %s  %s, %.1f %% by weight %g%s%s\n", p->paths[i],
+               spw_format_bytes(bytes, sizeof bytes, p->path_bytes[i]),
+               all > 0 ? 100 * (double)p->path_bytes[i] / (double)all : 0.0, p->path_weight[i],
+               p->path_limit[i] > 0 ? ", at most " : "",
+               p->path_limit[i] > 0 ? spw_format_bytes(limit, sizeof limit, p->path_limit[i]) : "");
+}
+
+void
+cli_train_show_start(const train_run *r)
+{
+    const spw_config *c = &r->config;
+    const spw_layout *l = spw_engine_layout(r->engine);
+    char bytes[32], reason[160];
+    const char *rope = cli_rope_choice(c, reason);
+    if (r->quiet)
+        return;
+    printf("spillway %s  %s, %.2f M parameters in %u units, state format %s\n", SPW_VERSION,
+           spw_family_name(c->model.family), (double)l->params * 1e-6, l->unit_count,
+           spw_state_name(c->run.state_format));
+    printf("device   %s\n", spw_gpu_get_info(spw_engine_gpu(r->engine))->description);
+    if (r->world > 1)
+        printf("ranks    %u on %u host%s, %s, stage %u\n", r->world, spw_comm_get_info(r->comm)->host_count,
+               spw_comm_get_info(r->comm)->host_count > 1 ? "s" : "", spw_comm_get_info(r->comm)->backend,
+               c->zero.stage);
+    printf("data     %u file(s) (%s), %s, %llu training and %llu held-out sequences of %llu tokens\n",
+           spw_data_file_count(r->data), spw_data_formats(r->data),
+           spw_format_bytes(bytes, sizeof bytes, spw_data_bytes(r->data)),
+           (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_TRAIN),
+           (unsigned long long)spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
+           (unsigned long long)c->data.seq_length);
+    if (spw_data_chat(r->data)[0] != '\0')
+        printf("chat     %s\n", spw_data_chat(r->data));
+    if (rope != NULL)
+        printf("rope     %s: %s\n", rope, reason);
+    printf("aio      %s\n", spw_store_aio_reason(spw_engine_store(r->engine)));
+    describe_paths(spw_engine_plan(r->engine));
+    if (r->from_folder)
+        printf("start    the weights in %s\n", c->model_path);
+    if (r->resumed)
+        printf("resumed  at step %llu\n", (unsigned long long)r->at.step);
+    if (c->run.checkpoint_dir[0] == '\0')
+        printf("saves    nothing: spillway.checkpoint_dir is empty\n");
+}
+
+void
+cli_train_show_prediction(const train_run *r, const spw_prediction *x)
+{
+    if (x->timed && !r->quiet)
+        printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x->step_s, x->tokens_per_s,
+               spw_resource_name(x->bound));
+}
+
+void
+cli_train_show_step(train_run *r, uint64_t step, const spw_step_result *s, double eval_loss)
+{
+    uint64_t now = spw_now_ns(), total = r->config.run.steps;
+    bool last = step == total;
+    double stall = 0, per_step = (double)(now - r->begin_ns) * 1e-9 / (double)(step - r->first_step), left;
+    char eval_text[40] = "", experts[40] = "", wrote[32], each[32];
+    if (r->quiet ||
+        (!r->tty && !last && step != r->first_step + 1 && isnan(eval_loss) && now - r->last_line_ns < 5000000000ull))
+        return;
+    r->last_line_ns = now;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        stall += s->stall_s[k];
+    left = per_step * (double)(total - step);
+    if (!isnan(eval_loss))
+        snprintf(eval_text, sizeof eval_text, "  eval %.4f", eval_loss);
+    if (s->expert_peak > 0)
+        snprintf(experts, sizeof experts, "  busiest expert %.1fx", s->expert_peak);
+    printf("step %llu/%llu  loss %.4f  norm %.2f  lr %.2e  %.0f tok/s  read %.2f GB/s  write %.2f GB/s  wrote %s "
+           "(%s/token)  stall %.0f%%  "
+           "bound %.0f%% %s%s  left %d:%02d%s%s\n",
+           (unsigned long long)step, (unsigned long long)total, s->loss, s->grad_norm, s->lr,
+           (double)s->tokens / s->step_s, (double)s->nvme_read / s->step_s * 1e-9,
+           (double)s->nvme_write / s->step_s * 1e-9, spw_format_bytes(wrote, sizeof wrote, s->nvme_write),
+           spw_format_bytes(each, sizeof each, s->nvme_write / s->tokens), 100 * stall / s->step_s,
+           100 * s->bound_s / s->step_s, spw_resource_name(s->bound_by), experts, (int)left / 60, (int)left % 60,
+           eval_text, s->skipped ? "  skipped (gradient not finite)" : "");
+    fflush(stdout);
+}
+
+uint64_t
+cli_train_memory_peak(const train_run *r)
+{
+    return spw_engine_plan(r->engine)->process_host + spw_engine_plan(r->engine)->tables_host + spw_region_bytes_peak();
+}
+
+static void
+print_line(void *ctx, const char *text)
+{
+    (void)ctx;
+    puts(text);
+}
+
+void
+cli_train_show_end(train_run *r)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    const spw_step_result *s = &r->sum;
+    double n = r->steps_done > 0 ? (double)r->steps_done : 1, params = (double)spw_engine_layout(r->engine)->params;
+    double wall = s->step_s > 0 ? s->step_s : 1;
+    char a[32], b[32], c[32];
+    spw_store_stats stats;
+    spw_store_get_stats(spw_engine_store(r->engine), &stats);
+    printf("\n%llu steps in %.1f s, %llu tokens, %.0f tokens/s; loss %.4f -> %.4f\n", (unsigned long long)r->steps_done,
+           (double)(spw_now_ns() - r->begin_ns) * 1e-9, (unsigned long long)s->tokens, (double)s->tokens / wall,
+           r->first_loss, r->last_loss);
+    printf("  %-14s %14s %14s %12s\n", "link", "bytes", "per step", "per param");
+    {
+        const struct {
+            const char *name;
+            uint64_t bytes;
+        } links[] = {{"nvme read", s->nvme_read}, {"nvme write", s->nvme_write}, {"h2d", s->h2d}, {"d2h", s->d2h},
+                     {"gathered", s->gather},     {"reduced", s->reduce}};
+        for (size_t i = 0; i < (r->world > 1 ? 6 : 4); i++)
+            printf("  %-14s %14s %14s %12.2f\n", links[i].name, spw_format_bytes(a, sizeof a, links[i].bytes),
+                   spw_format_bytes(b, sizeof b, (uint64_t)((double)links[i].bytes / n)),
+                   (double)links[i].bytes / n / params);
+    }
+    printf("  step time        computing %.1f%%", 100 * s->compute_s / wall);
+    for (int k = 0; k < SPW_STALL_COUNT; k++) {
+        if (s->stall_s[k] >= 0.0005 * wall)
+            printf(", waiting for %s %.1f%%", spw_stall_name((spw_stall)k), 100 * s->stall_s[k] / wall);
+    }
+    printf(", other %.1f%%", 100 * s->other_s / wall);
+    if (s->run_delay_s >= 0.005 * wall)
+        printf("; ready without a processor %.1f%%", 100 * s->run_delay_s / wall);
+    printf("\n");
+    printf("  busy             ");
+    for (int k = 0, shown = 0; k < SPW_RESOURCE_COUNT; k++) {
+        if (s->bounds_s[k] > 0)
+            printf("%s%s %.0f%%", shown++ ? ", " : "", spw_resource_name((spw_resource)k), 100 * s->bounds_s[k] / wall);
+    }
+    printf(" of the time%s\n", r->rates_known ? "" : "; rates of the disks are unknown: spillway plan measures them");
+    printf("  model            %.3g FLOP a step, %.4g TFLOP/s", p->model_flops, p->model_flops * n / wall * 1e-12);
+    if (spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops > 0)
+        printf(", %.1f%% of the device's peak (MFU)",
+               100 * p->model_flops * n / wall / spw_gpu_get_info(spw_engine_gpu(r->engine))->peak_flops);
+    printf("\n");
+    printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
+           stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
+           r->skipped > 0 ? ", steps were skipped" : "");
+    if (p->ahead && stats.updates > stats.undone)
+        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps\n",
+               100.0 * (double)stats.ahead / (double)(stats.updates - stats.undone),
+               (unsigned long long)(stats.updates - stats.undone), (unsigned long long)stats.undone,
+               (unsigned long long)r->undone_steps);
+    if (stats.checked_bytes > 0 && s->cpu_s > 0)
+        printf("  integrity        %s checked, %.1f%% of the processor time\n",
+               spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
+    spw_plan_print(p, print_line, NULL);
+    printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
+           spw_format_bytes(a, sizeof a, cli_train_memory_peak(r)),
+           spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
+           spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
+    printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, r->written),
+           spw_format_bytes(b, sizeof b, (uint64_t)((double)r->steps_wrote / n)),
+           spw_format_bytes(c, sizeof c, r->steps_wrote / (s->tokens > 0 ? s->tokens : 1)));
+    if (r->config.run.tbw > 0)
+        printf(", %.4f %% of the disk's rated %.4g TB", 100 * (double)r->written / (double)r->config.run.tbw,
+               (double)r->config.run.tbw * 1e-12);
+    printf("\n");
+    if (r->last_checkpoint[0] != '\0')
+        printf("  checkpoint       %s\n", r->last_checkpoint);
+}

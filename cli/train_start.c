@@ -1,0 +1,206 @@
+/*
+ * How a run of spillway train comes to its first step, in phases that all ranks go through: outputs and the data, the checkpoint to go
+ * on from and the model, the plan, the engine with its state. What would spoil the run is said here: refused, or as a warning.
+ */
+#include "train.h"
+#include <stdio.h>
+#include <sys/statvfs.h>
+
+enum { TIMELINE_EVENTS = 1 << 18 };
+
+static void
+print_difference(void *ctx, const char *text)
+{
+    if (((const train_run *)ctx)->rank > 0)
+        return;
+    fprintf(stderr, "  %s\n", text);
+}
+
+static void
+summarize_data(train_run *r)
+{
+    spw_data_summary *d = &r->at.data;
+    *d = (spw_data_summary){.files = spw_data_file_count(r->data),
+                            .bytes = spw_data_bytes(r->data),
+                            .tokens = spw_data_tokens(r->data),
+                            .held_out = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION),
+                            .held_out_known = true};
+    d->held_out_moved = spw_data_split_moved(r->data, &d->held_out_before);
+    snprintf(d->formats, sizeof d->formats, "%s", spw_data_formats(r->data));
+    snprintf(d->encoder, sizeof d->encoder, "%s", spw_data_encoder(r->data));
+}
+
+/* Another training than the checkpoint's is refused, unless it is meant; either way every difference is shown. */
+static spw_status
+compare(const train_run *r, const char *checkpoint, spw_error *err)
+{
+    uint32_t count;
+    SPW_TRY(spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, (void *)(uintptr_t)r, &count,
+                                   err));
+    if (count == 0)
+        return SPW_OK;
+    if (!r->resume_anyway)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "%s: %u difference%s (above) would change what is computed; set them as they were, or go on "
+                         "with --resume-anyway",
+                         checkpoint, count, count > 1 ? "s" : "");
+    if (r->rank == 0)
+        fprintf(stderr, "spillway: going on from %s with %u difference%s (above)\n", checkpoint, count,
+                count > 1 ? "s" : "");
+    return SPW_OK;
+}
+
+/* The first rank writes them: what cannot be is said before anything is taken. */
+static spw_status
+check_outputs(const train_run *r, spw_error *err)
+{
+    const char *checkpoints = r->config.run.checkpoint_dir;
+    if (r->rank > 0)
+        return SPW_OK;
+    if (checkpoints[0] != '\0')
+        SPW_TRY(cli_check_folder("spillway.checkpoint_dir", checkpoints, err));
+    return r->trace_path != NULL ? cli_check_file("--trace", r->trace_path, err) : SPW_OK;
+}
+
+spw_status
+cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
+{
+    SPW_TRY(check_outputs(r, err));
+    if (resume != NULL) {
+        static spw_config saved;
+        SPW_TRY(spw_checkpoint_find(resume, found, err));
+        SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
+        snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
+        r->resumed = true;
+    }
+    return spw_comm_get_info(r->comm)->local_rank == 0 ? spw_config_open_data(&r->data, &r->config, err) : SPW_OK;
+}
+
+spw_status
+cli_train_prepare(train_run *r, const char *found, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    uint64_t batches = c->accumulation > c->run.eval_batches ? c->accumulation : c->run.eval_batches;
+    if (r->data == NULL)
+        SPW_TRY(spw_config_open_data(&r->data, c, err));
+    summarize_data(r);
+    if (r->resumed)
+        SPW_TRY(compare(r, found, err));
+    r->tokens = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    r->targets = spw_mem_calloc(batches * c->micro_batch * c->data.seq_length, sizeof(int32_t));
+    if (r->tokens == NULL || r->targets == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "batch of %llu tokens", (unsigned long long)(batches * c->micro_batch));
+    return spw_model_from_config(&r->model, c, err);
+}
+
+static spw_status
+create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
+{
+    const spw_config *c = &r->config;
+    return spw_engine_create(
+        &r->engine,
+        &(spw_engine_options){.config = c,
+                              .model = r->model,
+                              .comm = r->comm,
+                              .plan_only = plan_only,
+                              .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
+                              .resumes = r->resumed || c->model_path[0] != '\0',
+                              .weights_from = r->resumed ? r->weights_from : spw_config_start_folder(c),
+                              .plan_out = plan},
+        err);
+}
+
+spw_status
+cli_train_check_fit(train_run *r, spw_plan *plan, spw_error *err)
+{
+    if (r->world == 1)
+        return SPW_OK;
+    SPW_TRY(create(r, true, plan, err));
+    spw_engine_destroy(r->engine);
+    r->engine = NULL;
+    return SPW_OK;
+}
+
+/* Said before the first step: evaluations would be left out without a word. */
+static void
+warn_of_no_evaluation(const train_run *r)
+{
+    const spw_config *c = &r->config;
+    uint64_t have = spw_data_sequences(r->data, SPW_SPLIT_VALIDATION);
+    if (r->rank == 0 && c->run.eval_interval > 0 && c->run.eval_batches > 0 && have < c->micro_batch)
+        fprintf(stderr,
+                "spillway: warning: %llu sequences are held out (data.validation_split %g), a micro-batch takes %llu: "
+                "nothing will be evaluated\n",
+                (unsigned long long)have, c->data.validation_split, (unsigned long long)c->micro_batch);
+}
+
+/* Said before the first step: --resume would take the newest of both, and a step of the same number is replaced. */
+static void
+warn_of_other_run(const train_run *r)
+{
+    const char *folder = r->config.run.checkpoint_dir;
+    char found[SPW_PATH_BYTES];
+    spw_error ignored = {0};
+    if (r->rank == 0 && !r->resumed && folder[0] != '\0' && spw_checkpoint_find(folder, found, &ignored) == SPW_OK)
+        fprintf(stderr,
+                "spillway: warning: spillway.checkpoint_dir holds %s of an earlier run, which this one does not go on "
+                "from (--resume %s does)\n",
+                found, folder);
+}
+
+/* Said before the first step: whoever sees it at the first save has trained for nothing. Room may still be made. */
+static void
+warn_of_full_disk(const train_run *r)
+{
+    const spw_config *c = &r->config;
+    uint64_t need = spw_checkpoint_disk_bytes(r->engine), room;
+    char path[SPW_PATH_BYTES], a[32], b[32];
+    struct statvfs fs;
+    if (c->run.checkpoint_dir[0] == '\0' || r->rank > 0)
+        return;
+    cli_nearest(path, c->run.checkpoint_dir);
+    if (statvfs(path, &fs) != 0)
+        return;
+    room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (fs.f_blocks > 0 && room < need)
+        fprintf(stderr,
+                "spillway: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail unless "
+                "room is made\n",
+                spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
+}
+
+spw_status
+cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
+{
+    SPW_TRY(create(r, false, plan, err));
+    SPW_TRY(cli_train_open_log(r, err));
+    if (r->rank == 0)
+        SPW_TRY(spw_monitor_open(&r->monitor, &r->config, err));
+    warn_of_full_disk(r);
+    warn_of_no_evaluation(r);
+    warn_of_other_run(r);
+    if (r->trace_path != NULL)
+        SPW_TRY(spw_timeline_open(TIMELINE_EVENTS, err));
+    r->carried_bytes = r->at.bytes_written;
+    SPW_TRY(cli_train_count_written(r, err));
+    if (cli_train_budget_spent(r)) /* before the first byte is written */
+        return SPW_OK;
+    SPW_TRY(r->resumed ? spw_checkpoint_load(r->engine, found, err)
+                       : spw_engine_start(r->engine, &r->from_folder, err));
+    r->first_update = spw_engine_updates(r->engine);
+    return SPW_OK;
+}
+
+void
+cli_train_use_rates(train_run *r, spw_prediction *out)
+{
+    const spw_plan *p = spw_engine_plan(r->engine);
+    spw_rates rates;
+    spw_calibration calibration;
+    spw_calibrate(&rates, &r->config, p, SPW_CALIBRATE_CACHE_ONLY, &calibration);
+    spw_plan_predict(p, &rates, r->config.run.tbw, out);
+    spw_engine_set_rates(r->engine, &rates);
+    r->rates_known = true;
+    for (uint32_t i = 0; i < p->path_count; i++)
+        r->rates_known &= rates.nvme_read[i] > 0;
+}
