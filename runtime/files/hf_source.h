@@ -107,6 +107,11 @@ read_member(const source *s, const char *key, source *out)
     return out->object == NULL || json_is_object(out->object) ? SPW_OK : wrong(s, key, "an object", out->object);
 }
 
+/* hf_rope.c; sizes of heads were read. no_rope: which layers turn nothing, for families that have such. */
+spw_status spw__hf_read_rope(const source *s, spw_model_config *c);
+spw_status spw__hf_read_no_rope(const source *s, spw_model_config *c);
+/* hf_window.c; after rope: where no layer has a window, none has a theta of its own. */
+spw_status spw__hf_read_window(const source *s, spw_model_config *c);
 /* hf_experts.c: sizes of latent attention, and mixtures of experts; nothing for families without. mlp_width was read. */
 spw_status spw__hf_read_latent(const source *s, spw_model_config *c);
 spw_status spw__hf_read_experts(const source *s, spw_model_config *c);

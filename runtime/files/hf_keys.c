@@ -1,0 +1,165 @@
+/*
+ * The keys of Hugging Face's config.json that are known here, which families each belongs to, and the name that each family's class has
+ * there. Pure; a training configuration's model section is checked by it.
+ * Source: FORMATS S7.
+ */
+#include "files_internal.h"
+#include <string.h>
+
+/* Which families a key belongs to. */
+enum {
+    GPT2 = 1 << SPW_FAMILY_GPT2,
+    LLAMA = 1 << SPW_FAMILY_LLAMA,
+    MISTRAL = 1 << SPW_FAMILY_MISTRAL,
+    QWEN = 1 << SPW_FAMILY_QWEN2 | 1 << SPW_FAMILY_QWEN3,
+    MIXTRAL = 1 << SPW_FAMILY_MIXTRAL,
+    QWEN2_MOE = 1 << SPW_FAMILY_QWEN2_MOE,
+    QWEN_MOE = QWEN2_MOE | 1 << SPW_FAMILY_QWEN3_MOE,
+    EXPERTS = MIXTRAL | QWEN_MOE,
+    PHI3 = 1 << SPW_FAMILY_PHI3,
+    SMOLLM3 = 1 << SPW_FAMILY_SMOLLM3,
+    OLMO3 = 1 << SPW_FAMILY_OLMO3,
+    OLMO = 1 << SPW_FAMILY_OLMO2 | OLMO3,
+    GEMMA2 = 1 << SPW_FAMILY_GEMMA2,
+    GEMMA3 = 1 << SPW_FAMILY_GEMMA3,
+    GEMMA = GEMMA2 | GEMMA3,
+    GPT_OSS = 1 << SPW_FAMILY_GPT_OSS,
+    GLM = 1 << SPW_FAMILY_GLM4_MOE,
+    MINIMAX = 1 << SPW_FAMILY_MINIMAX_M2,
+    DEEPSEEK_V2 = 1 << SPW_FAMILY_DEEPSEEK_V2,
+    DEEPSEEK_V3 = 1 << SPW_FAMILY_DEEPSEEK_V3,
+    GLM_LITE = 1 << SPW_FAMILY_GLM4_LITE,
+    LATENT = DEEPSEEK_V2 | DEEPSEEK_V3 | GLM_LITE,
+    SHARED = GLM | LATENT, /* an expert of all rows beside the others, by DeepSeek's names */
+    LLAMAS = LLAMA | MISTRAL | QWEN | EXPERTS | PHI3 | SMOLLM3 | OLMO | GEMMA | GPT_OSS | SHARED | MINIMAX,
+    ALL = GPT2 | LLAMAS
+};
+
+static const struct {
+    const char *key;
+    unsigned families;
+} keys[] = {
+    {"model_type", ALL},
+    {"architectures", ALL},
+    {"vocab_size", ALL},
+    {"n_embd", GPT2},
+    {"n_layer", GPT2},
+    {"n_head", GPT2},
+    {"n_inner", GPT2},
+    {"n_positions", GPT2},
+    {"n_ctx", GPT2},
+    {"hidden_size", LLAMAS},
+    {"num_hidden_layers", LLAMAS},
+    {"num_attention_heads", LLAMAS},
+    {"num_key_value_heads", LLAMAS},
+    {"head_dim", LLAMAS},
+    {"intermediate_size", LLAMAS},
+    {"max_position_embeddings", LLAMAS},
+    {"original_max_position_embeddings", LLAMAS},
+    {"activation_function", GPT2},
+    {"hidden_act", LLAMAS & ~GEMMA3}, /* Gemma 2's files have both, and its class looks at the other */
+    {"hidden_activation", GEMMA},
+    {"layer_norm_epsilon", GPT2},
+    {"rms_norm_eps", LLAMAS},
+    {"initializer_range", ALL},
+    {"tie_word_embeddings", ALL},
+    {"rope_theta", LLAMAS},
+    {"rope_scaling", LLAMAS},
+    {"rope_parameters", LLAMAS},
+    {"partial_rotary_factor", LLAMAS},
+    {"no_rope_layers", SMOLLM3},
+    {"no_rope_layer_interval", SMOLLM3},
+    {"rope_local_base_freq", GEMMA3},
+    {"attention_bias", LLAMAS},
+    {"mlp_bias", LLAMAS},
+    {"sliding_window", LLAMAS & ~(SHARED | MINIMAX)},
+    {"use_sliding_window", LLAMAS & ~(GEMMA | GPT_OSS | SHARED | MINIMAX | OLMO3)},
+    {"max_window_layers", QWEN | QWEN_MOE},
+    {"sliding_window_pattern", GEMMA3},
+    {"_sliding_window_pattern", GEMMA3}, /* a note beside layer_types, which transformers does not read either */
+    {"query_pre_attn_scalar", GEMMA},
+    {"attn_logit_softcapping", GEMMA},
+    {"final_logit_softcapping", GEMMA},
+    {"use_bidirectional_attention", GEMMA},
+    {"cache_implementation", GEMMA},
+    {"num_experts", EXPERTS | GPT_OSS | MINIMAX},
+    {"num_local_experts", (EXPERTS & ~QWEN2_MOE) | GPT_OSS | MINIMAX},
+    {"shared_expert_intermediate_size", QWEN2_MOE},
+    {"qkv_bias", QWEN2_MOE},
+    {"num_experts_per_tok", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"n_routed_experts", SHARED},
+    {"n_shared_experts", SHARED},
+    {"first_k_dense_replace", SHARED},
+    {"n_group", SHARED},
+    {"topk_group", SHARED},
+    {"routed_scaling_factor", SHARED},
+    {"use_qk_norm", GLM | MINIMAX},
+    {"kv_lora_rank", LATENT},
+    {"q_lora_rank", LATENT},
+    {"qk_nope_head_dim", LATENT},
+    {"qk_rope_head_dim", LATENT},
+    {"v_head_dim", LATENT},
+    {"rope_interleave", DEEPSEEK_V3 | GLM_LITE},
+    {"topk_method", LATENT},
+    {"scoring_func", LATENT | MINIMAX},
+    {"rotary_dim", MINIMAX},
+    {"qk_norm_type", MINIMAX},
+    {"use_routing_bias", MINIMAX},
+    {"shared_intermediate_size", MINIMAX},
+    {"moe_layer_freq", LATENT},
+    {"mlp_layer_types", GLM_LITE},
+    {"aux_loss_alpha", LATENT},
+    {"seq_aux", LATENT},
+    {"ep_size", LATENT},
+    {"num_nextn_predict_layers", SHARED}, /* layers behind the last one, which are left out */
+    {"num_mtp_layers", SHARED},
+    {"swiglu_limit", GPT_OSS},
+    {"swiglu_alpha", GPT_OSS},
+    {"moe_intermediate_size", QWEN_MOE | SHARED},
+    {"norm_topk_prob", QWEN_MOE | SHARED},
+    {"decoder_sparse_step", QWEN_MOE},
+    {"mlp_only_layers", QWEN_MOE},
+    {"output_router_logits", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"router_aux_loss_coef", EXPERTS | GPT_OSS | SHARED | MINIMAX},
+    {"router_jitter_noise", MIXTRAL | MINIMAX},
+    {"layer_types", LLAMAS},
+    {"resid_pdrop", GPT2 | PHI3},
+    {"embd_pdrop", GPT2 | PHI3},
+    {"attn_pdrop", ALL},
+    {"attention_dropout", ALL},
+    {"scale_attn_weights", GPT2},
+    {"scale_attn_by_inverse_layer_idx", GPT2},
+    {"reorder_and_upcast_attn", GPT2},
+    {"add_cross_attention", GPT2},
+    {"pretraining_tp", LLAMAS},
+    {"torch_dtype", ALL},
+    {"dtype", ALL},
+    {"bos_token_id", ALL},
+    {"eos_token_id", ALL},
+    {"pad_token_id", ALL},
+    {"use_cache", ALL},
+    {"transformers_version", ALL},
+};
+
+const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM] = {
+    "GPT2LMHeadModel",       "LlamaForCausalLM",       "MistralForCausalLM",   "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "MixtralForCausalLM",     "Qwen3MoeForCausalLM",  "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",    "Qwen2MoeForCausalLM",    "Olmo2ForCausalLM",     "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",     "GptOssForCausalLM",      "Glm4MoeForCausalLM",   "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniMaxM2ForCausalLM", "Olmo3ForCausalLM"};
+
+const char *
+spw_hf_config_key(uint32_t i)
+{
+    return i < sizeof keys / sizeof keys[0] ? keys[i].key : NULL;
+}
+
+bool
+spw_hf_config_has_key(spw_family family, const char *key)
+{
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (strcmp(keys[i].key, key) == 0)
+            return (keys[i].families & 1u << family) != 0;
+    }
+    return false;
+}

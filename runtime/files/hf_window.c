@@ -1,0 +1,98 @@
+/*
+ * What config.json says of attention's windows: how long, and in which layers. layer_types, where it stands, has to say the same as the
+ * other keys do.
+ * Source: FORMATS S7.
+ */
+#include "hf_source.h"
+
+static bool
+is_full(const json_t *layer_types, uint64_t l)
+{
+    const char *text = json_string_value(json_array_get(layer_types, l));
+    return text != NULL && strcmp(text, "full_attention") == 0;
+}
+
+/* layer_types, where it is given, must say what window and window_from do; for qwen it sets where windows begin. */
+static spw_status
+read_layer_types(const source *s, spw_model_config *c, bool sets_first)
+{
+    const json_t *list = get(s, "layer_types");
+    if (list == NULL)
+        return SPW_OK;
+    if (!json_is_array(list) || json_array_size(list) != c->layers)
+        return wrong(s, "layer_types", "a list with one entry for each layer", list);
+    if (sets_first && c->window > 0) {
+        c->window_from = 0;
+        while (c->window_from < c->layers && is_full(list, c->window_from))
+            c->window_from++;
+    }
+    for (uint64_t l = 0; l < c->layers; l++) {
+        const char *text = json_string_value(json_array_get(list, l));
+        const char *want = spw_model_window(c, l) > 0 ? "sliding_attention" : "full_attention";
+        char key[40];
+        snprintf(key, sizeof key, "layer_types[%llu]", (unsigned long long)l);
+        if (text == NULL || strcmp(text, want) != 0)
+            return refuse(s, key, json_array_get(list, l));
+    }
+    return SPW_OK;
+}
+
+/* Gemma's, gpt-oss's and OLMo 3's windows: in all layers but each so many-th, by layer_types where that is given; else Gemma 3's by sliding_window_pattern. */
+static spw_status
+read_windows_between(const source *s, spw_model_config *c)
+{
+    const json_t *list = get(s, "layer_types"), *said = json_object_get(s->object, "sliding_window");
+    c->window = c->family == SPW_FAMILY_GPT_OSS ? 128 : 4096; /* the classes' defaults */
+    c->full_every = c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_GEMMA2 ? 2
+                    : c->family == SPW_FAMILY_OLMO3                                   ? 4
+                                                                                      : 6;
+    SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
+    if (c->family == SPW_FAMILY_GEMMA3)
+        SPW_TRY(read_size(s, "sliding_window_pattern", 1, &c->full_every));
+    if (json_is_array(list)) {
+        c->full_every = 1;
+        while (c->full_every <= json_array_size(list) && !is_full(list, c->full_every - 1))
+            c->full_every++;
+    }
+    SPW_TRY(read_layer_types(s, c, false));
+    if (c->full_every == 1) {
+        c->window = c->full_every = 0;
+        c->rope_local_theta = 0;
+    }
+    if (c->full_every > c->layers)
+        c->full_every = 0;
+    return c->window > 0 && json_is_null(said) ? wrong(s, "sliding_window", "integer", said) : SPW_OK;
+}
+
+spw_status
+spw__hf_read_window(const source *s, spw_model_config *c)
+{
+    bool moe = c->family == SPW_FAMILY_QWEN3_MOE; /* a window is for all of its layers */
+    bool qwen = c->family == SPW_FAMILY_QWEN2 || c->family == SPW_FAMILY_QWEN3;
+    bool none = c->family == SPW_FAMILY_MIXTRAL || c->family == SPW_FAMILY_PHI3;      /* where nothing is said */
+    bool idle = c->family == SPW_FAMILY_SMOLLM3 || c->family == SPW_FAMILY_QWEN2_MOE; /* said, and not used */
+    bool used = c->family == SPW_FAMILY_MISTRAL || none;
+    bool said = json_object_get(s->object, "sliding_window") != NULL || none;
+    if (c->family == SPW_FAMILY_GLM4_MOE || c->family == SPW_FAMILY_MINIMAX_M2 ||
+        spw__hf_is_latent(c->family)) /* their classes know of none */
+        return read_layer_types(s, c, false);
+    if (spw__hf_is_gemma(c->family) || c->family == SPW_FAMILY_GPT_OSS || c->family == SPW_FAMILY_OLMO3)
+        return read_windows_between(s, c);
+    if (!qwen && !moe)
+        SPW_TRY(must_be(s, "use_sliding_window", used));
+    else
+        SPW_TRY(read_bool(s, "use_sliding_window", &used));
+    if (used) {
+        c->window = said ? 0 : 4096; /* the classes' default; null is none */
+        SPW_TRY(read_size(s, "sliding_window", 1, &c->window));
+        c->window_from = s->qwen_vl ? 80 : qwen ? 28 : 0;
+        if (qwen)
+            SPW_TRY(read_size(s, "max_window_layers", 0, &c->window_from));
+    } else if (!qwen && !moe && !idle && get(s, "sliding_window") != NULL) {
+        return refuse(s, "sliding_window", get(s, "sliding_window"));
+    }
+    SPW_TRY(read_layer_types(s, c, qwen));
+    if (c->window == 0 || c->window_from >= c->layers)
+        c->window = c->window_from = 0;
+    return SPW_OK;
+}
