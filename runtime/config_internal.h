@@ -50,7 +50,7 @@ extern const key_row spw__config_rows[];
 extern const uint32_t spw__config_row_count;
 
 enum { SPW_CONFIG_KEY_BYTES = 256, SPW_CONFIG_TEXT_BYTES = 4 << 20, SPW_REMARK_BYTES = 600 };
-const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none */
+const key_row *spw__config_find_row(const char *key); /* by key or alias; NULL: none (config_names.c) */
 const char *spw__config_last_part(const char *key);
 /* The spelling of the last part of key that is not name: an alias or what it is for; NULL: there is one spelling. */
 const char *spw__config_other_spelling(const char *key, const char *name);
@@ -90,6 +90,12 @@ typedef struct config_reader {
     config_remarks *remarks;     /* shared by all readers of a configuration */
 } config_reader;
 
+/* SPW_ECONFIG, with what may have been meant (config_names.c). */
+spw_status spw__config_unknown_key(const config_reader *r, const char *key);
+/* SPW_ECONFIG: expected this, got v. */
+spw_status spw__config_bad_value(const config_reader *r, const char *key, const char *expected, const json_t *v);
+/* Into r->out, by the row; null and "auto" leave what is there (config_values.c). */
+spw_status spw__config_read_value(const config_reader *r, const key_row *row, json_t *v);
 /* One more of the same kind; what no longer fits is dots. */
 __attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...);
 spw_status spw__config_check_optimizer(const config_reader *r, const char *type); /* SPW_ECONFIG: there is none of it */
