@@ -246,7 +246,7 @@ void spw__update_on_device(void *ctx, uint32_t chunk_idx, spw_gpu_queue *queue, 
                            const void *grad, uint64_t *bad);
 spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw_error *err);
 
-/* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
+/* ---------------------------------------------------------------- engine_units.c: which units blocks use */
 
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
 /* Of these, a block_units() list, the first that comes in a turn, behind those that come at once: count if none does. */
@@ -261,19 +261,39 @@ void spw__note_uses(spw_engine *e); /* after a change of the chain */
 uint32_t spw__lowest_trained(const spw_engine *e, const uint32_t *chain, uint32_t count);
 /* Of how many blocks the inputs are kept for the backward pass of such a chain. */
 uint32_t spw__kept_blocks(uint32_t lowest, uint32_t count);
+
+/* ---------------------------------------------------------------- engine_block.c: one use of a block */
+
+void spw__tell_future(spw_engine *e, int mode);
+spw_status spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err);
 /* Binds the parameters and calls forward on the tape, which was reset. Dry when run->weights are not set. */
 spw_value *
 spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits);
-char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
-void spw__tell_future(spw_engine *e, int mode);
-spw_status spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err);
 void spw__release_block(spw_engine *e, const block_run *run);
+/* What is between the two counts as the run's computing, without waits that are counted. */
+compute_span spw__begin_compute(spw_engine *e, const char *name);
+void spw__end_compute(spw_engine *e, const block_run *run);
+
+/* ---------------------------------------------------------------- engine_grads.c: gradients' buffers, and their way out */
+
+/* Of the run's units from the first on. A buffer will be free for each gradient that is made here first. */
+spw_status spw__free_grad_buffers(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
+/* They have their buffers, in run->grads. */
+spw_status spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err);
+/* Those that are made here last leave. */
+spw_status spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
+/* A pass is over: all that still wait for their copies to the store leave. */
+spw_status spw__ship_grads(spw_engine *e, bool final_group, spw_error *err);
+/* All gradients are in the store, on account of d2h or of the collectives. */
+spw_status spw__wait_grads(spw_engine *e, spw_error *err);
+
+/* ---------------------------------------------------------------- engine_walk.c: the chain, block by block */
+
+char *spw__flow(const spw_engine *e, uint32_t turn, uint32_t micro);
 /* keep: blocks' inputs are kept for the backward pass. */
 spw_status spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool keep, spw_error *err);
 spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err);
-/* All gradients are in the store, on account of d2h or of the collectives. */
-spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 
 /* To device_room; collective unless plan_only. */
 spw_status spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err);

@@ -1,0 +1,301 @@
+/*
+ * One use of a block: its units acquired in the order of the trace, forward on the tape with its parameters where they lie, and
+ * released again. Experts that come in turns, or only when they are chosen, are acquired and released while the tape computes.
+ */
+#include "engine_internal.h"
+
+/* ---------------------------------------------------------------- time of the computing */
+
+/* All waiting of this step that the store does not count. */
+static uint64_t
+waited_ns(const spw_engine *e)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < SPW_STALL_COUNT; k++)
+        sum += e->stall_ns[k];
+    return sum;
+}
+
+static void
+computed(void *arg, const char *name, uint64_t block_idx, uint64_t begin_ns, uint64_t end_ns)
+{
+    spw_engine *e = arg;
+    __atomic_fetch_add(&e->device_ns, end_ns - begin_ns, __ATOMIC_RELAXED);
+    spw_timeline_add(SPW_LANE_COMPUTE, name, block_idx, begin_ns, end_ns);
+}
+
+compute_span
+spw__begin_compute(spw_engine *e, const char *name)
+{
+    if (!e->host_addressable)
+        spw_gpu_span_begin(e->compute, name);
+    return (compute_span){name, spw_now_ns(), waited_ns(e)};
+}
+
+/* Counts what the thread computed, or lets a device that works by itself tell what it did. */
+void
+spw__end_compute(spw_engine *e, const block_run *run)
+{
+    const compute_span *c = &run->timed;
+    uint64_t now = spw_now_ns();
+    if (!e->host_addressable) {
+        spw_gpu_span_end(e->compute, run->block_idx, computed, e);
+        return;
+    }
+    e->compute_ns += now - c->begin_ns - (waited_ns(e) - c->waited_ns);
+    spw_timeline_add(SPW_LANE_COMPUTE, c->name, run->block_idx, c->begin_ns, now);
+}
+
+/* ---------------------------------------------------------------- units and parameters */
+
+static uint32_t
+unit_in_run(const block_run *run, uint32_t unit_idx)
+{
+    uint32_t j = 0;
+    while (j < run->unit_count && run->units[j] != unit_idx)
+        j++;
+    return j;
+}
+
+/* Makes it the k-th behind the units that the run has; it gets its weights later. */
+static void
+add_unit(block_run *run, uint32_t k, uint32_t unit_idx)
+{
+    uint32_t at = run->unit_count + k;
+    run->units[at] = unit_idx;
+    run->weights[at] = NULL;
+    run->grads[at] = NULL;
+}
+
+/* Tells the parameters where their weights and gradients are. */
+static void
+bind_params(block_run *run)
+{
+    const spw_engine *e = run->e;
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        uint32_t j = unit_in_run(run, at->unit_idx);
+        if (j == run->unit_count)
+            continue;
+        run->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
+        run->params[k]->w_grad = run->grads[j] == NULL ? NULL : run->grads[j] + at->first;
+    }
+}
+
+/* first of the future, and fetched, are these uses. */
+static void
+tell(spw_engine *e, int mode, const spw_store_use *uses, uint32_t count)
+{
+    uint32_t n, ahead;
+    for (uint32_t i = 0; i < count; i++)
+        e->future[i] = uses[i];
+    n = count + spw_trace_future(&e->traces[mode], e->generations, mode == MODE_TRAIN ? 1 : 0, e->future + count,
+                                 e->future_max - count);
+    for (uint32_t i = count; i < n; i++) { /* what is frozen stays at the generation it has */
+        if (!e->layout.units[e->future[i].unit_idx].trainable)
+            e->future[i].generation = e->generations[e->future[i].unit_idx];
+    }
+    ahead = count + spw_trace_ahead(e->future + count, e->config.run.prefetch ? n - count : 0, e->layout.units,
+                                    e->config.zero.prefetch_bucket_size / e->layout.parts);
+    if (e->layout.parts > 1)
+        spw__ranks_tell(e->ranks, e->future, n, ahead);
+    else
+        spw_store_set_future(e->store, e->future, n, ahead);
+}
+
+void
+spw__tell_future(spw_engine *e, int mode)
+{
+    if (e->config.run.prefetch)
+        tell(e, mode, NULL, 0);
+}
+
+/* Acquires the units, notes that they were used, and makes them the run's. */
+static spw_status
+acquire(spw_engine *e, block_run *run, const spw_store_use *uses, uint32_t count, spw_error *err)
+{
+    const void **weights = run->weights + run->unit_count;
+    if (count == 0)
+        return SPW_OK;
+    SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, count, weights, err)
+                                : spw_store_acquire(e->store, uses, count, weights, err));
+    run->unit_count += count;
+    for (uint32_t k = 0; k < count; k++)
+        spw_trace_use(&e->traces[run->mode], uses[k].unit_idx);
+    spw__tell_future(e, run->mode);
+    return SPW_OK;
+}
+
+spw_status
+spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
+{
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], all = spw__block_units(e, run->block_idx, units), count = 0;
+    run->mode = mode;
+    run->unit_count = 0;
+    for (uint32_t k = 0; k < all; k++) {
+        if (e->layout.of_experts[units[k]] && (mode == MODE_CHOICE || e->in_turns))
+            continue;
+        add_unit(run, count, units[k]);
+        uses[count++] = (spw_store_use){units[k], e->generations[units[k]]};
+    }
+    run->held = count;
+    return acquire(e, run, uses, count, err);
+}
+
+/* Units from the first on. */
+static void
+release(spw_engine *e, const block_run *run, uint32_t first)
+{
+    for (uint32_t k = first; k < run->unit_count; k++) {
+        if (e->layout.parts > 1)
+            spw__ranks_release(e->ranks, run->units[k]);
+        else
+            spw_store_release(e->store, run->units[k], e->compute);
+    }
+}
+
+void
+spw__release_block(spw_engine *e, const block_run *run)
+{
+    release(e, run, 0);
+}
+
+/* ---------------------------------------------------------------- experts in turns */
+
+/* Without gradients, and whole, only experts with rows are needed. */
+static bool
+is_needed(const spw_engine *e, const spw_routed *routed, uint32_t expert)
+{
+    return !e->inference || e->layout.parts > 1 || routed->ends[expert] > (expert > 0 ? routed->ends[expert - 1] : 0);
+}
+
+/* Puts the units of the needed ones among experts [first, end) behind count others; returns how many there are then. */
+static uint32_t
+ask_for_experts(const spw_engine *e, const block_run *run, const spw_routed *routed, uint64_t first, uint64_t end,
+                spw_store_use *uses, uint32_t count)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    const uint32_t before = count;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        uint32_t expert = e->model->params[b->param_ids[k]].expert, u = e->layout.places[b->param_ids[k]].unit_idx;
+        uint32_t i = before;
+        if (expert <= first || expert > end || !is_needed(e, routed, expert - 1))
+            continue;
+        while (i < count && uses[i].unit_idx != u)
+            i++;
+        if (i == count)
+            uses[count++] = (spw_store_use){u, e->generations[u]};
+    }
+    return count;
+}
+
+/*
+ * Brings the units of these experts, which stay until their turn is over. Those that few rows have chosen are in no trace: all that are
+ * still to come in this layer are put in front of the future.
+ */
+static spw_status
+begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t first, uint64_t end, bool backward,
+           spw_error *err)
+{
+    spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
+    uint32_t count = ask_for_experts(e, run, routed, first, end, uses, 0);
+    SPW_ASSERT(run->unit_count == run->held);
+    for (uint32_t k = 0; k < count; k++)
+        add_unit(run, k, uses[k].unit_idx);
+    if (run->mode != MODE_CHOICE) {
+        SPW_TRY(acquire(e, run, uses, count, err));
+        return backward ? spw__free_grad_buffers(e, run, run->held, err) : SPW_OK;
+    }
+    if (count == 0)
+        return SPW_OK;
+    tell(e, run->mode, uses, ask_for_experts(e, run, routed, end, routed->on_device.E, uses, count));
+    SPW_TRY(spw_store_acquire(e->store, uses, count, run->weights + run->held, err));
+    run->unit_count += count;
+    return SPW_OK;
+}
+
+static spw_status
+end_turn(spw_engine *e, block_run *run, spw_error *err)
+{
+    spw_status st;
+    release(e, run, run->held);
+    st = spw__send_grads(e, run, run->held, err);
+    run->unit_count = run->held;
+    return st;
+}
+
+/* What the tape tells of turns; ctx is the block_run. A wait is none of compute's time, where that is taken. */
+static spw_status
+take_turn(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn, spw_error *err)
+{
+    block_run *run = ctx;
+    spw_engine *e = run->e;
+    bool timed = run->timed.name != NULL;
+    spw_status st;
+    if (timed)
+        spw__end_compute(e, run);
+    st = turn == SPW_TURN_OVER ? end_turn(e, run, err)
+                               : begin_turn(e, run, routed, first, end, turn == SPW_TURN_BACKWARD, err);
+    if (timed)
+        run->timed = spw__begin_compute(e, run->timed.name);
+    if (st == SPW_OK && turn == SPW_TURN_BACKWARD)
+        st = spw__open_grads(e, run, run->held, err);
+    if (st == SPW_OK && turn != SPW_TURN_OVER)
+        bind_params(run);
+    return st;
+}
+
+/* ---------------------------------------------------------------- forward */
+
+static spw_status
+note_peak(void *ctx, const spw_routed *routed, spw_error *err)
+{
+    spw_engine *e = ctx;
+    const spw_routing *r = &routed->on_device;
+    (void)err;
+    for (uint64_t x = 0; x < r->E; x++) {
+        double rows = (double)(routed->ends[x] - (x > 0 ? routed->ends[x - 1] : 0));
+        double over = rows * (double)r->E / (double)(r->M * r->k);
+        e->expert_peak = over > e->expert_peak ? over : e->expert_peak;
+    }
+    return SPW_OK;
+}
+
+spw_value *
+spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_value *x, bool training, bool logits)
+{
+    const spw_block *b = &e->model->blocks[run->block_idx];
+    const spw_model_config *m = &e->model->config;
+    uint64_t table = spw_model_rope_table(m, b->layer_idx) * spw__table_positions(e) * m->head_dim;
+    static act *const want_logits = (act *)(uintptr_t)1;
+    spw_call call = {.tape = e->tape,
+                     .batch = batch,
+                     .block = b,
+                     .params = run->params,
+                     .model = e->model,
+                     .cos_sin = e->cos_sin + table,
+                     .training = training,
+                     .logits_out = logits ? want_logits : NULL};
+    run->e = e;
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        const spw_param *p = &e->model->params[b->param_ids[k]];
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        uint32_t j = unit_in_run(run, at->unit_idx);
+        bool there = j < run->unit_count; /* or it comes when it is chosen, or in its turn */
+        run->params[k] = spw_tape_param(
+            e->tape,
+            !there || run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
+            !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
+            p->rows, p->cols);
+        if (run->params[k] != NULL)
+            run->params[k]->fp8 =
+                e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
+    }
+    if (training)
+        spw_tape_on_route(e->tape, note_peak, e);
+    if (e->in_turns || run->mode == MODE_CHOICE)
+        spw_tape_on_turn(e->tape, e->turn_experts, take_turn, run);
+    return b->forward(&call, x);
+}
