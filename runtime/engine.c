@@ -732,6 +732,18 @@ spw_engine_set_loss_scaler(spw_engine *e, const spw_loss_scaler *scaler)
     e->scaler.dynamic = e->config.fp16 && e->config.loss_scale.fixed == 0;
 }
 
+bool
+spw__engine_writes(const spw_engine *e)
+{
+    return e->rank < e->layout.parts;
+}
+
+uint32_t
+spw__engine_rank(const spw_engine *e)
+{
+    return e->rank;
+}
+
 spw_state_format
 spw__engine_format(const spw_engine *e)
 {

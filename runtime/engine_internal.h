@@ -357,15 +357,22 @@ spw_status spw__wire_sum(spw_wire *x, uint32_t unit, float *data, uint64_t part_
 void spw__wire_count_weights(const spw_wire *x, uint32_t unit, bool again, uint64_t *d2h, uint64_t *h2d);
 void spw__wire_count_grad(const spw_wire *x, uint32_t unit, bool add, uint64_t *d2h, uint64_t *h2d);
 
-/* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
+/* ---------------------------------------------------------------- rank_channels.c: who talks to whom */
 
-/* Collective. pool_memory: for gathered units, plan.cache_device bytes of the device; not used with whole units. */
-spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
-/* Its channels, in out (zeroed): how many; opened, collective; closed, also half of them. timeout_s 0: the world's. */
+/* How many; opened, collective, in out (zeroed); closed, also half of them. timeout_s 0: the world's. */
 uint32_t spw__ranks_channels(const engine_zeropp *z);
 spw_status
 spw__ranks_open_channels(rank_channels *out, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err);
 void spw__ranks_close_channels(rank_channels *channels);
+/* Received so far; far_: of that from other hosts, may be NULL. */
+void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
+                      uint64_t *far_reduced);
+
+/* ---------------------------------------------------------------- engine_ranks.c: gathering and reducing */
+
+/* Collective. pool_memory: for gathered units, plan.cache_device bytes of the device; not used with whole units. */
+spw_status spw__ranks_create(spw_ranks **out, spw_engine *e, spw_comm *comm, char *pool_memory, spw_error *err);
+const rank_channels *spw__ranks_get_channels(const spw_ranks *r);
 void spw__ranks_destroy(spw_ranks *r); /* before the store; NULL is fine */
 uint64_t spw__ranks_table_bytes(const spw_engine *e);
 /* Waits until all of the units are gathered, and keeps them there. Each unit acquired needs one release. */
@@ -387,8 +394,5 @@ spw_status spw__ranks_broadcast(spw_ranks *r, void *buf, uint64_t bytes, uint32_
 spw_status spw__ranks_forget(spw_ranks *r, spw_error *err);
 /* This rank cannot go on: the others are told. Returns st. r and err may be NULL. */
 spw_status spw__ranks_fail(spw_ranks *r, spw_status st, const spw_error *err);
-/* Received so far; far_: of that from other hosts, may be NULL. */
-void spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
-                      uint64_t *far_reduced);
 
 #endif

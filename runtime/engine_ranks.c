@@ -8,7 +8,6 @@
  * for before it releases the next one: so the queue always moves.
  */
 #include "engine_internal.h"
-#include <stdio.h>
 #include <time.h>
 
 /* A part of a unit to be made whole in the pool. */
@@ -27,8 +26,7 @@ typedef struct reduce_job {
     bool add, last;       /* to what earlier passes summed up; there are no more of this step */
 } reduce_job;
 
-enum { EVENT_BYTES = 256 };   /* of a device, with its place in a table */
-enum { FILES_S = 24 * 3600 }; /* one rank reads or sums all of a checkpoint while the others wait */
+enum { EVENT_BYTES = 256 }; /* of a device, with its place in a table */
 
 /* Where a unit lay that compute may still read. */
 typedef struct last_read {
@@ -467,6 +465,8 @@ spw__ranks_send(spw_ranks *r, uint32_t unit_idx, grad_buffer *b, bool add, bool 
     pthread_mutex_unlock(&r->lock);
 }
 
+/* ---------------------------------------------------------------- what steps decide */
+
 spw_status
 spw__ranks_sum(spw_ranks *r, double *values, uint32_t count, spw_error *err)
 {
@@ -494,83 +494,6 @@ spw__ranks_begin(spw_ranks *r, double *count, spw_error *err)
     return sums[1] > 0 ? spw__ranks_forget(r, err) : SPW_OK;
 }
 
-/* ---------------------------------------------------------------- agreeing */
-
-/* What each rank says of something that all of them did. */
-typedef struct verdict {
-    int32_t status;
-    int64_t number;
-    char message[480];
-} verdict;
-
-/* same: all must give the same number. */
-static spw_status
-agree(spw_engine *e, spw_channel *channel, spw_status st, const spw_error *own, int64_t *number, bool same,
-      spw_error *err)
-{
-    verdict mine = {.status = (int32_t)st, .number = *number}, *all;
-    uint32_t bad = 0;
-    snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
-    all = spw_mem_calloc(e->world, sizeof *all);
-    if (all == NULL)
-        return spw__ranks_fail(e->ranks, SPW_RAISE(err, SPW_ENOMEM, "what %u ranks say", e->world), err);
-    st = spw_exchange(channel, &mine, all, sizeof mine, err);
-    while (st == SPW_OK && bad < e->world && all[bad].status == (int32_t)SPW_OK)
-        bad++;
-    if (st == SPW_OK && bad < e->world)
-        st = SPW_RAISE(err, (spw_status)all[bad].status, "rank %u: %s", bad, all[bad].message);
-    for (uint32_t r = 1; same && st == SPW_OK && r < e->world; r++) {
-        if (all[r].number != all[0].number)
-            st = SPW_RAISE(err, SPW_EINVAL, "rank %u asks for something else than rank 0, in a call that is collective",
-                           r);
-    }
-    *number = all[0].number;
-    spw_mem_free(all);
-    return st;
-}
-
-/* Without other ranks. */
-static spw_status
-alone(spw_status st, const spw_error *own, spw_error *err)
-{
-    if (st != SPW_OK && err != NULL)
-        *err = *own;
-    return st;
-}
-
-spw_status
-spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err)
-{
-    return e->ranks == NULL ? alone(st, own, err) : agree(e, e->ranks->channels.saves, st, own, number, false, err);
-}
-
-spw_status
-spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_error *own, spw_error *err)
-{
-    int64_t none = 0;
-    return spw__engine_agree(e, st, own, &none, err);
-}
-
-spw_status
-spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err)
-{
-    int64_t number = (int64_t)what;
-    return e->ranks == NULL ? alone(own->status, own, err)
-                            : agree(e, e->ranks->channels.control, own->status, own, &number, true, err);
-}
-
-bool
-spw__engine_writes(const spw_engine *e)
-{
-    return e->rank < e->layout.parts;
-}
-
-uint32_t
-spw__engine_rank(const spw_engine *e)
-{
-    return e->rank;
-}
-
 /* ---------------------------------------------------------------- lifetime */
 
 spw_status
@@ -593,6 +516,12 @@ spw__ranks_table_bytes(const spw_engine *e)
            (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job) + (e->host_addressable ? 0 : 2 * EVENT_BYTES)) +
            e->future_max * sizeof(spw_store_use) + 2 * SPW_STACK_BYTES +
            (e->host_addressable ? 0 : spw_gpu_work_bytes(e->gpu)); /* the queues of wire.c */
+}
+
+const rank_channels *
+spw__ranks_get_channels(const spw_ranks *r)
+{
+    return &r->channels;
 }
 
 /* What compute has made, or still reads, is marked for the two threads. */
@@ -619,59 +548,6 @@ close_events(spw_gpu_event **events, uint64_t count)
             spw_gpu_event_destroy(events[i]);
     }
     spw_mem_free(events);
-}
-
-static spw_status
-open_channel(spw_channel **out, spw_comm *comm, uint32_t color, const char *name, double timeout_s, spw_error *err)
-{
-    SPW_TRY(spw_channel_open(out, comm, NULL, color, name, err));
-    if (timeout_s > 0)
-        spw_channel_set_timeout(*out, timeout_s);
-    return SPW_OK;
-}
-
-uint32_t
-spw__ranks_channels(const engine_zeropp *z)
-{
-    return 4 + (z->group > 1) + (z->grads ? 2 : 0) + (z->shard > 0) + (z->by_host > 0 ? 2 : 0);
-}
-
-spw_status
-spw__ranks_open_channels(rank_channels *c, spw_comm *comm, const engine_zeropp *z, double timeout_s, spw_error *err)
-{
-    uint32_t rank = spw_comm_get_info(comm)->rank, group = z->shard > 0 ? rank / z->shard : 0;
-    SPW_TRY(open_channel(&c->gathers, comm, group, "weights", timeout_s, err));
-    SPW_TRY(open_channel(&c->reduces, comm, group, "gradients", timeout_s, err));
-    SPW_TRY(open_channel(&c->control, comm, 0, "control", timeout_s, err));
-    SPW_TRY(open_channel(&c->saves, comm, 0, "saves", FILES_S, err));
-    if (z->group > 1)
-        SPW_TRY(open_channel(&c->group, comm, rank / z->group, "kept weights", timeout_s, err));
-    if (z->grads) {
-        SPW_TRY(open_channel(&c->host, comm, rank / z->host_ranks, "gradients of a host", timeout_s, err));
-        SPW_TRY(open_channel(&c->across, comm, rank % z->host_ranks, "gradients of hosts", timeout_s, err));
-    } else if (z->shard > 0) {
-        SPW_TRY(open_channel(&c->across, comm, rank % z->shard, "gradients of groups", timeout_s, err));
-    }
-    if (z->by_host > 0) {
-        SPW_TRY(open_channel(&c->at_home, comm, rank / z->by_host, "weights of a host", timeout_s, err));
-        SPW_TRY(
-            open_channel(&c->abroad, comm, group * z->by_host + rank % z->by_host, "weights of hosts", timeout_s, err));
-    }
-    return SPW_OK;
-}
-
-void
-spw__ranks_close_channels(rank_channels *c)
-{
-    spw_channel_close(c->gathers);
-    spw_channel_close(c->reduces);
-    spw_channel_close(c->control);
-    spw_channel_close(c->saves);
-    spw_channel_close(c->group);
-    spw_channel_close(c->at_home);
-    spw_channel_close(c->abroad);
-    spw_channel_close(c->host);
-    spw_channel_close(c->across);
 }
 
 static spw_status
@@ -755,35 +631,4 @@ spw__ranks_destroy(spw_ranks *r)
     spw_mem_free(r->arrived);
     spw_mem_free(r->told);
     spw_mem_free(r);
-}
-
-/* Adds what the channel says that came from others, and of that what came from other hosts; NULL: there is no channel. */
-static void
-add_received(const spw_channel *c, uint64_t *all, uint64_t *far)
-{
-    spw_comm_stats s;
-    if (c == NULL)
-        return;
-    spw_channel_get_stats(c, &s);
-    for (int op = 0; op < SPW_COLL_COUNT; op++) {
-        *all += s.op[op].local_bytes + s.op[op].remote_bytes;
-        *far += s.op[op].remote_bytes;
-    }
-}
-
-void
-spw__ranks_bytes(const spw_ranks *r, uint64_t *gathered, uint64_t *reduced, uint64_t *far_gathered,
-                 uint64_t *far_reduced)
-{
-    uint64_t unasked[2];
-    far_gathered = far_gathered != NULL ? far_gathered : &unasked[0];
-    far_reduced = far_reduced != NULL ? far_reduced : &unasked[1];
-    *gathered = *reduced = *far_gathered = *far_reduced = 0;
-    add_received(r->channels.gathers, gathered, far_gathered);
-    add_received(r->channels.group, gathered, far_gathered);
-    add_received(r->channels.at_home, gathered, far_gathered);
-    add_received(r->channels.abroad, gathered, far_gathered);
-    add_received(r->channels.reduces, reduced, far_reduced);
-    add_received(r->channels.host, reduced, far_reduced);
-    add_received(r->channels.across, reduced, far_reduced);
 }
