@@ -201,6 +201,13 @@ typedef struct block_run {
     int mode;
 } block_run;
 
+/* ---------------------------------------------------------------- engine_device.c: what it computes on */
+
+/* The device, which can do what is asked: device auto takes the cpu device where another one cannot, and says why. */
+spw_status spw__open_device(spw_engine *e, spw_gpu_options *options, spw_error *err);
+/* Ranks of one host that use this rank's GPU. tell: one of them says so, because it seldom is what was meant. */
+uint32_t spw__count_sharers(const spw_engine *e, bool tell);
+
 /* ---------------------------------------------------------------- engine_plan.c: before anything is taken */
 
 /* Counts everything the run needs and plans; with the plan in e, and in o->plan_out if there is one. */

@@ -1,0 +1,93 @@
+/*
+ * The device that an engine computes on: opened as the configuration says, or the cpu device where that one cannot do what is asked, and
+ * what of the state it may hold. How much of it is the plan's to say.
+ */
+#include "engine_internal.h"
+
+/*
+ * What state a device whose memory the host cannot address may hold. Updates run where a record is, and need the weights there:
+ * all of the state is on the device, or none of it. Weights on the device with records elsewhere, ZeRO-Offload, are weights that
+ * are kept with their records and gathered on the device once per update. Between ranks this is said of each one's part. Of
+ * records that are offloaded the plan may put some there all the same (plan_device.c), with their weights.
+ */
+static spw_status
+settle_state(spw_engine *e, spw_error *err)
+{
+    spw_config *c = &e->config;
+    const char *name = spw_gpu_get_info(e->gpu)->name;
+    bool weights, records, some;
+    weights = c->zero.offload_param == SPW_TIER_DEVICE;
+    records = c->zero.offload_optimizer == SPW_TIER_DEVICE && !e->inference;
+    if (records && !weights)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "optimizer state on device %s and weights elsewhere: updates run where the records are, and "
+                         "need the weights there; set zero_optimization.offload_optimizer.device to cpu (or nvme), or "
+                         "offload_param.device to none",
+                         name);
+    some =
+        !e->inference && (records || c->zero.optimizer_ratio < 1 || (c->run.fill_device && e->optimizer->rule == NULL));
+    if (some && e->optimizer->rule != NULL)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                         "optimizer %s on device %s: it is a function of the host's; set "
+                         "zero_optimization.offload_optimizer.device to cpu (or nvme), and its ratio to 1",
+                         e->optimizer->name, name);
+    e->device_updates = some;
+    e->gather_all = weights && !records && !e->inference;
+    if (e->gather_all)
+        c->zero.offload_param = SPW_TIER_HOST;
+    return SPW_OK;
+}
+
+static void
+note_device(spw_engine *e)
+{
+    e->compute_dtype = spw_gpu_get_info(e->gpu)->compute_dtype;
+    e->compute_bytes = spw_dtype_bytes(e->compute_dtype);
+    e->host_addressable = spw_gpu_get_info(e->gpu)->host_addressable;
+}
+
+static spw_status
+check_fp8(const spw_engine *e, spw_error *err)
+{
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    if (!e->config.run.fp8 || e->inference || gpu->fp8)
+        return SPW_OK;
+    return SPW_RAISE(
+        err, SPW_EUNSUPPORTED,
+        "spillway.fp8 on device %s (%s): products of 8-bit floats need compute capability 8.9 (Ada, Hopper "
+        "or Blackwell), and bf16",
+        gpu->name, gpu->description);
+}
+
+spw_status
+spw__open_device(spw_engine *e, spw_gpu_options *options, spw_error *err)
+{
+    spw_error why = {0};
+    SPW_TRY(spw_gpu_open(&e->gpu, options, err));
+    note_device(e);
+    if (e->host_addressable || (check_fp8(e, &why) == SPW_OK && settle_state(e, &why) == SPW_OK))
+        return SPW_OK;
+    if (strcmp(e->config.run.device, "auto") != 0) {
+        spw_error_keep_first(err, &why);
+        return why.status;
+    }
+    spw_log(SPW_LOG_WARN, "spillway.device auto: the cpu device computes, because of %s", why.message);
+    spw_gpu_close(e->gpu);
+    options->name = "cpu";
+    SPW_TRY(spw_gpu_open(&e->gpu, options, err));
+    note_device(e);
+    return SPW_OK;
+}
+
+uint32_t
+spw__count_sharers(const spw_engine *e, bool tell)
+{
+    const spw_gpu_info *gpu = spw_gpu_get_info(e->gpu);
+    uint32_t devices = strchr(e->config.run.device, ':') != NULL ? 1 : gpu->device_count;
+    uint32_t sharers = e->local_world / devices + (e->local_world % devices > 0);
+    if (sharers > 1 && tell && spw_comm_get_info(e->comm)->machine_rank == 0)
+        spw_log(SPW_LOG_WARN,
+                "%u ranks of this host share %u GPU%s: up to %u compute and have their memory on one, in turns",
+                e->local_world, devices, devices > 1 ? "s" : "", sharers);
+    return sharers;
+}

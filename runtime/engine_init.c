@@ -1,0 +1,64 @@
+/*
+ * Initial values of parameters: drawn from the run's seed by parameter and element, so that they are the same however units are cut and
+ * wherever chunks lie.
+ */
+#include "engine_internal.h"
+#include <math.h>
+
+typedef struct init_job {
+    spw_engine *e;
+    uint64_t seed;
+} init_job;
+
+/* Box-Muller on counter-based bits. */
+void
+spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t element = at + i;
+        uint32_t r[4];
+        double radius, angle;
+        if (p->init != SPW_INIT_NORMAL) {
+            out[i] = p->init == SPW_INIT_ONES ? 1.0f : 0.0f;
+            continue;
+        }
+        spw_philox(seed, param_id, element, r);
+        radius = sqrt(-2.0 * log(((double)r[0] + 1.0) / 4294967296.0));
+        angle = 6.283185307179586 * ((double)r[1] / 4294967296.0);
+        out[i] = (float)(radius * cos(angle) * (double)p->init_std);
+    }
+}
+
+static spw_status
+init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
+{
+    init_job *job = ctx;
+    spw_engine *e = job->e;
+    const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
+    spw_state_format f = e->config.run.state_format;
+    float block[4096];
+    (void)grad;
+    (void)err;
+    memset(weights, 0, c->elems * spw_state_weight_bytes(f));
+    if (record != NULL)
+        memset(record, 0, spw_state_record_bytes(f, e->optimizer, c->elems));
+    for (layout_stretch s = {0}; spw__layout_next(&e->layout, c, &s);) {
+        for (uint64_t i = s.first; i < s.end; i += 4096) {
+            uint64_t n = s.end - i < 4096 ? s.end - i : 4096;
+            spw__draw_param(block, &e->model->params[s.id], s.id, job->seed, i - e->layout.places[s.id].first, n);
+            spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
+        }
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_engine_init_params(spw_engine *e, uint64_t seed, spw_error *err)
+{
+    init_job job = {e, seed};
+    spw_error own = {0};
+    spw_status st = spw__in_place_check(e, "drawn at random", &own);
+    if (st == SPW_OK)
+        st = spw__engine_fill(e, init_chunk, &job, &own);
+    return spw__engine_agree_loaded(e, st, &own, err);
+}

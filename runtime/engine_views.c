@@ -1,0 +1,169 @@
+/*
+ * What others see of an engine between two steps, and may set in it: its parts, its chain of blocks, its counts, all of its state.
+ */
+#include "engine_internal.h"
+
+spw_status
+spw_engine_set_chain(spw_engine *e, const uint32_t *blocks, uint32_t count, spw_error *err)
+{
+    if (count < 2 || count > e->chain_max || blocks[0] != 0 || blocks[count - 1] != e->model->block_count - 1)
+        return SPW_RAISE(err, SPW_EINVAL, "a chain has 2 to %u blocks and starts and ends with the model's own",
+                         e->chain_max);
+    for (uint32_t i = 0; i < count; i++) {
+        if (blocks[i] >= e->model->block_count || (i > 0 && blocks[i] == 0))
+            return SPW_RAISE(err, SPW_EINVAL,
+                             "block %u at position %u of the chain does not exist or cannot stand there", blocks[i], i);
+    }
+    if (!e->inference && spw__kept_blocks(spw__lowest_trained(e, blocks, count), count) > e->kept_slots)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "this chain keeps %u blocks' inputs for its backward pass, and the plan, which ends it at the "
+                         "model's lowest trained block, has room for %u: make the engine with chain_extra",
+                         spw__kept_blocks(spw__lowest_trained(e, blocks, count), count), e->kept_slots);
+    e->grads_there = false; /* another chain may leave out what has one */
+    memcpy(e->chain, blocks, count * sizeof *blocks);
+    e->chain_count = count;
+    spw__note_uses(e);
+    return SPW_OK;
+}
+
+saved_model *
+spw__engine_saved(spw_engine *e)
+{
+    return &e->saved;
+}
+
+void
+spw_engine_set_rates(spw_engine *e, const spw_rates *rates)
+{
+    e->rates = *rates;
+}
+
+spw_status
+spw_engine_sum(spw_engine *e, double *values, uint32_t count, spw_error *err)
+{
+    return e->ranks == NULL ? SPW_OK : spw__ranks_sum(e->ranks, values, count, err);
+}
+
+spw_status
+spw_engine_drain(spw_engine *e, spw_error *err)
+{
+    e->counting = false;
+    return spw_store_drain(e->store, err);
+}
+
+const spw_plan *
+spw_engine_plan(const spw_engine *e)
+{
+    return &e->plan;
+}
+
+const spw_layout *
+spw_engine_layout(const spw_engine *e)
+{
+    return &e->layout;
+}
+
+spw_store *
+spw_engine_store(spw_engine *e)
+{
+    return e->store;
+}
+
+spw_gpu *
+spw_engine_gpu(spw_engine *e)
+{
+    return e->gpu;
+}
+
+const spw_model *
+spw_engine_model(const spw_engine *e)
+{
+    return e->model;
+}
+
+uint64_t
+spw_engine_updates(const spw_engine *e)
+{
+    return e->updates;
+}
+
+void
+spw_engine_set_updates(spw_engine *e, uint64_t updates)
+{
+    e->updates = updates;
+    e->step_count = updates;
+}
+
+void
+spw__engine_set_steps(spw_engine *e, uint64_t steps)
+{
+    if (steps > e->step_count) /* a caller that keeps no count of them has skipped none */
+        e->step_count = steps;
+}
+
+const spw_loss_scaler *
+spw_engine_loss_scaler(const spw_engine *e)
+{
+    return &e->scaler;
+}
+
+/* Whether there is one, and whether it moves, is this run's configuration to say. */
+void
+spw_engine_set_loss_scaler(spw_engine *e, const spw_loss_scaler *scaler)
+{
+    if (e->scaler.dynamic)
+        e->scaler = *scaler;
+    e->scaler.dynamic = e->config.fp16 && e->config.loss_scale.fixed == 0;
+}
+
+bool
+spw__engine_writes(const spw_engine *e)
+{
+    return e->rank < e->layout.parts;
+}
+
+uint32_t
+spw__engine_rank(const spw_engine *e)
+{
+    return e->rank;
+}
+
+spw_state_format
+spw__engine_format(const spw_engine *e)
+{
+    return e->config.run.state_format;
+}
+
+const uint64_t *
+spw__engine_generations(const spw_engine *e)
+{
+    return e->generations;
+}
+
+const spw_optimizer *
+spw__engine_optimizer(const spw_engine *e)
+{
+    return e->optimizer;
+}
+
+const spw_config *
+spw__engine_config(const spw_engine *e)
+{
+    return &e->config;
+}
+
+spw_status
+spw__engine_forget(spw_engine *e, spw_error *err)
+{
+    return e->ranks == NULL ? SPW_OK : spw__ranks_forget(e->ranks, err);
+}
+
+spw_status
+spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
+{
+    SPW_TRY(spw__engine_forget(e, err));
+    SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fn, ctx, err));
+    memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
+    e->grads_there = false;
+    return SPW_OK;
+}
