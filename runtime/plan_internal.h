@@ -58,6 +58,22 @@ plan_in_swap(const plan_input *in, const spw_store_chunk *c)
     return bytes;
 }
 
+/* Of a chunk that may be updated ahead in host memory. */
+static inline uint64_t
+plan_spare(const plan_input *in, const spw_store_chunk *c)
+{
+    uint64_t weights = c->weight_tier == SPW_TIER_HOST ? spw_round_up(plan_weights(in, c), 4096) : 0;
+    return c->record_tier == SPW_TIER_HOST ? weights + plan_record_room(in, c->elems) : 0;
+}
+
+static inline bool
+plan_on_nvme(const spw_config *c)
+{
+    return c->zero.offload_param == SPW_TIER_NVME || c->zero.offload_optimizer == SPW_TIER_NVME;
+}
+
+enum { PLAN_GRAD_WINDOWS = 2 }; /* one is filled while the other leaves */
+
 /* Bytes by tier; padding: what records leave unused at the ends of their pages. */
 typedef struct plan_places {
     uint64_t weights[SPW_TIER_COUNT], records[SPW_TIER_COUNT], padding[SPW_TIER_COUNT];
@@ -85,7 +101,28 @@ uint64_t spw__plan_device_least(const spw_plan *plan, const plan_input *in);
 void spw__plan_tapes(spw_plan *plan, const plan_input *in);
 /* Of what lies between checkpoints: kept, and not computed again. */
 double spw__plan_kept_share(const spw_plan *plan, const plan_input *in);
-/* Bytes that all of the process may have in host memory (plan.c). */
+
+/*
+ * plan_host.c. Slots, and what of the state on nvme host memory holds. Errors  SPW_ENOFIT: the budget does not hold what must be
+ * there; lack and least_bytes say what would.
+ */
+spw_status spw__plan_host(spw_plan *plan, const plan_input *in, spw_error *err);
+/* Then: second places for records in memory that nothing else wants. */
+void spw__plan_spares(const spw_plan *plan, const plan_input *in);
+/* Bytes that all of the process may have in host memory. */
 uint64_t spw__plan_host_room(const spw_plan *plan, const plan_input *in);
+
+/* plan_paths.c. First: the list of paths; last: which of them each chunk and checkpoint goes to. Errors  SPW_ENOFIT: limits of paths. */
+void spw__plan_paths(spw_plan *plan, const plan_input *in);
+spw_status spw__plan_spread(spw_plan *plan, const plan_input *in, spw_error *err);
+/* For second places too, where they were not asked for: a tenth of what is there is left. */
+bool spw__plan_disks_have_room(const spw_plan *plan, const plan_input *in);
+
+/* plan_traffic.c. Updates need not wait for the norm. */
+bool spw__plan_early_gate(const plan_input *in);
+/* A step of the plan so far, with disks of that pace. */
+spw_status spw__plan_rehearse(const spw_plan *plan, const plan_input *in, double pace, rehearsal *out, spw_error *err);
+/* Fills in what a step moves. */
+spw_status spw__plan_traffic(spw_plan *plan, const plan_input *in, spw_error *err);
 
 #endif

@@ -1,0 +1,80 @@
+/*
+ * What a step of the plan moves over each link, at each pace of the disks: a rehearsal of the step, and what it needs no rehearsal to
+ * know. Pure.
+ */
+#include "plan_internal.h"
+#include <string.h>
+
+const double spw_paces[SPW_PACE_COUNT] = {0, 0.5, 1, 2, 4, 8, 16};
+
+bool
+spw__plan_early_gate(const plan_input *in)
+{
+    return in->config->gradient_clipping <= 0 && !in->config->bf16_check_overflow && !in->config->fp16;
+}
+
+spw_status
+spw__plan_rehearse(const spw_plan *p, const plan_input *in, double pace, rehearsal *out, spw_error *err)
+{
+    rehearsal_input r = {.layout = in->layout,
+                         .uses = in->uses,
+                         .use_count = in->use_count,
+                         .forward_count = in->forward_count,
+                         .passes = in->passes,
+                         .future_max = in->future_max,
+                         .weight_slots = p->weight_slots,
+                         .weight_bytes = in->weight_bytes,
+                         .compute_bytes = in->compute_bytes,
+                         .direct = in->direct,
+                         .cache_bytes = in->layout->parts > 1 ? p->cache_device / in->layout->parts : p->cache_device,
+                         .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
+                         .update_reads_weights = in->update_reads_weights,
+                         .prefetch = in->config->run.prefetch,
+                         .early_gate = spw__plan_early_gate(in) || in->ahead,
+                         .gathers_again = in->kept_host > 0,
+                         .backward = 3 - spw__plan_kept_share(p, in),
+                         .pace = pace};
+    return spw__rehearse(&r, out, err);
+}
+
+/* Of units that spill the gradients that come last stay in their windows, all but one, and without a norm to wait for all do. */
+static uint32_t
+first_that_leaves(const plan_input *in)
+{
+    uint32_t stay = 0, u = 0;
+    for (; u < in->layout->unit_count && (spw__plan_early_gate(in) || stay < PLAN_GRAD_WINDOWS - 1); u++)
+        stay += in->layout->units[u].spills;
+    return u;
+}
+
+/* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
+spw_status
+spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
+{
+    const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
+    const uint32_t leaves = first_that_leaves(in);
+    for (int k = 0; k < SPW_PACE_COUNT; k++) {
+        spw_traffic *t = &p->traffic[k];
+        rehearsal r = {.h2d = 0};
+        SPW_TRY(spw__plan_rehearse(p, in, spw_paces[k], &r, err));
+        t->h2d = r.h2d + (in->passes - 1) * grads; /* sums of earlier passes go back in */
+        t->d2h = in->passes * grads;
+        memcpy(t->path_read, r.path_read, sizeof t->path_read);
+        spw__plan_activations_traffic(in, t);
+        for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+            const spw_store_chunk *c = &in->layout->chunks[i];
+            uint64_t record = c->record_tier == SPW_TIER_NVME ? plan_record(in, c->elems) : 0;
+            if (!plan_has_record(in, c))
+                continue; /* what is frozen is read only, which the rehearsal counts */
+            if (c->unit_idx >= leaves)
+                record += plan_spilled(in, c);
+            t->path_write[c->path_idx] += record + (c->weight_tier == SPW_TIER_NVME ? plan_weights(in, c) : 0);
+            t->path_read[c->path_idx] += record;
+        }
+        for (uint32_t i = 0; i < SPW_PATHS_MAX; i++) {
+            t->nvme_read += t->path_read[i];
+            t->nvme_write += t->path_write[i];
+        }
+    }
+    return SPW_OK;
+}
