@@ -273,12 +273,13 @@ wait_arrived(spw_ranks *r, uint32_t unit_idx, spw_error *err)
     return st;
 }
 
-spw_status
-spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
+/* Until so many gradients are reduced. */
+static spw_status
+wait_reduced(spw_ranks *r, uint64_t count, spw_error *err)
 {
     spw_status st = SPW_OK;
     pthread_mutex_lock(&r->lock);
-    while (r->reduce.done < r->reduce.asked && st == SPW_OK) {
+    while (r->reduce.done < count && st == SPW_OK) {
         wait_on(r, &r->reduce);
         pthread_mutex_unlock(&r->lock);
         st = look_around(r, err);
@@ -289,18 +290,15 @@ spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
 }
 
 spw_status
+spw__ranks_wait_reduced(spw_ranks *r, spw_error *err)
+{
+    return wait_reduced(r, r->reduce.asked, err); /* asked is changed by this thread alone */
+}
+
+spw_status
 spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 {
-    spw_status st = SPW_OK;
-    pthread_mutex_lock(&r->lock);
-    while (r->reduce.done < b->job && st == SPW_OK) {
-        wait_on(r, &r->reduce);
-        pthread_mutex_unlock(&r->lock);
-        st = look_around(r, err);
-        pthread_mutex_lock(&r->lock);
-    }
-    pthread_mutex_unlock(&r->lock);
-    return st;
+    return wait_reduced(r, b->job, err);
 }
 
 /* ---------------------------------------------------------------- asking */
