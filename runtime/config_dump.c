@@ -55,7 +55,6 @@ static json_t *
 value_json(const spw_config *c, const key_row *row)
 {
     const void *field = (const char *)c + row->offset;
-    static const char *const tiers[] = {"none", "cpu", "nvme"};
     switch (row->type) {
     case K_BOOL: return json_boolean(*(const bool *)field);
     case K_U64:
@@ -80,7 +79,7 @@ value_json(const spw_config *c, const key_row *row)
             json_array_append_new(array, path_json(list, i));
         return array;
     }
-    case K_TIER: return json_string(tiers[*(const spw_tier *)field]);
+    case K_TIER: return json_string(spw__config_tiers[*(const spw_tier *)field]);
     case K_PLACE:
         return json_string(*(const spw_tier *)field == SPW_TIER_COUNT ? "auto"
                                                                       : spw_tier_name(*(const spw_tier *)field));

@@ -90,6 +90,7 @@ typedef struct config_reader {
     config_remarks *remarks;     /* shared by all readers of a configuration */
 } config_reader;
 
+extern const char *const spw__config_tiers[SPW_TIER_COUNT]; /* as DeepSpeed calls them: none, cpu, nvme */
 /* SPW_ECONFIG, with what may have been meant (config_names.c). */
 spw_status spw__config_unknown_key(const config_reader *r, const char *key);
 /* SPW_ECONFIG: expected this, got v. */

@@ -157,15 +157,16 @@ read_text(const config_reader *r, const key_row *row, const json_t *v, char *out
     return SPW_OK;
 }
 
+const char *const spw__config_tiers[SPW_TIER_COUNT] = {
+    [SPW_TIER_DEVICE] = "none", [SPW_TIER_HOST] = "cpu", [SPW_TIER_NVME] = "nvme"};
+
 static spw_status
 read_word(const config_reader *r, const key_row *row, const json_t *v, void *field)
 {
     const char *text = json_string_value(v) != NULL ? json_string_value(v) : "";
-    static const char *const tiers[] = {"none", "cpu", "nvme"};
-    static const spw_tier tier_values[] = {SPW_TIER_DEVICE, SPW_TIER_HOST, SPW_TIER_NVME};
-    for (int i = 0; row->type == K_TIER && i < 3; i++) {
-        if (strcmp(text, tiers[i]) == 0) {
-            *(spw_tier *)field = tier_values[i];
+    for (int i = 0; row->type == K_TIER && i < SPW_TIER_COUNT; i++) {
+        if (strcmp(text, spw__config_tiers[i]) == 0) {
+            *(spw_tier *)field = (spw_tier)i;
             return SPW_OK;
         }
     }
