@@ -17,6 +17,13 @@
 #define SANITIZED 0
 #endif
 
+/* Fails the test with the message of the caller's err unless the call is SPW_OK. */
+#define DONE(call)                                                                                                     \
+    do {                                                                                                               \
+        if ((call) != SPW_OK)                                                                                          \
+            fail_msg("%s", err.message);                                                                               \
+    } while (0)
+
 /* Defaults of a run: cpu device, stage 3, everything on host, AdamW with clipping, state format fp32. */
 void tiny_config(spw_config *c, spw_state_format format);
 void tiny_model_config(spw_model_config *m, spw_family family);

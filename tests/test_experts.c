@@ -16,12 +16,6 @@
 enum { EXPERTS = 16, CHOICES = 2, WIDTH = 64, LAYERS = 3, VOCAB = 61, MANY = EXPERTS, TOKENS = 10, PROMPT = 3 };
 enum { EXPERT_ELEMS = 3 * WIDTH * WIDTH, COMMON_ELEMS = 16384 }; /* of a layer: attention, norms and router, padded */
 
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
-
 typedef struct subject {
     char dir[256];
     spw_config c;

@@ -67,12 +67,6 @@ static const char *const cases[] = {"gpt2",
                                     "olmo3",
                                     "olmo3_old"};
 
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
-
 /* ---------------------------------------------------------------- against transformers */
 
 typedef struct loading {

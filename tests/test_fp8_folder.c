@@ -15,12 +15,6 @@
 enum { TENSORS_MAX = 80, TEXT_BYTES = 8192 };
 static const char *const cases[] = {"llama", "qwen3_moe"};
 
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
-
 /* ---------------------------------------------------------------- folders of any types */
 
 /* A folder that a test may change before it writes it. */

@@ -13,12 +13,6 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
-
 static const char *const cases[] = {"gpt2",
                                     "gpt2_untied",
                                     "llama",

@@ -2,19 +2,13 @@
  * config.json of Hugging Face's families: what is refused, by name, what a missing key means, and the same keys as the model
  * section of a training configuration.
  */
-#include "spw_engine.h"
+#include "lib_tiny.h"
 #include "spw_files.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <cmocka.h>
-
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
 
 static spw_status
 parse(const char *type, const char *rest, spw_model_config *m, spw_error *err)

@@ -10,12 +10,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define DONE(call)                                                                                                     \
-    do {                                                                                                               \
-        if ((call) != SPW_OK)                                                                                          \
-            fail_msg("%s", err.message);                                                                               \
-    } while (0)
-
 /* A safetensors file of fp32 tensors (rows, cols), all elements `value`. */
 static void
 write_file(const char *dir, const char *name, const char *const *tensors, uint64_t rows, uint64_t cols, float value)
