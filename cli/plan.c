@@ -139,8 +139,14 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
     } else if (!x->timed) {
         printf("  times are not predicted: a rate is not known\n");
     } else {
-        printf("  predicted step %.4g s, bound by %s (*); %.0f tokens/s, %.3g days per 10^9 tokens\n", x->step_s,
-               spw_resource_name(x->bound), x->tokens_per_s, 1e9 / x->tokens_per_s / 86400);
+        const bool gated = x->gated_s > 1.005 * x->bound_s;
+        printf("  predicted step %.4g s, bound by %s (*)%s; %.*f tokens/s, %.3g days per 10^9 tokens\n", x->step_s,
+               spw_resource_name(x->bound), gated ? " and by the norm's gate" : "", x->tokens_per_s < 10 ? 2 : 0,
+               x->tokens_per_s, 1e9 / x->tokens_per_s / 86400);
+        if (gated)
+            printf("  updates wait for the gradient's norm: the backward pass, then the longer of them and the next "
+                   "forward "
+                   "pass\n");
         printf("  the bound is the longest of them: a step takes longer by what does not overlap\n");
     }
     if (rates != NULL)
@@ -236,6 +242,8 @@ print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, c
                                       integer(x->traffic.d2h)));
         json_object_set_new(root, "seconds", seconds);
         json_object_set_new(root, "step_s", number(x->timed ? x->step_s : NAN));
+        json_object_set_new(root, "bound_s", number(x->timed ? x->bound_s : NAN));
+        json_object_set_new(root, "gated_s", number(x->timed ? x->gated_s : NAN));
         json_object_set_new(root, "bound_by", x->timed ? json_string(spw_resource_name(x->bound)) : json_null());
         json_object_set_new(root, "tokens_per_s", number(x->tokens_per_s));
         json_object_set_new(root, "written_per_day", number(x->written_per_day));

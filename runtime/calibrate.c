@@ -384,5 +384,7 @@ spw_calibrate(spw_rates *out, const spw_config *config, const spw_plan *plan, sp
     get_rates(&c, what, measure_compute, NULL, &out->flops, 1);
     if (!plan->device_apart)
         out->shared_cores = spw_cpu_allowed_count();
+    out->compute_threads = config->run.compute_threads;
+    out->optimizer_threads = c.threads;
     spw__rate_cache_close(c.cache);
 }

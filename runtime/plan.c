@@ -41,6 +41,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     p->elems = in->layout->elems;
     p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
+    p->gated = !in->inference && !spw__plan_early_gate(in);
     p->flops = in->flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;

@@ -1,6 +1,7 @@
 /*
- * How long a step takes: bytes and operations of the plan over calibrated rates, per resource. The longest is the bound,
- * and a step is predicted to be that long; what does not overlap makes a real step longer. Pure.
+ * How long a step takes: bytes and operations of the plan over calibrated rates, per resource. The longest is the bound. Where
+ * updates wait for the gradient's norm, a step also has its backward pass and its updates one behind the other. It is predicted to be as long
+ * as the longer of these; what else does not overlap makes a real step longer. Pure.
  */
 #include "spw_plan.h"
 #include <math.h>
@@ -49,6 +50,42 @@ turns(const spw_plan *p)
     return p->cpu_ranks > 1 ? p->cpu_ranks : 1;
 }
 
+static double
+share(double part, double all)
+{
+    return all > 0 ? fmin(part / all, 1) : 0;
+}
+
+/*
+ * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
+ * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm as many as the backward
+ * pass has time for are done by then.
+ */
+static double
+gated_seconds(const spw_plan *p, const spw_prediction *x)
+{
+    const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
+    const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
+    const double held = share((double)(p->grad_host + p->slots_host), (double)p->record_nvme);
+    const double forward = s[SPW_RESOURCE_COMPUTE] * share(p->model_flops / 3, p->flops);
+    const double backward = fmax(s[SPW_RESOURCE_COMPUTE] - forward, s[SPW_RESOURCE_NVME_READ] * weights);
+    const double disk =
+        fmax(s[SPW_RESOURCE_NVME_READ] * (records + weights),
+             s[SPW_RESOURCE_NVME] * share(reads * (records + weights) + writes * (1 - held), reads + writes));
+    const double both = fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME] * records);
+    const double may =
+        p->ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
+    const double done = both > 0 ? fmin(may, backward / both) : 0;
+    return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
+}
+
+/* Of the cores that they share, what so many threads keep busy. */
+static double
+busy(uint32_t threads, uint32_t cores)
+{
+    return threads > 0 && threads < cores ? (double)threads / cores : 1;
+}
+
 static void
 fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
 {
@@ -62,21 +99,24 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
     if (p->single_grad && t->d2h > 0) /* nothing is computed while a gradient leaves */
         s[SPW_RESOURCE_COMPUTE] += s[SPW_RESOURCE_D2H];
     s[SPW_RESOURCE_CPU] = 0;
-    if (r->shared_cores > 0) /* a copy keeps one core busy, the others all of them */
-        s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] + s[SPW_RESOURCE_OPTIMIZER] +
+    if (r->shared_cores > 0) /* a copy keeps one core busy, the others as many as they have threads */
+        s[SPW_RESOURCE_CPU] = s[SPW_RESOURCE_COMPUTE] * busy(r->compute_threads, r->shared_cores) +
+                              s[SPW_RESOURCE_OPTIMIZER] * busy(r->optimizer_threads, r->shared_cores) +
                               (s[SPW_RESOURCE_H2D] + s[SPW_RESOURCE_D2H]) / r->shared_cores;
     s[SPW_RESOURCE_NVME_READ] = disk_seconds(p, t, r, r->nvme_read, true, false);
     s[SPW_RESOURCE_NVME_WRITE] = disk_seconds(p, t, r, r->nvme_write, false, true);
     s[SPW_RESOURCE_NVME] = disk_seconds(p, t, r, r->nvme_mixed, true, true);
     out->timed = true;
-    out->step_s = 0;
+    out->bound_s = 0;
     for (int k = 0; k < SPW_RESOURCE_COUNT; k++) {
         out->timed = out->timed && !isnan(s[k]);
-        if (s[k] > out->step_s) {
-            out->step_s = s[k];
+        if (s[k] > out->bound_s) {
+            out->bound_s = s[k];
             out->bound = (spw_resource)k;
         }
     }
+    out->gated_s = p->gated && out->timed ? gated_seconds(p, out) : 0;
+    out->step_s = fmax(out->bound_s, out->gated_s);
 }
 
 /* How often the store could do all its updates while the step computes. */

@@ -76,6 +76,7 @@ typedef struct spw_plan {
     uint64_t params, elems, tokens;      /* real and padded parameters; tokens of all micro-batches and ranks */
     uint64_t trained;                    /* of elems: with gradient and record */
     uint64_t trained_device;             /* of them: updated on the device, which their gradients do not leave */
+    bool gated;                          /* updates wait for the gradient's norm, but for those ahead of it */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
@@ -96,6 +97,7 @@ typedef struct spw_rates {
     double optimizer;                                           /* parameters/s, all threads */
     double flops;                                               /* floating point operations/s */
     uint32_t shared_cores; /* compute, optimizer and copies take turns on so many cores (cpu device); 0: they do not */
+    uint32_t compute_threads, optimizer_threads; /* that their rates are of, where fewer than cores; 0: as many */
 } spw_rates;
 
 typedef enum spw_resource {
@@ -116,7 +118,11 @@ typedef struct spw_prediction {
     double seconds[SPW_RESOURCE_COUNT]; /* of a step; NaN: the rate is not known */
     bool timed;                         /* all that is needed was known: the fields below hold */
     spw_resource bound;
-    double step_s, tokens_per_s; /* of a step that is as long as its bound */
+    double bound_s; /* the longest of seconds */
+    /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; 0: they do
+     * not wait. */
+    double gated_s;
+    double step_s, tokens_per_s; /* of a step that is as long as the longer of both */
     double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */
 } spw_prediction;

@@ -42,6 +42,62 @@ some_rates(void)
                        .flops = 1e12};
 }
 
+/*
+ * With clipping a step has its backward pass and its updates one behind the other: 4 s of computing, a quarter of which is the next forward
+ * pass. Updates that take less hide behind that, and those ahead of the norm in the backward pass.
+ */
+static void
+test_prediction_gated(void **state)
+{
+    static spw_plan p;
+    spw_rates r = some_rates();
+    spw_prediction x;
+    (void)state;
+    memset(&p, 0, sizeof p);
+    p.params = p.elems = p.trained = 1000000000;
+    p.tokens = 1000;
+    p.flops = 4e12;
+    p.model_flops = 3e12;
+    p.device_apart = true;
+    p.record_host = 10000000000u;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(x.gated_s <= 0 && fabs(x.step_s - 4) < 1e-9);
+    p.gated = true;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.gated_s - 4) < 1e-9 && fabs(x.step_s - 4) < 1e-9); /* 1 s of updates beside 1 s of computing */
+    r.optimizer = 0.4e9;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(x.bound == SPW_RESOURCE_COMPUTE && fabs(x.bound_s - 4) < 1e-9 && fabs(x.step_s - (3 + 2.5)) < 1e-9);
+    assert_true(fabs(x.tokens_per_s - 1000 / 5.5) < 1e-9);
+    p.ahead = true;
+    p.spared_host = 4000000000u; /* two fifths of them have a second place */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3 + 2.5 * 0.6)) < 1e-9);
+    p.spared_host = p.record_host;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - 4) < 1e-9);
+    r.optimizer = 0.2e9; /* the backward pass has time for three fifths */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3 + 5 * 0.4)) < 1e-9 && fabs(x.bound_s - 5) < 1e-9);
+    p.ahead = false;
+    p.record_nvme = p.record_host; /* now 10 of 14 GB that are read, and all that is written */
+    p.record_host = p.spared_host = 0;
+    p.path_count = 1;
+    r.optimizer = 10e9;
+    for (int k = 0; k < SPW_PACE_COUNT; k++)
+        p.traffic[k] = (spw_traffic){.nvme_read = 14000000000u,
+                                     .nvme_write = 10000000000u,
+                                     .path_read = {14000000000u},
+                                     .path_write = {10000000000u}};
+    r.nvme_read[0] = r.nvme_write[0] = r.nvme_mixed[0] = 8e9;
+    p.grad_host = 5000000000u; /* half of that waits for the next backward pass */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.bound_s - 4) < 1e-9 && fabs(x.step_s - (3 + (12 + 5) / 8.0)) < 1e-9);
+    p.grad_host = 10000000000u;
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.step_s - (3 + 12 / 8.0)) < 1e-9);
+}
+
 /* Bytes over rates; the longest is the bound; what is unknown is not guessed. */
 static void
 test_prediction(void **state)
@@ -88,6 +144,10 @@ test_prediction(void **state)
     spw_plan_predict(&p, &r, 0, &x);
     assert_int_equal(x.bound, SPW_RESOURCE_CPU);
     assert_true(fabs(x.step_s - (30 + 1 + (0.4 + 0.5) / 2)) < 1e-9);
+    r.compute_threads = r.optimizer_threads = 1; /* of two cores: then it is compute's own time that binds */
+    spw_plan_predict(&p, &r, 0, &x);
+    assert_true(fabs(x.seconds[SPW_RESOURCE_CPU] - (15 + 0.5 + (0.4 + 0.5) / 2)) < 1e-9 && fabs(x.step_s - 30) < 1e-9);
+    r.compute_threads = r.optimizer_threads = 0;
     p.cpu_ranks = 3; /* which as many ranks share */
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - 3 * (30 + 1 + (0.4 + 0.5) / 2)) < 1e-9);
@@ -1124,14 +1184,23 @@ teardown(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),      cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_monotonic),       cmocka_unit_test(test_filling_order),
-                                       cmocka_unit_test(test_step_bound),      cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_activations),     cmocka_unit_test(test_decisions),
-                                       cmocka_unit_test(test_no_memory),       cmocka_unit_test(test_nearest),
-                                       cmocka_unit_test(test_nearest_stage),   cmocka_unit_test(test_nearest_room),
-                                       cmocka_unit_test(test_single_gradient), cmocka_unit_test(test_least_budget),
-                                       cmocka_unit_test(test_random_plans),    cmocka_unit_test(test_beside_training),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zero_table),
+                                       cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_prediction_gated),
+                                       cmocka_unit_test(test_monotonic),
+                                       cmocka_unit_test(test_filling_order),
+                                       cmocka_unit_test(test_step_bound),
+                                       cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_activations),
+                                       cmocka_unit_test(test_decisions),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_nearest),
+                                       cmocka_unit_test(test_nearest_stage),
+                                       cmocka_unit_test(test_nearest_room),
+                                       cmocka_unit_test(test_single_gradient),
+                                       cmocka_unit_test(test_least_budget),
+                                       cmocka_unit_test(test_random_plans),
+                                       cmocka_unit_test(test_beside_training),
                                        cmocka_unit_test(test_rate_cache)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
