@@ -1,13 +1,16 @@
 /*
  * The host's side of the cuda device, on the emulated one: how much an operation gives its stream, since on a GPU every copy,
- * launch and host function costs microseconds that here cost nothing; and what it does when it is refused something. Streams work
- * as late as they may.
+ * launch and host function costs microseconds that here cost nothing; what it does when it is refused something; and that the emulation
+ * refuses what a GPU could not do. Streams work as late as they may.
  */
 #include "lib_tiny.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static spw_gpu *gpu;
@@ -307,6 +310,58 @@ test_no_pools(void **state)
     unsetenv("SPW_EMULATE_POOLS");
 }
 
+/* ---------------------------------------------------------------- what a GPU would not do either */
+
+static void
+read_on_host(spw_gpu_queue *q, const volatile float *device, float *host)
+{
+    (void)q;
+    host[0] = device[0];
+}
+
+static void
+compute_on_host(spw_gpu_queue *q, const volatile float *device, float *host)
+{
+    (void)device;
+    spw_gpu_gelu(q, host, host, 8);
+    spw_gpu_queue_sync(q);
+}
+
+/* How a process ends that does it. */
+static int
+signal_of(void (*wrong)(spw_gpu_queue *q, const volatile float *device, float *host), spw_gpu_queue *q, void *device)
+{
+    int status = 0;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)signal(SIGSEGV, SIG_DFL); /* else cmocka's */
+        (void)signal(SIGABRT, SIG_DFL);
+        wrong(q, device, calloc(8, sizeof(float)));
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/* The host's addresses are not the device's, and the other way: without it the emulation would be of no use to find who mixes them. */
+static void
+test_addresses_apart(void **state)
+{
+    spw_gpu_queue *q = NULL;
+    void *device = NULL;
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* device memory is the host's there, or a child cannot be made beside threads */
+#endif
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_COMPUTE, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &device, 4096, NULL), SPW_OK);
+    assert_int_equal(signal_of(read_on_host, q, device), SIGSEGV);
+    assert_int_equal(signal_of(compute_on_host, q, device), SIGABRT);
+    spw_gpu_free(gpu, device);
+    spw_gpu_queue_destroy(q);
+}
+
 /* Of 16 GiB that are free one is left to what nobody counts. */
 static void
 test_reserve(void **state)
@@ -322,7 +377,8 @@ main(void)
         cmocka_unit_test(test_sums_in_one),       cmocka_unit_test(test_pieces_in_order),
         cmocka_unit_test(test_sums_do_not_block), cmocka_unit_test(test_small_copies),
         cmocka_unit_test(test_product_fails),     cmocka_unit_test(test_creation_refused),
-        cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_addresses_apart),
+        cmocka_unit_test(test_reserve),
     };
     spw_error err = {0};
     int failed;
@@ -331,6 +387,7 @@ main(void)
         return 77;
     }
     setenv("SPW_EMULATE_STREAMS", "late", 1);
+    setenv("SPW_EMULATE_GUARD", "1", 1);
     if (spw_gpu_open(&gpu, &(spw_gpu_options){.name = "cuda"}, &err) != SPW_OK) {
         printf("not ok - %s\n", err.message);
         return 1;

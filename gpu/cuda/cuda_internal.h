@@ -209,7 +209,7 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
                  typename cuda_same<P>::type... args)
 {
 #ifdef SPW_EMULATED
-    (void)name;
+    (emulate::check_argument(name, args), ...);
     emulate::launch(q->stream, spw__cuda_known<known>.fn, grid, block, shared_bytes, [=] { kernel(args...); });
 #else
     (void)&spw__cuda_known<known>;

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <functional>
+#include <type_traits>
 
 #define SPW_EMULATED 1
 #define __global__
@@ -67,6 +68,15 @@ extern here now; /* of the fiber that runs: one at a time, under the device's lo
 /* Puts a grid into a stream. Once kernels have been loaded ahead, one that was not stops the test. */
 void launch(emulated_stream *stream, const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
             std::function<void()> body);
+/* A launch's arguments: what they say of where something lies must be true for a GPU. */
+void check_addresses(const char *kernel, const void *bytes, size_t n);
+template <class T>
+void
+check_argument(const char *kernel, const T &argument)
+{
+    if (std::is_pointer<T>::value || std::is_class<T>::value)
+        check_addresses(kernel, &argument, sizeof argument);
+}
 void sync_block();
 /* Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. */
 enum { SLOT_BYTES = 64 };
@@ -290,6 +300,7 @@ cudaError_t cudaHostUnregister(void *p);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned);
 cudaError_t cudaInitDevice(int device_idx, unsigned device_flags, unsigned flags);
 cudaError_t cudaGetLastError();
+cudaError_t cudaSetDevice(int device_idx);
 struct cudaFuncAttributes {
     int nothing;
 };
@@ -378,7 +389,6 @@ cudaGetErrorString(cudaError_t e)
     {                                                                                                                  \
         return cudaSuccess;                                                                                            \
     }
-EMULATE_NOTHING(cudaSetDevice, int)
 EMULATE_NOTHING(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 inline cudaError_t
 cudaDeviceGetStreamPriorityRange(int *low, int *high)

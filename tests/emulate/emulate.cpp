@@ -9,6 +9,7 @@
 #include "cuda_runtime.h"
 #include "counts.h"
 #include "spw_base.h"
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -374,12 +375,14 @@ copy_wait(unsigned groups_left)
 struct emulated_stream {
     std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
     uint64_t done, submitted;
+    int device_idx;
     bool odd;
     bool busy; /* its front is being run: the work of a stream is no reason to run that same stream */
 };
 struct emulated_event {
     emulated_stream *stream; /* NULL: never recorded */
     uint64_t mark;
+    int device_idx;
     std::shared_ptr<uint64_t> passed_ns; /* NULL: without timing. The stream's too: it may outlive the event */
 };
 
@@ -388,11 +391,17 @@ static std::vector<emulated_stream *> &streams = *new std::vector<emulated_strea
 static spw_emulate_counts counts;                                                       /* under the same lock */
 
 static std::vector<const void *> &loaded = *new std::vector<const void *>(); /* likewise: kernels */
-static std::vector<std::pair<char *, size_t>> &registered =
-    *new std::vector<std::pair<char *, size_t>>(); /* likewise */
-static unsigned refuse_at;                         /* likewise; 0: never */
-static bool sleepers;                              /* threads that wait for the device sleep */
+struct pinned {
+    char *at;
+    size_t bytes;
+    bool mapped; /* a kernel may use it */
+};
+static std::vector<pinned> &registered = *new std::vector<pinned>(); /* likewise */
+static unsigned refuse_at;                                           /* likewise; 0: never */
+static bool sleepers;                                                /* threads that wait for the device sleep */
 static thread_local cudaError_t last_error;
+static thread_local int current_device;
+static thread_local bool in_host_function;
 
 static cudaError_t
 fail(cudaError_t e)
@@ -406,6 +415,152 @@ cudaGetLastError()
     cudaError_t e = last_error;
     last_error = cudaSuccess;
     return e;
+}
+
+/* ---------------------------------------------------------------- what belongs to the device */
+
+/*
+ * Device memory lies in one range, so that its addresses are known from the host's. With SPW_EMULATE_GUARD=1 nobody may touch it while no
+ * stream works, as on a GPU; that costs two calls of the kernel for each piece of work. Under the asan, which watches the ends of
+ * blocks, and where the range cannot be had, it is the host's memory.
+ */
+struct arena {
+    char *base, *end, *top; /* base NULL: there is none */
+    bool guard;
+    unsigned working; /* streams that are being run, one inside another */
+    std::vector<std::pair<char *, size_t>> idle;
+};
+static arena &memory = *new arena(); /* outlives all users; under the device's lock */
+
+static void
+told(int, siginfo_t *info, void *)
+{
+    static const char why[] = "emulated device: the host reads or writes device memory\n";
+    const char *at = (const char *)info->si_addr;
+    if (at >= memory.base && at < memory.end && write(2, why, sizeof why - 1) < 0)
+        _exit(1);
+    signal(SIGSEGV, SIG_DFL); /* the access is made again, and ends the process */
+}
+
+static bool
+open_arena()
+{
+#if defined(__SANITIZE_ADDRESS__)
+    return false;
+#else
+    const char *guard = getenv("SPW_EMULATE_GUARD");
+    const size_t bytes = (size_t)1 << 40;
+    struct sigaction action = {};
+    void *p;
+    if (memory.base != NULL)
+        return true;
+    memory.guard = guard != NULL && strcmp(guard, "1") == 0;
+    p = mmap(NULL, bytes, memory.guard ? PROT_NONE : PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return false;
+    memory.base = memory.top = (char *)p;
+    memory.end = memory.base + bytes;
+    action.sa_sigaction = told;
+    action.sa_flags = SA_SIGINFO;
+    if (memory.guard)
+        sigaction(SIGSEGV, &action, NULL);
+    return true;
+#endif
+}
+
+static bool
+on_device(const void *p)
+{
+    return (const char *)p >= memory.base && (const char *)p < memory.top;
+}
+
+/* While it lives the device's memory is open. */
+struct working {
+    working()
+    {
+        if (memory.working++ == 0 && memory.guard)
+            (void)mprotect(memory.base, (size_t)(memory.top - memory.base), PROT_READ | PROT_WRITE);
+    }
+    ~working()
+    {
+        if (--memory.working == 0 && memory.guard)
+            (void)mprotect(memory.base, (size_t)(memory.top - memory.base), PROT_NONE);
+    }
+};
+
+static size_t
+whole_pages(size_t bytes)
+{
+    return (bytes + 4095) / 4096 * 4096;
+}
+
+static void *
+take_memory(size_t bytes)
+{
+    char *p;
+    if (!open_arena())
+        return aligned_alloc(256, whole_pages(bytes));
+    for (size_t i = 0; i < memory.idle.size(); i++)
+        if (memory.idle[i].second == whole_pages(bytes)) {
+            p = memory.idle[i].first;
+            memory.idle.erase(memory.idle.begin() + (long)i);
+            return p;
+        }
+    if (whole_pages(bytes) > (size_t)(memory.end - memory.top))
+        return NULL;
+    p = memory.top;
+    memory.top += whole_pages(bytes);
+    return p;
+}
+
+static void
+give_memory(void *p, size_t bytes)
+{
+    if (on_device(p))
+        memory.idle.push_back({(char *)p, whole_pages(bytes)});
+    else
+        free(p);
+}
+
+/* Of what a kernel is given, words that look like addresses: they must be the device's, or of host memory that it may use. */
+void
+emulate::check_addresses(const char *kernel, const void *bytes, size_t n)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (size_t i = 0; memory.base != NULL && i + 8 <= n; i += 8) {
+        uint64_t word;
+        memcpy(&word, (const char *)bytes + i, 8);
+        bool known = word >> 47 != 0 || word < 0x500000000000 || on_device((const void *)(uintptr_t)word);
+        for (const pinned &r : registered)
+            known = known || (r.mapped && word - (uintptr_t)r.at < r.bytes);
+        if (!known) {
+            fprintf(stderr, "%s, word %zu of an argument:\n", kernel, i / 8);
+            stop("it gets an address of host memory");
+        }
+    }
+}
+
+/* A call of the runtime. What the stream does where, a kernel above all, must be done with its device current. */
+static void
+called(const emulated_stream *stream = NULL)
+{
+    if (in_host_function)
+        emulate::stop("a host function of a stream calls the runtime");
+    if (stream != NULL && stream->device_idx != current_device)
+        emulate::stop("work for a stream of another device than the thread's");
+}
+
+cudaError_t
+cudaSetDevice(int device_idx)
+{
+    int count = 0;
+    called();
+    (void)cudaGetDeviceCount(&count);
+    if (device_idx < 0 || device_idx >= count)
+        return fail(cudaErrorInvalidValue);
+    current_device = device_idx;
+    return cudaSuccess;
 }
 
 static bool
@@ -452,7 +607,10 @@ spw_emulate_count(spw_emulate_counts *out)
 static bool
 run_towards(emulated_stream *s, uint64_t mark)
 {
-    while (s != NULL && !s->busy && s->done < mark) {
+    if (s == NULL || s->busy || s->done >= mark)
+        return s == NULL || s->done >= mark;
+    working now;
+    while (s->done < mark) {
         s->busy = true;
         bool finished = s->work.front()();
         s->busy = false;
@@ -461,7 +619,7 @@ run_towards(emulated_stream *s, uint64_t mark)
         s->work.pop_front();
         s->done++;
     }
-    return s == NULL || s->done >= mark;
+    return true;
 }
 
 static void
@@ -482,6 +640,7 @@ submit_trying(emulated_stream *s, std::function<bool()> work)
 {
     const char *given = getenv("SPW_EMULATE_STREAMS");
     std::lock_guard<std::recursive_mutex> hold(device);
+    called(s);
     s->work.push_back(std::move(work));
     s->submitted++;
     if (given == NULL || (strcmp(given, "odd") == 0 ? s->odd : strcmp(given, "late") != 0))
@@ -544,7 +703,11 @@ cudaError_t
 cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
     count(&counts.host_functions);
-    return submit(stream, [=] { fn(arg); });
+    return submit(stream, [=] {
+        in_host_function = true;
+        fn(arg);
+        in_host_function = false;
+    });
 }
 
 cudaError_t
@@ -553,6 +716,7 @@ cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
     std::lock_guard<std::recursive_mutex> hold(device);
     *stream = new emulated_stream();
     (*stream)->odd = streams.size() % 2 > 0;
+    (*stream)->device_idx = current_device;
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -561,6 +725,7 @@ cudaError_t
 cudaStreamSynchronize(cudaStream_t stream)
 {
     uint64_t mark;
+    called();
     if (!sleepers)
         emulate::stop("a thread that waits for its stream would spin");
     {
@@ -591,7 +756,9 @@ cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     if (is_refused())
         return fail(cudaErrorMemoryAllocation);
+    called();
     *event = new emulated_event();
+    (*event)->device_idx = current_device;
     if ((flags & cudaEventDisableTiming) == 0)
         (*event)->passed_ns = std::make_shared<uint64_t>(0);
     return cudaSuccess;
@@ -608,6 +775,9 @@ cudaError_t
 cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
+    called(stream);
+    if (event->device_idx != stream->device_idx)
+        emulate::stop("an event of another device");
     event->stream = stream;
     if (event->passed_ns != NULL) {
         std::shared_ptr<uint64_t> passed = event->passed_ns;
@@ -623,6 +793,7 @@ cudaEventSynchronize(cudaEvent_t event)
 {
     emulated_stream *stream;
     uint64_t mark;
+    called();
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         stream = event->stream;
@@ -655,6 +826,7 @@ cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 cudaError_t
 cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
+    called();
     *p = is_refused() ? NULL : malloc(bytes);
     return *p != NULL ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
@@ -663,7 +835,8 @@ cudaError_t
 cudaHostRegister(void *p, size_t bytes, unsigned)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
-    registered.push_back({(char *)p, bytes});
+    called();
+    registered.push_back({(char *)p, bytes, true});
     return cudaSuccess;
 }
 
@@ -672,7 +845,7 @@ cudaHostUnregister(void *p)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     for (size_t i = 0; i < registered.size(); i++)
-        if (registered[i].first == p) {
+        if (registered[i].at == p) {
             registered.erase(registered.begin() + (long)i);
             return cudaSuccess;
         }
@@ -684,33 +857,55 @@ cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     *out = {cudaMemoryTypeUnregistered, -1, NULL, (void *)(uintptr_t)p};
-    for (auto &r : registered)
-        if ((const char *)p >= r.first && (const char *)p < r.first + r.second)
-            *out = {cudaMemoryTypeHost, 0, out->hostPointer, out->hostPointer};
+    for (const pinned &r : registered)
+        if ((const char *)p >= r.at && (const char *)p < r.at + r.bytes)
+            *out = {cudaMemoryTypeHost, 0, r.mapped ? out->hostPointer : NULL, out->hostPointer};
     return cudaSuccess;
 }
+
+static std::vector<std::pair<void *, size_t>> &blocks =
+    *new std::vector<std::pair<void *, size_t>>(); /* of device memory; under the same lock */
 
 cudaError_t
 cudaMalloc(void **p, size_t bytes)
 {
-    *p = is_refused() ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::lock_guard<std::recursive_mutex> hold(device);
+    called();
+    *p = is_refused() ? NULL : take_memory(bytes);
     if (*p == NULL)
         return fail(cudaErrorMemoryAllocation);
+    blocks.push_back({*p, bytes});
+    working now;
     memset(*p, 0xff, bytes);
     return cudaSuccess;
+}
+
+static void
+free_block(void *p)
+{
+    std::lock_guard<std::recursive_mutex> hold(device);
+    for (size_t i = 0; i < blocks.size(); i++)
+        if (blocks[i].first == p) {
+            give_memory(p, blocks[i].second);
+            blocks.erase(blocks.begin() + (long)i);
+            return;
+        }
+    if (p != NULL)
+        emulate::stop("it frees what is no block of device memory");
 }
 
 cudaError_t
 cudaFree(void *p)
 {
     std::vector<emulated_stream *> all;
+    called();
     {
         std::lock_guard<std::recursive_mutex> hold(device);
         all = streams;
     }
     for (emulated_stream *s : all) /* as the real one, which waits for the device */
         run_until(s, s->submitted);
-    free(p);
+    free_block(p);
     return cudaSuccess;
 }
 
@@ -723,5 +918,5 @@ cudaMallocAsync(void **p, size_t bytes, cudaStream_t)
 cudaError_t
 cudaFreeAsync(void *p, cudaStream_t stream)
 {
-    return submit(stream, [=] { free(p); });
+    return submit(stream, [=] { free_block(p); });
 }
