@@ -362,6 +362,46 @@ test_addresses_apart(void **state)
     spw_gpu_queue_destroy(q);
 }
 
+/* What the device counts in pinned memory of the host it counts there: nothing is cleared or copied for it. */
+static void
+test_counts_in_pinned(void **state)
+{
+    enum { N = 4096 };
+    const spw_gpu_update_range range = {.end = N, .grad_scale = 1};
+    spw_emulate_counts before;
+    spw_gpu_queue *q = NULL;
+    void *device = NULL;
+    spw_region region;
+    uint64_t *bad;
+    (void)state;
+    assert_int_equal(spw_region_map(&region, 4096, 0, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_pin_host(gpu, region.base, region.bytes, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_queue_create(&q, gpu, SPW_QUEUE_H2D, NULL), SPW_OK);
+    assert_int_equal(spw_gpu_alloc(gpu, &device, N * 16, NULL), SPW_OK);
+    bad = region.base;
+    *bad = 0;
+    spw_gpu_zero(q, device, N * 12);
+    spw_gpu_queue_sync(q);
+    before = tiny_emulated_counts();
+    spw_gpu_update_state(q,
+                         &(spw_gpu_update){.rule = SPW_RULE_SGD,
+                                           .weight_dtype = SPW_F32,
+                                           .grad_dtype = SPW_F32,
+                                           .moment_bytes = 4,
+                                           .elems = N,
+                                           .weights = device,
+                                           .record = (char *)device + (size_t)N * 4,
+                                           .grad = (char *)device + (size_t)N * 12}, /* 0xff: each is a NaN */
+                         &range, 1, bad);
+    expect_counts(&before, "an update", 1, 0, 0, 0);
+    spw_gpu_queue_sync(q);
+    assert_int_equal(*bad, N);
+    spw_gpu_free(gpu, device);
+    spw_gpu_queue_destroy(q);
+    spw_gpu_unpin_host(gpu, region.base);
+    spw_region_unmap(&region);
+}
+
 /* Of 16 GiB that are free one is left to what nobody counts. */
 static void
 test_reserve(void **state)
@@ -378,7 +418,7 @@ main(void)
         cmocka_unit_test(test_sums_do_not_block), cmocka_unit_test(test_small_copies),
         cmocka_unit_test(test_product_fails),     cmocka_unit_test(test_creation_refused),
         cmocka_unit_test(test_no_pools),          cmocka_unit_test(test_addresses_apart),
-        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_counts_in_pinned),  cmocka_unit_test(test_reserve),
     };
     spw_error err = {0};
     int failed;

@@ -355,7 +355,8 @@ spw_status
 spw__cuda_pin_host(spw_gpu *device, void *base, uint64_t bytes, spw_error *err)
 {
     cuda_gpu *gpu = spw__cuda_enter((cuda_gpu *)device);
-    cudaError_t e = spw__cuda_refused(cudaHostRegister(base, bytes, cudaHostRegisterPortable));
+    /* Mapped: a kernel may count there (spw_gpu_update_state), which memory that is only pinned need not allow. */
+    cudaError_t e = spw__cuda_refused(cudaHostRegister(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
     (void)gpu;
     if (e == cudaSuccess || e == (cudaError_t)cudaErrorHostMemoryAlreadyRegistered)
         return SPW_OK;

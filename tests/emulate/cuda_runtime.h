@@ -257,6 +257,7 @@ enum {
     cudaEventBlockingSync = 1,
     cudaHostAllocDefault = 0,
     cudaHostRegisterPortable = 1,
+    cudaHostRegisterMapped = 2,
     cudaDeviceScheduleBlockingSync = 4,
     cudaInitDeviceFlagsAreValid = 1
 };

@@ -832,11 +832,11 @@ cudaHostAlloc(void **p, size_t bytes, unsigned)
 }
 
 cudaError_t
-cudaHostRegister(void *p, size_t bytes, unsigned)
+cudaHostRegister(void *p, size_t bytes, unsigned flags)
 {
     std::lock_guard<std::recursive_mutex> hold(device);
     called();
-    registered.push_back({(char *)p, bytes, true});
+    registered.push_back({(char *)p, bytes, (flags & cudaHostRegisterMapped) != 0});
     return cudaSuccess;
 }
 
