@@ -38,6 +38,17 @@ kit places
 check "other losses are a failure" [ $? -eq 1 ]
 check "and named" is 4 '^FAILED: (state (nvme|mixed|gradients)|in tiles): other losses'
 
+# What the kit brings along is what a machine may lack, not what its own libraries are linked with.
+mkdir -p "$dir/build/tests"
+cp "$build/spillway" "$dir/build/spillway"
+for program in test_cuda test_link test_gpu_ops test_gpu_attention; do cp "$build/spillway" "$dir/build/tests/$program"; done
+cp "$build/emulated/spillway-cuda.so" "$dir/build/"
+pack() { sh tests/gpu_kit.sh "$dir/build" "$dir/packed" >"$dir/out" 2>&1; }
+check "a kit is packed" pack
+ls "$dir/packed/lib" >"$dir/out"
+check "with libraries" grep -q '^libjansson' "$dir/out"
+check "but not those of the compiler and of C" is 0 '^(libc|libm|libgcc_s|libstdc\+\+|ld-linux.*)\.so'
+
 # Steps: a type that fails has its tests run one by one; logs lie in OUT; without cuBLASLt nothing is measured.
 mkdir -p "$dir/kit/bin" "$dir/kit/lib" "$dir/logs"
 cp tests/gpu_run.sh "$dir/kit/run.sh"
