@@ -159,7 +159,7 @@ describe_link(int device_idx, char *out, size_t bytes)
     read_line(bus_id, "current_link_width", now_width, sizeof now_width);
     while (gen < sizeof speeds / sizeof speeds[0] && strtod(speed, NULL) > speeds[gen])
         gen++;
-    if (speed[0] != '\0' && gen < sizeof speeds / sizeof speeds[0])
+    if (strtod(speed, NULL) > 0 && gen < sizeof speeds / sizeof speeds[0]) /* "Unknown", in some virtual machines */
         snprintf(out, bytes, "PCIe %d.0 x%s at %s, now x%s at %s", (int)gen + 1, width, bus_id, now_width, now_speed);
     else
         snprintf(out, bytes, "at %s, whose PCIe link the system does not describe", bus_id);
