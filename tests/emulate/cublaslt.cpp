@@ -1,7 +1,8 @@
 /*
  * cuBLASLt as far as the plugin uses it, for tests without a GPU: products as its documentation defines them, columns first, in the
  * order of emulated streams. It is stricter than the library: what is promised when an algorithm is chosen (shapes, alignments,
- * workspace) and not kept when it is used stops the test. With SPW_EMULATE_BLAS=plain it has no way for an epilogue with a
+ * workspace) and not kept when it is used stops the test. Where less alignment than 16 bytes is promised sums go the other way round: what should
+ * have the same bits must not lie otherwise in one placement than in another. With SPW_EMULATE_BLAS=plain it has no way for an epilogue with a
  * GELU, with "none" for nothing at all: then the plugin's own kernels serve. With "fails" no product starts. Test code.
  */
 #include "cublasLt.h"
@@ -45,6 +46,7 @@ struct product {
     const char *A, *B, *C;
     char *D, *workspace;
     float alpha, beta;
+    bool backwards; /* sums from the last k on, as another algorithm would */
 };
 
 [[noreturn]] void
@@ -136,8 +138,10 @@ run(void *arg)
     float alpha = p->alpha * (is_fp8(p->a.type) ? *e.a_scale * *e.b_scale : 1.0f);
     for (uint64_t j = 0; j < p->d.cols; j++) {
         std::fill(sums.begin(), sums.end(), 0.0f);
-        for (uint64_t k = 0; k < K; k++)
+        for (uint64_t n = 0; n < K; n++) {
+            uint64_t k = p->backwards ? K - 1 - n : n;
             add_scaled(sums.data(), &a[k * rows], factor(p->B, p->b, e.op_b, k, j), rows);
+        }
         for (uint64_t i = 0; i < rows; i++) {
             uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
             float sum = sums[i] * alpha;
@@ -390,6 +394,6 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
         return CUBLAS_STATUS_EXECUTION_FAILED;
     spw_emulate_submit(stream, run,
                        new product{*desc, *a, *b, *d, (const char *)A, (const char *)B, (const char *)C, (char *)D,
-                                   (char *)workspace, *(const float *)alpha, *(const float *)beta});
+                                   (char *)workspace, *(const float *)alpha, *(const float *)beta, was.align < 16});
     return CUBLAS_STATUS_SUCCESS;
 }
