@@ -487,13 +487,13 @@ typedef struct spw_gpu_update {
     spw_dtype weight_dtype, grad_dtype;
     uint32_t low_bytes;    /* of the record's master (4) or lo (2, 1), per element; 0: the weights are the master */
     uint32_t moment_bytes; /* 4: fp32, 2: bf16, 1: 8 bits in groups of 64 with a scale each */
-    uint64_t elems;        /* (n) a multiple of 32 */
+    uint64_t elems;        /* (n) a multiple of 64 */
     void *weights;         /* (n) */
     void *record;          /* low, the rule's moments (Adam two, others one), then the scales of 8-bit groups */
     const void *grad;
     bool nearest;   /* moments in bf16 and scales are rounded to nearest, else stochastically by key */
     uint32_t key;   /* and the place of the first element among all, */
-    uint64_t first; /* a multiple of 32 */
+    uint64_t first; /* a multiple of 64 */
 } spw_gpu_update;
 /* Elements before end, and after those of the range before, take c: as the optimizer's prepare() makes it. */
 typedef struct spw_gpu_update_range {
