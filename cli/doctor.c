@@ -153,7 +153,7 @@ check_memory(void)
 {
     struct rlimit lock;
     char a[32], b[32];
-    uint64_t cgroup = spw_cgroup_memory_bytes();
+    uint64_t cgroup = spw_cgroup_memory_bytes("");
     if (getrlimit(RLIMIT_MEMLOCK, &lock) == 0) {
         bool ok = lock.rlim_cur == RLIM_INFINITY || lock.rlim_cur >= (64u << 20) || geteuid() == 0;
         row("memlock", ok, "%s%s",

@@ -81,24 +81,53 @@ test_cgroup_quota(void **state)
     assert_true(spw_cpu_allowed_count() >= 1);
 }
 
-/* What a cgroup's processes hold is what it counts less the files in the page cache, in both versions of cgroups. */
+/* What is left of a limit is without files in the page cache, in both versions of cgroups, where no limit is set there is none. */
 static void
 test_cgroup_memory(void **state)
 {
     (void)state;
-    assert_true(spw_cgroup_memory_used_bytes(root) == UINT64_MAX);
+    assert_true(spw_cgroup_memory_room_bytes(root) == UINT64_MAX && spw_cgroup_memory_bytes(root) == UINT64_MAX);
     put("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000000\n");
-    assert_int_equal(spw_cgroup_memory_used_bytes(root), 1000000);
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    assert_true(spw_cgroup_memory_room_bytes(root) == UINT64_MAX && spw_cgroup_memory_bytes(root) == UINT64_MAX);
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "1500000\n");
+    assert_int_equal(spw_cgroup_memory_bytes(root), 1500000);
+    assert_int_equal(spw_cgroup_memory_room_bytes(root), 500000);
     put("sys/fs/cgroup/memory/memory.stat",
         "cache 1\ninactive_file 7\nactive_file 9\ntotal_inactive_file 200000\ntotal_active_file 300000\n");
-    assert_int_equal(spw_cgroup_memory_used_bytes(root), 500000);
+    assert_int_equal(spw_cgroup_memory_room_bytes(root), 1000000);
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "-1\n");
+    put("sys/fs/cgroup/memory.max", "8000000000\n");
     put("sys/fs/cgroup/memory.current", "5000000000\n");
-    assert_true(spw_cgroup_memory_used_bytes(root) == 5000000000);
+    assert_true(spw_cgroup_memory_room_bytes(root) == 3000000000);
     put("sys/fs/cgroup/memory.stat",
         "anon 1000\nfile 4\ninactive_anon 3\nactive_file 1000000000\ninactive_file 2500000000\nunevictable 5\n");
-    assert_true(spw_cgroup_memory_used_bytes(root) == 1500000000);
+    assert_true(spw_cgroup_memory_room_bytes(root) == 6500000000);
     put("sys/fs/cgroup/memory.stat", "inactive_file 6000000000\n"); /* two files, read one after the other */
-    assert_int_equal(spw_cgroup_memory_used_bytes(root), 0);
+    assert_true(spw_cgroup_memory_room_bytes(root) == 8000000000);
+}
+
+/* A limit holds for all that is below it: a batch system's or a service's stands in the middle, not at the mount. */
+static void
+test_cgroup_memory_above(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "0::/batch/job_7/step_0\n");
+    put("sys/fs/cgroup/batch/job_7/step_0/memory.max", "max\n");
+    put("sys/fs/cgroup/batch/job_7/memory.max", "4000000000\n");
+    put("sys/fs/cgroup/batch/job_7/memory.current", "1000000000\n");
+    assert_true(spw_cgroup_memory_bytes(root) == 4000000000);
+    assert_true(spw_cgroup_memory_room_bytes(root) == 3000000000);
+    put("sys/fs/cgroup/batch/memory.max", "6000000000\n"); /* more, and fuller */
+    put("sys/fs/cgroup/batch/memory.current", "5500000000\n");
+    assert_true(spw_cgroup_memory_bytes(root) == 4000000000);
+    assert_true(spw_cgroup_memory_room_bytes(root) == 500000000);
+    put("proc/self/cgroup", "4:cpu,cpuacct:/c\n3:memory:/a/b\n0::/\n");
+    put("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "300000\n");
+    put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "200000\n");
+    assert_int_equal(spw_cgroup_memory_bytes(root), 200000);
+    put("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "300000\n"); /* lowered while in use */
+    assert_int_equal(spw_cgroup_memory_room_bytes(root), 1);
 }
 
 /* Lists come back as they went in, in the kernel's form; what is no list is refused. */
@@ -689,6 +718,7 @@ main(void)
         cmocka_unit_test(test_region_over),
         cmocka_unit_test_setup_teardown(test_cgroup_quota, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_cgroup_memory, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_cgroup_memory_above, make_root, remove_root),
         cmocka_unit_test_setup_teardown(test_disks, make_root, remove_root),
     };
     return cmocka_run_group_tests_name("topology", tests, NULL, NULL);

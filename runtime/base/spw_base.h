@@ -337,13 +337,13 @@ uint32_t spw_cpu_allowed_count(void);
  * root/proc and root/sys, version 1 or 2; root is "" outside of tests.
  */
 double spw_cgroup_cpu_quota(const char *root);
-/* Memory limit of the cgroup in bytes; UINT64_MAX when there is none. */
-uint64_t spw_cgroup_memory_bytes(void);
-/* What its processes hold of it, without files in the page cache; UINT64_MAX when unknown. Reads root/sys, version 1 or 2. */
-uint64_t spw_cgroup_memory_used_bytes(const char *root);
+/* The least memory limit of that cgroup and those above it, in bytes; UINT64_MAX when there is none. */
+uint64_t spw_cgroup_memory_bytes(const char *root);
+/* What the fullest of them has left, files in the page cache not counted as used; UINT64_MAX when none has a limit. */
+uint64_t spw_cgroup_memory_room_bytes(const char *root);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */
 uint64_t spw_memory_available_bytes(void);
-/* What this process may still take: the least of that, of its cgroup's limit and of RLIMIT_AS; 0 when unknown. */
+/* What this process may still take: the least of that, of what its cgroups have left and of RLIMIT_AS; 0 when unknown. */
 uint64_t spw_memory_room_bytes(void);
 
 /* The disk that a path lies on, or will lie on: of a partition the whole disk. Two paths with the same share it; 0: unknown. */

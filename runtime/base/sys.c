@@ -111,33 +111,36 @@ quota_of_cgroup(const char *dir)
     return quota > 0 && period > 0 ? (double)quota / (double)period : INFINITY;
 }
 
-/* The least of a cgroup and those above it, up to the mount: in a container its own limit stands there. */
-static double
-quota_up_from(const char *mount, const char *cgroup)
+/* What is looked at in each cgroup of a controller that limits this process; v1: it is one of version 1. */
+typedef void (*cgroup_fn)(void *ctx, const char *dir, bool v1);
+
+/* A cgroup and those above it, up to the mount: in a container its own limit stands there. */
+static void
+visit_up(const char *mount, const char *cgroup, bool v1, cgroup_fn fn, void *ctx)
 {
     char dir[PATH_MAX];
     size_t mount_len = strlen(mount);
-    double least = INFINITY;
     snprintf(dir, sizeof dir, "%s%s", mount, cgroup);
     for (;;) {
         char *slash;
-        least = fmin(least, quota_of_cgroup(dir));
+        fn(ctx, dir, v1);
         slash = strrchr(dir, '/');
         if (slash == NULL || slash < dir + mount_len)
-            return least;
+            return;
         *slash = '\0';
     }
 }
 
-double
-spw_cgroup_cpu_quota(const char *root)
+/* The mounts of both versions, and from where the kernel says that this process is. Some are seen more than once. */
+static void
+visit_cgroups(const char *root, const char *controller, cgroup_fn fn, void *ctx)
 {
     char path[PATH_MAX], v1[PATH_MAX], v2[PATH_MAX], line[PATH_MAX];
-    double least;
     FILE *f;
     snprintf(v2, sizeof v2, "%s/sys/fs/cgroup", root);
-    snprintf(v1, sizeof v1, "%s/cpu", v2);
-    least = fmin(quota_of_cgroup(v2), quota_of_cgroup(v1));
+    snprintf(v1, sizeof v1, "%s/%s", v2, controller);
+    fn(ctx, v2, false);
+    fn(ctx, v1, true);
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     f = fopen(path, "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL) { /* "4:cpu,cpuacct:/name" or "0::/name" */
@@ -147,14 +150,29 @@ spw_cgroup_cpu_quota(const char *root)
         *name++ = '\0';
         name[strcspn(name, "\n")] = '\0';
         if (*++controllers == '\0')
-            least = fmin(least, quota_up_from(v2, name));
+            visit_up(v2, name, false, fn, ctx);
         for (char *one = strtok_r(controllers, ",", &save); one != NULL; one = strtok_r(NULL, ",", &save)) {
-            if (strcmp(one, "cpu") == 0)
-                least = fmin(least, quota_up_from(v1, name));
+            if (strcmp(one, controller) == 0)
+                visit_up(v1, name, true, fn, ctx);
         }
     }
     if (f != NULL)
         fclose(f);
+}
+
+static void
+see_quota(void *ctx, const char *dir, bool v1)
+{
+    double *least = ctx;
+    (void)v1;
+    *least = fmin(*least, quota_of_cgroup(dir));
+}
+
+double
+spw_cgroup_cpu_quota(const char *root)
+{
+    double least = INFINITY;
+    visit_cgroups(root, "cpu", see_quota, &least);
     return least;
 }
 
@@ -169,19 +187,6 @@ spw_cpu_allowed_count(void)
     if (quota < count)
         count = (uint32_t)ceil(quota);
     return count > 0 ? count : 1;
-}
-
-uint64_t
-spw_cgroup_memory_bytes(void)
-{
-    static const char *const paths[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    char line[128];
-    unsigned long long bytes;
-    for (int i = 0; i < 2; i++) {
-        if (read_line(paths[i], line, sizeof line) && sscanf(line, "%llu", &bytes) == 1 && bytes < (1ull << 62))
-            return bytes;
-    }
-    return UINT64_MAX;
 }
 
 uint64_t
@@ -228,24 +233,6 @@ read_bytes(const char *dir, const char *name, unsigned long long *out)
     return read_line(path, line, sizeof line) && sscanf(line, "%llu", out) == 1;
 }
 
-uint64_t
-spw_cgroup_memory_used_bytes(const char *root)
-{
-    static const char *const dirs[] = {"sys/fs/cgroup", "sys/fs/cgroup/memory"};
-    static const char *const names[] = {"memory.current", "memory.usage_in_bytes"};
-    char dir[PATH_MAX];
-    unsigned long long used;
-    for (int v1 = 0; v1 < 2; v1++) {
-        uint64_t cached;
-        snprintf(dir, sizeof dir, "%s/%s", root, dirs[v1]);
-        if (!read_bytes(dir, names[v1], &used))
-            continue;
-        cached = cached_of_cgroup(dir, v1);
-        return used > cached ? used - cached : 0;
-    }
-    return UINT64_MAX;
-}
-
 static uint64_t
 least(uint64_t a, uint64_t limit, uint64_t used)
 {
@@ -253,17 +240,55 @@ least(uint64_t a, uint64_t limit, uint64_t used)
     return a == 0 || left < a ? left : a;
 }
 
+/* Over the cgroups that limit this process: the least limit, and the least that one of them has left. */
+typedef struct memory_limits {
+    uint64_t limit, room;
+} memory_limits;
+
+static void
+see_memory(void *ctx, const char *dir, bool v1)
+{
+    static const char *const limits[] = {"memory.max", "memory.limit_in_bytes"};
+    static const char *const uses[] = {"memory.current", "memory.usage_in_bytes"};
+    memory_limits *m = ctx;
+    unsigned long long limit, used = 0;
+    uint64_t cached;
+    if (!read_bytes(dir, limits[v1], &limit) || limit >= (1ull << 62))
+        return;
+    cached = read_bytes(dir, uses[v1], &used) ? cached_of_cgroup(dir, v1) : 0;
+    m->limit = limit < m->limit ? limit : m->limit;
+    m->room = least(m->room, limit, used > cached ? used - cached : 0);
+}
+
+static memory_limits
+memory_of_cgroups(const char *root)
+{
+    memory_limits m = {UINT64_MAX, UINT64_MAX};
+    visit_cgroups(root, "memory", see_memory, &m);
+    return m;
+}
+
+uint64_t
+spw_cgroup_memory_bytes(const char *root)
+{
+    return memory_of_cgroups(root).limit;
+}
+
+uint64_t
+spw_cgroup_memory_room_bytes(const char *root)
+{
+    return memory_of_cgroups(root).room;
+}
+
 uint64_t
 spw_memory_room_bytes(void)
 {
-    uint64_t room = spw_memory_available_bytes(), limit = spw_cgroup_memory_bytes();
+    uint64_t room = spw_memory_available_bytes(), cgroup = spw_cgroup_memory_room_bytes("");
     struct rlimit as;
     char line[128];
     unsigned long long value;
-    if (limit != UINT64_MAX) {
-        uint64_t used = spw_cgroup_memory_used_bytes("");
-        room = used != UINT64_MAX ? least(room, limit, used) : room;
-    }
+    if (cgroup != UINT64_MAX)
+        room = least(room, cgroup, 0);
     if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
         read_line("/proc/self/statm", line, sizeof line) &&
         sscanf(line, "%llu", &value) == 1) /* pages of address space */
