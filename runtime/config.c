@@ -21,6 +21,29 @@ reader_of(const config_reader *r, const char *key, const json_t *v)
     return at;
 }
 
+static spw_status
+not_a_section(const config_reader *r, const char *key, const json_t *v)
+{
+    static const struct {
+        const char *key, *example;
+    } known[] = {{"model", "{\"path\": \"FOLDER\"}"},
+                 {"data", "{\"path\": \"FILE\"}"},
+                 {"bf16", "{\"enabled\": true}"},
+                 {"fp16", "{\"enabled\": true}"},
+                 {"optimizer", "{\"type\": \"AdamW\"}"},
+                 {"scheduler", "{\"type\": \"WarmupLR\"}"},
+                 {"zero_optimization", "{\"stage\": 3}"},
+                 {"zero_optimization.offload_param", "{\"device\": \"cpu\"}"},
+                 {"zero_optimization.offload_optimizer", "{\"device\": \"cpu\"}"},
+                 {"spillway.lora", "{\"rank\": 8}"}};
+    char expected[80] = "an object";
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(known[i].key, key) == 0)
+            snprintf(expected, sizeof expected, "an object such as %s", known[i].example);
+    }
+    return spw__config_bad_value(r, key, expected, v);
+}
+
 /* ---------------------------------------------------------------- the model section */
 
 /* Its keys are Hugging Face's, by family (runtime/files/hf_keys.c); here they must all be known. */
@@ -53,8 +76,9 @@ static spw_status
 read_model_section(const config_reader *r, json_t *m)
 {
     const char *folder = json_string_value(json_object_get(m, "path"));
+    spw_status st;
     if (!json_is_object(m))
-        return spw__config_bad_value(r, "model", "an object", m);
+        return not_a_section(r, "model", m);
     if (json_object_get(m, "path") == NULL)
         return read_model(r, m);
     if (folder == NULL || folder[0] == '\0')
@@ -64,7 +88,10 @@ read_model_section(const config_reader *r, json_t *m)
             r->err, SPW_ECONFIG,
             "%s: model.path stands alone and has at most 1000 bytes: the folder's config.json says the rest", r->name);
     snprintf(r->out->model_path, sizeof r->out->model_path, "%s", folder);
-    return spw_hf_config_load(&r->out->model, folder, r->err);
+    st = spw_hf_config_load(&r->out->model, folder, r->err);
+    if (st != SPW_OK)
+        spw_error_wrap(r->err, "%s: model.path", r->name);
+    return st;
 }
 
 /* ---------------------------------------------------------------- the walk */
@@ -104,6 +131,40 @@ read_type(const config_reader *r, const key_row *section, json_t *object)
     return strcmp(section->key, "optimizer") == 0 ? spw__config_check_optimizer(&at, r->out->optimizer.type) : SPW_OK;
 }
 
+static spw_status read_object(const config_reader *r, const char *prefix, json_t *object);
+
+static spw_status
+read_member(const config_reader *r, const char *prefix, json_t *object, const char *name, json_t *v)
+{
+    char key[KEY_BYTES];
+    const key_row *row;
+    config_reader at;
+    snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
+    if (name[0] == '_') /* nobody's key begins like that: people write their comments so */
+        return SPW_OK;
+    row = spw__config_find_row(key);
+    at = reader_of(r, key, v);
+    if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
+        return spw__config_unknown_key(&at, key);
+    SPW_TRY(check_said_once(&at, row, object));
+    if (row->class == C_INERT)
+        spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
+    if (row->type != K_SECTION)
+        return spw__config_read_value(&at, row, v);
+    if (strcmp(key, "model") == 0)
+        return read_model_section(r, v);
+    if (strcmp(key, "zero_optimization") == 0 && json_is_boolean(v)) {
+        spw_log(SPW_LOG_WARN, "%s: zero_optimization %s is deprecated; use zero_optimization.stage", at.name,
+                json_is_true(v) ? "true" : "false");
+        r->out->zero.stage = json_is_true(v);
+        return SPW_OK;
+    }
+    if (!json_is_object(v))
+        return not_a_section(&at, row->key, v);
+    SPW_TRY(read_type(r, row, v)); /* of an unknown one the parameters are unknown too */
+    return read_object(r, row->key, v);
+}
+
 static spw_status
 read_object(const config_reader *r, const char *prefix, json_t *object)
 {
@@ -111,33 +172,7 @@ read_object(const config_reader *r, const char *prefix, json_t *object)
     json_t *v;
     json_object_foreach(object, name, v)
     {
-        char key[KEY_BYTES];
-        const key_row *row;
-        config_reader at;
-        snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
-        if (name[0] == '_') /* nobody's key begins like that: people write their comments so */
-            continue;
-        row = spw__config_find_row(key);
-        at = reader_of(r, key, v);
-        if (row == NULL || strchr(name, '.') != NULL) /* a dotted name inside an object is nobody's key */
-            return spw__config_unknown_key(&at, key);
-        SPW_TRY(check_said_once(&at, row, object));
-        if (row->class == C_INERT)
-            spw_log(SPW_LOG_INFO, "%s: %s has no effect here: %s", at.name, row->key, row->help);
-        if (row->type != K_SECTION) {
-            SPW_TRY(spw__config_read_value(&at, row, v));
-        } else if (strcmp(key, "model") == 0) {
-            SPW_TRY(read_model_section(r, v));
-        } else if (strcmp(key, "zero_optimization") == 0 && json_is_boolean(v)) {
-            spw_log(SPW_LOG_WARN, "%s: zero_optimization %s is deprecated; use zero_optimization.stage", at.name,
-                    json_is_true(v) ? "true" : "false");
-            r->out->zero.stage = json_is_true(v);
-        } else if (!json_is_object(v)) {
-            return spw__config_bad_value(&at, key, "an object", v);
-        } else {
-            SPW_TRY(read_type(r, row, v));
-            SPW_TRY(read_object(r, row->key, v));
-        }
+        SPW_TRY(spw__config_note(r, read_member(r, prefix, object, name, v)));
     }
     return SPW_OK;
 }
@@ -204,7 +239,8 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
 {
     config_layers layers = {.count = 0};
     config_remarks said = {.unbuilt = ""};
-    config_reader r = {out, name, err, &layers, &said};
+    spw_error unheard = {0};
+    config_reader r = {out, name, err != NULL ? err : &unheard, &layers, &said};
     json_t *root;
     spw_status st = spw__config_json(&root, json_text, name, err);
     for (int included = 0; included < 2 && st == SPW_OK; included++) { /* which files, then what stands above them */
@@ -221,7 +257,7 @@ spw_config_parse(spw_config *out, const char *json_text, const char *name, const
     if (st == SPW_OK)
         st = read_object(&r, "", root);
     if (st == SPW_OK && said.unbuilt[0] != '\0')
-        st = SPW_RAISE(err, SPW_ECONFIG, "%s", said.unbuilt);
+        st = spw__config_note(&r, SPW_RAISE(r.err, SPW_ECONFIG, "%s; --set KEY=null leaves one out", said.unbuilt));
     if (st == SPW_OK)
         st = spw__config_settle(&r, root);
     json_decref(root);

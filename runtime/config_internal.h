@@ -80,6 +80,9 @@ void spw__config_layers_deinit(config_layers *layers);
 typedef struct config_remarks {
     char unbuilt[SPW_REMARK_BYTES]; /* the refusal of every key whose feature is missing */
     char autos[SPW_REMARK_BYTES];   /* defaults that stand where "auto" was said */
+    char wrong[SPW_REMARK_BYTES];   /* mistakes, a line each, as many as have room */
+    uint32_t wrong_count, wrong_shown;
+    spw_error first_wrong;
 } config_remarks;
 
 typedef struct config_reader {
@@ -99,6 +102,12 @@ spw_status spw__config_bad_value(const config_reader *r, const char *key, const 
 spw_status spw__config_read_value(const config_reader *r, const key_row *row, json_t *v);
 /* One more of the same kind; what no longer fits is dots. */
 __attribute__((format(printf, 2, 3))) void spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...);
+/*
+ * A person is told all mistakes at once, not the next one after each correction: note keeps the one that st and r->err are
+ * and returns SPW_OK (but lack of memory ends it); noted fails with all of them.
+ */
+spw_status spw__config_note(const config_reader *r, spw_status st);
+spw_status spw__config_noted(const config_reader *r);
 spw_status spw__config_check_optimizer(const config_reader *r, const char *type); /* SPW_ECONFIG: there is none of it */
 bool spw__config_scheduler_takes(const char *type, const char *param);            /* of scheduler.params */
 /* Values that follow from others, and the checks that need more than one key; root: what was read. */

@@ -254,6 +254,8 @@ const key_row spw__config_rows[] = {
 
     INERT_INT("steps_per_print", 1, 1e9, "10", "every step is shown"),
     INERT_BOOL("wall_clock_breakdown", "false", "every step says what it waited for"),
+    {"timers", NULL, K_ANY, C_INERT, SPW_CONFIG_NOWHERE, 0, 0, 0, NULL, "every step's line has its tokens per second",
+     NULL},
     INERT_BOOL("dump_state", "false", "use spillway help config"),
     INERT_BOOL("zero_allow_untested_optimizer", "false", "the optimizers are ours"),
     INERT_BOOL("zero_force_ds_cpu_optimizer", "true", "the optimizers are ours"),

@@ -28,6 +28,42 @@ spw__config_remark(char list[SPW_REMARK_BYTES], const char *format, ...)
 }
 
 spw_status
+spw__config_note(const config_reader *r, spw_status st)
+{
+    config_remarks *m = r->remarks;
+    const char *text = r->err->message;
+    size_t used = strlen(m->wrong), name = strlen(r->name);
+    if (st == SPW_OK || st == SPW_ENOMEM)
+        return st;
+    if (strncmp(text, r->name, name) == 0 && strncmp(text + name, ": ", 2) == 0)
+        text += name + 2; /* the heading has it */
+    if (m->wrong_count++ == 0)
+        m->first_wrong = *r->err;
+    if (m->wrong_shown + 1 == m->wrong_count && used + strlen(text) + sizeof "\n  " <= sizeof m->wrong) {
+        snprintf(m->wrong + used, sizeof m->wrong - used, "\n  %s", text);
+        m->wrong_shown++;
+    }
+    *r->err = (spw_error){0};
+    return SPW_OK;
+}
+
+spw_status
+spw__config_noted(const config_reader *r)
+{
+    const config_remarks *m = r->remarks;
+    char rest[40] = "";
+    if (m->wrong_count == 0)
+        return SPW_OK;
+    if (m->wrong_count == 1) {
+        *r->err = m->first_wrong;
+        return m->first_wrong.status;
+    }
+    if (m->wrong_shown < m->wrong_count)
+        snprintf(rest, sizeof rest, "\n  and %u more", m->wrong_count - m->wrong_shown);
+    return SPW_RAISE(r->err, SPW_ECONFIG, "%.60s: %u mistakes%s%s", r->name, m->wrong_count, m->wrong, rest);
+}
+
+spw_status
 spw__config_check_optimizer(const config_reader *r, const char *type)
 {
     return spw_optimizer_find(type) != NULL
@@ -45,12 +81,9 @@ settle_batch(const config_reader *r)
     uint64_t all = c->train_batch_size, micro = c->micro_batch, steps = c->accumulation, ranks = c->run.ranks;
     if (all > 0 && micro == 0)
         micro = (steps > 0 ? all / steps : all) / ranks;
-    if (micro == 0)
-        return SPW_RAISE(
-            r->err, SPW_ECONFIG,
-            "%s: train_batch_size or train_micro_batch_size_per_gpu is needed, as a number: \"auto\" is for "
-            "transformers' Trainer to fill in (--set train_micro_batch_size_per_gpu=1)",
-            r->name);
+    micro = micro > 0
+                ? micro
+                : 1; /* fewer sequences than there are ranks and steps: that they do not share out is said below */
     if (steps == 0)
         steps = all > 0 ? all / micro / ranks : 1;
     if (all == 0)
@@ -288,27 +321,53 @@ settle_autos(const config_reader *r, const json_t *root)
                 r->remarks->autos);
 }
 
-spw_status
-spw__config_settle(const config_reader *r, const json_t *root)
+/* What DeepSpeed's files do not have, because it is in the program that they are for. */
+static spw_status
+check_missing(const config_reader *r, const json_t *root)
+{
+    const json_t *data = json_object_get(root, "data");
+    const char *const batches[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
+    bool batch = false;
+    spw_status st = SPW_OK;
+    if (json_object_get(root, "model") == NULL)
+        st = spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
+                                           "%s: section model is missing: --set model.path=FOLDER, one of Hugging "
+                                           "Face's, or \"model\": {\"path\": \"FOLDER\"}",
+                                           r->name));
+    if (st == SPW_OK && !given(data, "path") && !given(data, "sources"))
+        st = spw__config_note(r, SPW_RAISE(r->err, SPW_ECONFIG,
+                                           "%s: data.path is missing (or data.sources): --set data.path=FILE, or "
+                                           "\"data\": {\"path\": \"FILE\"}",
+                                           r->name));
+    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
+        batch = batch || given(root, batches[i]);
+    if (st == SPW_OK && !batch)
+        st = spw__config_note(
+            r,
+            SPW_RAISE(r->err, SPW_ECONFIG,
+                      "%s: train_batch_size or train_micro_batch_size_per_gpu is needed, as a number: \"auto\" is for "
+                      "transformers' Trainer to fill in (--set train_micro_batch_size_per_gpu=1)",
+                      r->name));
+    return st;
+}
+
+static spw_status
+settle_all(const config_reader *r, const json_t *root)
 {
     spw_config *c = r->out;
     const json_t *own = json_object_get(root, "spillway");
-    if (json_object_get(root, "model") == NULL)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: section model is missing", r->name);
-    if (c->data.path.count + c->data.sources.count == 0)
-        return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path is missing (or data.sources)", r->name);
     if (c->data.path.count > 0 && c->data.sources.count > 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.path and data.sources stand for the same: one of them, please",
                          r->name);
     if (c->data.text_field[0] == '\0' || strcmp(c->data.text_field, c->data.prompt_field) == 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: data.text_field \"%s\" is empty or the same as data.prompt_field",
                          r->name, c->data.text_field);
-    SPW_TRY(settle_batch(r));
+    SPW_TRY(spw__config_note(r, settle_batch(r)));
     settle_autos(r, root);
-    SPW_TRY(check_offload(r));
-    SPW_TRY(check_zeropp(r));
-    SPW_TRY(settle_paths(r));
-    SPW_TRY(spw__config_check_optimizer(r, c->optimizer.type));
+    SPW_TRY(spw__config_note(r, check_offload(r)));
+    SPW_TRY(spw__config_note(r, check_zeropp(r)));
+    SPW_TRY(spw__config_note(r, settle_paths(r)));
+    SPW_TRY(spw__config_note(r, spw__config_check_optimizer(r, c->optimizer.type)));
     if (strcasecmp(c->optimizer.type, "AdamW") == 0 && !c->optimizer.adam_w_mode) {
         spw_log(SPW_LOG_WARN,
                 "%s: optimizer.params.adam_w_mode false has no meaning for optimizer.type \"%s\": L2 is Adam's",
@@ -334,9 +393,9 @@ spw__config_settle(const config_reader *r, const json_t *root)
     if (!c->bf16 && !c->fp16 && c->run.state_format != SPW_STATE_FP32)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.state_format %s needs bf16.enabled", r->name,
                          spw_state_name(c->run.state_format));
-    SPW_TRY(check_device(r));
-    SPW_TRY(check_start(r));
-    SPW_TRY(check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params")));
+    SPW_TRY(spw__config_note(r, check_device(r)));
+    SPW_TRY(spw__config_note(r, check_start(r)));
+    SPW_TRY(spw__config_note(r, check_scheduler(r, json_object_get(json_object_get(root, "scheduler"), "params"))));
     if (c->run.chunk_elems % 4096 != 0)
         return SPW_RAISE(r->err, SPW_ECONFIG, "%s: spillway.chunk_elems %llu is not a multiple of 4096", r->name,
                          (unsigned long long)c->run.chunk_elems);
@@ -353,4 +412,13 @@ spw__config_settle(const config_reader *r, const json_t *root)
         spw_log(SPW_LOG_WARN, "%s: model.vocab_size %llu is below the 256 byte tokens", r->name,
                 (unsigned long long)c->model.vocab);
     return SPW_OK;
+}
+
+spw_status
+spw__config_settle(const config_reader *r, const json_t *root)
+{
+    SPW_TRY(check_missing(r, root));
+    SPW_TRY(spw__config_noted(r)); /* what follows from values needs all of them */
+    SPW_TRY(spw__config_note(r, settle_all(r, root)));
+    return spw__config_noted(r);
 }

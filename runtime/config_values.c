@@ -15,7 +15,7 @@ spw__config_bad_value(const config_reader *r, const char *key, const char *expec
 {
     /* By jansson's json_type; true, false and null name themselves. */
     static const char *const kinds[] = {"object", "list", "string", "integer", "number", "", "", ""};
-    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15)); /* 0.9 as it was written */
     spw_status st = SPW_RAISE(r->err, SPW_ECONFIG, "%s: %s: expected %s, got %s%s%.100s", r->name, key, expected,
                               kinds[json_typeof(v)], kinds[json_typeof(v)][0] != '\0' ? " " : "",
                               text != NULL ? text : "something else");
@@ -64,7 +64,8 @@ read_bytes(const config_reader *r, const key_row *row, const json_t *v, uint64_t
     return json_is_number(v)
                ? read_integer(r, row, v, out)
                : spw__config_bad_value(
-                     r, row->key, "bytes (a number, or a text such as \"256MiB\") of at least 4096, or \"auto\"", v);
+                     r, row->key,
+                     "bytes (a number, or a text such as \"256MiB\" or \"8GB\") of at least 4096, or \"auto\"", v);
 }
 
 /* {"path": ..., "weight": ..., "bytes": ...}: the members besides path; sources have weights, swap folders both. */
@@ -280,6 +281,22 @@ is_auto(const json_t *v)
     return json_is_string(v) && strcmp(json_string_value(v), "auto") == 0;
 }
 
+/* Nothing in it switches anything on, however deep: {"pipeline_stage": false}, {"shared": {"enabled": false, "bits": 8}}. */
+static bool
+is_off(const json_t *v)
+{
+    const char *name;
+    json_t *member;
+    if (!json_is_object(v) || json_is_false(json_object_get(v, "enabled")))
+        return json_is_null(v) || json_is_false(v) || json_is_object(v);
+    json_object_foreach((json_t *)(uintptr_t)v, name, member)
+    {
+        if (!is_off(member))
+            return false;
+    }
+    return true;
+}
+
 static spw_status
 read_unbuilt(const config_reader *r, const key_row *row, const json_t *v)
 {
@@ -287,7 +304,7 @@ read_unbuilt(const config_reader *r, const key_row *row, const json_t *v)
     bool off = json_equal(inert, v) || json_is_null(v) || (json_is_false(v) && !json_is_number(inert)) ||
                (!json_is_object(inert) && is_auto(v)) || is_auto(json_object_get(v, "enabled")) ||
                (json_is_number(v) && json_is_number(inert) && json_number_value(v) == json_number_value(inert)) ||
-               (json_is_object(v) && (json_object_size(v) == 0 || json_is_false(json_object_get(v, "enabled"))));
+               (json_is_object(v) && is_off(v));
     off = off ||
           (json_is_object(v) && json_object_get(inert, "enabled") != NULL && json_object_get(v, "enabled") == NULL);
     json_decref(inert);

@@ -98,7 +98,8 @@ test_older(void **state)
     assert_non_null(strstr(heard, "zero_optimization true is deprecated; use zero_optimization.stage"));
     takes("{" NEEDED MICRO "\"zero_optimization\":false}");
     assert_int_equal(c.zero.stage, 0);
-    refuses("{" NEEDED MICRO "\"zero_optimization\":2}", "zero_optimization: expected an object, got integer 2");
+    refuses("{" NEEDED MICRO "\"zero_optimization\":2}",
+            "zero_optimization: expected an object such as {\"stage\": 3}, got integer 2");
     refuses("{" NEEDED MICRO "\"bf16\":{},\"bfloat16\":{}}", "is given twice");
     takes("{" NEEDED MICRO "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"last_batch_iteration\":-1}},"
           "\"optimizer\":{\"type\":\"Adam\",\"params\":{\"torch_adam\":true,\"fused\":true}}}");
@@ -146,9 +147,49 @@ test_without_effect(void **state)
     takes("{" NEEDED MICRO
           "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO
+          "\"compile\":{\"deepcompile\":false},\"checkpoint\":{\"parallel_write\":{\"pipeline_stage\":false}},"
+          "\"compression_training\":{\"weight_quantization\":{\"shared_parameters\":{\"enabled\":false,\"bits\":8}}},"
+          "\"timers\":{\"throughput\":{\"enabled\":true}}}");
+    assert_string_equal(heard, "");
+    takes("{" NEEDED MICRO
+          "\"tensorboard\":{\"enabled\":true,\"output_path\":\"runs\",\"job_name\":\"a\"},\"csv_monitor\":{}}");
     assert_true(c.tensorboard.enabled && !c.csv_monitor.enabled);
     assert_string_equal(c.tensorboard.output_path, "runs");
     assert_string_equal(c.csv_monitor.job_name, "DeepSpeedJobName");
+}
+
+/* Every mistake is said in one go, a line each: of keys, of values, of what is missing, and of what contradicts another. */
+static void
+test_all_at_once(void **state)
+{
+    (void)state;
+    refuses("{\"fp16\":{\"enabled\":\"yes\"},\"bf16\":true,\"zero_optimization\":{\"stage\":3,\"aio\":{\"block_size\":"
+            "262144}},"
+            "\"train_batch_size\":\"auto\",\"wandb\":{\"enabled\":true}}",
+            "ds.json: 7 mistakes\n"
+            "  fp16.enabled: expected true or false, got string \"yes\"\n"
+            "  bf16: expected an object such as {\"enabled\": true}, got true\n"
+            "  unknown key \"zero_optimization.aio\"; \"aio\" belongs in the top level; did you mean \"aio\"?\n"
+            "  not supported yet: wandb (monitor: tensorboard writes what wandb sync takes); --set KEY=null leaves one "
+            "out\n"
+            "  section model is missing: --set model.path=FOLDER");
+    refuses("{" NEEDED MICRO
+            "\"bf16\":{\"enabled\":true},\"train_batch_size\":7,\"zero_optimization\":{\"offload_optimizer\":"
+            "{\"device\":\"nvme\"}},\"scheduler\":{\"type\":\"WarmupDecayLR\"}}",
+            "ds.json: 3 mistakes\n  train_batch_size 7 is not a multiple of");
+    assert_non_null(strstr(err.message, "\n  zero_optimization.offload_optimizer needs stage 1, 2 or 3, stage is 0\n"));
+    assert_non_null(strstr(err.message, "\n  scheduler.params.total_num_steps is needed for WarmupDecayLR"));
+    refuses("{" NEEDED MICRO
+            "\"a0\":1,\"a1\":1,\"a2\":1,\"a3\":1,\"a4\":1,\"a5\":1,\"a6\":1,\"a7\":1,\"a8\":1,\"a9\":1,"
+            "\"b0\":1,\"b1\":1,\"b2\":1}",
+            "ds.json: 13 mistakes\n  unknown key \"a0\"");
+    assert_non_null(strstr(err.message, "\n  and "));
+    assert_string_equal(strrchr(err.message, ' '), " more");
+    assert_int_equal(spw_config_parse(&c, "{\"a\":1,\"b\":1}", "ds.json", NULL, 0, NULL), SPW_ECONFIG);
+    refuses("{" NEEDED "\"train_batch_size\":3,\"gradient_accumulation_steps\":4}",
+            "train_batch_size 3 is not a multiple of");
+    refuses("{" NEEDED MICRO "\"optimizer\":{\"params\":{\"betas\":[0.9]}}}", "got list [0.9]");
 }
 
 /* All that is missing is named at once, up to what a message holds; an optimizer by its name, not by its parameters. */
@@ -293,9 +334,10 @@ test_unread_tokenizer(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),   cmocka_unit_test(test_older),
-                                       cmocka_unit_test(test_grad_accum), cmocka_unit_test(test_without_effect),
-                                       cmocka_unit_test(test_missing),    cmocka_unit_test(test_trainer),
-                                       cmocka_unit_test(test_weights),    cmocka_unit_test(test_unread_tokenizer)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_comments),        cmocka_unit_test(test_older),
+                                       cmocka_unit_test(test_grad_accum),      cmocka_unit_test(test_without_effect),
+                                       cmocka_unit_test(test_all_at_once),     cmocka_unit_test(test_missing),
+                                       cmocka_unit_test(test_trainer),         cmocka_unit_test(test_weights),
+                                       cmocka_unit_test(test_unread_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
