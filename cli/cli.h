@@ -45,6 +45,15 @@ void cli_catch_signals(void);
 /* Whether a file can be written at the command's end, or a folder be made or written to; what names it in the message. */
 spw_status cli_check_file(const char *what, const char *path, spw_error *err);
 spw_status cli_check_folder(const char *what, const char *path, spw_error *err);
+/* A folder that this process alone writes to: a file in it is locked, where the file system has locks. */
+typedef struct cli_folder {
+    char path[SPW_PATH_BYTES], file[SPW_PATH_BYTES + 32];
+    int fd;
+    bool made;
+} cli_folder;
+/* Makes it where it is not there. SPW_EBUSY: another process has taken it, which the message names. */
+spw_status cli_folder_take(cli_folder *f, const char *what, const char *path, spw_error *err);
+void cli_folder_leave(cli_folder *f); /* zeroed: nothing; a folder made in vain goes again */
 /* path, or what of the folders above it is there. */
 void cli_nearest(char out[SPW_PATH_BYTES], const char *path);
 /* For a configuration that does not fit: the table and the nearest one that does, on stderr. */

@@ -1,10 +1,13 @@
 /*
  * What a command writes at its end, looked at before its work: a run of hours is not lost to a name that could have been
- * refused at once. Nothing is made. A disk that fills up meanwhile still fails at the end.
+ * refused at once, or to another run that writes there too. Only a folder that is taken is made. A disk that fills up
+ * meanwhile still fails at the end.
  */
 #include "cli.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -52,4 +55,78 @@ cli_check_file(const char *what, const char *path, spw_error *err)
     else
         slash[slash == folder] = '\0';
     return access(folder, W_OK | X_OK) == 0 ? SPW_OK : SPW_RAISE_SYS(err, errno, "%s %s", what, path);
+}
+
+/* Opened for whoever may write it: locks need no more than that it can be read. */
+static int
+open_lock(const char *file)
+{
+    int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    return fd >= 0 || errno != EACCES ? fd : open(file, O_RDONLY | O_CLOEXEC);
+}
+
+/* The file still has its name: who held it before takes the name away at its end. */
+static bool
+still_named(int fd, const char *file)
+{
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && stat(file, &named) == 0 && held.st_ino == named.st_ino &&
+           held.st_dev == named.st_dev;
+}
+
+static spw_status
+taken(const cli_folder *f, const char *what, spw_error *err)
+{
+    char pid[24] = "";
+    ssize_t n = pread(f->fd, pid, sizeof pid - 1, 0);
+    pid[n > 0 ? strcspn(pid, "\n") : 0] = '\0';
+    return SPW_RAISE(err, SPW_EBUSY,
+                     "%s %s: another run saves there now (process %s, which holds %s); each would remove the other's "
+                     "checkpoints: end that one, or take another folder",
+                     what, f->path, pid[0] != '\0' ? pid : "unknown", f->file);
+}
+
+spw_status
+cli_folder_take(cli_folder *f, const char *what, const char *path, spw_error *err)
+{
+    *f = (cli_folder){.fd = -1, .made = access(path, F_OK) != 0};
+    snprintf(f->path, sizeof f->path, "%s", path);
+    snprintf(f->file, sizeof f->file, "%.1000s/.spillway.lock", path);
+    if (spw_dir_make(path, err) != SPW_OK) {
+        spw_error_wrap(err, "%s", what);
+        return err->status;
+    }
+    do {
+        if (f->fd >= 0)
+            close(f->fd);
+        f->fd = open_lock(f->file);
+        if (f->fd < 0 && (errno == ENOSPC || errno == EDQUOT)) /* room may be made before the first save */
+            return SPW_OK;
+        if (f->fd < 0)
+            return SPW_RAISE_SYS(err, errno, "%s %s: creating %s", what, path, f->file);
+        if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
+            spw_status st = errno == EWOULDBLOCK ? taken(f, what, err) : SPW_OK; /* else there are no locks there */
+            close(f->fd);
+            f->fd = -1;
+            f->made = f->made && st == SPW_OK;
+            return st;
+        }
+    } while (!still_named(f->fd, f->file));
+    if (ftruncate(f->fd, 0) == 0)
+        (void)dprintf(f->fd, "%ld\n", (long)getpid());
+    return SPW_OK;
+}
+
+void
+cli_folder_leave(cli_folder *f)
+{
+    if (f->path[0] == '\0')
+        return;
+    if (f->fd >= 0) {
+        (void)unlink(f->file); /* while it is held */
+        close(f->fd);
+    }
+    if (f->made)
+        (void)rmdir(f->path); /* if nothing was saved */
+    f->path[0] = '\0';
 }

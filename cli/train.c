@@ -70,6 +70,7 @@ release(train_run *r)
     spw_error err = {0};
     if (cli_train_finish_save(r, &err) != SPW_OK) /* training has failed, which has been said, and the save with it */
         fprintf(stderr, "spillway: the checkpoint of step %llu was not finished\n", (unsigned long long)r->saved_step);
+    cli_folder_leave(&r->checkpoints);
     spw_engine_destroy(r->engine);
     spw_channel_close(r->talk);
     spw_comm_close(r->comm);

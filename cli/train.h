@@ -16,7 +16,8 @@ typedef struct train_run {
     spw_engine *engine;
     spw_checkpoint_job *saving; /* NULL: none is under way */
     FILE *log;
-    spw_monitor *monitor; /* of the first rank; NULL: none */
+    cli_folder checkpoints; /* of the first rank, while it trains */
+    spw_monitor *monitor;   /* of the first rank; NULL: none */
     int32_t *tokens, *targets;
     spw_checkpoint_state at;
     char weights_from[SPW_PATH_BYTES + 64]; /* of the checkpoint to go on from */

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,8 +15,12 @@ log_object(train_run *r, json_t *object)
 {
     char *text = r->log == NULL || object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (text != NULL) {
-        fprintf(r->log, "%s\n", text);
-        fflush(r->log);
+        if (fprintf(r->log, "%s\n", text) < 0 || fflush(r->log) != 0) {
+            fprintf(stderr, "spillway: warning: spillway.run_log %s: %s; no more is written there\n",
+                    r->config.run.run_log, strerror(errno));
+            fclose(r->log);
+            r->log = NULL;
+        }
     }
     free(text);
     json_decref(object);

@@ -50,16 +50,19 @@ compare(const train_run *r, const char *checkpoint, spw_error *err)
     return SPW_OK;
 }
 
-/* The first rank writes them: what cannot be is said before anything is taken. */
+/* The first rank writes them: what cannot be is said before any work. */
 static spw_status
-check_outputs(const train_run *r, spw_error *err)
+check_outputs(train_run *r, spw_error *err)
 {
     const char *checkpoints = r->config.run.checkpoint_dir;
     if (r->rank > 0)
         return SPW_OK;
     if (checkpoints[0] != '\0')
         SPW_TRY(cli_check_folder("spillway.checkpoint_dir", checkpoints, err));
-    return r->trace_path != NULL ? cli_check_file("--trace", r->trace_path, err) : SPW_OK;
+    if (r->trace_path != NULL)
+        SPW_TRY(cli_check_file("--trace", r->trace_path, err));
+    return checkpoints[0] != '\0' ? cli_folder_take(&r->checkpoints, "spillway.checkpoint_dir", checkpoints, err)
+                                  : SPW_OK;
 }
 
 spw_status
@@ -164,8 +167,8 @@ warn_of_full_disk(const train_run *r)
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (fs.f_blocks > 0 && room < need)
         fprintf(stderr,
-                "spillway: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail unless "
-                "room is made\n",
+                "spillway: warning: a checkpoint takes %s and spillway.checkpoint_dir %s has %s free: saving will fail "
+                "unless room is made\n",
                 spw_format_bytes(a, sizeof a, need), c->run.checkpoint_dir, spw_format_bytes(b, sizeof b, room));
 }
 

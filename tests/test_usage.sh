@@ -48,6 +48,12 @@ if [ -c /dev/full ]; then
     check "of eval" full eval "$dir/a" --data "$dir/text.txt" --batches 1
     check "of a benchmark" full bench adam --smoke --format fp32
 fi
+# A log that is full: the run goes on without it, and says so once.
+if [ -c /dev/full ]; then
+    expect 0 "warning: spillway.run_log /dev/full: No space left on device; no more is written there" "a full run_log is said" \
+        train "$c" $none --set spillway.run_log=/dev/full
+    check "once" test "$(grep -c run_log "$dir/err")" -eq 1
+fi
 # One that is closed: no file takes its number, and with it what is said.
 "$spw" train "$c" $none --set spillway.steps=1000000 >&- 2>&- <&- &
 pid=$!
@@ -112,6 +118,19 @@ expect 1 "-o $dir/gone/aio.json" "a tuner's file in a folder that is not there" 
 check "is said before the first measurement" test ! -s "$dir/out"
 check "a checkpoint_dir whose parents are not there is made" run train "$c" --set spillway.checkpoint_dir="$dir/x/y z/ü"
 check "with its checkpoint" test -d "$dir/x/y z/ü/step-2"
+
+# A second run would remove the first one's checkpoints: it is refused before any work, and a killed one is in nobody's way.
+"$spw" train "$c" --set spillway.steps=1000000 --set spillway.checkpoint_dir="$dir/one" >/dev/null 2>&1 &
+pid=$!
+comes test -e "$dir/one/.spillway.lock"
+expect 1 "process $pid, which holds $dir/one/.spillway.lock" "a checkpoint_dir that another run saves to" train "$c" --set spillway.checkpoint_dir="$dir/one"
+check "is said before the first step" test ! -s "$dir/out"
+kill -KILL $pid
+{ wait $pid; } 2>/dev/null
+check "a run after a killed one" run train "$c" --set spillway.checkpoint_dir="$dir/one"
+check "leaves its checkpoint alone" test "$(ls -A "$dir/one")" = step-2
+expect 1 "nothing matches" "a run without data" train "$c" --set spillway.checkpoint_dir="$dir/two" --set data.path="$dir/gone.txt"
+check "leaves no folder" test ! -e "$dir/two"
 
 # Options: a name that is unknown, not a value that is missing; numbers in full.
 expect 2 "unknown option --nope" "tune --nope" tune --nope
