@@ -52,10 +52,11 @@ open_probe_file(const char *dir, int *fd_out, spw_error *err)
     if ((size_t)snprintf(path, sizeof path, "%s/spw-probe-XXXXXX", dir) >= sizeof path)
         return SPW_RAISE(err, SPW_EINVAL, "probe folder %.64s...: the path is too long", dir);
     fd = SPW_CALL(EACCES, mkostemp(path, O_CLOEXEC));
-    if (fd < 0 && errno == ENOENT) /* not made here: where a disk is not mounted it would lie on another one */
+    if (fd < 0 && errno == ENOENT &&
+        access(dir, F_OK) != 0) /* not made here: where a disk is not mounted it would lie on another one */
         return SPW_RAISE(err, SPW_ENOENT, "folder %s does not exist; mkdir -p makes it, if its disk is mounted", dir);
     if (fd < 0)
-        return SPW_RAISE_SYS(err, errno, "probe file %s", path);
+        return SPW_RAISE_SYS(err, errno, "folder %s cannot be written to (probe file %s)", dir, path);
     *fd_out = SPW_CALL(EINVAL, open(path, O_RDWR | O_DIRECT | O_CLOEXEC)); /* as real files are opened */
     unlink(path);
     if (*fd_out < 0)

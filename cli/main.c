@@ -25,7 +25,8 @@ static const char usage[] =
     "  spillway bench gemm|attention   what the device computes, beside its peak\n"
     "  spillway tune PATH ... [-o F]   the best aio settings, and what a training step will cost\n"
     "  spillway plot BENCH.json -o OUT.svg\n"
-    "  spillway help [COMMAND]         spillway help config: every configuration key\n"
+    "  spillway help [COMMAND]         spillway help config: every configuration key; help config WORD: those that say "
+    "it\n"
     "  spillway --version\n"
     "\n"
     "exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 does not fit the budgets, 4 paused: go on with "
@@ -327,10 +328,19 @@ cli_number(const char *text, uint64_t *out)
     return errno == 0 && *end == '\0';
 }
 
+/* Of the keys, those that say it: in the name or in what it does. */
+typedef struct filter {
+    const char *word; /* NULL: all */
+    bool found;
+} filter;
+
 static void
 print_line(void *ctx, const char *text)
 {
-    (void)ctx;
+    filter *f = ctx;
+    if (f->word != NULL && strcasestr(text, f->word) == NULL)
+        return;
+    f->found = true;
     puts(text);
 }
 
@@ -371,8 +381,9 @@ help(const char *command, const char *which)
     if (strcmp(command, "bench") == 0)
         return help_bench(which);
     if (strcmp(command, "config") == 0) {
-        spw_config_help(print_line, NULL);
-        return EXIT_DONE;
+        filter f = {which, false};
+        spw_config_help(print_line, &f);
+        return f.found ? EXIT_DONE : cli_usage("help", "no configuration key says %s", which);
     }
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (strcmp(command, all[i].name) == 0) {
@@ -414,7 +425,7 @@ run_command(int argc, char **argv)
         return EXIT_DONE;
     }
     if (strcmp(argv[0], "help") == 0 || strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)
-        return help(argc > 1 ? argv[1] : NULL, argc > 2 ? argv[2] : NULL);
+        return help(which, which != NULL && argc > 2 ? argv[2] : NULL);
     for (size_t k = 0; k < sizeof commands / sizeof commands[0]; k++) {
         if (strcmp(argv[0], commands[k].name) != 0)
             continue;

@@ -7,6 +7,7 @@
 #include "spw_generate.h"
 #include <jansson.h>
 #include <stdio.h>
+#include <unistd.h>
 
 enum { JSON_BYTES_MAX = 16 << 20 };
 
@@ -103,13 +104,21 @@ find_folder(spw_weights *w, spw_error *err)
 spw_status
 spw_weights_find(spw_weights *w, const char *path, spw_error *err)
 {
+    spw_status st;
     memset(w, 0, sizeof *w);
     if (strlen(path) >= SPW_PATH_BYTES - 100)
         return SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
     SPW_TRY(spw_hf_check_folder(path, err));
     w->is_checkpoint = spw_dir_has(path, "spillway.json") || !spw_dir_has(path, "config.json");
     if (w->is_checkpoint) {
-        SPW_TRY(spw_checkpoint_find(path, w->path, err));
+        st = spw_checkpoint_find(path, w->path, err);
+        if (st == SPW_ENOENT && access(path, F_OK) == 0)
+            return SPW_RAISE(
+                err, SPW_ENOENT,
+                "%s holds no complete checkpoint (step-<n>/spillway.json), and no config.json as a Hugging Face "
+                "folder has",
+                path);
+        SPW_TRY(st);
         SPW_TRY(spw_checkpoint_read_config(w->path, &w->config, NULL, err));
     } else {
         snprintf(w->path, sizeof w->path, "%s", path);

@@ -71,16 +71,26 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     if (st == SPW_OK)
         spw__plan_tapes(p, in);
     if (st == SPW_OK && p->host_bytes > spw__plan_host_room(p, in)) {
-        char need[32], room[32];
+        char need[32], room[32], apart[32];
         p->lack = SPW_LACK_ROOM;
         p->least_bytes = p->host_bytes + (in->device_in_host ? p->device_bytes : 0);
-        st =
-            SPW_RAISE(err, SPW_ENOFIT,
-                      "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup or address space "
-                      "limit) has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
-                      "chunk_elems or offloading to nvme lowers it",
-                      spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
-                      spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)));
+        if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
+            st = SPW_RAISE(err, SPW_ENOFIT,
+                           "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
+                           "machine (or its cgroup or address space limit) has %s in all: fewer sequences in a "
+                           "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
+                           "smaller data.seq_length lower it",
+                           spw_format_bytes(apart, sizeof apart, p->device_bytes),
+                           spw_format_bytes(need, sizeof need, p->host_bytes),
+                           spw_format_bytes(room, sizeof room, in->room_bytes));
+        else
+            st = SPW_RAISE(
+                err, SPW_ENOFIT,
+                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup or address space "
+                "limit) has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
+                "chunk_elems or offloading to nvme lowers it",
+                spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
+                spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)));
     }
     if (st == SPW_OK && in->use_count > 0 && !in->inference)
         st = spw__plan_traffic(p, in, err);

@@ -174,6 +174,7 @@ test_headers(void **state)
         assert_non_null(strstr(err.message, "header length is 1000"));
         assert_int_equal(truncate(path, 3), 0);
         assert_int_equal(spw_st_reader_open(&r, path, &err), SPW_ECORRUPT);
+        assert_non_null(strstr(err.message, "not copied or fetched whole"));
         assert_int_equal(spw_st_reader_open(&r, "/nowhere/x", &err), SPW_ENOENT);
     }
     tiny_dir_remove(dir);

@@ -132,6 +132,18 @@ check "leaves its checkpoint alone" test "$(ls -A "$dir/one")" = step-2
 expect 1 "nothing matches" "a run without data" train "$c" --set spillway.checkpoint_dir="$dir/two" --set data.path="$dir/gone.txt"
 check "leaves no folder" test ! -e "$dir/two"
 
+# What stands where a folder should be is called what it is.
+expect 1 "folder $c cannot be written to" "a swap path that is a file" train "$c" $none --set zero_optimization.offload_param.nvme_path="$c"
+check "is not called missing" test -n "$(grep 'Not a directory' "$dir/err")"
+[ -d /proc/self ] && expect 1 "folder /proc cannot be written to" "a swap path in which nothing can be made" train "$c" $none --set zero_optimization.offload_param.nvme_path=/proc
+[ -d /proc/self ] && expect 1 "spillway.checkpoint_dir: creating folder /proc/x" "a checkpoint_dir that cannot be made" train "$c" --set spillway.checkpoint_dir=/proc/x
+check "is said before the first step" test ! -s "$dir/out"
+mkdir "$dir/none" && echo "<html>" >"$dir/none/model.safetensors" && echo "and more" >>"$dir/none/model.safetensors"
+expect 1 "no complete checkpoint (step-<n>/spillway.json), and no config.json as a Hugging Face folder has" "a folder without config.json" generate "$dir/none" --prompt x
+expect 1 "model.safetensors is not a safetensors file, or damaged" "a page in place of a file" inspect "$dir/none"
+expect 3 "for the device, which is host memory on the cpu" "a batch too large" plan "$c" --no-measure --set train_micro_batch_size_per_gpu=1000000 --set data.seq_length=32 --set model.n_embd=4096
+check "says what makes it smaller" grep -q "fewer sequences in a micro-batch (train_micro_batch_size_per_gpu" "$dir/err"
+
 # Options: a name that is unknown, not a value that is missing; numbers in full.
 expect 2 "unknown option --nope" "tune --nope" tune --nope
 expect 2 "unknown option --size" "bench adam --size" bench adam --size
@@ -140,6 +152,10 @@ expect 2 "unknown option --nope" "bench io --nope" bench io --nope
 expect 2 "bench io: --block cannot be 3" "which benchmark it is" bench io "$dir" --block 3
 expect 2 "not 0" "no rank" train "$c" $none -n 0
 expect 2 "not 4294967297" "more ranks than a word of 32 bits" train "$c" $none -n 4294967297
+check "help config WORD" run help config NVME_path
+check "shows the keys that say it" test "$(grep -c . "$dir/out")" -eq 3 -a "$(grep -c 'offload_[a-z]*\.nvme_path: ' "$dir/out")" -eq 2
+expect 2 "no configuration key says xyzzy" "help config of no key" help config xyzzy
+check "help --help" run help --help
 check "help bench adam" run help bench adam
 check "is that of adam alone" test "$(grep -c '^spillway bench' "$dir/out")" -eq 1 -a -n "$(grep 'bench adam' "$dir/out")"
 check "help bench" run help bench

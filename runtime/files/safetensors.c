@@ -436,7 +436,8 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
     if (r->fd < 0 || fstat(r->fd, &info) != 0)
         st = SPW_RAISE_SYS(err, errno, "open %s", path);
     else if (info.st_size < 8)
-        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: %lld bytes are too few for a header length", path,
+        st = SPW_RAISE(err, SPW_ECORRUPT,
+                       "%s: %lld bytes are too few for a header length: it was not copied or fetched whole", path,
                        (long long)info.st_size);
     if (st == SPW_OK)
         st = spw_file_read_at(r->fd, path, &n, 8, 0, err);
@@ -444,8 +445,11 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s is a pointer of Git LFS, not the file itself; git lfs pull fetches it",
                        path);
     if (st == SPW_OK && (n > HEADER_MAX || n > (uint64_t)info.st_size - 8))
-        st = SPW_RAISE(err, SPW_ECORRUPT, "%s: header length is %llu, the file has %lld bytes and the limit is %d",
-                       path, (unsigned long long)n, (long long)info.st_size, HEADER_MAX);
+        st = SPW_RAISE(
+            err, SPW_ECORRUPT,
+            "%s is not a safetensors file, or damaged: its header length is %llu, the file has %lld bytes and "
+            "the limit is %d",
+            path, (unsigned long long)n, (long long)info.st_size, HEADER_MAX);
     if (st == SPW_OK && (text = spw_mem_zalloc(n + 1)) == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", path);
     if (st == SPW_OK)
