@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
