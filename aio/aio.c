@@ -195,7 +195,7 @@ backend_choose(spw_aio *aio, spw_error *err)
     spw_region block = {0};
     spw_status st;
     int probe_fd = -1;
-    st = spw_region_map(&block, 2 * SPW__AIO_PAGE_BYTES, 0, err);
+    st = spw_region_map(&block, 2 * SPW__AIO_PAGE_BYTES, SPW_REGION_TABLE, err);
     if (st == SPW_OK)
         st = open_probe_file(aio->options.probe_dir, &probe_fd, err);
     if (st != SPW_OK)

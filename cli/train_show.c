@@ -100,7 +100,8 @@ cli_train_show_step(train_run *r, uint64_t step, const spw_step_result *s, doubl
 uint64_t
 cli_train_memory_peak(const train_run *r)
 {
-    return spw_engine_plan(r->engine)->process_host + spw_engine_plan(r->engine)->tables_host + spw_region_bytes_peak();
+    const spw_plan *p = spw_engine_plan(r->engine);
+    return p->process_host + p->tables_host - p->tables_arena + spw_region_bytes_peak();
 }
 
 static void

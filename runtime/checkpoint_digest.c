@@ -91,7 +91,7 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
     spw_status st;
     job->sums = spw_mem_calloc(count + 1, sizeof *job->sums);
     st = job->sums == NULL ? SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path)
-                           : spw_region_map(&pieces, (uint64_t)threads * PIECE, 0, err);
+                           : spw_region_map(&pieces, (uint64_t)threads * PIECE, SPW_REGION_TABLE, err);
     for (uint32_t i = 0; st == SPW_OK && i < threads; i++) {
         job->streams[i] = spw_checksum_open();
         st = job->streams[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path);

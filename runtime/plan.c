@@ -65,6 +65,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
         p->lack = SPW_LACK_DEVICE;
         p->least_bytes = spw__plan_device_least(p, in);
     }
+    p->tables_arena = in->stage_bytes + spw__plan_count(in).padding[SPW_TIER_HOST];
     p->tables_host += spw__plan_count(in).padding[SPW_TIER_HOST];
     p->host_bytes = p->process_host + p->tables_host + p->grad_host + p->wire_host + p->kept_host + p->slots_host +
                     p->activations_host + p->weight_host + p->record_host + p->spare_host;
@@ -77,17 +78,17 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
         if (!in->inference && in->device_in_host && p->device_bytes > p->host_bytes)
             st = SPW_RAISE(err, SPW_ENOFIT,
                            "the plan takes %s for the device, which is host memory on the cpu, and %s besides; this "
-                           "machine (or its cgroup or address space limit) has %s in all: fewer sequences in a "
+                           "machine (or its cgroup, or ulimit -v) has %s left: fewer sequences in a "
                            "micro-batch (train_micro_batch_size_per_gpu, and more gradient_accumulation_steps) or a "
                            "smaller data.seq_length lower it",
                            spw_format_bytes(apart, sizeof apart, p->device_bytes),
                            spw_format_bytes(need, sizeof need, p->host_bytes),
-                           spw_format_bytes(room, sizeof room, in->room_bytes));
+                           in->room_bytes > 1 ? spw_format_bytes(room, sizeof room, in->room_bytes) : "nothing");
         else
             st = SPW_RAISE(
                 err, SPW_ENOFIT,
-                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup or address space "
-                "limit) has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
+                "the plan takes %s (%llu bytes) of host memory, and this machine (or its cgroup, or ulimit -v) "
+                "has room for %s beside the device's memory; a smaller spillway.host_memory, spillway."
                 "chunk_elems or offloading to nvme lowers it",
                 spw_format_bytes(need, sizeof need, p->host_bytes), (unsigned long long)p->host_bytes,
                 spw_format_bytes(room, sizeof room, spw__plan_host_room(p, in)));

@@ -38,6 +38,7 @@ typedef struct plan_input {
     uint64_t
         process_bytes; /* resident before the engine takes anything; whole MiB, so that it seldom differs between runs */
     uint64_t tables_bytes; /* host memory that is taken beside arena and device: tables, stacks, buffers of libraries */
+    uint64_t stage_bytes;  /* of tables_bytes: what lies in the arena */
     uint64_t wire_host;    /* staging between ranks */
     uint64_t kept_host;    /* slices of gathered units, to gather them again */
     bool spill;            /* gradients may wait on nvme; the planner's own */

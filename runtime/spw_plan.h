@@ -46,8 +46,9 @@ typedef struct spw_plan {
     uint64_t weight_host, weight_device, weight_nvme, record_host, record_device, record_nvme; /* bytes */
     uint64_t weight_in_place; /* of weight_nvme: frozen, read from the files they come from and not in swap */
     uint64_t grad_host, slots_host, process_host, tables_host, host_bytes, host_budget;
-    uint64_t wire_host; /* staging between ranks whose devices the host cannot address, or codes on their way */
-    uint64_t kept_host; /* between ranks: slices of gathered weights, to gather them again */
+    uint64_t tables_arena; /* of tables_host: what lies in the arena */
+    uint64_t wire_host;    /* staging between ranks whose devices the host cannot address, or codes on their way */
+    uint64_t kept_host;    /* between ranks: slices of gathered weights, to gather them again */
     uint64_t grad_nvme; /* gradients that wait for their updates there; windows they pass through are in slots_host */
     uint32_t grad_windows;
     bool ahead;                      /* updates may begin before the norm is known (spw_offload.h) */

@@ -349,6 +349,8 @@ check "with all tensors in bf16" test "$(grep -c bf16 "$dir/out")" -ge 26
 case $build in
 *asan* | *tsan*) n=$((n + 1)); echo "ok $n - large model # SKIP under a sanitizer" ;;
 *)
+    little() { (ulimit -v 300000 && timeout -s KILL 60 "$spw" train "$c" >"$dir/out" 2>"$dir/err"); test $? -eq 3 && grep -q 'ulimit -v' "$dir/err"; }
+    check "address space too small for what threads map is exit 3" little
     free_kib=$(df -k --output=avail "$dir" | tail -n 1)
     if [ "$free_kib" -lt 4000000 ]; then n=$((n + 1)); echo "ok $n - large model # SKIP less than 4 GB of disk"; else
         large="--set model={\"model_type\":\"gpt2\",\"vocab_size\":50304,\"n_positions\":64,\"n_embd\":768,\"n_layer\":12,\"n_head\":12}"

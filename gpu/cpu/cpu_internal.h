@@ -45,14 +45,23 @@ typedef struct cpu_kernels {
 
 extern const cpu_kernels spw__cpu_kernels_scalar, spw__cpu_kernels_avx2, spw__cpu_kernels_avx512;
 
+/* What spw_gpu_alloc() gave. */
+typedef struct cpu_memory {
+    spw_region region;
+    uint64_t bytes; /* that count */
+    struct cpu_memory *next;
+} cpu_memory;
+
 typedef struct cpu_gpu {
     spw_gpu base;
     spw_gpu_info info;
     char description[128];
     spw_pool *pool;
     const cpu_kernels *kernels;
-    spw_id_set nodes;                /* that memory is taken from in turn */
-    uint64_t bytes_live, bytes_peak; /* atomic */
+    spw_id_set nodes; /* that memory is taken from in turn */
+    pthread_mutex_t memory_lock;
+    cpu_memory *memory;              /* under memory_lock, as what follows */
+    uint64_t bytes_live, bytes_peak; /* read without it */
 } cpu_gpu;
 
 const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);

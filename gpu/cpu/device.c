@@ -41,11 +41,13 @@ cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw
     if (gpu == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "device");
     gpu->base.calls = &spw__cpu_calls;
+    pthread_mutex_init(&gpu->memory_lock, NULL);
     st = spw_pool_create(&gpu->pool, options->thread_count, "spw-compute", err);
     if (st == SPW_OK && options->topology != NULL && options->pin_threads)
         st = spw_pool_seat(gpu->pool, options->topology, err);
     if (st != SPW_OK) {
         spw_pool_destroy(gpu->pool);
+        pthread_mutex_destroy(&gpu->memory_lock);
         spw_mem_free(gpu);
         return st;
     }
@@ -75,6 +77,7 @@ spw__cpu_close(spw_gpu *device)
     cpu_gpu *gpu = (cpu_gpu *)device;
     SPW_ASSERT(gpu->bytes_live == 0);
     spw_pool_destroy(gpu->pool);
+    pthread_mutex_destroy(&gpu->memory_lock);
     spw_mem_free(gpu);
 }
 
@@ -96,33 +99,51 @@ spw_status
 spw__cpu_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
 {
     cpu_gpu *gpu = (cpu_gpu *)device;
-    uint64_t need = spw_round_up(bytes, 4096), live = __atomic_load_n(&gpu->bytes_live, __ATOMIC_RELAXED);
-    spw_region region, *header;
+    uint64_t need = spw_round_up(bytes, 4096), limit = gpu->info.memory_bytes;
+    cpu_memory *m;
+    spw_status st = SPW_OK;
     *out = NULL;
-    if (need < bytes || need > gpu->info.memory_bytes || live > gpu->info.memory_bytes - need)
-        return SPW_RAISE(err, SPW_ENOMEM, "device cpu: %llu bytes asked for, %llu of its limit of %llu in use",
-                         (unsigned long long)bytes, (unsigned long long)live,
-                         (unsigned long long)gpu->info.memory_bytes);
-    SPW_TRY(
-        spw_region_map_over(&region, need + 4096, 0, &gpu->nodes, err)); /* one page in front remembers the mapping */
-    header = region.base;
-    *header = region;
-    live = __atomic_add_fetch(&gpu->bytes_live, need, __ATOMIC_RELAXED);
-    if (live > gpu->bytes_peak)
-        gpu->bytes_peak = live;
-    *out = (char *)region.base + 4096;
-    return SPW_OK;
+    pthread_mutex_lock(&gpu->memory_lock);
+    if (need < bytes || need > limit || gpu->bytes_live > limit - need)
+        st = SPW_RAISE(err, SPW_ENOMEM, "device cpu: %llu bytes asked for, %llu of its limit of %llu in use",
+                       (unsigned long long)bytes, (unsigned long long)gpu->bytes_live, (unsigned long long)limit);
+    m = st == SPW_OK ? spw_mem_zalloc(sizeof *m) : NULL;
+    if (st == SPW_OK)
+        st = m != NULL ? spw_region_map_over(&m->region, need, 0, &gpu->nodes, err)
+                       : SPW_RAISE(err, SPW_ENOMEM, "device cpu: %llu bytes", (unsigned long long)bytes);
+    if (st == SPW_OK) {
+        uint64_t live = gpu->bytes_live + need;
+        m->bytes = need;
+        m->next = gpu->memory;
+        gpu->memory = m;
+        __atomic_store_n(&gpu->bytes_live, live, __ATOMIC_RELAXED);
+        if (live > gpu->bytes_peak)
+            __atomic_store_n(&gpu->bytes_peak, live, __ATOMIC_RELAXED);
+        *out = m->region.base;
+    } else {
+        spw_mem_free(m);
+    }
+    pthread_mutex_unlock(&gpu->memory_lock);
+    return st;
 }
 
 void
-spw__cpu_free(spw_gpu *gpu, void *p)
+spw__cpu_free(spw_gpu *device, void *p)
 {
-    spw_region region;
+    cpu_gpu *gpu = (cpu_gpu *)device;
+    cpu_memory **at = &gpu->memory, *m;
     if (p == NULL)
         return;
-    memcpy(&region, (char *)p - 4096, sizeof region);
-    __atomic_sub_fetch(&((cpu_gpu *)gpu)->bytes_live, region.bytes - 4096, __ATOMIC_RELAXED);
-    spw_region_unmap(&region);
+    pthread_mutex_lock(&gpu->memory_lock);
+    while (*at != NULL && (*at)->region.base != p)
+        at = &(*at)->next;
+    m = *at;
+    SPW_ASSERT(m != NULL);
+    *at = m->next;
+    __atomic_store_n(&gpu->bytes_live, gpu->bytes_live - m->bytes, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&gpu->memory_lock);
+    spw_region_unmap(&m->region);
+    spw_mem_free(m);
 }
 
 spw_status
@@ -151,7 +172,7 @@ spw__cpu_bytes_live(const spw_gpu *gpu)
 uint64_t
 spw__cpu_bytes_peak(const spw_gpu *gpu)
 {
-    return ((const cpu_gpu *)gpu)->bytes_peak;
+    return __atomic_load_n(&((const cpu_gpu *)gpu)->bytes_peak, __ATOMIC_RELAXED);
 }
 
 /* ---------------------------------------------------------------- queues and events */

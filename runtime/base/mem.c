@@ -186,7 +186,7 @@ map_region(spw_region *region, int fd, uint64_t bytes, unsigned flags, const spw
     }
     region->base = p;
     region->bytes = region->map_bytes = map_bytes;
-    region->counted_bytes = (flags & SPW_REGION_LAZY) == 0 ? map_bytes : 0;
+    region->counted_bytes = (flags & (SPW_REGION_LAZY | SPW_REGION_TABLE)) == 0 ? map_bytes : 0;
     region->locked = (flags & SPW_REGION_LOCK) != 0 && mlock(p, map_bytes) == 0;
     atomic_fetch_add(&live_allocs, 1);
     count_region(region->counted_bytes);

@@ -152,7 +152,11 @@ typedef struct spw_region {
     uint64_t map_bytes;     /* private: length of the mapping */
     uint64_t counted_bytes; /* private: in the sums below */
 } spw_region;
-enum { SPW_REGION_LOCK = 1, SPW_REGION_LAZY = 2 /* do not touch the pages now, and take small ones */ };
+enum {
+    SPW_REGION_LOCK = 1,
+    SPW_REGION_LAZY = 2, /* do not touch the pages now, and take small ones */
+    SPW_REGION_TABLE = 4 /* not in the sums below: a table, which a plan counts with its others */
+};
 /* Errors SPW_ENOMEM with the bytes asked for. A refused lock is no error: region->locked says so. */
 spw_status spw_region_map(spw_region *region, uint64_t bytes, unsigned flags, spw_error *err);
 /*
@@ -343,8 +347,11 @@ uint64_t spw_cgroup_memory_bytes(const char *root);
 uint64_t spw_cgroup_memory_room_bytes(const char *root);
 /* MemAvailable of /proc/meminfo; 0 when unknown. */
 uint64_t spw_memory_available_bytes(void);
-/* What this process may still take: the least of that, of what its cgroups have left and of RLIMIT_AS; 0 when unknown. */
-uint64_t spw_memory_room_bytes(void);
+/*
+ * What this process may still take: the least of that, of what its cgroups have left and of RLIMIT_AS, which counts what is
+ * mapped: untouched_bytes is what will be mapped and never be memory. 0 when unknown.
+ */
+uint64_t spw_memory_room_bytes(uint64_t untouched_bytes);
 
 /* The disk that a path lies on, or will lie on: of a partition the whole disk. Two paths with the same share it; 0: unknown. */
 uint64_t spw_disk_of(const char *path);

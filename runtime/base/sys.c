@@ -281,7 +281,7 @@ spw_cgroup_memory_room_bytes(const char *root)
 }
 
 uint64_t
-spw_memory_room_bytes(void)
+spw_memory_room_bytes(uint64_t untouched_bytes)
 {
     uint64_t room = spw_memory_available_bytes(), cgroup = spw_cgroup_memory_room_bytes("");
     struct rlimit as;
@@ -292,7 +292,7 @@ spw_memory_room_bytes(void)
     if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY &&
         read_line("/proc/self/statm", line, sizeof line) &&
         sscanf(line, "%llu", &value) == 1) /* pages of address space */
-        room = least(room, as.rlim_cur, value * (uint64_t)sysconf(_SC_PAGESIZE));
+        room = least(room, as.rlim_cur, value * (uint64_t)sysconf(_SC_PAGESIZE) + untouched_bytes);
     return room;
 }
 

@@ -139,7 +139,7 @@ find_members(spw_channel *ch, const opener *o, spw_error *err)
     ch->piece_bytes = piece_bytes(&comm->options, ch->size);
     if (ch->far_count == 0)
         return SPW_OK;
-    SPW_TRY(spw_region_map(&ch->staging, ch->far_count * 2 * ch->piece_bytes, 0, err));
+    SPW_TRY(spw_region_map(&ch->staging, ch->far_count * 2 * ch->piece_bytes, SPW_REGION_TABLE, err));
     return comm->transport->link_create(comm->transport, &ch->link, ch->link_id, ch->far, ch->far_count, err);
 }
 
@@ -205,7 +205,8 @@ open_with(spw_channel **out, opener *o, uint32_t color, const char *name, spw_er
         ch->link_id = link_id;
         st = find_members(ch, o, &why);
         if (st == SPW_OK && ch->desk_idx[ch->rank] == 0)
-            st = spw__segment_create(&ch->segment, block_bytes(ch->near_count), ch->near_count > 1, &why);
+            st = spw__segment_create(&ch->segment, block_bytes(ch->near_count), ch->near_count > 1, SPW_REGION_TABLE,
+                                     &why);
         o->mine.fd = ch->segment.fd;
     }
     agreed = compare(o, st, &why, err);

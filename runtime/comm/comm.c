@@ -113,7 +113,8 @@ take_seats(spw_comm *comm, identity *mine, identity *all, uint64_t deadline_ns, 
     uint32_t first = comm->locals[0];
     spw_error why = {0};
     if (comm->info.local_rank == 0)
-        mine->status = spw__segment_create(&comm->seats_segment, bytes, comm->info.local_world > 1, &why);
+        mine->status =
+            spw__segment_create(&comm->seats_segment, bytes, comm->info.local_world > 1, SPW_REGION_TABLE, &why);
     mine->seats_fd = comm->seats_segment.fd;
     snprintf(mine->text, sizeof mine->text, "%.199s", why.message);
     SPW_TRY(gather(comm, mine, all, deadline_ns, err));

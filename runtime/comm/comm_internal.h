@@ -51,7 +51,7 @@ typedef struct spw__segment {
     int fd; /* while shown */
 } spw__segment;
 /* shared false: of this process alone. Zeroed. */
-spw_status spw__segment_create(spw__segment *out, uint64_t bytes, bool shared, spw_error *err);
+spw_status spw__segment_create(spw__segment *out, uint64_t bytes, bool shared, unsigned flags, spw_error *err);
 /* Maps what another process shows. */
 spw_status spw__segment_attach(spw__segment *out, pid_t pid, int fd, uint64_t bytes, spw_error *err);
 void spw__segment_hide(spw__segment *segment);

@@ -61,7 +61,7 @@ spw_comm_alloc(spw_comm *comm, void **out, uint64_t bytes, spw_error *err)
     else if (offers == NULL || made.peers == NULL)
         st = SPW_RAISE(err, SPW_ENOMEM, "list of %u ranks", world);
     if (st == SPW_OK)
-        st = spw__segment_create(&made.own, map_bytes, comm->info.local_world > 1, err);
+        st = spw__segment_create(&made.own, map_bytes, comm->info.local_world > 1, 0, err);
     agreed = spw__agree(comm->world, st, err);
     if (agreed != SPW_OK)
         goto done;

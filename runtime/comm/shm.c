@@ -17,13 +17,13 @@
 #include <unistd.h>
 
 spw_status
-spw__segment_create(spw__segment *out, uint64_t bytes, bool shared, spw_error *err)
+spw__segment_create(spw__segment *out, uint64_t bytes, bool shared, unsigned flags, spw_error *err)
 {
     char text[32];
     spw_status st;
     *out = (spw__segment){.shown = false};
     if (!shared)
-        return spw_region_map(&out->region, bytes, 0, err);
+        return spw_region_map(&out->region, bytes, flags, err);
     out->fd = SPW_CALL(EMFILE, memfd_create("spillway", MFD_CLOEXEC));
     if (out->fd < 0)
         return SPW_RAISE_SYS(err, errno, "memory to share");
@@ -38,7 +38,7 @@ spw__segment_create(spw__segment *out, uint64_t bytes, bool shared, spw_error *e
         st = SPW_RAISE(err, SPW_ENOMEM, "%s of memory to share: %s", text, strerror(errno));
     if (st == SPW_OK) { /* anew, counted and with its page table filled */
         spw_region_unmap(&out->region);
-        st = spw_region_map_fd(&out->region, out->fd, bytes, 0, err);
+        st = spw_region_map_fd(&out->region, out->fd, bytes, flags, err);
     }
     if (st != SPW_OK)
         spw__segment_close(out);
