@@ -4,10 +4,14 @@
  * leaves nothing behind but caches: measured rates, and tokens of text that train would make and will find.
  */
 #include "cli.h"
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { OVERRIDES_MAX = 256, LIST_MAX = 16 };
 
@@ -333,6 +337,25 @@ add_rope(spw_plan *p, const spw_config *c)
     snprintf(d->reason, sizeof d->reason, "%s", reason);
 }
 
+/* A plan may be for another machine; here is where it would be refused. */
+static void
+warn_of_folders(const spw_config *c, const spw_plan *p)
+{
+    spw_error err = {0};
+    struct stat info;
+    for (uint32_t i = 0; i < p->path_count; i++) {
+        const char *why = stat(p->paths[i], &info) != 0           ? strerror(errno)
+                          : !S_ISDIR(info.st_mode)                ? "not a folder"
+                          : access(p->paths[i], W_OK | X_OK) != 0 ? strerror(errno)
+                                                                  : NULL;
+        if (why != NULL)
+            fprintf(stderr, "spillway: warning: train will not start here: folder %s: %s\n", p->paths[i], why);
+    }
+    if (c->run.checkpoint_dir[0] != '\0' &&
+        cli_check_folder("spillway.checkpoint_dir", c->run.checkpoint_dir, &err) != SPW_OK)
+        fprintf(stderr, "spillway: warning: train will not start here: %s\n", err.message);
+}
+
 static int
 plan_config(const job *j)
 {
@@ -367,6 +390,8 @@ plan_config(const job *j)
     if (r.data != NULL)
         add_chat(&plan, spw_data_chat(r.data));
     add_rope(&plan, &r.config);
+    if (st == SPW_OK)
+        warn_of_folders(&r.config, &plan);
     if (st == SPW_ENOFIT)
         (void)suggest(&r.config, r.model, &plan, &s);
     if (j->json && (st == SPW_OK || st == SPW_ENOFIT)) {

@@ -91,7 +91,7 @@ add_line(const job *j, piece *p, const char *line, uint64_t bytes)
         return bad_line(p, line, st);
     if (object == NULL)
         return SPW_OK;
-    st = spw_data_line_text(object, j->field, &text, &text_bytes, &p->err);
+    st = spw_data_line_text(object, j->field != NULL ? j->field : "text", &text, &text_bytes, &p->err);
     st = st == SPW_OK ? add_document(j, p, text, text_bytes, true) : bad_line(p, line, st);
     spw_data_line_close(object);
     return st;
@@ -307,7 +307,7 @@ static spw_status
 check_inputs(job *j, spw_error *err)
 {
     struct stat in, out;
-    bool there = stat(j->out_path, &out) == 0;
+    bool there = stat(j->out_path, &out) == 0, lines = false;
     if (there && !S_ISREG(out.st_mode))
         return SPW_RAISE(err, SPW_EINVAL, "-o %s is not a regular file", j->out_path);
     for (uint64_t i = 0; i < j->input_count; i++) {
@@ -318,7 +318,11 @@ check_inputs(job *j, spw_error *err)
         if (there && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
             return SPW_RAISE(err, SPW_EINVAL, "input %s would be overwritten by -o", j->inputs[i]);
         j->bytes_total += (uint64_t)in.st_size;
+        lines = lines || spw_data_name_is_jsonl(j->inputs[i]);
     }
+    if (j->field != NULL && !lines)
+        return SPW_RAISE(err, SPW_EINVAL,
+                         "--field %s names the text in JSON lines, and no input ends in .jsonl or .ndjson", j->field);
     return SPW_OK;
 }
 
@@ -372,6 +376,8 @@ run(job *j, spw_error *err)
         st = SPW_RAISE_SYS(err, errno, "open %s", j->tmp);
     else
         st = convert(j, pool, err);
+    if (st == SPW_OK && j->documents == 0)
+        st = SPW_RAISE(err, SPW_EINVAL, "the inputs hold no text");
     if (j->fd >= 0 && close(j->fd) != 0 && st == SPW_OK)
         st = SPW_RAISE_SYS(err, errno, "close %s", j->tmp);
     if (st == SPW_OK && rename(j->tmp, j->out_path) != 0)
@@ -391,7 +397,7 @@ int
 cli_tokenize(int argc, char **argv)
 {
     const char **inputs = spw_mem_calloc((size_t)argc, sizeof *inputs);
-    job j = {.inputs = inputs, .field = "text", .fd = -1};
+    job j = {.inputs = inputs, .fd = -1};
     spw_error err = {0};
     int rc = EXIT_DONE;
     if (inputs == NULL)

@@ -89,9 +89,10 @@ test_bytes(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } good[] = {{"4096", 4096},  {"256MiB", 256u << 20}, {"1.5GiB", 3ull << 29},
-                {"10KB", 10000}, {"2 GB", 2000000000},   {"0", 0}};
-    static const char *const bad[] = {"", "-1", "1XB", "MiB", "1e300", "nan", "0x10 ", "12 MiBs", "99999999999TiB"};
+    } good[] = {{"4096", 4096}, {"256MiB", 256u << 20}, {"1.5GiB", 3ull << 29}, {"10KB", 10000}, {"2 GB", 2000000000},
+                {"0", 0},       {"8G", 8ull << 30},     {"1.5 M", 3u << 19}};
+    static const char *const bad[] = {"",      "-1",      "1XB", "MiB", "1e300",         "nan",
+                                      "0x10 ", "12 MiBs", "8g",  "8Gi", "99999999999TiB"};
     char text[32];
     uint64_t n;
     (void)state;

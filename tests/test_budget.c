@@ -166,6 +166,7 @@ configure(const lane *l)
         snprintf(frozen, sizeof frozen, "\"freeze\": [\"%s\", \"%s\"], \"frozen_codes\": \"%s\", ",
                  llama ? "model.embed_tokens.weight" : "w*", llama ? "model.layers.[01].*" : "h.[01].*",
                  codes[pick(r, 35, 3)]);
+    sync(); /* what a build has left to write makes a cgroup wait for room, and kills where it cannot */
     f = fopen(path, "we");
     assert_non_null(f);
     snprintf(host, sizeof host, l->host > 0 ? "%llu" : "\"auto\"", (unsigned long long)l->host);

@@ -107,6 +107,9 @@ homeless() { env -u HOME XDG_CACHE_HOME= "$spw" plan "$c" >"$dir/out" 2>"$dir/er
 check "without a place for the cache" homeless
 check "it plans all the same" shows 'no place here'
 gone="--set zero_optimization.offload_param.nvme_path=$dir/gone --set zero_optimization.offload_optimizer.nvme_path=$dir/gone"
+check "a plan with a folder that is not here" run plan "$c" --no-measure $gone --set spillway.checkpoint_dir="$c/below"
+check "warns that training would be refused" said "train will not start here: folder $dir/gone: No such file"
+check "and of a place for checkpoints that is none" said "train will not start here: spillway.checkpoint_dir $c/below: $c is not a folder"
 check "a path that is not there yet" run plan "$c" $gone
 check "has no rate, and it says so" shows 'times are not predicted: a rate is not known'
 check "and names the path" grep -q "$dir/gone" "$dir/err"

@@ -160,6 +160,8 @@ refuse 2 "--threads 0" "no threads" tokenize "$dir/a.txt" "${to[@]}" --threads 0
 refuse 2 "--tokenizer PATH is needed" "no tokenizer" tokenize "$dir/a.txt" -o "$dir/out.bin"
 refuse 2 "-o OUT.bin is needed" "no output" tokenize "$dir/a.txt" --tokenizer "$gpt2"
 refuse 2 "a text file is needed" "no input" tokenize "${to[@]}"
+refuse 1 "the inputs hold no text" "nothing but an empty file" tokenize "$dir/empty.txt" "${to[@]}"
+refuse 1 "--field body names the text in JSON lines" "a field of files that have none" tokenize "$dir/a.txt" --field body "${to[@]}"
 
 # Ctrl-C in the middle: nothing is left.
 yes "some words about water, and a number: 12345" | head -c 150000000 >"$dir/much.txt"

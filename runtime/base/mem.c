@@ -315,9 +315,9 @@ spw_parse_bytes(const char *text, uint64_t *bytes_out)
     static const struct {
         const char *suffix;
         double factor;
-    } units[] = {
-        {"", 1},     {"B", 1},    {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
-        {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12}};
+    } units[] = {{"", 1},       {"B", 1},         {"KB", 1e3},         {"MB", 1e6},           {"GB", 1e9},
+                 {"TB", 1e12},  {"KiB", 1024.0},  {"MiB", 1048576.0},  {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
+                 {"K", 1024.0}, {"M", 1048576.0}, {"G", 1073741824.0}, {"T", 1099511627776.0}};
     char *end;
     double value;
     if (text[0] < '0' || text[0] > '9')

@@ -202,7 +202,7 @@ uint64_t spw_process_rss_bytes(void);
 uint64_t spw_process_cpu_ns(void);
 uint64_t spw_process_rss_peak_bytes(void);
 
-/* "256MiB", "1.5GiB", "4096", "10KB" (10^3) to bytes. False on anything else, on overflow and on negative numbers. */
+/* "256MiB", "1.5GiB", "4096", "10KB" (10^3), "8G" (2^30) to bytes. False on anything else, on overflow and on negative numbers. */
 bool spw_parse_bytes(const char *text, uint64_t *bytes_out);
 /* "1.50 GiB", "700 MiB", "12 B" into buf; returns buf. */
 char *spw_format_bytes(char *buf, size_t buf_bytes, uint64_t bytes);
