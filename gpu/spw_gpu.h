@@ -364,7 +364,7 @@ typedef struct spw_routing {
     int32_t *choices, *places, *pairs, *ends;
     uint64_t M, k, E; /* k <= E <= SPW_EXPERTS_MAX, M k < 2^31 */
 } spw_routing;
-enum { SPW_EXPERTS_MAX = 256, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
+enum { SPW_EXPERTS_MAX = 512, SPW_CHOICES_MAX = 16, SPW_TERMS = 4 };
 /*
  * How rows choose, and what their choices weigh. sigmoid false: p = softmax(logits); true: p = sigmoid(logit), each by itself. A row's
  * choices are the k experts of the largest logits, or, with sigmoid, of the largest p + bias; of equal ones the lower expert first, a NaN

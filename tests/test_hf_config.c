@@ -425,6 +425,12 @@ test_defaults(void **state)
                &m, &err));
     assert_true(m.q_rank == 0 && !m.rope_paired && m.rope_attention == 1);
     assert_true(fabs((double)spw_model_score_scale(&m) - pow(0.1 * log(40) + 1, 2) / sqrt(192)) < 1e-7);
+    DONE(parse("kimi_k2",
+               "\"n_routed_experts\":384,\"n_group\":1,\"topk_group\":1,\"first_k_dense_replace\":1,"
+               "\"routed_scaling_factor\":2.827,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":32,\"beta_fast\":1,"
+               "\"beta_slow\":1,\"mscale\":1,\"mscale_all_dim\":1,\"original_max_position_embeddings\":4096}",
+               &m, &err));
+    assert_true(m.family == SPW_FAMILY_DEEPSEEK_V3 && m.experts == 384 && m.groups == 0 && m.dense_first == 1);
     DONE(parse("deepseek_v2", "\"num_experts_per_tok\":6,\"n_group\":4,\"topk_group\":2", &m, &err));
     assert_true(m.experts == 64 && m.choices == 6 && m.groups == 0 && !m.sigmoid && !m.sum_to_one);
     assert_true(m.dense_first == 0 && m.mlp_width == 1407 && m.shared_width == 2814 && m.rope_paired);
@@ -456,7 +462,7 @@ test_defaults(void **state)
         static const char *const sizes[3][2] = {
             {"\"qk_rope_head_dim\":5", "5 of a head's 133 elements are turned"},
             {"\"v_head_dim\":193", "a head's values have 193 elements, its keys 192; not supported yet"},
-            {"\"n_routed_experts\":512", "8 of 512 experts for each token"}};
+            {"\"n_routed_experts\":520", "8 of 520 experts for each token"}};
         for (int k = 0; k < 3; k++) {
             spw_model *model = NULL;
             DONE(parse("deepseek_v3", sizes[k][0], &m, &err));

@@ -39,6 +39,13 @@ draw_model(uint64_t run, rig *r)
     c->model.layers = 1 + (uint32_t)random_pick(run, 3, 5);
     c->model.vocab = 61 + random_pick(run, 4, 400);
     c->model.mlp_width = c->model.experts > 0 ? 24 + 8 * random_pick(run, 5, 8) : 64 + 8 * random_pick(run, 5, 40);
+    if (c->model.experts > 0 &&
+        random_pick(run, 43, 16) == 0) { /* more than a device keeps in the smaller of its kernels */
+        c->model.experts = 258 + 3 * random_pick(run, 44, 82);
+        c->model.choices = 2 + random_pick(run, 45, 7);
+        c->model.mlp_width = 8;
+        c->model.layers = 2;
+    }
     c->model.shared_width = c->model.sigmoid ? c->model.mlp_width : c->model.shared_width;
     c->model.tied = random_pick(run, 6, 2) == 0;
     c->micro_batch = 1 + random_pick(run, 7, 3);

@@ -14,26 +14,44 @@ row_threads(uint64_t pieces)
  * The sort moves about 20 bytes per pair: choices read twice, places and pairs written. A million pairs are 489 blocks, enough for
  * every multiprocessor, and their counters (250 KB for 128 experts) are little beside that.
  */
+template <int L>
+static void
+route(cuda_queue *q, const spw_routing *r, const act *logits, const spw_routing_rule *rule)
+{
+    unsigned blocks = spw__cuda_blocks(r->M * r->k, L * WARP * SORT_ROUNDS), E = (unsigned)r->E;
+    uint64_t count = (uint64_t)E * blocks;
+    int *counts = (int *)spw__cuda_scratch(q, (count + E) * sizeof *counts);
+    if (counts == NULL)
+        return;
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_kernel<T, L>), *r,
+                      (const T *)logits, *rule));
+    LAUNCH(q, blocks, L * WARP, 0, (count_kernel<L>), counts, r->choices, r->M * r->k, E);
+    LAUNCH(q, E, SCAN_THREADS, 0, (scan_kernel), counts, counts + count, blocks);
+    LAUNCH(q, blocks, L * WARP, 0, (place_kernel<L>), *r, counts, counts + count);
+}
+
 void
 spw__cuda_route(spw_gpu_queue *queue, const spw_routing *r, const act *logits, const spw_routing_rule *rule)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    unsigned blocks = spw__cuda_blocks(r->M * r->k, SORT_PAIRS), E = (unsigned)r->E;
-    uint64_t count = (uint64_t)E * blocks;
-    int *counts;
     SPW_ASSERT(r->k > 0 && r->k <= SPW_CHOICES_MAX && r->k <= r->E && r->E <= SPW_EXPERTS_MAX);
     if (r->M == 0) {
-        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(r->ends, 0, E * sizeof *r->ends, q->stream), "zero");
+        (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(r->ends, 0, r->E * sizeof *r->ends, q->stream), "zero");
         return;
     }
-    counts = (int *)spw__cuda_scratch(q, (count + E) * sizeof *counts);
-    if (counts == NULL)
-        return;
-    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_kernel<T>), *r,
-                      (const T *)logits, *rule));
-    LAUNCH(q, blocks, SORT_THREADS, 0, (count_kernel), counts, r->choices, r->M * r->k, E);
-    LAUNCH(q, E, SORT_THREADS, 0, (scan_kernel), counts, counts + count, blocks);
-    LAUNCH(q, blocks, SORT_THREADS, 0, (place_kernel), *r, counts, counts + count);
+    if (r->E <= LANE_FEW * WARP)
+        route<LANE_FEW>(q, r, logits, rule);
+    else
+        route<LANE_MANY>(q, r, logits, rule);
+}
+
+template <int L>
+static void
+route_backward(cuda_queue *q, act *dlogits, const float *dweights, const act *logits, const spw_routing *r,
+               const spw_routing_rule *rule, float balance, bool add)
+{
+    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T, L>),
+                      (T *)dlogits, dweights, (const T *)logits, *r, *rule, balance, add));
 }
 
 void
@@ -43,8 +61,10 @@ spw__cuda_route_backward(spw_gpu_queue *queue, act *dlogits, const float *dweigh
     cuda_queue *q = spw__cuda_queue_of(queue);
     if (r->M == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(r->M, ROUTE_WARPS), ROUTE_THREADS, 0, (route_backward_kernel<T>),
-                      (T *)dlogits, dweights, (const T *)logits, *r, *rule, balance, (flags & SPW_OP_ACC_DX) != 0));
+    if (r->E <= LANE_FEW * WARP)
+        route_backward<LANE_FEW>(q, dlogits, dweights, logits, r, rule, balance, (flags & SPW_OP_ACC_DX) != 0);
+    else
+        route_backward<LANE_MANY>(q, dlogits, dweights, logits, r, rule, balance, (flags & SPW_OP_ACC_DX) != 0);
 }
 
 void

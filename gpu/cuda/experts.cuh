@@ -13,8 +13,9 @@
 
 enum {
     WARP = 32,
-    LANE_EXPERTS = SPW_EXPERTS_MAX / WARP, /* experts of a lane: lane, lane + 32, ... */
-    ROUTE_WARPS = 8,                       /* rows, or pairs, of a block */
+    LANE_FEW = 8, /* experts of a lane where there are at most 256: lane, lane + 32, ... */
+    LANE_MANY = SPW_EXPERTS_MAX / WARP,
+    ROUTE_WARPS = 8, /* rows, or pairs, of a block */
     ROUTE_THREADS = ROUTE_WARPS * WARP,
 };
 
@@ -44,54 +45,56 @@ logistic(float x)
 }
 
 /* The greatest of the warp's ranks, which is taken out of them. experts: how many there are. */
+template <int L>
 SPW_DEVICE uint64_t
-take_best(uint64_t (&rank)[LANE_EXPERTS], unsigned experts)
+take_best(uint64_t (&rank)[L], unsigned experts)
 {
     uint64_t best = rank[0];
 #pragma unroll
-    for (unsigned i = 1; i < LANE_EXPERTS && i * WARP < experts; i++)
+    for (unsigned i = 1; i < L && i * WARP < experts; i++)
         best = most(best, rank[i]);
 #pragma unroll
     for (int d = WARP / 2; d > 0; d /= 2)
         best = most(best, __shfl_xor_sync(0xffffffffu, best, d));
 #pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < experts; i++)
+    for (unsigned i = 0; i < L && i * WARP < experts; i++)
         rank[i] = rank[i] == best ? 0 : rank[i];
     return best;
 }
 
 /* Experts of groups that are not among the best get the rank of -inf. */
+template <int L>
 __device__ static void
-leave_groups(uint64_t (&rank)[LANE_EXPERTS], const spw_routing_rule &rule, unsigned E)
+leave_groups(uint64_t (&rank)[L], const spw_routing_rule &rule, unsigned E)
 {
     unsigned lane = threadIdx.x % WARP, groups = (unsigned)rule.groups, each = E / groups;
-    uint64_t worth[LANE_EXPERTS] = {0}, stays[LANE_EXPERTS / 2] = {0}; /* of group lane + 32 i; a bit each */
+    uint64_t worth[L] = {0}, stays[L / 2] = {0}; /* of group lane + 32 i; a bit each */
     for (unsigned g = 0; g < groups; g++) {
-        uint64_t mine[LANE_EXPERTS], best;
+        uint64_t mine[L], best;
         float value;
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+        for (unsigned i = 0; i < L; i++)
             mine[i] = lane + i * WARP < E && (lane + i * WARP) / each == g ? rank[i] : 0;
         best = take_best(mine, E);
         value = value_of(best);
         if (rule.sigmoid && each > 1)
             value += value_of(take_best(mine, E));
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+        for (unsigned i = 0; i < L; i++)
             worth[i] = lane + i * WARP == g ? rank_of(value, g) : worth[i];
     }
     for (unsigned j = 0; j < (unsigned)rule.group_choices; j++) {
         unsigned g = 0xffffffffu - (unsigned)take_best(worth, groups);
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS / 2; i++)
+        for (unsigned i = 0; i < L / 2; i++)
             stays[i] |= g / 64 == i ? 1ull << g % 64 : 0ull;
     }
 #pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+    for (unsigned i = 0; i < L; i++) {
         unsigned e = lane + i * WARP, g = e / each;
         bool stay = false;
 #pragma unroll
-        for (unsigned k = 0; k < LANE_EXPERTS / 2; k++)
+        for (unsigned k = 0; k < L / 2; k++)
             stay = stay || (g / 64 == k && (stays[k] >> g % 64 & 1) != 0);
         if (e < E && !stay)
             rank[i] = rank_of(-INFINITY, e);
@@ -105,18 +108,18 @@ sum_of_terms(const T *terms)
     return widen(terms[0]) + widen(terms[1]) + widen(terms[2]) + widen(terms[3]);
 }
 
-template <class T>
+template <class T, int L>
 __global__ void
 route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
 {
-    uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[LANE_EXPERTS];
+    uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP, rank[L];
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
-    float v[LANE_EXPERTS], mine = 0.0f, max, weight, sum = 0.0f;
+    float v[L], mine = 0.0f, max, weight, sum = 0.0f;
     const T *bias = (const T *)rule.bias;
     if (row >= r.M)
         return; /* the whole warp */
 #pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+    for (unsigned i = 0; i < L; i++) {
         unsigned e = lane + i * WARP;
         float key;
         v[i] = key = e < E ? widen(logits[row * E + e]) : -INFINITY;
@@ -138,7 +141,7 @@ route_kernel(spw_routing r, const T *logits, spw_routing_rule rule)
     if (rule.sum_to_one)
         sum = weight;
 #pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS && i * WARP < E; i++)
+    for (unsigned i = 0; i < L && i * WARP < E; i++)
         sum += !rule.sum_to_one && !rule.sigmoid && lane + i * WARP < E ? expf(v[i] - max) : 0.0f;
     sum = rule.sigmoid && !rule.sum_to_one ? 1.0f : warp_sum(sum);
     if (rule.sigmoid && rule.sum_to_one)
@@ -160,14 +163,14 @@ pairs_of(const spw_routing &r, unsigned e)
  * Of a softmax, over the chosen ones or over all, times scale: dlogits[e] = w[e] (dw[e] - sum of w dw / scale), dw 0 where not chosen. Of a
  * sigmoid: w[e] (1 - p[e]) (dw[e] - that sum, if weights are divided by theirs) of the chosen ones alone.
  */
-template <class T>
+template <class T, int L>
 __global__ void
 route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_routing r, spw_routing_rule rule,
                       float balance, bool add)
 {
     uint64_t row = (uint64_t)blockIdx.x * ROUTE_WARPS + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP, E = (unsigned)r.E, expert = 0;
-    float d[LANE_EXPERTS] = {0}, w = 0.0f, dw = 0.0f, slope = 1.0f, mean, sum = 0.0f;
+    float d[L] = {0}, w = 0.0f, dw = 0.0f, slope = 1.0f, mean, sum = 0.0f;
     if (row >= r.M)
         return; /* the whole warp */
     if (lane < r.k) {
@@ -180,26 +183,26 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
     if (!rule.sum_to_one && !rule.sigmoid) {
         float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]);
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+        for (unsigned i = 0; i < L; i++) {
             d[i] = lane + i * WARP < E ? expf(widen(logits[row * E + lane + i * WARP]) - max) : 0.0f;
             sum += d[i];
         }
         sum = -mean / warp_sum(sum);
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+        for (unsigned i = 0; i < L; i++)
             d[i] *= sum;
     }
     for (unsigned j = 0; j < r.k; j++) {
         unsigned chosen = __shfl_sync(0xffffffffu, expert, (int)j);
         float of_chosen = __shfl_sync(0xffffffffu, w * (dw - mean / rule.scale) * slope, (int)j);
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+        for (unsigned i = 0; i < L; i++)
             d[i] = chosen == lane + i * WARP ? of_chosen : d[i];
     }
     if (balance != 0.0f) {
-        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]), p[LANE_EXPERTS], all = 0.0f, c = 0.0f;
+        float max = widen(logits[row * E + __shfl_sync(0xffffffffu, expert, 0)]), p[L], all = 0.0f, c = 0.0f;
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+        for (unsigned i = 0; i < L; i++) {
             float logit = lane + i * WARP < E ? widen(logits[row * E + lane + i * WARP]) : -INFINITY;
             p[i] = lane + i * WARP >= E ? 0.0f : rule.sigmoid ? logistic(logit) : expf(logit - max);
             all += p[i];
@@ -208,12 +211,12 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
         all = 1.0f / warp_sum(all);
         c = warp_sum(c) * all;
 #pragma unroll
-        for (unsigned i = 0; i < LANE_EXPERTS; i++)
+        for (unsigned i = 0; i < L; i++)
             d[i] +=
                 p[i] * all * (balance * (float)pairs_of(r, lane + i * WARP) - c) * (rule.sigmoid ? 1.0f - p[i] : 1.0f);
     }
 #pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS; i++) {
+    for (unsigned i = 0; i < L; i++) {
         T *to = dlogits + row * E + lane + i * WARP;
         if (lane + i * WARP < E)
             narrow(to, add ? widen(*to) + d[i] : d[i]);
@@ -223,12 +226,10 @@ route_backward_kernel(T *dlogits, const float *dweights, const T *logits, spw_ro
 /* ---------------------------------------------------------------- the sort */
 
 enum {
-    SORT_WARPS = 8,
-    SORT_ROUNDS = 8, /* pairs of a thread */
-    SORT_THREADS = SORT_WARPS * WARP,
-    SORT_PAIRS = SORT_THREADS * SORT_ROUNDS, /* of a block: its warps take 256 consecutive ones each */
+    SORT_ROUNDS = 8, /* pairs of a thread: a warp takes 256 consecutive ones */
+    SCAN_THREADS = 256,
 };
-static_assert((int)SORT_THREADS >= (int)SPW_EXPERTS_MAX, "a thread per expert");
+/* A block of the sort has L warps: a thread for each of at most 32 L experts. */
 
 /* The sum over the threads before this one; *all gets that over the block. */
 SPW_DEVICE int
@@ -256,7 +257,7 @@ block_scan(int v, int *all)
 SPW_DEVICE uint64_t
 pair_of_round(unsigned r)
 {
-    uint64_t warp = (uint64_t)blockIdx.x * SORT_WARPS + threadIdx.x / WARP;
+    uint64_t warp = (uint64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     return (warp * SORT_ROUNDS + r) * WARP + threadIdx.x % WARP;
 }
 
@@ -264,12 +265,13 @@ pair_of_round(unsigned r)
  * counts[w][e] gets how many of warp w's pairs chose e, before[r] how many of those come before this thread's pair of round r, which
  * chose expert[r]. All threads call it; a barrier follows.
  */
+template <int EXPERTS>
 SPW_DEVICE void
-count_in_warps(int (*counts)[SPW_EXPERTS_MAX], int *before, unsigned *expert, const int32_t *choices, uint64_t n)
+count_in_warps(int (*counts)[EXPERTS], int *before, unsigned *expert, const int32_t *choices, uint64_t n)
 {
     unsigned lane = threadIdx.x % WARP;
     int *mine = counts[threadIdx.x / WARP];
-    for (unsigned e = lane; e < SPW_EXPERTS_MAX; e += WARP)
+    for (unsigned e = lane; e < EXPERTS; e += WARP)
         mine[e] = 0;
     __syncwarp();
 #pragma unroll
@@ -277,7 +279,7 @@ count_in_warps(int (*counts)[SPW_EXPERTS_MAX], int *before, unsigned *expert, co
         bool there = pair_of_round(r) < n;
         unsigned alike = __ballot_sync(0xffffffffu, there), lower;
         expert[r] = there ? (unsigned)choices[pair_of_round(r)] : 0;
-        for (unsigned b = 1; b < SPW_EXPERTS_MAX; b *= 2) {
+        for (unsigned b = 1; b < EXPERTS; b *= 2) {
             unsigned set = __ballot_sync(0xffffffffu, (expert[r] & b) != 0);
             alike &= expert[r] & b ? set : ~set;
         }
@@ -292,16 +294,17 @@ count_in_warps(int (*counts)[SPW_EXPERTS_MAX], int *before, unsigned *expert, co
 }
 
 /* counts (E, blocks): of each block's pairs. */
-SPW_KERNEL void
+template <int L>
+__global__ void
 count_kernel(int *counts, const int32_t *choices, uint64_t n, unsigned E)
 {
-    __shared__ int in_warps[SORT_WARPS][SPW_EXPERTS_MAX];
+    __shared__ int in_warps[L][L * WARP];
     int before[SORT_ROUNDS], sum = 0;
     unsigned expert[SORT_ROUNDS], e = threadIdx.x;
     count_in_warps(in_warps, before, expert, choices, n);
     if (e >= E)
         return;
-    for (unsigned w = 0; w < SORT_WARPS; w++)
+    for (unsigned w = 0; w < L; w++)
         sum += in_warps[w][e];
     counts[(uint64_t)e * gridDim.x + blockIdx.x] = sum;
 }
@@ -322,10 +325,11 @@ scan_kernel(int *counts, int *totals, unsigned blocks)
         totals[blockIdx.x] = sum;
 }
 
-SPW_KERNEL void
+template <int L>
+__global__ void
 place_kernel(spw_routing r, const int *counts, const int *totals)
 {
-    __shared__ int in_warps[SORT_WARPS][SPW_EXPERTS_MAX];
+    __shared__ int in_warps[L][L * WARP];
     int before[SORT_ROUNDS], all, total, at;
     unsigned expert[SORT_ROUNDS], e = threadIdx.x, warp = threadIdx.x / WARP;
     uint64_t n = r.M * r.k;
@@ -336,7 +340,7 @@ place_kernel(spw_routing r, const int *counts, const int *totals)
         if (blockIdx.x == 0)
             r.ends[e] = at + total;
         at += counts[(uint64_t)e * gridDim.x + blockIdx.x];
-        for (unsigned w = 0; w < SORT_WARPS; w++) {
+        for (unsigned w = 0; w < L; w++) {
             int count = in_warps[w][e];
             in_warps[w][e] = at;
             at += count;

@@ -198,7 +198,9 @@ read_family(const source *s, spw_family *out)
                          s->name, s->prefix);
     if (!json_is_string(type))
         return refuse(s, "model_type", type);
-    if (!spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
+    if (strcmp(json_string_value(type), "kimi_k2") == 0) /* DeepSeek-V3's class, by its architectures too */
+        *out = SPW_FAMILY_DEEPSEEK_V3;
+    else if (!spw_family_parse(json_string_value(type), out) || *out == SPW_FAMILY_CUSTOM)
         return say(s, "not supported yet: ", "model_type", " ", type, missing_of(json_string_value(type)));
     if (built_as != NULL &&
         (!json_is_string(built_as) || strcasecmp(json_string_value(built_as), spw__hf_architectures[*out]) != 0))

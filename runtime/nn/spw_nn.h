@@ -249,7 +249,7 @@ typedef struct spw_call {
 
 typedef spw_value *(*spw_forward_fn)(const spw_call *call, spw_value *x);
 
-enum { SPW_BLOCK_PARAMS_MAX = 1024 };
+enum { SPW_BLOCK_PARAMS_MAX = 2048 };
 struct spw_block {
     char name[64];
     spw_forward_fn forward; /* (B T, C) -> (B T, C); the first block gets NULL; the last gives the loss */
