@@ -93,15 +93,15 @@ follow_readers(spw_store *s, const unit *u)
     }
 }
 
-/* Starts what can be started for a unit that is being filled. False: out of slots, nothing later may take one. */
-static bool
-advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
+/* Starts the copies that can be started for a unit that is being filled, or gives the fill up. */
+static void
+copy_chunks(spw_store *s, unit *u)
 {
     while (u->fill_next < u->plan.chunk_count && s->copies_inflight < GATHERS_INFLIGHT_MAX) {
         chunk *c = spw__unit_chunk(s, u, u->fill_next);
         if (c->generation > u->device_generation) {
             spw__store_abort_fill(s, u);
-            return true;
+            return;
         }
         if (c->generation != u->device_generation || (c->w != W_CLEAN && c->w != W_DIRTY && c->w != W_WRITING))
             break;
@@ -110,6 +110,15 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
         start_copy(s, u, c);
         u->fill_next++;
     }
+}
+
+/* Starts what can be started for a unit that is being filled. False: out of slots, nothing later may take one. */
+static bool
+advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
+{
+    copy_chunks(s, u);
+    if (u->d != D_FILLING || u->abort_fill)
+        return true;
     if (u->read_next < u->fill_next ||
         (u->fill_next < u->plan.chunk_count && spw__unit_chunk(s, u, u->fill_next)->w == W_EMPTY))
         u->read_next = u->fill_next;
@@ -118,7 +127,7 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
         if (c->generation != u->device_generation)
             break;
         if (c->w == W_EMPTY) {
-            if (!spw__store_take_weight_slot(s, c, nearer_than))
+            if (!spw__store_take_weight_slot(s, c, nearer_than, u))
                 return false;
             c->w = W_READING;
             spw__store_submit(s, c, true, SPW_AIO_READ, urgent ? SPW_AIO_URGENT : SPW_AIO_NORMAL);
@@ -251,23 +260,33 @@ serve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
            advance_fill(s, u, nearer_than, urgent);
 }
 
-/* Fills under way go on first, nearest first: whoever waits for device memory may wait for the very unit being filled. */
+/* Nearest first. Where slots have run out, what those behind have read already is still copied, which frees theirs. */
+static void
+go_on_with_fills(spw_store *s)
+{
+    bool slots = !s->demand_set || s->units[s->demand.unit_idx].d != D_FILLING || serve_use(s, s->demand, 0, true);
+    for (uint32_t i = 0; i < s->fetch_count; i++) {
+        unit *u = &s->units[s->future[i].unit_idx];
+        if (u->d != D_FILLING || (s->tight && !u->wanted))
+            continue;
+        if (slots)
+            slots = serve_use(s, s->future[i], (uint64_t)i + 1, false);
+        else if (!u->abort_fill)
+            copy_chunks(s, u);
+    }
+}
+
+/* Fills under way first: whoever waits for device memory may wait for the very unit being filled. */
 void
 spw__store_schedule_fills(spw_store *s)
 {
-    for (int start = 0; start < 2; start++) {
-        if (s->demand_set && (start || s->units[s->demand.unit_idx].d == D_FILLING) &&
-            !serve_use(s, s->demand, 0, true)) {
-            if (start)
-                return;
+    go_on_with_fills(s);
+    if (s->demand_set && !serve_use(s, s->demand, 0, true))
+        return;
+    for (uint32_t i = 0; i < s->fetch_count; i++) {
+        if (s->tight && !s->units[s->future[i].unit_idx].wanted)
             continue;
-        }
-        for (uint32_t i = 0; i < s->fetch_count; i++) {
-            bool filling = s->units[s->future[i].unit_idx].d == D_FILLING;
-            if (s->tight && !s->units[s->future[i].unit_idx].wanted)
-                continue;
-            if ((start || filling) && !serve_use(s, s->future[i], (uint64_t)i + 1, false))
-                break;
-        }
+        if (!serve_use(s, s->future[i], (uint64_t)i + 1, false))
+            return;
     }
 }

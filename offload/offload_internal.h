@@ -304,7 +304,7 @@ void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
 void spw__store_drop_grads(spw_store *s); /* idle: what no update will consume */
 
 /* slots.c. A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`; false: there is none. */
-bool spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than);
+bool spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than, const unit *filling);
 /* released: the update runs without any help from the main thread. */
 bool spw__store_take_record_slot(spw_store *s, chunk *c, bool released);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */

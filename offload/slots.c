@@ -31,9 +31,20 @@ distance(const spw_store *s, const chunk *c)
     return u->next_use;
 }
 
-/* A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`. */
+/* Chunk o is of that unit too, and the unit's fill has yet to copy it, before c. */
+static bool
+copied_before(const unit *filling, const chunk *o, const chunk *c)
+{
+    return filling != NULL && o->plan.unit_idx == c->plan.unit_idx && o->idx < c->idx &&
+           o->idx - filling->plan.chunk_first >= filling->fill_next;
+}
+
+/*
+ * A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`. filling: c's unit, if it is
+ * wanted for a fill, which copies chunks in their order and leaves those before c their slots; else NULL.
+ */
 bool
-spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
+spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than, const unit *filling)
 {
     int32_t best = -1;
     uint64_t best_distance = 0;
@@ -45,7 +56,7 @@ spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
             break;
         }
         owner = &s->chunks[s->weight_slot_owner[i]];
-        if (owner->w == W_CLEAN && owner->pins == 0) {
+        if (owner->w == W_CLEAN && owner->pins == 0 && !copied_before(filling, owner, c)) {
             uint64_t d = distance(s, owner) + 1;
             if (d > best_distance) {
                 best = (int32_t)i;

@@ -32,9 +32,9 @@ fill_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     return SPW_OK;
 }
 
-/* A store of UNITS units, weights in host memory; records from unit `nvme_from` on are on nvme, and config knows the rest. */
+/* A store of UNITS units; records from unit `nvme_from` on are on nvme, and config knows the rest. */
 static void
-open_units(fixture *f, spw_store_config config, bool trainable, uint32_t nvme_from)
+open_units(fixture *f, spw_store_config config, spw_tier weights, bool trainable, uint32_t nvme_from)
 {
     memset(f, 0, sizeof *f);
     for (uint32_t u = 0; u < UNITS; u++) {
@@ -44,7 +44,7 @@ open_units(fixture *f, spw_store_config config, bool trainable, uint32_t nvme_fr
             f->chunks[u * CHUNKS + k] = (spw_store_chunk){.unit_idx = u,
                                                           .first = k * 4096,
                                                           .elems = 4096,
-                                                          .weight_tier = SPW_TIER_HOST,
+                                                          .weight_tier = weights,
                                                           .record_tier = u < nvme_from ? SPW_TIER_HOST : SPW_TIER_NVME};
     }
     assert_int_equal(spw_gpu_open(&f->gpu, &(spw_gpu_options){.name = "cpu", .thread_count = 1}, NULL), SPW_OK);
@@ -64,7 +64,8 @@ open_units(fixture *f, spw_store_config config, bool trainable, uint32_t nvme_fr
 static void
 open_store(fixture *f, uint32_t room, uint64_t chaos)
 {
-    open_units(f, (spw_store_config){.device_cache_bytes = room * ELEMS * 4, .chaos_seed = chaos}, false, UNITS);
+    open_units(f, (spw_store_config){.device_cache_bytes = room * ELEMS * 4, .chaos_seed = chaos}, SPW_TIER_HOST, false,
+               UNITS);
 }
 
 static void
@@ -126,6 +127,44 @@ test_fetched_once(void **state)
     close_store(&f);
 }
 
+/* What comes to the device from nvme is read once for it, though slots are few and chunks arrive in any order. */
+static void
+test_read_once(void **state)
+{
+    char dir[256];
+    const char *path = dir;
+    (void)state;
+    tiny_dir_make(dir);
+    for (uint64_t run = 1; run <= 20; run++) {
+        const spw_store_use future[] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+        spw_test_aio_schedule late = {.seed = run, .delays = 500, .delay_ns_max = 300000};
+        fixture f;
+        spw_store_stats first, stats;
+        open_units(&f,
+                   (spw_store_config){.device_cache_bytes = (1 + run % 3) * ELEMS * 4,
+                                      .weight_slot_count = 1 + (uint32_t)run % 6,
+                                      .record_slot_count = 1,
+                                      .integrity = true,
+                                      .paths = &path,
+                                      .path_count = 1,
+                                      .aio = {.backend = SPW_AIO_THREADS, .queue_depth = 8, .thread_count = 4},
+                                      .aio_faults = &late,
+                                      .chaos_seed = run},
+                   SPW_TIER_NVME, false, UNITS);
+        spw_store_get_stats(f.store, &first);
+        for (uint32_t pass = 0; pass < 2; pass++) {
+            spw_store_set_future(f.store, future, UNITS, pass == 0 ? UNITS : 0); /* fetched ahead, and not */
+            for (uint32_t u = 0; u < UNITS; u++)
+                use(&f, u);
+        }
+        spw_store_get_stats(f.store, &stats);
+        assert_true(stats.h2d_bytes - first.h2d_bytes >= UNITS * ELEMS * 4);
+        assert_int_equal(stats.nvme_read_bytes - first.nvme_read_bytes, stats.h2d_bytes - first.h2d_bytes);
+        close_store(&f);
+    }
+    tiny_dir_remove(dir);
+}
+
 /* Which chunk was updated when, by one worker. */
 typedef struct order {
     uint32_t count, chunk[2 * UNITS * CHUNKS];
@@ -162,7 +201,7 @@ open_trainable(fixture *f, order *o, const char *const *path, spw_test_aio_sched
                                .aio_faults = faults};
     spw_store_stats stats;
     memset(o, 0, sizeof *o);
-    open_units(f, config, true, 2);
+    open_units(f, config, SPW_TIER_HOST, true, 2);
     assert_int_equal(spw_store_drain(f->store, NULL), SPW_OK);
     spw_store_step_begin(f->store, NULL, SPW_STEP_GATED);
     for (uint32_t u = 0; u < UNITS; u++) {
@@ -426,10 +465,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_given_up),           cmocka_unit_test(test_fetched_once),
-        cmocka_unit_test(test_slots_take_turns),   cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_left_out),           cmocka_unit_test(test_leave_first),
-        cmocka_unit_test(test_place_without_slot), cmocka_unit_test(test_stands_still),
+        cmocka_unit_test(test_given_up),     cmocka_unit_test(test_fetched_once),
+        cmocka_unit_test(test_read_once),    cmocka_unit_test(test_slots_take_turns),
+        cmocka_unit_test(test_asked),        cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_leave_first),  cmocka_unit_test(test_place_without_slot),
+        cmocka_unit_test(test_stands_still),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

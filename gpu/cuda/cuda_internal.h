@@ -228,18 +228,24 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
 #define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
     spw__cuda_launch<UNWRAP kernel>(q, #kernel, UNWRAP kernel, grid, block, shared, __VA_ARGS__)
 
-/* Runs the statement with T the compute type; the types are common.cuh's. */
-#define BY_TYPE(q, ...)                                                                                                \
+/* Runs the statement with T the compute type, BY_16_BITS where that is not fp32; the types are common.cuh's. */
+#define BY_16_BITS(q, ...)                                                                                             \
     do {                                                                                                               \
-        if ((q)->gpu->info.compute_dtype == SPW_F32) {                                                                 \
-            typedef float T;                                                                                           \
-            __VA_ARGS__;                                                                                               \
-        } else if ((q)->gpu->info.compute_dtype == SPW_BF16) {                                                         \
+        if ((q)->gpu->info.compute_dtype == SPW_BF16) {                                                                \
             typedef bf16 T;                                                                                            \
             __VA_ARGS__;                                                                                               \
         } else {                                                                                                       \
             typedef f16 T;                                                                                             \
             __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+#define BY_TYPE(q, ...)                                                                                                \
+    do {                                                                                                               \
+        if ((q)->gpu->info.compute_dtype == SPW_F32) {                                                                 \
+            typedef float T;                                                                                           \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            BY_16_BITS(q, __VA_ARGS__);                                                                                \
         }                                                                                                              \
     } while (0)
 

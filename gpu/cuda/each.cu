@@ -119,17 +119,6 @@ each_gradient(cuda_queue *q, const act *A, const act *B, const spw_each *e, cons
     }
 }
 
-#define BY_16_BITS(q, ...)                                                                                             \
-    do {                                                                                                               \
-        if ((q)->gpu->info.compute_dtype == SPW_BF16) {                                                                \
-            typedef bf16 T;                                                                                            \
-            __VA_ARGS__;                                                                                               \
-        } else {                                                                                                       \
-            typedef f16 T;                                                                                             \
-            __VA_ARGS__;                                                                                               \
-        }                                                                                                              \
-    } while (0)
-
 void
 spw__cuda_linear_each(spw_gpu_queue *queue, act *y, const act *x, const spw_each *e, unsigned flags)
 {
