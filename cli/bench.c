@@ -33,7 +33,9 @@ cli_bench(int argc, char **argv)
         return cli_bench_io(argc - 1, argv + 1);
     if (strcmp(argv[1], "copy") == 0)
         return cli_bench_copy(argc - 1, argv + 1);
-    if (strcmp(argv[1], "gemm") == 0 || strcmp(argv[1], "attention") == 0)
-        return cli_bench_device(argc - 1, argv + 1);
+    if (strcmp(argv[1], "gemm") == 0)
+        return cli_bench_gemm(argc - 1, argv + 1);
+    if (strcmp(argv[1], "attention") == 0)
+        return cli_bench_attention(argc - 1, argv + 1);
     return cli_usage("bench", "there is no benchmark %s", argv[1]);
 }

@@ -12,10 +12,11 @@ int cli_generate(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_bench(int argc, char **argv);
-int cli_bench_io(int argc, char **argv);     /* argv[0] is "io" */
-int cli_bench_adam(int argc, char **argv);   /* argv[0] is "adam" */
-int cli_bench_copy(int argc, char **argv);   /* argv[0] is "copy" */
-int cli_bench_device(int argc, char **argv); /* argv[0] is "gemm" or "attention" */
+int cli_bench_io(int argc, char **argv);        /* argv[0] is "io" */
+int cli_bench_adam(int argc, char **argv);      /* argv[0] is "adam" */
+int cli_bench_copy(int argc, char **argv);      /* argv[0] is "copy" */
+int cli_bench_gemm(int argc, char **argv);      /* argv[0] is "gemm" */
+int cli_bench_attention(int argc, char **argv); /* argv[0] is "attention" */
 int cli_tune(int argc, char **argv);
 int cli_plot(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
