@@ -1,0 +1,152 @@
+/* What does not fit: the nearest configuration that does is suggested, and does. */
+#include "lib_plan.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+static const char base[] =
+    "{\"model\": {\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_positions\": 64, \"n_embd\": 128, \"n_layer\": 4, "
+    "\"n_head\": 4}, \"data\": {\"path\": [\"x\"], \"seq_length\": 64}, \"train_micro_batch_size_per_gpu\": 6, "
+    "\"gradient_accumulation_steps\": 2, \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 3, "
+    "\"offload_param\": {\"device\": \"cpu\"}, \"offload_optimizer\": {\"device\": \"cpu\"}}, "
+    "\"spillway\": {\"device\": \"cpu\"}}";
+
+/* Ever smaller budgets: as long as a configuration is suggested, it fits when its overrides are given to the parser. */
+static void
+test_nearest(void **state)
+{
+    const char *budgets[] = {"host_memory", "device_memory", "device_memory"};
+    const char *activations[] = {"spillway.activations=auto", "spillway.activations=auto",
+                                 "spillway.activations=device"};
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    uint32_t suggested[3] = {0}, moved = 0;
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        for (uint64_t budget = 40 << 20; budget > 1 << 20; budget -= budget / 7) {
+            char text[96];
+            const char *overrides[16] = {text, activations[k]};
+            spw_model *model = NULL;
+            spw_error err = {0};
+            spw_engine_options o = {.config = &c, .process_bytes = PLAN_PROCESS_BYTES, .room_bytes = UINT64_MAX};
+            spw_status st;
+            snprintf(text, sizeof text, "spillway.%s=%llu", budgets[k], (unsigned long long)budget);
+            assert_int_equal(spw_config_parse(&c, base, "base", overrides, 2, &err), SPW_OK);
+            assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+            o.model = model;
+            st = plan_of(&c, model, &p, &err);
+            if (st == SPW_ENOFIT) {
+                assert_int_equal(p.lack, k ? SPW_LACK_DEVICE : SPW_LACK_HOST);
+                assert_true(p.least_bytes > budget);
+                assert_int_equal(spw_plan_nearest(&o, &s, &err), SPW_OK);
+                if (s.found) {
+                    suggested[k]++;
+                    for (uint32_t i = 0; i < s.count; i++) {
+                        overrides[i + 2] = s.set[i];
+                        assert_null(strstr(s.set[i], "state_format"));
+                        moved += strcmp(s.set[i], activations[0]) == 0;
+                    }
+                    assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 2, &err), SPW_OK);
+                    st = plan_of(&c, model, &p, &err);
+                    if (st != SPW_OK)
+                        print_error("%s: %s\n", text, err.message);
+                    assert_int_equal(st, SPW_OK);
+                    assert_int_equal(c.micro_batch * c.accumulation, 12); /* the batch stays */
+                }
+            } else {
+                assert_int_equal(st, SPW_OK);
+            }
+            spw_model_destroy(model);
+        }
+    }
+    assert_true(suggested[0] > 2);
+    assert_true(suggested[1] > 0 && suggested[2] > 2 && moved > 0);
+}
+
+/* Budgets above what the machine has left: the suggestion is what it has, and where that is too little, nothing but more memory. */
+static void
+test_nearest_room(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    uint32_t found = 0, never = 0;
+    (void)state;
+    for (uint64_t room = 26 << 20; room > 1 << 20; room -= room / 5) {
+        const char *overrides[16] = {
+            "spillway.host_memory=80MiB", "spillway.device_memory=80MiB",
+            "zero_optimization.offload_optimizer={\"device\":\"nvme\",\"nvme_path\":\"/tmp\"}"};
+        spw_model *model = NULL;
+        spw_engine *e = NULL;
+        spw_error err = {0};
+        spw_engine_options o = {
+            .config = &c, .plan_only = true, .process_bytes = PLAN_PROCESS_BYTES, .room_bytes = room, .plan_out = &p};
+        assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
+        assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+        o.model = model;
+        assert_int_equal(spw_engine_create(&e, &o, &err), SPW_ENOFIT);
+        assert_int_equal(p.lack, SPW_LACK_ROOM);
+        assert_true(p.least_bytes > room);
+        assert_int_equal(spw_plan_nearest(&o, &s, &err), SPW_OK);
+        never += !s.found;
+        if (s.found) {
+            for (uint32_t i = 0; i < s.count; i++)
+                overrides[i + 3] = s.set[i];
+            assert_true(found++ > 0 || strstr(s.set[0], "_memory=auto") != NULL);
+            assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 3, &err), SPW_OK);
+            assert_int_equal(spw_engine_create(&e, &o, &err), SPW_OK);
+            assert_true(p.host_bytes + p.device_bytes <= PLAN_PROCESS_BYTES + room);
+            spw_engine_destroy(e);
+        }
+        spw_model_destroy(model);
+    }
+    assert_true(found > 2 && never > 0);
+}
+
+/* Between ranks at stage 0: what leaves the device is tried at the stage that it needs, where a rank has a part of the weights. */
+static void
+test_nearest_stage(void **state)
+{
+    static spw_config c;
+    static spw_plan p;
+    static spw_suggestion s;
+    const char *overrides[16] = {"spillway.device_memory=1048576", "spillway.ranks=2"};
+    spw_model *model = NULL;
+    spw_error err = {0};
+    char text[96];
+    bool raised = false;
+    (void)state;
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, 2, &err), SPW_OK);
+    assert_int_equal(spw_model_from_config(&model, &c, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
+    snprintf(text, sizeof text, "spillway.device_memory=%llu", (unsigned long long)p.least_bytes);
+    overrides[0] = text;
+    overrides[2] = "zero_optimization={\"stage\":0}";
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, 3, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_ENOFIT);
+    assert_int_equal(spw_plan_nearest(&(spw_engine_options){.config = &c,
+                                                            .model = model,
+                                                            .process_bytes = PLAN_PROCESS_BYTES,
+                                                            .room_bytes = UINT64_MAX},
+                                      &s, &err),
+                     SPW_OK);
+    assert_true(s.found);
+    for (uint32_t i = 0; i < s.count; i++) {
+        overrides[i + 3] = s.set[i];
+        raised = raised || strcmp(s.set[i], "zero_optimization.stage=3") == 0;
+    }
+    assert_true(raised);
+    assert_int_equal(spw_config_parse(&c, base, "base", overrides, s.count + 3, &err), SPW_OK);
+    assert_int_equal(plan_of(&c, model, &p, &err), SPW_OK);
+    spw_model_destroy(model);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nearest), cmocka_unit_test(test_nearest_stage),
+                                       cmocka_unit_test(test_nearest_room)};
+    return cmocka_run_group_tests(tests, plan_dir_make, plan_dir_remove);
+}
