@@ -5,7 +5,6 @@
  */
 #include "bench_device.h"
 #include <math.h>
-#include <stdlib.h>
 
 /* Of arrays; qkv are packed rows of q, k and v. */
 enum { QKV, OUT, LSE, DOUT, DQKV };
@@ -40,7 +39,7 @@ check_attention(device_bench *b, device_row *r)
 {
     const spw_attention_shape *s = &r->shape;
     void *const *a = r->a;
-    double *p = calloc(s->T, sizeof *p);
+    double *p = spw_mem_calloc(s->T, sizeof *p);
     for (uint64_t k = 0; p != NULL && k < BENCH_SAMPLES; k++) {
         uint64_t rows = s->B * s->T, at_row = (k * 7919 + rows / 2) % rows, t = at_row % s->T, first = at_row - t;
         uint64_t h = k % s->Hq, d = k * 13 % s->D, hk = h / (s->Hq / s->Hk);
@@ -61,8 +60,9 @@ check_attention(device_bench *b, device_row *r)
         r->wrong += !cli_device_is_near(b, a[OUT], at_row * s->Hq * s->D + h * s->D + d, want / sum,
                                         0.25 / sqrt((double)t + 1));
     }
-    r->wrong += p == NULL;
-    free(p);
+    if (p == NULL)
+        (void)SPW_RAISE(&b->err, SPW_ENOMEM, "bench attention: scores of %llu keys", (unsigned long long)s->T);
+    spw_mem_free(p);
 }
 
 static uint64_t

@@ -19,6 +19,7 @@ void *
 cli_device_take(device_bench *b, uint64_t bytes)
 {
     void *p = NULL;
+    SPW_ASSERT(b->array_count < BENCH_ARRAYS);
     if (b->err.status == SPW_OK && spw_gpu_alloc(b->gpu, &p, bytes, &b->err) == SPW_OK)
         b->arrays[b->array_count++] = p;
     return p;

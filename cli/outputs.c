@@ -16,7 +16,7 @@ cli_nearest(char out[SPW_PATH_BYTES], const char *path)
 {
     struct stat info;
     snprintf(out, SPW_PATH_BYTES, "%s", path);
-    while (out[0] != '\0' && stat(out, &info) != 0 && errno == ENOENT) {
+    while (out[0] != '\0' && stat(out, &info) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
         char *slash = strrchr(out, '/');
         if (slash == NULL)
             snprintf(out, SPW_PATH_BYTES, ".");

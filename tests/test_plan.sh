@@ -158,6 +158,7 @@ check "back to host" shows '^it fits with: .*device=cpu'
 beside() { # NAME ARGS...
     local name=$1
     shift
+    set -- --set spillway.update_ahead=never "$@" # how many begin ahead of the norm, and are taken back, is the moment's
     check "$name: plans" run plan "$c" --json "$@"
     cp "$dir/out" "$dir/plan.json"
     check "$name: trains" run train "$c" "$@"
