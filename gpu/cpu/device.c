@@ -99,7 +99,7 @@ spw_status
 spw__cpu_alloc(spw_gpu *device, void **out, uint64_t bytes, spw_error *err)
 {
     cpu_gpu *gpu = (cpu_gpu *)device;
-    uint64_t need = spw_round_up(bytes, 4096), limit = gpu->info.memory_bytes;
+    uint64_t need = spw_round_up(bytes > 0 ? bytes : 1, 4096), limit = gpu->info.memory_bytes;
     cpu_memory *m;
     spw_status st = SPW_OK;
     *out = NULL;
