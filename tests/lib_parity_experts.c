@@ -93,7 +93,9 @@ logit_of(const mixture *m, uint64_t row, uint64_t e)
         return few[r[0] % 4];
     if (m->logits == EQUAL)
         return 0.5f;
-    return m->logits == ASCENDING ? (float)e / 32.0f : (float)(r[0] % 256) / 32.0f - 4.0f;
+    if (m->logits == ASCENDING) /* in steps that bf16 has, and that a sigmoid in fp32 keeps apart */
+        return ((float)e - (m->E > 256 ? 256.0f : 0.0f)) / 32.0f;
+    return (float)(r[0] % 256) / 32.0f - 4.0f;
 }
 
 static double
