@@ -127,7 +127,7 @@ advance_fill(spw_store *s, unit *u, uint64_t nearer_than, bool urgent)
         if (c->generation != u->device_generation)
             break;
         if (c->w == W_EMPTY) {
-            if (!spw__store_take_weight_slot(s, c, nearer_than, u))
+            if (!spw__store_take_weight_slot(s, c, nearer_than))
                 return false;
             c->w = W_READING;
             spw__store_submit(s, c, true, SPW_AIO_READ, urgent ? SPW_AIO_URGENT : SPW_AIO_NORMAL);
@@ -145,6 +145,15 @@ promised(const spw_store *s, const unit *u, uint64_t generation)
         return false;
     return u->generation >= generation ||
            (u->generation + 1 == generation && u->op == OP_UPDATE && u->grad_ready && s->gate_open);
+}
+
+bool
+spw__store_fill_goes_on(const spw_store *s, const unit *u)
+{
+    bool demanded = s->demand_set && &s->units[s->demand.unit_idx] == u && s->demand.generation == u->device_generation;
+    bool ahead = u->next_use < s->fetch_count && s->future[u->next_use].generation == u->device_generation;
+    return u->d == D_FILLING && !u->abort_fill && (demanded || (ahead && (u->wanted || !s->tight))) &&
+           promised(s, u, u->device_generation);
 }
 
 /* The lowest place that is free, and where in the list of those that have one. */

@@ -303,8 +303,11 @@ void spw__store_hold_unit(spw_store *s, const unit *u);
 void spw__store_leave_window(spw_store *s, chunk *c, g_state g);
 void spw__store_drop_grads(spw_store *s); /* idle: what no update will consume */
 
-/* slots.c. A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`; false: there is none. */
-bool spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than, const unit *filling);
+/*
+ * slots.c. A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`. False: there is none
+ * to be had, but one will come.
+ */
+bool spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than);
 /* released: the update runs without any help from the main thread. */
 bool spw__store_take_record_slot(spw_store *s, chunk *c, bool released);
 void spw__store_free_record_slot(spw_store *s, chunk *c); /* its record becomes EMPTY */
@@ -323,6 +326,8 @@ void spw__store_drop_device(spw_store *s, unit *u);
 void spw__store_abort_fill(spw_store *s, unit *u);
 /* Starts the fills of the uses to come, as far as device memory goes: the mover finds them under way. */
 void spw__store_reserve(spw_store *s);
+/* The fill is under way for a use that is waited for or fetched ahead: each pass of the mover copies what has come for it. */
+bool spw__store_fill_goes_on(const spw_store *s, const unit *u);
 
 /* What the mover does in a pass: grads.c, transfers.c, fills.c, updates.c. */
 void spw__store_schedule_grads(spw_store *s);

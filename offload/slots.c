@@ -26,25 +26,31 @@ distance(const spw_store *s, const chunk *c)
     uint32_t k = c->idx - u->plan.chunk_first;
     if (u->op == OP_UPDATE && u->grad_ready && (s->gate_open || spw__runs_ahead(s, u)) && !c->started)
         return 0; /* about to be updated */
+    if (u->wanted && u->d == D_FILLING && k >= u->fill_next)
+        return 0; /* about to be copied: next_use is the one after that */
     if (u->d == D_READY || (u->d == D_FILLING && k < u->fill_next))
         return (1ull << 32) + u->next_use2;
     return u->next_use;
 }
 
-/* Chunk o is of that unit too, and the unit's fill has yet to copy it, before c. */
+/*
+ * Chunk o is in memory for a fill that copies it as soon as the chunks before it have come, and the next of them comes without
+ * another slot. To wait for that costs whoever needs a slot less than reading o again.
+ */
 static bool
-copied_before(const unit *filling, const chunk *o, const chunk *c)
+copied_soon(const spw_store *s, const chunk *o)
 {
-    return filling != NULL && o->plan.unit_idx == c->plan.unit_idx && o->idx < c->idx &&
-           o->idx - filling->plan.chunk_first >= filling->fill_next;
+    const unit *u = &s->units[o->plan.unit_idx];
+    const chunk *next;
+    if (!spw__store_fill_goes_on(s, u) || u->fill_next > o->idx - u->plan.chunk_first ||
+        o->generation != u->device_generation)
+        return false;
+    next = &s->chunks[u->plan.chunk_first + u->fill_next];
+    return next->w != W_EMPTY && (next->w != W_CLEAN || next->generation == u->device_generation);
 }
 
-/*
- * A slot for c, by evicting the clean copy needed last if it is needed later than `nearer_than`. filling: c's unit, if it is
- * wanted for a fill, which copies chunks in their order and leaves those before c their slots; else NULL.
- */
 bool
-spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than, const unit *filling)
+spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than)
 {
     int32_t best = -1;
     uint64_t best_distance = 0;
@@ -56,7 +62,7 @@ spw__store_take_weight_slot(spw_store *s, chunk *c, uint64_t nearer_than, const 
             break;
         }
         owner = &s->chunks[s->weight_slot_owner[i]];
-        if (owner->w == W_CLEAN && owner->pins == 0 && !copied_before(filling, owner, c)) {
+        if (owner->w == W_CLEAN && owner->pins == 0 && !copied_soon(s, owner)) {
             uint64_t d = distance(s, owner) + 1;
             if (d > best_distance) {
                 best = (int32_t)i;

@@ -12,7 +12,7 @@ weights_ready(spw_store *s, unit *u, chunk *c)
     bool reads = u->op == OP_VISIT || u->op == OP_EDIT ||
                  (u->op == OP_UPDATE && (s->cfg.update_reads_weights || spw__snap_wants(c)));
     if (c->w == W_EMPTY) {
-        if (!spw__store_take_weight_slot(s, c, 0, NULL))
+        if (!spw__store_take_weight_slot(s, c, 0))
             return false;
         if (!reads)
             return true;

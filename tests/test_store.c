@@ -184,6 +184,61 @@ note_update(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const v
     return SPW_OK;
 }
 
+/* Updates that pass through the same slots leave what a fill has read, and has yet to copy, where it is. */
+static void
+test_read_once_beside_updates(void **state)
+{
+    const bool with[UNITS] = {true, true, false, false};
+    const spw_store_use future[] = {{2, 0}, {3, 0}};
+    char dir[256];
+    const char *path = dir;
+    (void)state;
+    tiny_dir_make(dir);
+    alarm(60);
+    for (uint64_t run = 1; run <= 20; run++) {
+        spw_test_aio_schedule late = {.seed = run, .delays = 500, .delay_ns_max = 300000};
+        fixture f;
+        order o = {0};
+        spw_store_stats first, stats;
+        open_units(&f,
+                   (spw_store_config){.device_cache_bytes = 2 * ELEMS * 4,
+                                      .weight_slot_count = 1 + (uint32_t)run % 6,
+                                      .record_slot_count = 1,
+                                      .record_parts = {256},
+                                      .record_part_count = 1,
+                                      .paths = &path,
+                                      .path_count = 1,
+                                      .aio = {.backend = SPW_AIO_THREADS, .queue_depth = 8, .thread_count = 4},
+                                      .aio_faults = &late,
+                                      .chaos_seed = run,
+                                      .update = note_update,
+                                      .update_ctx = &o},
+                   SPW_TIER_NVME, true, UNITS);
+        assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+        spw_store_get_stats(f.store, &first);
+        spw_store_step_begin(f.store, with, SPW_STEP_GATED);
+        for (uint32_t u = 0; u < 2; u++) {
+            assert_int_equal(spw_store_grad_open(f.store, u, NULL), SPW_OK);
+            memset(spw_store_grad(f.store, u), 0, ELEMS * 4);
+            spw_store_grad_ready(f.store, u);
+        }
+        spw_store_step_go(f.store);
+        spw_store_set_future(f.store, future, 2, 2);
+        if (run % 2 == 0)
+            assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK); /* nobody waits for the units; or somebody does */
+        use(&f, 2);
+        use(&f, 3);
+        assert_int_equal(spw_store_drain(f.store, NULL), SPW_OK);
+        assert_int_equal(o.count, 2 * CHUNKS);
+        spw_store_get_stats(f.store, &stats);
+        assert_int_equal(stats.h2d_bytes - first.h2d_bytes, 2 * ELEMS * 4);
+        assert_int_equal(stats.nvme_read_bytes - first.nvme_read_bytes, 2 * ELEMS * 4);
+        close_store(&f);
+    }
+    alarm(0);
+    tiny_dir_remove(dir);
+}
+
 enum { SLOTS = 8, RECORD_BYTES = 4096 * 8 };
 
 /* All units trainable, records of the first two in host memory, of the others on nvme, read ahead as far as slots go. */
@@ -465,10 +520,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_given_up),     cmocka_unit_test(test_fetched_once),
-        cmocka_unit_test(test_read_once),    cmocka_unit_test(test_slots_take_turns),
-        cmocka_unit_test(test_asked),        cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_leave_first),  cmocka_unit_test(test_place_without_slot),
+        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_fetched_once),
+        cmocka_unit_test(test_read_once),
+        cmocka_unit_test(test_slots_take_turns),
+        cmocka_unit_test(test_read_once_beside_updates),
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_leave_first),
+        cmocka_unit_test(test_place_without_slot),
         cmocka_unit_test(test_stands_still),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

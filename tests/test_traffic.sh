@@ -54,19 +54,23 @@ def run(steps, more):
     process = 512 * (used.ru_inblock - usage.ru_inblock), 512 * (used.ru_oublock - usage.ru_oublock)
     return log, process, None if before is None or after is None else tuple(b - a for a, b in zip(before, after))
 
-def near(got, want):
-    return abs(got - want) <= 0.01 * want
+def near(got, want, part=0.01):
+    return abs(got - want) <= part * want
 
-# Per parameter of the whole model. What is frozen is written never; below the lowest trained layer it is read once, elsewhere twice.
+# Per parameter of the whole model, and how far off the reads may be. What is frozen is written never; below the lowest trained
+# layer it is read once, elsewhere twice.
 LAYER, TABLES, NORM = 12 * 192 * 192 + 13 * 192, (256 + 32) * 192, 2 * 192
 ALL = 40 * LAYER + TABLES + NORM
 lower = (20 * LAYER * 2 + TABLES * 4 + (20 * LAYER + NORM) * 14) / ALL, (20 * LAYER + NORM) * 12 / ALL
+# Codes are a quarter of the bytes, so that updates of the lowest trained layers may be through before the forward pass comes to
+# them, and it reads those once more: that is the moment's. Were all codes read twice, it would be 3.6 % more.
 coded = lower[0] - 20 * 12 * 192 * 192 * (2 - 68 / 128) / ALL, lower[1]
-for name, more, formula in (("weights and records on nvme", [], (14, 12)),
-                            ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10)),
-                            ("the lower half frozen", ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]'], lower),
-                            ("the lower half frozen, as codes of 4 bits", ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]',
-                                                                           "--set", "spillway.frozen_codes=int4"], coded)):
+FROZEN = ["--set", 'spillway.freeze=["w*","h.?.*","h.1?.*"]']
+for name, more, formula, off in (
+        ("weights and records on nvme", [], (14, 12), 0.01),
+        ("weights on host", ["--set", 'zero_optimization.offload_param={"device":"cpu"}'], (10, 10), 0.01),
+        ("the lower half frozen", FROZEN, lower, 0.01),
+        ("the lower half frozen, as codes of 4 bits", FROZEN + ["--set", "spillway.frozen_codes=int4"], coded, 0.025)):
     for attempt in range(4):  # a disk that others use as well may need another try
         short, long = run(SHORT, more), run(LONG, more)
         if long[2] is None:
@@ -79,13 +83,14 @@ for name, more, formula in (("weights and records on nvme", [], (14, 12)),
     params = long[0][0]["params"]
     counted = [sum(s["bytes"][k] for s in steps) / len(steps) for k in ("nvme_read", "nvme_write")]
     process = [(b - a) / (LONG - SHORT) for a, b in zip(short[1], long[1])]
+    may = off, 0.01
     for i, way in enumerate(("read", "written")):
-        check("%s: %.4g bytes %s per parameter and step" % (name, formula[i], way), near(counted[i] / params, formula[i]),
+        check("%s: %.4g bytes %s per parameter and step" % (name, formula[i], way), near(counted[i] / params, formula[i], may[i]),
               "library %.3f, kernel for the process %.3f" % (counted[i] / params, process[i] / params))
         if process[i] == 0:
             check("%s: the kernel counts nothing here # SKIP" % name, True)
         else:
-            check("%s: %s, as the kernel counts for the process" % (name, way), near(process[i], counted[i]))
+            check("%s: %s, as the kernel counts for the process" % (name, way), near(process[i], counted[i], may[i]))
         if long[2] is not None and disks[i] > 1.01 * own[i] and near(process[i], counted[i]):
             check("%s: others use this disk # SKIP" % name, True, "disk %.3f" % (disks[i] / params))
         elif long[2] is None:
