@@ -107,7 +107,7 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .comm = r->comm,
                               .plan_only = plan_only,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
-                              .resumes = r->resumed || c->model_path[0] != '\0',
+                              .resumes = r->resumed,
                               .weights_from = r->resumed ? r->weights_from : spw_config_start_folder(c),
                               .plan_out = plan},
         err);

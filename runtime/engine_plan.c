@@ -346,7 +346,7 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     own += activation_tables(e).table_bytes + (uint64_t)e->kept_slots * e->group_max * sizeof *e->activation_places;
     store.weight_slot_count = store.weight_slot_count > chunks ? store.weight_slot_count : e->layout.chunk_count;
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
-    if (o->resumes || c->run.checkpoint_dir[0] != '\0')
+    if (o->resumes || c->run.checkpoint_dir[0] != '\0' || (!e->inference && c->model_path[0] != '\0'))
         own += spw__checkpoint_bytes(e->model, &e->layout, e->optimizer, spw__engine_workers(e));
     return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) + spw_gpu_work_bytes(e->gpu) +
                             product_bytes(e) + LIBRARY_BYTES,

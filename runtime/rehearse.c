@@ -1,5 +1,5 @@
 /*
- * The rehearsal: one training step of the store on paper, to know the bytes it will move. It follows the mover's rules
+ * The rehearsal: training steps of the store on paper, until one moves what the one before it moved, to know the bytes of each. It follows the mover's rules
  * (offload/slots.c, fills.c, updates.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
  * with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
  * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
@@ -11,7 +11,7 @@
  */
 #include "runtime_internal.h"
 
-enum { NO_SLOT = -1, WARM_STEPS = 2 };
+enum { NO_SLOT = -1, STEPS_MIN = 3, STEPS_MAX = 8 }; /* where experts take turns it may take so many */
 static const uint64_t SCAN_MAX =
     1u << 22; /* chunks times slots looked at in a step; above it, both are taken in groups */
 
@@ -45,7 +45,7 @@ typedef struct sim {
     spw_store_use *future;
     uint32_t future_count, fetch_count, position; /* uses made in this step */
     double credit;                                /* elements that may be updated before the engine goes on */
-    bool gate_open, counting, first_step;
+    bool gate_open, first_step;
 } sim;
 
 /* ---------------------------------------------------------------- counting */
@@ -53,7 +53,7 @@ typedef struct sim {
 static void
 count_read(sim *s, const sim_group *g)
 {
-    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
+    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count; i++) {
         const spw_store_chunk *c = &s->in->layout->chunks[i];
         if (c->weight_tier != SPW_TIER_NVME)
             continue;
@@ -66,7 +66,7 @@ count_read(sim *s, const sim_group *g)
 static void
 count_copy(sim *s, const sim_group *g)
 {
-    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count && s->counting; i++) {
+    for (uint32_t i = g->chunk_first; i < g->chunk_first + g->chunk_count; i++) {
         const spw_store_chunk *c = &s->in->layout->chunks[i];
         s->out->h2d +=
             c->weight_tier == SPW_TIER_DEVICE ? 0 : spw__layout_weight_bytes(s->in->layout, c, s->in->weight_bytes);
@@ -409,11 +409,27 @@ make_groups(sim *s, uint32_t per_group)
     }
 }
 
+static void
+clear(rehearsal *r, uint32_t chunk_count)
+{
+    uint32_t *reads = r->chunk_reads;
+    if (reads != NULL)
+        memset(reads, 0, chunk_count * sizeof *reads);
+    *r = (rehearsal){.chunk_reads = reads};
+}
+
+static bool
+same_bytes(const rehearsal *a, const rehearsal *b)
+{
+    return a->h2d == b->h2d && memcmp(a->path_read, b->path_read, sizeof a->path_read) == 0;
+}
+
 spw_status
 spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
 {
     const spw_layout *l = in->layout;
     sim s = {.in = in, .out = out, .first_step = true};
+    rehearsal last;
     spw_status st = SPW_OK;
     uint32_t per_group = 1;
     while ((uint64_t)(l->chunk_count / per_group) * (in->weight_slots / per_group) > SCAN_MAX &&
@@ -431,8 +447,9 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
             s.slot_owner[i] = NO_SLOT;
             s.slot_free[s.slot_free_count++] = (int32_t)i;
         }
-        for (int i = 0; i <= WARM_STEPS; i++) {
-            s.counting = i == WARM_STEPS;
+        for (int i = 0; i < STEPS_MAX && (i < STEPS_MIN || !same_bytes(out, &last)); i++) {
+            last = *out;
+            clear(out, l->chunk_count);
             step(&s);
         }
     } else {

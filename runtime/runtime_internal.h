@@ -101,9 +101,9 @@ typedef struct rehearsal_input {
 } rehearsal_input;
 typedef struct rehearsal {
     uint64_t path_read[SPW_PATHS_MAX], h2d; /* bytes of weights */
-    uint32_t *chunk_reads; /* (chunk_count) reads of the weights of each; the caller's, zeroed; may be NULL */
+    uint32_t *chunk_reads;                  /* (chunk_count) reads of the weights of each; the caller's; may be NULL */
 } rehearsal;
-/* Adds to *out. Errors  SPW_ENOMEM. */
+/* Of *out the caller sets chunk_reads. Errors  SPW_ENOMEM. */
 spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err);
 
 /*

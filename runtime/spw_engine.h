@@ -101,7 +101,7 @@ typedef struct spw_engine_options {
     bool plan_only;                /* stop before anything is taken: only the plan and the layout may be asked for */
     uint64_t process_bytes;        /* what the plan counts for the process; 0: what is resident now */
     uint64_t caller_bytes;         /* and for what the caller will take besides its batches */
-    bool resumes;                  /* a checkpoint will be loaded or saved, whether or not there is a checkpoint_dir */
+    bool resumes; /* a checkpoint will be loaded or saved, though there is neither model.path nor a checkpoint_dir */
     /*
      * Where the weights will be loaded from: the path of spw_engine_load_weights(), or "<checkpoint>/model.safetensors". With
      * spillway.frozen_in_place, frozen weights on nvme of the type that the state format gives them stay there, and

@@ -188,6 +188,14 @@ beside "two passes" --set spillway.micro_batches_per_pass=1
 beside "activations on nvme" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}' --set zero_optimization.offload_param.nvme_path="$dir/swap"
 check "they are" json 'p["bytes"]["activations"]["nvme"] == 6 * 2 * 16384 and p["step"]["nvme_read"] == p["step"]["nvme_write"] == 6 * 2 * 16384'
 beside "activations on host" --set activation_checkpointing.cpu_checkpointing=true
+# A folder's model, and nothing saved: what loading takes is planned too.
+mkdir "$dir/folder"
+echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4}' >"$dir/folder/config.json"
+set -- --set model="{\"path\": \"$dir/folder\"}" --set spillway.checkpoint_dir=
+check "a model from a folder: plans" run plan "$c" --no-measure "$@"
+tables=$(grep '^  tables and stacks' "$dir/out")
+check "trains" run train "$c" --set spillway.steps=1 "$@"
+check "with the tables that were planned" test -n "$tables" -a "$(grep '^  tables and stacks' "$dir/out")" = "$tables"
 expect 2 "not supported yet: sparse_gradients" "a feature that is not built" plan "$c" --set sparse_gradients=true
 expect 2 "nvme_path" "nowhere to put them" plan "$c" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}'
 expect 2 "contradict" "device and host" plan "$c" --set spillway.activations=device --set activation_checkpointing.cpu_checkpointing=true
