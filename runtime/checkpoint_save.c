@@ -221,8 +221,12 @@ uint64_t
 spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                       uint32_t workers)
 {
-    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = (uint64_t)model->param_count * (1 + parts);
-    return spw__checkpoint_digest_bytes(layout->elems * layout->parts * sizeof(float) * parts) +
+    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count;
+    uint64_t model_file = layout->elems * layout->parts * sizeof(float);
+    uint64_t optimizer_file = spw__layout_trained(layout) * layout->parts * sizeof(float) * parts;
+    for (uint32_t id = 0; id < model->param_count; id++)
+        tensors += layout->units[layout->places[id].unit_idx].trainable ? parts : 0;
+    return spw__checkpoint_digest_bytes(model_file > optimizer_file ? model_file : optimizer_file) +
            tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
            spw_touched_bytes(SPW_STACK_BYTES) + workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
 }

@@ -270,10 +270,10 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        partial_count += e->layout.units[u].elems / 4096;
+        partial_count += spw__partials(&e->layout.units[u]);
     e->future_max = 4 * e->layout.unit_count + 64;
     e->buffers = spw_mem_calloc(e->layout.unit_count + 4 + o->chain_extra, sizeof *e->buffers);
-    e->partials = spw_mem_calloc(partial_count, sizeof *e->partials);
+    e->partials = spw_mem_calloc(partial_count + 1, sizeof *e->partials);
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
@@ -299,7 +299,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         !e->takes_part || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        e->unit_partial[u + 1] = e->unit_partial[u] + e->layout.units[u].elems / 4096;
+        e->unit_partial[u + 1] = e->unit_partial[u] + spw__partials(&e->layout.units[u]);
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
                                (accumulation / group + 1) *

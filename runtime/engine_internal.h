@@ -78,6 +78,13 @@ typedef struct engine_zeropp {
     const char *flat; /* why that is so; NULL: nobody wants it otherwise */
 } engine_zeropp;
 
+/* How many sums of squares a unit's gradient makes. */
+static inline uint64_t
+spw__partials(const spw_store_unit *u)
+{
+    return u->trainable ? u->elems / 4096 : 0;
+}
+
 struct spw_engine {
     spw_config config;
     engine_in_place in_place;
@@ -139,7 +146,7 @@ struct spw_engine {
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
-    double *partials;   /* sums of squares, one per 4096 elements of the element space; once d2h has passed them */
+    double *partials;   /* sums of squares, one per 4096 elements of what is trained; once d2h has passed them */
     int32_t *window;    /* (4, rows) a micro-batch's ids, places, begins and ends on their way to the device; or NULL */
     float *losses_host; /* (micro_max, rows) where device memory cannot be read in place, else NULL */
     uint64_t *unit_partial; /* where a unit's partials start */

@@ -24,7 +24,7 @@ typedef struct sim_unit {
     bool pinned, updating, grad_ready, kept;
     uint64_t kept_generation;
     uint32_t fill_next, job_next;
-    uint32_t next_use, next_use2;
+    uint64_t next_at, last_use; /* the first of its uses that is still to come; the let_go count */
 } sim_unit;
 
 /* A chunk, or several in a row where there are very many. */
@@ -42,11 +42,98 @@ typedef struct sim {
     sim_group *groups;
     int32_t *slot_owner, *slot_free;
     uint32_t slot_count, slot_free_count, group_count;
-    spw_store_use *future;
-    uint32_t future_count, fetch_count, position; /* uses made in this step */
-    double credit;                                /* elements that may be updated before the engine goes on */
+    uint32_t *resident; /* units that have a place on the device, by offset */
+    uint32_t resident_count;
+    uint32_t
+        *until_again; /* (use_count) uses from one to the next of the same unit, in the next pass or step if need be */
+    /*
+     * Uses are numbered from the step's first on, through all passes, and on into the next step. `position` have been made; those
+     * below future_end are known, and those below fetch_end fetched, of fetch_elems elements.
+     */
+    uint64_t position, future_end, fetch_end, fetch_elems, step_uses;
+    uint64_t let_go_count;
+    uint32_t ready_count; /* units whose update may run once the gate is open */
+    double credit;        /* elements that may be updated before the engine goes on */
     bool gate_open, first_step;
 } sim;
+
+/* ---------------------------------------------------------------- the future */
+
+static uint32_t
+unit_used(const sim *s, uint64_t at)
+{
+    return s->in->uses[at % s->in->use_count].unit_idx;
+}
+
+/* Of the next step those of what is trained are of the next generation. */
+static spw_store_use
+use_at(const sim *s, uint64_t at)
+{
+    uint32_t u = unit_used(s, at);
+    return (spw_store_use){u, s->units[u].wanted + (at >= s->step_uses && s->in->layout->units[u].trainable)};
+}
+
+/* How many uses from now, as far as uses are known; UINT32_MAX: none. */
+static uint32_t
+uses_until(const sim *s, uint64_t at)
+{
+    return at < s->future_end ? (uint32_t)(at - s->position) : UINT32_MAX;
+}
+
+static uint32_t
+next_use(const sim *s, const sim_unit *u)
+{
+    return uses_until(s, u->next_at);
+}
+
+static uint32_t
+next_use2(const sim *s, const sim_unit *u)
+{
+    return u->next_at < s->future_end ? uses_until(s, u->next_at + s->until_again[u->next_at % s->in->use_count])
+                                      : UINT32_MAX;
+}
+
+/* The engine tells the store what is to come. */
+static void
+tell_future(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    uint64_t end = s->position + in->future_max;
+    s->future_end = s->fetch_end = s->position;
+    s->fetch_elems = 0;
+    if (!in->prefetch || s->first_step)
+        return;
+    s->future_end = end < 2 * s->step_uses ? end : 2 * s->step_uses;
+    while (s->fetch_end < s->future_end && s->fetch_elems < in->prefetch_elems)
+        s->fetch_elems += in->layout->units[unit_used(s, s->fetch_end++)].elems;
+}
+
+/* The use that comes next has come. What is fetched grows at its end. */
+static void
+go_on(sim *s)
+{
+    const rehearsal_input *in = s->in;
+    uint64_t at = s->position++, end = s->position + in->future_max;
+    s->units[unit_used(s, at)].next_at = at + s->until_again[at % in->use_count];
+    if (!in->prefetch || s->first_step || s->fetch_end <= at) {
+        tell_future(s);
+        return;
+    }
+    s->future_end = end < 2 * s->step_uses ? end : 2 * s->step_uses;
+    s->fetch_elems -= in->layout->units[unit_used(s, at)].elems;
+    while (s->fetch_end < s->future_end && s->fetch_elems < in->prefetch_elems)
+        s->fetch_elems += in->layout->units[unit_used(s, s->fetch_end++)].elems;
+}
+
+/* What the first of a new step is told. */
+static void
+wrap_around(sim *s)
+{
+    s->position = 0;
+    for (uint32_t u = 0; u < s->in->layout->unit_count; u++)
+        s->units[u].next_at -= s->units[u].next_at < UINT64_MAX ? s->step_uses : 0;
+    tell_future(s);
+}
 
 /* ---------------------------------------------------------------- counting */
 
@@ -90,10 +177,10 @@ distance(const sim *s, const sim_group *g)
     if (u->updating && u->grad_ready && s->gate_open && !g->updated)
         return 0;
     if (u->place == THERE || (u->place == FILLING && k < u->fill_next))
-        return (1ull << 32) + u->next_use2;
+        return (1ull << 32) + next_use2(s, u);
     if (again(s, u, u->wanted))
-        return u->next_use2; /* the store is not told of the next */
-    return u->next_use;
+        return next_use2(s, u); /* the store is not told of the next */
+    return next_use(s, u);
 }
 
 static bool
@@ -123,41 +210,58 @@ take_slot(sim *s, sim_group *g, uint64_t nearer_than)
 
 /* ---------------------------------------------------------------- the device */
 
+/* The lowest place that is free, and where in the list of those that have one. */
 static bool
-place_on_device(sim *s, sim_unit *u)
+place_on_device(const sim *s, sim_unit *u, uint32_t *rank)
 {
     uint64_t at = 0;
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
-            const sim_unit *o = &s->units[i];
-            if (o->place != AWAY && at < o->device_offset + o->device_bytes &&
-                o->device_offset < at + u->device_bytes) {
-                at = o->device_offset + o->device_bytes;
-                moved = true;
-            }
-        }
+    uint32_t i = 0;
+    for (; i < s->resident_count && at + u->device_bytes > s->units[s->resident[i]].device_offset; i++) {
+        const sim_unit *o = &s->units[s->resident[i]];
+        at = o->device_offset + o->device_bytes;
     }
     u->device_offset = at;
+    *rank = i;
     return at + u->device_bytes <= s->in->cache_bytes;
+}
+
+static void
+leave_device(sim *s, sim_unit *u)
+{
+    u->place = AWAY;
+    for (uint32_t i = 0; i < s->resident_count; i++) {
+        if (&s->units[s->resident[i]] != u)
+            continue;
+        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
+        return;
+    }
 }
 
 static bool
 make_room(sim *s, sim_unit *u, uint64_t nearer_than)
 {
-    while (!place_on_device(s, u)) {
+    uint32_t rank;
+    if (u->device_bytes == 0)
+        return true; /* used where it lies */
+    while (!place_on_device(s, u, &rank)) {
         sim_unit *victim = NULL;
-        for (uint32_t i = 0; i < s->in->layout->unit_count; i++) {
-            sim_unit *o = &s->units[i];
-            bool idle = (o->place == THERE && !o->pinned) || (o->place == FILLING && o->next_use == UINT32_MAX);
-            if (idle && o != u && (uint64_t)o->next_use + 1 > nearer_than &&
-                (victim == NULL || o->next_use > victim->next_use))
-                victim = o;
+        uint32_t farthest = 0;
+        for (uint32_t i = 0; i < s->resident_count; i++) {
+            sim_unit *o = &s->units[s->resident[i]];
+            uint32_t next = next_use(s, o);
+            bool idle = (o->place == THERE && !o->pinned) || (o->place == FILLING && next == UINT32_MAX);
+            bool farther = victim == NULL || next > farthest || (next == farthest && o->last_use < victim->last_use);
+            if (!idle || (uint64_t)next + 1 <= nearer_than || !farther)
+                continue;
+            victim = o;
+            farthest = next;
         }
         if (victim == NULL)
             return false;
-        victim->place = AWAY;
+        leave_device(s, victim);
     }
+    memmove(s->resident + rank + 1, s->resident + rank, (s->resident_count++ - rank) * sizeof *s->resident);
+    s->resident[rank] = (uint32_t)(u - s->units);
     return true;
 }
 
@@ -175,7 +279,7 @@ reserve(sim *s, spw_store_use use, uint64_t nearer_than)
     if (!promised(s, u, use.generation))
         return true;
     if ((u->place == FILLING || (u->place == THERE && !u->pinned)) && u->device_generation < use.generation)
-        u->place = AWAY;
+        leave_device(s, u);
     if (u->place != AWAY || u->generation > use.generation)
         return true;
     if (!make_room(s, u, nearer_than))
@@ -217,8 +321,8 @@ serve(sim *s, spw_store_use use, uint64_t nearer_than)
 static void
 serve_future(sim *s)
 {
-    for (uint32_t i = 0; i < s->fetch_count; i++) {
-        if (!serve(s, s->future[i], (uint64_t)i + 1))
+    for (uint64_t at = s->position; at < s->fetch_end; at++) {
+        if (!serve(s, use_at(s, at), at - s->position + 1))
             return;
     }
 }
@@ -229,13 +333,13 @@ serve_future(sim *s)
 static bool
 update_one(sim *s)
 {
-    for (uint32_t i = 0; s->gate_open && i < s->in->layout->unit_count; i++) {
+    for (uint32_t i = 0; s->gate_open && s->ready_count > 0 && i < s->in->layout->unit_count; i++) {
         sim_unit *u = &s->units[i];
         sim_group *g;
         if (!u->updating || !u->grad_ready)
             continue;
         if ((u->place == THERE && !u->pinned) || (u->place == FILLING && u->device_generation <= u->generation))
-            u->place = AWAY;
+            leave_device(s, u);
         g = &s->groups[u->group_first + u->job_next];
         if (g->on_nvme && g->slot == NO_SLOT && take_slot(s, g, 0) && s->in->update_reads_weights)
             count_read(s, g);
@@ -246,6 +350,7 @@ update_one(sim *s)
         if (++u->job_next == u->group_count) {
             u->generation++;
             u->updating = false;
+            s->ready_count--;
         }
         return true;
     }
@@ -265,28 +370,6 @@ meanwhile(sim *s, double credit)
 /* ---------------------------------------------------------------- the engine's part */
 
 static void
-tell_future(sim *s)
-{
-    const rehearsal_input *in = s->in;
-    uint32_t n = in->use_count * in->passes;
-    s->future_count = s->fetch_count = 0;
-    for (uint32_t u = 0; u < in->layout->unit_count; u++)
-        s->units[u].next_use = s->units[u].next_use2 = UINT32_MAX;
-    if (!in->prefetch || s->first_step)
-        return;
-    for (uint32_t i = s->position; i < 2 * n && s->future_count < in->future_max; i++) {
-        uint32_t u = in->uses[i % n % in->use_count].unit_idx;
-        sim_unit *unit = &s->units[u];
-        if (unit->next_use == UINT32_MAX)
-            unit->next_use = s->future_count;
-        else if (unit->next_use2 == UINT32_MAX)
-            unit->next_use2 = s->future_count;
-        s->future[s->future_count++] = (spw_store_use){u, unit->wanted + (i >= n && in->layout->units[u].trainable)};
-    }
-    s->fetch_count = spw_trace_ahead(s->future, s->future_count, in->layout->units, in->prefetch_elems);
-}
-
-static void
 use_unit(sim *s, uint32_t unit_idx)
 {
     sim_unit *u = &s->units[unit_idx];
@@ -300,8 +383,7 @@ use_unit(sim *s, uint32_t unit_idx)
     }
     s->credit = credit;
     u->pinned = true;
-    s->position++;
-    tell_future(s);
+    go_on(s);
     serve_future(s);
 }
 
@@ -318,18 +400,8 @@ begin_updates(sim *s)
         for (uint32_t k = 0; k < u->group_count; k++)
             s->groups[u->group_first + k].updated = false;
     }
+    s->ready_count = 0;
     s->gate_open = s->in->early_gate;
-}
-
-/* Is this the last time in the step that the unit is used? */
-static bool
-last_use(const rehearsal_input *in, uint32_t at)
-{
-    for (uint32_t i = at + 1; i < in->use_count; i++) {
-        if (in->uses[i].unit_idx == in->uses[at].unit_idx)
-            return false;
-    }
-    return true;
 }
 
 /* What was used up to `end`, from `open` on, and is not needed any longer; returns the first that still is. */
@@ -347,7 +419,12 @@ let_go(sim *s, uint32_t open, uint32_t end, bool makes_gradients)
         if (!u->pinned)
             continue; /* before */
         u->pinned = false;
-        u->grad_ready |= makes_gradients && last_use(in, i);
+        u->last_use = ++s->let_go_count;
+        if (makes_gradients && !u->grad_ready &&
+            i + s->until_again[i] >= in->use_count) { /* the last time in the step */
+            u->grad_ready = true;
+            s->ready_count += u->updating;
+        }
     }
     return first;
 }
@@ -358,8 +435,6 @@ step(sim *s)
     const rehearsal_input *in = s->in;
     const double whole =
         (in->forward_count + in->backward * (in->use_count - in->forward_count)) * in->passes; /* in uses forward */
-    s->position = 0;
-    tell_future(s);
     serve_future(s);
     for (uint32_t p = 0; p < in->passes; p++) {
         for (uint32_t at = 0, end, open = 0; at < in->use_count; at = end) {
@@ -376,9 +451,8 @@ step(sim *s)
     s->gate_open = true;
     for (uint32_t u = 0; u < in->layout->unit_count; u++)
         s->units[u].wanted += s->units[u].grad_ready && in->layout->units[u].trainable;
-    s->position = 0;
     s->first_step = false;
-    tell_future(s);
+    wrap_around(s);
 }
 
 /* ---------------------------------------------------------------- lifetime */
@@ -395,7 +469,7 @@ make_groups(sim *s, uint32_t per_group)
         if (s->in->direct && from->chunk_count > 0 && l->chunks[from->chunk_first].weight_tier == SPW_TIER_DEVICE &&
             !from->coded)
             u->device_bytes = 0; /* used where it lies */
-        u->next_use = u->next_use2 = UINT32_MAX;
+        u->next_at = UINT64_MAX;
         for (uint32_t c = 0; c < from->chunk_count; c += per_group) {
             sim_group *g = &s->groups[s->group_count++];
             *g = (sim_group){.chunk_first = from->chunk_first + c,
@@ -406,6 +480,17 @@ make_groups(sim *s, uint32_t per_group)
                 g->on_nvme |= l->chunks[g->chunk_first + k].weight_tier == SPW_TIER_NVME;
         }
         u->group_count = s->group_count - u->group_first;
+    }
+}
+
+static void
+number_uses(sim *s)
+{
+    s->step_uses = (uint64_t)s->in->use_count * s->in->passes;
+    for (uint64_t at = 2 * (uint64_t)s->in->use_count; at-- > 0;) {
+        sim_unit *u = &s->units[unit_used(s, at)];
+        s->until_again[at % s->in->use_count] = (uint32_t)(u->next_at - at); /* at last as of the first half */
+        u->next_at = at;
     }
 }
 
@@ -440,9 +525,11 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
     s.groups = spw_mem_calloc((uint64_t)l->chunk_count + 1, sizeof *s.groups);
     s.slot_owner = spw_mem_calloc(s.slot_count, sizeof *s.slot_owner);
     s.slot_free = spw_mem_calloc(s.slot_count, sizeof *s.slot_free);
-    s.future = spw_mem_calloc((uint64_t)in->future_max + 1, sizeof *s.future);
-    if (s.units != NULL && s.groups != NULL && s.slot_owner != NULL && s.slot_free != NULL && s.future != NULL) {
+    s.resident = spw_mem_calloc((uint64_t)l->unit_count + 1, sizeof *s.resident);
+    s.until_again = spw_mem_calloc((uint64_t)in->use_count + 1, sizeof *s.until_again);
+    if (s.units && s.groups && s.slot_owner && s.slot_free && s.resident && s.until_again) {
         make_groups(&s, per_group);
+        number_uses(&s);
         for (uint32_t i = 0; i < s.slot_count; i++) {
             s.slot_owner[i] = NO_SLOT;
             s.slot_free[s.slot_free_count++] = (int32_t)i;
@@ -459,6 +546,7 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
     spw_mem_free(s.groups);
     spw_mem_free(s.slot_owner);
     spw_mem_free(s.slot_free);
-    spw_mem_free(s.future);
+    spw_mem_free(s.resident);
+    spw_mem_free(s.until_again);
     return st;
 }

@@ -154,7 +154,8 @@ check "back to host" shows '^it fits with: .*device=cpu'
 
 # Predicted bytes beside a run's, from the third step on, within 1 % where there are 180 steps, because what moves at the
 # moment when the last one ends, at most a step's bytes, may fall to either side. The plan is the one in the run's log; that of
-# spillway plan is the same, unless the process took another MiB (a sanitizer's wobble is of that size).
+# spillway plan is the same, unless the process took another MiB (a sanitizer's wobble is of that size). With OFF set, what is read
+# from nvme may be off by so much: how units on their way and updates meet in few slots is the moment's.
 beside() { # NAME ARGS...
     local name=$1
     shift
@@ -162,7 +163,7 @@ beside() { # NAME ARGS...
     check "$name: plans" run plan "$c" --json "$@"
     cp "$dir/out" "$dir/plan.json"
     check "$name: trains" run train "$c" "$@"
-    check "$name: the predicted bytes are the measured ones" python3 - "$dir/plan.json" "$dir/run.jsonl" <<'PY'
+    check "$name: the predicted bytes are the measured ones" python3 - "$dir/plan.json" "$dir/run.jsonl" "${OFF:-0.01}" <<'PY'
 import json, sys
 said = json.load(open(sys.argv[1]))
 lines = [json.loads(line) for line in open(sys.argv[2])]
@@ -170,7 +171,7 @@ plan, steps = lines[0]["plan"], [s for s in lines if s.get("step", 0) >= 3]
 bad = False
 for link in ("nvme_read", "nvme_write", "h2d", "d2h"):
     got = sum(s["bytes"][link] for s in steps) / len(steps)
-    bad |= abs(got - plan[link]) > max(0.01, 1 / len(steps)) * max(got, plan[link])
+    bad |= abs(got - plan[link]) > max(float(sys.argv[3]) if link == "nvme_read" else 0.01, 1 / len(steps)) * max(got, plan[link])
     bad |= said["bytes"]["process"]["host"] == plan["process"] and said["step"][link] != plan[link]
     print("# %-10s plan %9d, train's plan %9d, measured %11.1f" % (link, said["step"][link], plan[link], got))
 sys.exit(bad)
@@ -188,6 +189,11 @@ beside "two passes" --set spillway.micro_batches_per_pass=1
 beside "activations on nvme" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}' --set zero_optimization.offload_param.nvme_path="$dir/swap"
 check "they are" json 'p["bytes"]["activations"]["nvme"] == 6 * 2 * 16384 and p["step"]["nvme_read"] == p["step"]["nvme_write"] == 6 * 2 * 16384'
 beside "activations on host" --set activation_checkpointing.cpu_checkpointing=true
+OFF=0.05 beside "experts in turns" --set spillway.device_memory=1400KiB --set spillway.weight_slots=4 --set spillway.record_slots=2 \
+    --set gradient_accumulation_steps=1 --set spillway.checkpoint_dir= --set model='{"model_type": "qwen3_moe", "vocab_size": 256,
+        "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_experts": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
+check "they are" json 'any(d["name"] == "spillway.expert_turns" and d["value"] == "16" for d in p["decisions"])'
 # A folder's model, and nothing saved: what loading takes is planned too.
 mkdir "$dir/folder"
 echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4}' >"$dir/folder/config.json"
