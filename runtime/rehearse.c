@@ -1,7 +1,7 @@
 /*
- * The rehearsal: training steps of the store on paper, until one moves what the one before it moved, to know the bytes of each. It follows the mover's rules
- * (offload/slots.c, fills.c, updates.c: what is fetched ahead, which copy is evicted, in which order updates run) over the recorded uses,
- * with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
+ * The rehearsal: training steps of the store on paper, until one moves what the one before it moved, to know the bytes of
+ * each. It follows the mover's rules (offload/slots.c, fills.c, updates.c: what is fetched ahead, which copy is evicted, in
+ * which order updates run) over the recorded uses, with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
  * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
  * they are written once, and records read and written once, needs no rehearsal.
  *
@@ -44,13 +44,14 @@ typedef struct sim {
     uint32_t slot_count, slot_free_count, group_count;
     uint32_t *resident; /* units that have a place on the device, by offset */
     uint32_t resident_count;
-    uint32_t
-        *until_again; /* (use_count) uses from one to the next of the same unit, in the next pass or step if need be */
+    /* (use_count) uses from each to the next of the same unit, in the next pass or step if need be. */
+    uint32_t *until_again;
     /*
      * Uses are numbered from the step's first on, through all passes, and on into the next step. `position` have been made; those
      * below future_end are known, and those below fetch_end fetched, of fetch_elems elements.
      */
     uint64_t position, future_end, fetch_end, fetch_elems, step_uses;
+    uint64_t settled; /* of those below nothing is left to fetch */
     uint64_t let_go_count;
     uint32_t ready_count; /* units whose update may run once the gate is open */
     double credit;        /* elements that may be updated before the engine goes on */
@@ -93,36 +94,38 @@ next_use2(const sim *s, const sim_unit *u)
                                       : UINT32_MAX;
 }
 
-/* The engine tells the store what is to come. */
+/* Something of the unit changed that decides what its uses need. */
 static void
-tell_future(sim *s)
+unsettle(sim *s, const sim_unit *u)
+{
+    s->settled = u->next_at < s->settled ? u->next_at : s->settled;
+}
+
+/* Nothing is known in the first step, nor without prefetch. */
+static void
+look_ahead(sim *s)
 {
     const rehearsal_input *in = s->in;
     uint64_t end = s->position + in->future_max;
-    s->future_end = s->fetch_end = s->position;
-    s->fetch_elems = 0;
     if (!in->prefetch || s->first_step)
-        return;
+        end = s->position;
     s->future_end = end < 2 * s->step_uses ? end : 2 * s->step_uses;
     while (s->fetch_end < s->future_end && s->fetch_elems < in->prefetch_elems)
         s->fetch_elems += in->layout->units[unit_used(s, s->fetch_end++)].elems;
 }
 
-/* The use that comes next has come. What is fetched grows at its end. */
+/* The use that comes next has come. */
 static void
 go_on(sim *s)
 {
-    const rehearsal_input *in = s->in;
-    uint64_t at = s->position++, end = s->position + in->future_max;
-    s->units[unit_used(s, at)].next_at = at + s->until_again[at % in->use_count];
-    if (!in->prefetch || s->first_step || s->fetch_end <= at) {
-        tell_future(s);
-        return;
-    }
-    s->future_end = end < 2 * s->step_uses ? end : 2 * s->step_uses;
-    s->fetch_elems -= in->layout->units[unit_used(s, at)].elems;
-    while (s->fetch_end < s->future_end && s->fetch_elems < in->prefetch_elems)
-        s->fetch_elems += in->layout->units[unit_used(s, s->fetch_end++)].elems;
+    uint64_t at = s->position++;
+    uint32_t u = unit_used(s, at);
+    s->units[u].next_at = at + s->until_again[at % s->in->use_count];
+    if (s->fetch_end > at)
+        s->fetch_elems -= s->in->layout->units[u].elems;
+    else
+        s->fetch_end = s->position;
+    look_ahead(s);
 }
 
 /* What the first of a new step is told. */
@@ -132,7 +135,8 @@ wrap_around(sim *s)
     s->position = 0;
     for (uint32_t u = 0; u < s->in->layout->unit_count; u++)
         s->units[u].next_at -= s->units[u].next_at < UINT64_MAX ? s->step_uses : 0;
-    tell_future(s);
+    s->fetch_end = s->fetch_elems = s->settled = 0;
+    look_ahead(s);
 }
 
 /* ---------------------------------------------------------------- counting */
@@ -229,6 +233,7 @@ static void
 leave_device(sim *s, sim_unit *u)
 {
     u->place = AWAY;
+    unsettle(s, u);
     for (uint32_t i = 0; i < s->resident_count; i++) {
         if (&s->units[s->resident[i]] != u)
             continue;
@@ -321,9 +326,11 @@ serve(sim *s, spw_store_use use, uint64_t nearer_than)
 static void
 serve_future(sim *s)
 {
-    for (uint64_t at = s->position; at < s->fetch_end; at++) {
+    s->settled = s->settled > s->position ? s->settled : s->position;
+    for (uint64_t at = s->settled; at < s->fetch_end; at++) {
         if (!serve(s, use_at(s, at), at - s->position + 1))
             return;
+        s->settled += s->settled == at;
     }
 }
 
@@ -345,6 +352,7 @@ update_one(sim *s)
             count_read(s, g);
         for (uint32_t k = 0; k < g->chunk_count; k++)
             s->credit -= (double)s->in->layout->chunks[g->chunk_first + k].elems;
+        unsettle(s, u);
         g->updated = true;
         g->generation++;
         if (++u->job_next == u->group_count) {
@@ -401,6 +409,7 @@ begin_updates(sim *s)
             s->groups[u->group_first + k].updated = false;
     }
     s->ready_count = 0;
+    s->settled = 0;
     s->gate_open = s->in->early_gate;
 }
 
@@ -425,6 +434,8 @@ let_go(sim *s, uint32_t open, uint32_t end, bool makes_gradients)
             u->grad_ready = true;
             s->ready_count += u->updating;
         }
+        if (promised(s, u, u->device_generation + 1))
+            unsettle(s, u); /* the next may come in its place now */
     }
     return first;
 }
