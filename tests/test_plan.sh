@@ -194,6 +194,12 @@ OFF=0.05 beside "experts in turns" --set spillway.device_memory=1400KiB --set sp
         "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_experts": 32,
         "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
 check "they are" json 'any(d["name"] == "spillway.expert_turns" and d["value"] == "16" for d in p["decisions"])'
+# Twelve thousand units, all with a place on the device: a rehearsal that goes over them for each use takes minutes.
+quickly() { timeout -s KILL 120 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+check "thousands of experts are planned in seconds" quickly plan "$c" --no-measure --set spillway.device_memory=8GiB \
+    --set spillway.host_memory=4GiB --set spillway.chunk_elems=4096 --set 'spillway.freeze=["*.experts.*"]' --set model='{"model_type": "qwen3_moe",
+        "vocab_size": 256, "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 16,
+        "num_experts": 384, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
 # A folder's model, and nothing saved: what loading takes is planned too.
 mkdir "$dir/folder"
 echo '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 64, "n_layer": 6, "n_head": 4}' >"$dir/folder/config.json"
