@@ -196,7 +196,7 @@ static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
     const spw_config *c = &e->config;
-    uint64_t chunk = c->run.chunk_elems, partial_count = 0;
+    uint64_t chunk = c->run.chunk_elems;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
     uint32_t experts = (uint32_t)e->model->config.experts, experts_each, parts;
     uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
@@ -269,11 +269,9 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     SPW_TRY(spw_tape_create(&e->tape, e->compute, spw_gpu_get_info(e->gpu), err));
     if (e->cache_slots == 0) /* of this size for shorter contexts too, which then need no more memory */
         spw_tape_in_tiles(e->tape, spw_nn_tile_rows(e->B, e->T, spw__tile_tokens(&e->config, e->model)));
-    for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        partial_count += spw__partials(&e->layout.units[u]);
     e->future_max = 4 * e->layout.unit_count + 64;
     e->buffers = spw_mem_calloc(e->layout.unit_count + 4 + o->chain_extra, sizeof *e->buffers);
-    e->partials = spw_mem_calloc(partial_count + 1, sizeof *e->partials);
+    e->partials = spw_mem_calloc(spw__layout_trained(&e->layout) / 4096 + 1, sizeof *e->partials);
     e->unit_partial = spw_mem_calloc(e->layout.unit_count + 1, sizeof *e->unit_partial);
     e->chain = spw_mem_calloc(e->chain_max, sizeof *e->chain);
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
@@ -299,7 +297,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         !e->takes_part || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        e->unit_partial[u + 1] = e->unit_partial[u] + spw__partials(&e->layout.units[u]);
+        e->unit_partial[u + 1] =
+            e->unit_partial[u] + (e->layout.units[u].trainable ? e->layout.units[u].elems / 4096 : 0);
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
                                (accumulation / group + 1) *

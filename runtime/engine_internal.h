@@ -78,13 +78,6 @@ typedef struct engine_zeropp {
     const char *flat; /* why that is so; NULL: nobody wants it otherwise */
 } engine_zeropp;
 
-/* How many sums of squares a unit's gradient makes. */
-static inline uint64_t
-spw__partials(const spw_store_unit *u)
-{
-    return u->trainable ? u->elems / 4096 : 0;
-}
-
 struct spw_engine {
     spw_config config;
     engine_in_place in_place;

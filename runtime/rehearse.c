@@ -1,9 +1,9 @@
 /*
  * The rehearsal: training steps of the store on paper, until one moves what the one before it moved, to know the bytes of
  * each. It follows the mover's rules (offload/slots.c, fills.c, updates.c: what is fetched ahead, which copy is evicted, in
- * which order updates run) over the recorded uses, with transfers that take no time. What it counts: a unit is copied to the device once per generation and again after
- * each eviction; the weights of a chunk on nvme are read when a copy or an update needs them and no slot holds them. That
- * they are written once, and records read and written once, needs no rehearsal.
+ * which order updates run) over the recorded uses, with transfers that take no time. What it counts: a unit is copied to the
+ * device once per generation and again after each eviction; the weights of a chunk on nvme are read when a copy or an update
+ * needs them and no slot holds them. That they are written once, and records read and written once, needs no rehearsal.
  *
  * Time enters in one place: how far updates run ahead of the next forward pass, for they evict what that pass needs.
  * `pace` says how many times over the store could update everything while a step computes; at 0 each update waits until
@@ -494,13 +494,14 @@ make_groups(sim *s, uint32_t per_group)
     }
 }
 
+/* Twice over a pass's uses, backwards: what comes next of the last ones is in the next pass. */
 static void
 number_uses(sim *s)
 {
     s->step_uses = (uint64_t)s->in->use_count * s->in->passes;
     for (uint64_t at = 2 * (uint64_t)s->in->use_count; at-- > 0;) {
         sim_unit *u = &s->units[unit_used(s, at)];
-        s->until_again[at % s->in->use_count] = (uint32_t)(u->next_at - at); /* at last as of the first half */
+        s->until_again[at % s->in->use_count] = (uint32_t)(u->next_at - at);
         u->next_at = at;
     }
 }
