@@ -155,7 +155,8 @@ check "back to host" shows '^it fits with: .*device=cpu'
 # Predicted bytes beside a run's, from the third step on, within 1 % where there are 180 steps, because what moves at the
 # moment when the last one ends, at most a step's bytes, may fall to either side. The plan is the one in the run's log; that of
 # spillway plan is the same, unless the process took another MiB (a sanitizer's wobble is of that size). With OFF set, what is read
-# from nvme may be off by so much: how units on their way and updates meet in few slots is the moment's.
+# from nvme may be off by so much: how units on their way and updates meet in few slots is the moment's. (Experts in turns read
+# 0.2 % more than planned where nothing else runs, and 10 % under a sanitizer beside five busy processes.)
 beside() { # NAME ARGS...
     local name=$1
     shift
@@ -189,7 +190,7 @@ beside "two passes" --set spillway.micro_batches_per_pass=1
 beside "activations on nvme" --set spillway.activations=nvme --set zero_optimization.offload_param='{"device":"cpu"}' --set zero_optimization.offload_optimizer='{"device":"cpu"}' --set zero_optimization.offload_param.nvme_path="$dir/swap"
 check "they are" json 'p["bytes"]["activations"]["nvme"] == 6 * 2 * 16384 and p["step"]["nvme_read"] == p["step"]["nvme_write"] == 6 * 2 * 16384'
 beside "activations on host" --set activation_checkpointing.cpu_checkpointing=true
-OFF=0.05 beside "experts in turns" --set spillway.device_memory=1400KiB --set spillway.weight_slots=4 --set spillway.record_slots=2 \
+OFF=0.15 beside "experts in turns" --set spillway.device_memory=1400KiB --set spillway.weight_slots=4 --set spillway.record_slots=2 \
     --set gradient_accumulation_steps=1 --set spillway.checkpoint_dir= --set model='{"model_type": "qwen3_moe", "vocab_size": 256,
         "max_position_embeddings": 32, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_experts": 32,
         "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}'
