@@ -13,12 +13,8 @@ spw__store_drop_device(spw_store *s, unit *u)
         memset(s->device_cache + u->device_offset, 0xff, u->device_bytes);
     u->d = D_NONE;
     u->abort_fill = false;
-    for (uint32_t i = 0; i < s->resident_count; i++) {
-        if (&s->units[s->resident[i]] != u)
-            continue;
-        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
-        break;
-    }
+    if (!u->direct)
+        spw_pieces_give_back(&s->resident, u->device_offset);
 }
 
 void
@@ -156,21 +152,6 @@ spw__store_fill_goes_on(const spw_store *s, const unit *u)
            promised(s, u, u->device_generation);
 }
 
-/* The lowest place that is free, and where in the list of those that have one. */
-static bool
-place_on_device(spw_store *s, unit *u, uint32_t *rank)
-{
-    uint64_t at = 0;
-    uint32_t i = 0;
-    for (; i < s->resident_count && at + u->device_bytes > s->units[s->resident[i]].device_offset; i++) {
-        const unit *o = &s->units[s->resident[i]];
-        at = o->device_offset + o->device_bytes;
-    }
-    u->device_offset = at;
-    *rank = i;
-    return at + u->device_bytes <= s->cfg.device_cache_bytes;
-}
-
 /* Rather what is used later; of those of whose next use nothing is known what was used longer ago. */
 static bool
 better_victim(const unit *o, const unit *than)
@@ -191,11 +172,10 @@ stuck(spw_store *s, const unit *u)
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
-    uint32_t rank;
-    while (!place_on_device(s, u, &rank)) {
+    while (!spw_pieces_take(&s->resident, (uint32_t)(u - s->units), u->device_bytes, &u->device_offset)) {
         unit *victim = NULL;
-        for (uint32_t i = 0; i < s->resident_count; i++) {
-            unit *o = &s->units[s->resident[i]];
+        for (uint32_t i = 0; i < s->resident.count; i++) {
+            unit *o = &s->units[s->resident.list[i].owner];
             bool idle = (o->d == D_READY &&
                          o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
                         (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight)) ||
@@ -209,8 +189,6 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
         s->tight = s->tight || victim->wanted;
         spw__store_drop_device(s, victim);
     }
-    memmove(s->resident + rank + 1, s->resident + rank, (s->resident_count++ - rank) * sizeof *s->resident);
-    s->resident[rank] = (uint32_t)(u - s->units);
     return true;
 }
 

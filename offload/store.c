@@ -108,13 +108,13 @@ build(spw_store *s, spw_error *err)
     s->loans = spw_mem_calloc((uint64_t)LOANS_PER_CHUNK * cfg->chunk_count, sizeof *s->loans);
     s->future_capacity = 4 * cfg->unit_count + 64;
     s->future = spw_mem_calloc(s->future_capacity, sizeof *s->future);
-    s->resident = spw_mem_calloc(cfg->unit_count + 1, sizeof *s->resident);
     s->swaps = spw_mem_calloc(cfg->path_count + 1, sizeof(spw_swap *));
     s->windows = spw_mem_calloc(cfg->grad_window_count + 1, sizeof *s->windows);
     s->workers = spw_mem_calloc(workers, sizeof(pthread_t));
     if (!s->units || !s->chunks || !s->weight_slot_owner || !s->record_slot_free || !s->loans || !s->future ||
-        !s->resident || !s->swaps || !s->windows || !s->workers)
+        !s->swaps || !s->windows || !s->workers)
         return SPW_RAISE(err, SPW_ENOMEM, "store of %u chunks", cfg->chunk_count);
+    SPW_TRY(spw_pieces_init(&s->resident, cfg->device_cache_bytes, cfg->unit_count, err));
     s->unit_count = cfg->unit_count;
     s->chunk_count = cfg->chunk_count;
     s->compute_bytes = (uint32_t)spw_dtype_bytes(spw_gpu_get_info(cfg->gpu)->compute_dtype);
@@ -228,7 +228,7 @@ spw_store_destroy(spw_store *s)
     spw_mem_free(s->record_slot_free);
     spw_mem_free(s->loans);
     spw_mem_free(s->future);
-    spw_mem_free(s->resident);
+    spw_pieces_deinit(&s->resident);
     spw_mem_free(s->swaps);
     spw_mem_free(s->windows);
     spw_mem_free(s->workers);

@@ -374,10 +374,10 @@ spw__ranks_acquire(spw_ranks *r, const spw_store_use *uses, uint32_t count, cons
     if (!pin_all(r, uses, count)) {
         /* What is held lies where others would fit: with all of the block given up there is room for all of it. */
         for (uint32_t k = 0; k < count; k++)
-            r->pool.units[uses[k].unit_idx].there = false;
+            spw__gather_give_up(&r->pool, uses[k].unit_idx);
         if (!pin_all(r, uses, count))
             return SPW_RAISE(err, SPW_ENOFIT, "the units of one block do not fit the %llu bytes for gathered units",
-                             (unsigned long long)r->pool.bytes);
+                             (unsigned long long)r->pool.pieces.bytes);
     }
     for (uint32_t k = 0; k < count; k++) {
         SPW_TRY(wait_arrived(r, uses[k].unit_idx, err));

@@ -9,10 +9,13 @@
 spw_status
 spw__gather_init(gather_pool *p, uint32_t unit_count, uint64_t bytes, spw_error *err)
 {
-    *p = (gather_pool){.bytes = bytes, .unit_count = unit_count};
+    *p = (gather_pool){.unit_count = unit_count};
+    SPW_TRY(spw_pieces_init(&p->pieces, bytes, unit_count, err));
     p->units = spw_mem_calloc(unit_count, sizeof *p->units);
-    if (p->units == NULL)
+    if (p->units == NULL) {
+        spw_pieces_deinit(&p->pieces);
         return SPW_RAISE(err, SPW_ENOMEM, "gathered units (%u)", unit_count);
+    }
     for (uint32_t i = 0; i < unit_count; i++)
         p->units[i].next_use = UINT32_MAX;
     return SPW_OK;
@@ -22,7 +25,8 @@ void
 spw__gather_deinit(gather_pool *p)
 {
     spw_mem_free(p->units);
-    *p = (gather_pool){.bytes = 0};
+    spw_pieces_deinit(&p->pieces);
+    *p = (gather_pool){.unit_count = 0};
 }
 
 void
@@ -34,37 +38,27 @@ spw__gather_tell(gather_pool *p, const spw_store_use *future, uint32_t count)
         p->units[future[i].unit_idx].next_use = i;
 }
 
-/* The lowest place between the units that are there; false: there is no gap of that size. */
-static bool
-find_place(const gather_pool *p, uint64_t bytes, uint64_t *offset)
-{
-    uint64_t at = 0;
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (uint32_t i = 0; i < p->unit_count; i++) {
-            const gather_unit *o = &p->units[i];
-            if (o->there && at < o->offset + o->bytes && o->offset < at + bytes) {
-                at = o->offset + o->bytes;
-                moved = true;
-            }
-        }
-    }
-    *offset = at;
-    return at + bytes <= p->bytes;
-}
-
 /* Whose next use is farthest away, and farther than nearer_than; NULL: nobody may go. */
 static gather_unit *
 victim(gather_pool *p, uint64_t nearer_than)
 {
     gather_unit *found = NULL;
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        gather_unit *o = &p->units[i];
-        if (o->there && o->pins == 0 && (uint64_t)o->next_use + 1 > nearer_than &&
-            (found == NULL || o->next_use > found->next_use))
+    for (uint32_t i = 0; i < p->pieces.count; i++) {
+        gather_unit *o = &p->units[p->pieces.list[i].owner];
+        if (o->pins == 0 && (uint64_t)o->next_use + 1 > nearer_than && (found == NULL || o->next_use > found->next_use))
             found = o;
     }
     return found;
+}
+
+void
+spw__gather_give_up(gather_pool *p, uint32_t unit_idx)
+{
+    gather_unit *u = &p->units[unit_idx];
+    SPW_ASSERT(u->pins == 0);
+    if (u->there)
+        spw_pieces_give_back(&p->pieces, u->offset);
+    u->there = false;
 }
 
 gather_answer
@@ -72,21 +66,17 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
 {
     gather_unit *u = &p->units[unit_idx];
     gather_unit *gone;
-    uint64_t offset;
     bool again;
     if (u->there && u->generation == generation)
         return GATHER_THERE;
     SPW_ASSERT(u->pins == 0);
-    if (!u->there) {
-        while (!find_place(p, bytes, &offset)) {
-            gone = victim(p, nearer_than);
-            if (gone == NULL)
-                return GATHER_NO_ROOM;
-            gone->there = false;
-        }
-        u->offset = offset;
-        u->bytes = bytes;
+    while (!u->there && !spw_pieces_take(&p->pieces, unit_idx, bytes, &u->offset)) {
+        gone = victim(p, nearer_than);
+        if (gone == NULL)
+            return GATHER_NO_ROOM;
+        spw__gather_give_up(p, (uint32_t)(gone - p->units));
     }
+    u->bytes = bytes;
     u->there = true;
     u->generation = generation;
     again = u->kept && u->kept_generation == generation;
@@ -102,4 +92,5 @@ spw__gather_forget(gather_pool *p)
         SPW_ASSERT(p->units[i].pins == 0);
         p->units[i].there = p->units[i].kept = false;
     }
+    p->pieces.count = 0;
 }

@@ -42,8 +42,7 @@ typedef struct sim {
     sim_group *groups;
     int32_t *slot_owner, *slot_free;
     uint32_t slot_count, slot_free_count, group_count;
-    uint32_t *resident; /* units that have a place on the device, by offset */
-    uint32_t resident_count;
+    spw_pieces resident; /* units that have a place on the device */
     /* (use_count) uses from each to the next of the same unit, in the next pass or step if need be. */
     uint32_t *until_again;
     /*
@@ -214,45 +213,25 @@ take_slot(sim *s, sim_group *g, uint64_t nearer_than)
 
 /* ---------------------------------------------------------------- the device */
 
-/* The lowest place that is free, and where in the list of those that have one. */
-static bool
-place_on_device(const sim *s, sim_unit *u, uint32_t *rank)
-{
-    uint64_t at = 0;
-    uint32_t i = 0;
-    for (; i < s->resident_count && at + u->device_bytes > s->units[s->resident[i]].device_offset; i++) {
-        const sim_unit *o = &s->units[s->resident[i]];
-        at = o->device_offset + o->device_bytes;
-    }
-    u->device_offset = at;
-    *rank = i;
-    return at + u->device_bytes <= s->in->cache_bytes;
-}
-
 static void
 leave_device(sim *s, sim_unit *u)
 {
     u->place = AWAY;
     unsettle(s, u);
-    for (uint32_t i = 0; i < s->resident_count; i++) {
-        if (&s->units[s->resident[i]] != u)
-            continue;
-        memmove(s->resident + i, s->resident + i + 1, (--s->resident_count - i) * sizeof *s->resident);
-        return;
-    }
+    if (u->device_bytes > 0)
+        spw_pieces_give_back(&s->resident, u->device_offset);
 }
 
 static bool
 make_room(sim *s, sim_unit *u, uint64_t nearer_than)
 {
-    uint32_t rank;
     if (u->device_bytes == 0)
         return true; /* used where it lies */
-    while (!place_on_device(s, u, &rank)) {
+    while (!spw_pieces_take(&s->resident, (uint32_t)(u - s->units), u->device_bytes, &u->device_offset)) {
         sim_unit *victim = NULL;
         uint32_t farthest = 0;
-        for (uint32_t i = 0; i < s->resident_count; i++) {
-            sim_unit *o = &s->units[s->resident[i]];
+        for (uint32_t i = 0; i < s->resident.count; i++) {
+            sim_unit *o = &s->units[s->resident.list[i].owner];
             uint32_t next = next_use(s, o);
             bool idle = (o->place == THERE && !o->pinned) || (o->place == FILLING && next == UINT32_MAX);
             bool farther = victim == NULL || next > farthest || (next == farthest && o->last_use < victim->last_use);
@@ -265,8 +244,6 @@ make_room(sim *s, sim_unit *u, uint64_t nearer_than)
             return false;
         leave_device(s, victim);
     }
-    memmove(s->resident + rank + 1, s->resident + rank, (s->resident_count++ - rank) * sizeof *s->resident);
-    s->resident[rank] = (uint32_t)(u - s->units);
     return true;
 }
 
@@ -537,9 +514,9 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
     s.groups = spw_mem_calloc((uint64_t)l->chunk_count + 1, sizeof *s.groups);
     s.slot_owner = spw_mem_calloc(s.slot_count, sizeof *s.slot_owner);
     s.slot_free = spw_mem_calloc(s.slot_count, sizeof *s.slot_free);
-    s.resident = spw_mem_calloc((uint64_t)l->unit_count + 1, sizeof *s.resident);
     s.until_again = spw_mem_calloc((uint64_t)in->use_count + 1, sizeof *s.until_again);
-    if (s.units && s.groups && s.slot_owner && s.slot_free && s.resident && s.until_again) {
+    if (s.units && s.groups && s.slot_owner && s.slot_free && s.until_again &&
+        spw_pieces_init(&s.resident, in->cache_bytes, l->unit_count, err) == SPW_OK) {
         make_groups(&s, per_group);
         number_uses(&s);
         for (uint32_t i = 0; i < s.slot_count; i++) {
@@ -558,7 +535,7 @@ spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *err)
     spw_mem_free(s.groups);
     spw_mem_free(s.slot_owner);
     spw_mem_free(s.slot_free);
-    spw_mem_free(s.resident);
+    spw_pieces_deinit(&s.resident);
     spw_mem_free(s.until_again);
     return st;
 }

@@ -117,10 +117,10 @@ typedef struct gather_unit {
     uint32_t next_use; /* position in the future; UINT32_MAX: none */
 } gather_unit;
 typedef struct gather_pool {
-    uint64_t bytes;
     bool keeps; /* ranks keep what they gather */
     uint32_t unit_count;
     gather_unit *units;
+    spw_pieces pieces; /* of those that are there */
 } gather_pool;
 spw_status spw__gather_init(gather_pool *pool, uint32_t unit_count, uint64_t bytes, spw_error *err);
 void spw__gather_deinit(gather_pool *pool);
@@ -134,7 +134,8 @@ void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t c
 typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_AGAIN, GATHER_NO_ROOM } gather_answer;
 gather_answer
 spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
-void spw__gather_forget(gather_pool *pool); /* all of them */
+void spw__gather_give_up(gather_pool *pool, uint32_t unit_idx); /* its place, if it has one; not while it is pinned */
+void spw__gather_forget(gather_pool *pool);                     /* all of them */
 
 /* Measured rates from earlier runs of this machine (rate_cache.c). Values are all above 0. */
 typedef struct rate_cache rate_cache;

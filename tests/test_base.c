@@ -266,6 +266,48 @@ test_run_delay(void **state)
     assert_true(delays[0][0] + delays[1][0] > 50000000);
 }
 
+/* Pieces of a memory against a map of its bytes: each lies in the lowest gap, and what is refused fits nowhere. */
+static void
+test_pieces(void **state)
+{
+    enum { BYTES = 64, OWNERS = 24, CALLS = 20000 };
+    spw_pieces p;
+    uint8_t map[BYTES] = {0}; /* owner + 1; 0: free */
+    uint64_t at[OWNERS], refused = 0;
+    bool has[OWNERS] = {false};
+    (void)state;
+    assert_int_equal(spw_pieces_init(&p, BYTES, OWNERS, NULL), SPW_OK);
+    for (uint32_t call = 0; call < CALLS; call++) {
+        uint32_t r[4], owner, bytes;
+        spw_philox(9, 0, call, r);
+        owner = r[0] % OWNERS;
+        bytes = 1 + r[1] % 9;
+        if (has[owner]) {
+            spw_pieces_give_back(&p, at[owner]);
+            for (uint32_t i = 0; i < BYTES; i++)
+                map[i] = map[i] == owner + 1 ? 0 : map[i];
+            has[owner] = false;
+        } else {
+            uint32_t end = 0, run = 0; /* of the lowest gap that is large enough */
+            for (; end < BYTES && run < bytes; end++)
+                run = map[end] == 0 ? run + 1 : 0;
+            has[owner] = spw_pieces_take(&p, owner, bytes, &at[owner]);
+            assert_int_equal(has[owner], run == bytes);
+            refused += !has[owner];
+            if (has[owner]) {
+                assert_int_equal(at[owner], end - bytes);
+                memset(map + at[owner], (int)owner + 1, bytes);
+            }
+        }
+        for (uint32_t i = 0, taken = 0; i < p.count; i++) {
+            assert_true(p.list[i].offset >= taken && p.list[i].offset == at[p.list[i].owner]);
+            taken = (uint32_t)(p.list[i].offset + p.list[i].bytes);
+        }
+    }
+    assert_true(refused > 100 && refused < CALLS / 2);
+    spw_pieces_deinit(&p);
+}
+
 int
 main(void)
 {
@@ -273,6 +315,7 @@ main(void)
         cmocka_unit_test(test_halves),  cmocka_unit_test(test_convert), cmocka_unit_test(test_philox),
         cmocka_unit_test(test_bytes),   cmocka_unit_test(test_errors),  cmocka_unit_test(test_pool),
         cmocka_unit_test(test_regions), cmocka_unit_test(test_prompt),  cmocka_unit_test(test_run_delay),
+        cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -17,16 +17,16 @@ draw(uint64_t seed, uint64_t at, uint32_t below)
 
 /* Nothing overlaps or lies outside; who is pinned is there. */
 static void
-check_pool(const gather_pool *p)
+check_pool(const gather_pool *p, const uint64_t *bytes)
 {
     for (uint32_t i = 0; i < UNITS; i++) {
         const gather_unit *a = &p->units[i];
         assert_true(a->there || a->pins == 0);
-        assert_true(!a->there || a->offset + a->bytes <= p->bytes);
+        assert_true(!a->there || a->offset + bytes[i] <= p->pieces.bytes);
         for (uint32_t j = 0; j < i; j++) {
             const gather_unit *b = &p->units[j];
-            assert_true(!a->there || !b->there || a->offset + a->bytes <= b->offset ||
-                        b->offset + b->bytes <= a->offset);
+            assert_true(!a->there || !b->there || a->offset + bytes[i] <= b->offset ||
+                        b->offset + bytes[j] <= a->offset);
         }
     }
 }
@@ -57,7 +57,7 @@ test_random(void **state)
                 answer[k] = spw__gather_ask(&pools[k], u, bytes[u], generation[u], nearer);
                 assert_true((answer[k] == GATHER_THERE) == (before.there && before.generation == generation[u]));
                 assert_true(answer[k] == GATHER_NO_ROOM || (now->there && now->generation == generation[u]));
-                check_pool(&pools[k]);
+                check_pool(&pools[k], bytes);
                 if (answer[k] != GATHER_NO_ROOM && draw(seed, 4 * at + 3, 4) == 0)
                     now->pins ^= 1; /* used by a block, or not any more */
             }

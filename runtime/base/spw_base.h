@@ -126,6 +126,25 @@ void *spw_mem_calloc(size_t count, size_t bytes); /* NULL on overflow too */
 char *spw_mem_strdup(const char *s);
 void spw_mem_free(void *p); /* NULL is fine */
 
+/*
+ * spw_pieces - which pieces of one memory are taken, and by whom: pure, for a few thousand of them. The list is sorted by
+ * offset; who owns what is for the caller to read there.
+ */
+typedef struct spw_piece {
+    uint64_t offset, bytes;
+    uint32_t owner;
+} spw_piece;
+typedef struct spw_pieces {
+    spw_piece *list;
+    uint32_t count, capacity; /* taken now, and at most */
+    uint64_t bytes;           /* of the memory */
+} spw_pieces;
+spw_status spw_pieces_init(spw_pieces *pieces, uint64_t bytes, uint32_t capacity, spw_error *err);
+void spw_pieces_deinit(spw_pieces *pieces);
+/* The lowest gap of that size (above 0). False: there is none, and nothing changed. */
+bool spw_pieces_take(spw_pieces *pieces, uint32_t owner, uint64_t bytes, uint64_t *offset);
+void spw_pieces_give_back(spw_pieces *pieces, uint64_t offset); /* what was taken there */
+
 /* Test hooks: the k-th allocation from now on fails (0 turns it off); how many objects and regions are live. */
 void spw_test_fail_alloc(unsigned k);
 bool spw_test_fault_fired(void);
