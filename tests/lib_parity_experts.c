@@ -546,21 +546,28 @@ examine(const parity *p, const mixture *m)
     free(l);
 }
 
+/* Of many experts a GPU takes all ways, others some of each. */
+static bool
+fewer(const parity *p, uint64_t experts)
+{
+    return !p->large && experts > 100;
+}
+
 void
 parity_experts(const parity *p)
 {
     static const uint64_t sizes[][4] = {
         {0, 8, 2, 8},        {1, 1, 1, 1},       {7, 3, 3, 40},       {300, 8, 2, 130},  {40, 64, 8, 1024},
         {60, 128, 8, 40},    {5000, 8, 2, 1},    {9, 16, 16, 264},    {1, 128, 7, 24},   {2100, 1, 1, 3},
-        {40, 256, 16, 8},    {700, 64, 1, 8},    {50, 384, 8, 40},    {600, 512, 16, 8}, {70000, 128, 8, 16},
-        {300, 256, 8, 2048}, {70, 32, 4, 16384}, {30000, 384, 8, 16},
+        {40, 256, 16, 8},    {700, 64, 1, 8},    {50, 384, 8, 40},    {80, 512, 16, 8},  {70000, 128, 8, 16},
+        {300, 256, 8, 2048}, {70, 32, 4, 16384}, {30000, 384, 8, 16}, {600, 512, 16, 8},
     };
     static const uint64_t grouped[][5] = {
-        {7, 8, 2, 4, 1},    {60, 256, 8, 8, 4},    {33, 96, 6, 3, 2}, {20, 64, 4, 64, 9},
-        {40, 384, 8, 8, 4}, {30, 512, 4, 512, 70}, {9, 24, 3, 2, 1},  {11, 40, 3, 1, 1},
+        {7, 8, 2, 4, 1},    {60, 256, 8, 8, 4},   {33, 96, 6, 3, 2}, {20, 64, 4, 64, 9},
+        {40, 384, 8, 8, 4}, {3, 512, 4, 512, 70}, {9, 24, 3, 2, 1},  {11, 40, 3, 1, 1},
     };
-    for (size_t i = 0; i < (p->large ? 18 : 14); i++)
-        for (unsigned f = 0; f < (sizes[i][0] > 1000 ? 1 : 6); f++)
+    for (size_t i = 0; i < (p->large ? 19 : 14); i++)
+        for (unsigned f = 0; f < (sizes[i][0] > 1000 ? 1 : 6); f += fewer(p, sizes[i][1]) ? 5 : 1)
             examine(p, &(mixture){.M = sizes[i][0],
                                   .E = sizes[i][1],
                                   .k = sizes[i][2],
@@ -573,7 +580,7 @@ parity_experts(const parity *p)
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .shift = f == 3});
     for (size_t i = 0; i < sizeof grouped / sizeof grouped[0]; i++)
-        for (unsigned f = 0; f < 12; f++)
+        for (unsigned f = fewer(p, grouped[i][1]) ? (unsigned)i : 0; f < 12; f += fewer(p, grouped[i][1]) ? 5 : 1)
             examine(p, &(mixture){.M = grouped[i][0],
                                   .E = grouped[i][1],
                                   .k = grouped[i][2],

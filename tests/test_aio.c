@@ -668,6 +668,8 @@ test_failed_allocations(void **state)
     world *w = aio_test_world_or_skip(state);
     spw_region region = {0};
     bool through = false;
+    if (getenv("SPW_TEST_AIO_FEW") != NULL)
+        skip(); /* the same with any limit, and slow where each of many rings waits for what the last one had locked */
     assert_int_equal(spw_region_map(&region, 64 * KIB, 0, NULL), SPW_OK);
     for (int automatic = 0; automatic < 2; automatic++, through = false) {
         for (unsigned k = 1; !through; k++) {
