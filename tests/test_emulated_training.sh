@@ -71,17 +71,16 @@ JSON
     # Each family takes half of what is independent of its layers.
     [ $family = gpt2 ] && streams_of_bf16=("" late) codes=int8 || streams_of_bf16=(late) codes=int4
     for streams in "${streams_of_bf16[@]}"; do
-        for clipping in 1.0 0; do
-            for place in host some there; do
-                set -- --set gradient_clipping=$clipping --set spillway.chunk_elems=4096 --set spillway.chaos_seed=5 --set spillway.run_log="$dir/$place"
-                [ $place = there ] && set -- "$@" "${all_there[@]}"
-                [ $place = some ] && set -- "$@" "${third[@]}"
-                on "" "$streams" train "$dir/$family.json" --set spillway.device=cuda "$@" >"$dir/out" 2>&1
-            done
-            check "$family in bf16, ${streams:-early} streams, clipping $clipping, some state on the device: the same numbers" same "$dir/host" "$dir/some"
-            check "$family in bf16, ${streams:-early} streams, clipping $clipping, all state on the device: the same numbers" same "$dir/host" "$dir/there"
-            check "$family, and nothing was gathered" grep -Eq '^  gathered units +0 B ' "$dir/out"
+        [ "$family$streams" = gpt2late ] && clipping=0 || clipping=1.0
+        for place in host some there; do
+            set -- --set gradient_clipping=$clipping --set spillway.chunk_elems=4096 --set spillway.chaos_seed=5 --set spillway.run_log="$dir/$place"
+            [ $place = there ] && set -- "$@" "${all_there[@]}"
+            [ $place = some ] && set -- "$@" "${third[@]}"
+            on "" "$streams" train "$dir/$family.json" --set spillway.device=cuda "$@" >"$dir/out" 2>&1
         done
+        check "$family in bf16, ${streams:-early} streams, clipping $clipping, some state on the device: the same numbers" same "$dir/host" "$dir/some"
+        check "$family in bf16, ${streams:-early} streams, clipping $clipping, all state on the device: the same numbers" same "$dir/host" "$dir/there"
+        check "$family, and nothing was gathered" grep -Eq '^  gathered units +0 B ' "$dir/out"
     done
     # Adapters beside weights that are stored as codes: decoded on the way, wherever they lie, to the numbers of the cpu device.
     adapted=(--set 'spillway.lora={"rank":2,"alpha":4,"targets":["'$([ $family = gpt2 ] && echo c_attn || echo q_proj)'"]}')
@@ -180,8 +179,8 @@ JSON
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
     check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 8
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
-    case $family in experts | shared | oss) turns="turns all_turns" ;; *) turns= ;; esac
-    for place in there nvme kept $turns; do
+    case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
+    for place in $places; do
         set -- --set spillway.run_log="$dir/$place" --set spillway.chaos_seed=9
         [ $place = turns ] && set -- "$@" --set spillway.expert_turns=3 --set spillway.recompute=always --set "zero_optimization.offload_optimizer=$nvme"
         [ $place = all_turns ] && set -- "$@" --set spillway.expert_turns=6 "${all_there[@]}"

@@ -196,6 +196,8 @@ test_activations(void **state)
         for (size_t k = 0; k < 3 * sizeof kinds / sizeof kinds[0]; k++) {
             spw_config c;
             uint64_t digest;
+            if (k >= 3 && (k / 3 + k % 3 + (size_t)family) % 2 != 0)
+                continue; /* each family takes half of them */
             if (SANITIZED && k % 3 < 2)
                 continue; /* with them, for two a pass */
             tiny_config(&c, SPW_STATE_SPLIT);

@@ -245,7 +245,9 @@ test_beside_training(void **state)
 {
     static spw_config c;
     (void)state;
-    for (int format = SANITIZED ? SPW_STATE_SPLIT : SPW_STATE_MIXED; format <= SPW_STATE_SPLIT; format++) {
+    if (SANITIZED)
+        skip(); /* its pace is another, and what is read depends on it */
+    for (int format = SPW_STATE_MIXED; format <= SPW_STATE_SPLIT; format++) {
         plan_nvme_config(&c, (spw_state_format)format);
         c.zero.offload_param = c.zero.offload_optimizer = SPW_TIER_HOST;
         beside_training("all on host", &c, 0.01);

@@ -12,6 +12,40 @@
 
 #include "common.cuh"
 
+#ifdef SPW_EMULATED
+/* From each lane's a and b to its four elements of A B, in the slot's second half; sums go over the depth in order. */
+enum { MMA_RESULT = emulate::SLOT_BYTES / 2 };
+template <class E>
+void
+multiply(unsigned char *slots)
+{
+    float a[16][16], b[16][8], c[16][8] = {};
+    for (int lane = 0; lane < 32; lane++) {
+        unsigned mine[6];
+        int g = lane / 4, t = lane % 4;
+        memcpy(mine, slots + lane * emulate::SLOT_BYTES, sizeof mine);
+        for (int i = 0; i < 4; i++)
+            unpack<E>(&a[g + i % 2 * 8][2 * t + i / 2 * 8], mine[i]);
+        for (int i = 0; i < 2; i++) {
+            float pair[2];
+            unpack<E>(pair, mine[4 + i]);
+            b[2 * t + 8 * i][g] = pair[0];
+            b[2 * t + 8 * i + 1][g] = pair[1];
+        }
+    }
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < 16; k++)
+            for (int col = 0; col < 8; col++)
+                c[row][col] += a[row][k] * b[k][col];
+    for (int lane = 0; lane < 32; lane++) {
+        int g = lane / 4, t = lane % 4;
+        memcpy(slots + lane * emulate::SLOT_BYTES + MMA_RESULT, &c[g][2 * t], 2 * sizeof(float));
+        memcpy(slots + lane * emulate::SLOT_BYTES + MMA_RESULT + 2 * sizeof(float), &c[g + 8][2 * t],
+               2 * sizeof(float));
+    }
+}
+#endif
+
 /* C += A B. */
 template <class E>
 SPW_DEVICE void
@@ -19,24 +53,11 @@ mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
 {
 #ifdef SPW_EMULATED
     unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const unsigned char *slots = emulate::gather(mine, sizeof mine);
-    int g = emulate::lane() / 4, t = emulate::lane() % 4;
-    float x[2][16], y[2][16]; /* rows g and g+8 of A, columns 2t and 2t+1 of B */
-    for (int k = 0; k < 16; k += 2) {
-        for (int h = 0; h < 2; h++) {
-            unsigned ra, rb;
-            memcpy(&ra, slots + (g * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (h + k / 8 * 2) * 4, 4);
-            memcpy(&rb, slots + ((2 * t + h) * 4 + k % 8 / 2) * emulate::SLOT_BYTES + (4 + k / 8) * 4, 4);
-            unpack<E>(&x[h][k], ra);
-            unpack<E>(&y[h][k], rb);
-        }
-    }
-    for (int i = 0; i < 4; i++) {
-        float sum = 0.0f;
-        for (int k = 0; k < 16; k++)
-            sum += x[i / 2][k] * y[i % 2][k];
-        c[i] += sum;
-    }
+    const unsigned char *slots = emulate::gather(mine, sizeof mine, multiply<E>);
+    float sums[4];
+    memcpy(sums, slots + emulate::lane() * emulate::SLOT_BYTES + MMA_RESULT, sizeof sums);
+    for (int i = 0; i < 4; i++)
+        c[i] += sums[i];
 #else
 #define SPW_MMA(type)                                                                                                  \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "          \

@@ -78,9 +78,12 @@ check_argument(const char *kernel, const T &argument)
         check_addresses(kernel, &argument, sizeof argument);
 }
 void sync_block();
-/* Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. */
+/*
+ * Puts bytes into the lane's slot, waits for the warp, and returns all 32 slots, which stand until the next call but one. What the whole
+ * warp makes of them, `combine` does once, before anybody goes on; it may write into the slots.
+ */
 enum { SLOT_BYTES = 64 };
-const unsigned char *gather(const void *bytes, size_t n);
+const unsigned char *gather(const void *bytes, size_t n, void (*combine)(unsigned char *slots) = NULL);
 /* Copies that arrive when they are waited for, not before. */
 void copy_later(void *dst, const void *src, size_t bytes);
 void copy_commit();

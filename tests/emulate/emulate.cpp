@@ -309,7 +309,7 @@ sync_block()
 }
 
 const unsigned char *
-gather(const void *bytes, size_t n)
+gather(const void *bytes, size_t n, void (*combine)(unsigned char *slots))
 {
     warp *w = &m.warps[m.current->warp];
     unsigned at = w->generation;
@@ -320,6 +320,8 @@ gather(const void *bytes, size_t n)
     if (w->alive != 32)
         stop("part of a warp is gone where all of it is needed");
     if (++w->arrived == w->alive) {
+        if (combine != NULL)
+            combine(slots);
         w->arrived = 0;
         w->generation++;
     } else {
