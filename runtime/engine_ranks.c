@@ -28,11 +28,6 @@ typedef struct reduce_job {
 
 enum { EVENT_BYTES = 256 }; /* of a device, with its place in a table */
 
-/* Where a unit lay that compute may still read. */
-typedef struct last_read {
-    uint64_t offset, bytes; /* 0: nobody does */
-} last_read;
-
 /* One of the two threads and how far it is in its queue. */
 typedef struct lane {
     pthread_t thread;
@@ -54,8 +49,8 @@ struct spw_ranks {
     gather_pool pool;
     uint64_t *tickets; /* (unit_count) the last that was asked for */
     uint64_t *told;    /* (unit_count) 1 + the generation of which the store was told a use */
-    last_read *reads;  /* (unit_count); of a device that works by itself, else NULL, and so are the events */
-    spw_gpu_event **gather_events, **reduce_events; /* (queue_size), one for each place in the queue */
+    /* (queue_size), one for each place in the queue; of a device that works by itself, else NULL. */
+    spw_gpu_event **gather_events, **reduce_events;
     lane gather, reduce;
 
     pthread_mutex_t lock;
@@ -303,24 +298,6 @@ spw__ranks_wait_free(spw_ranks *r, const grad_buffer *b, spw_error *err)
 
 /* ---------------------------------------------------------------- asking */
 
-/*
- * The mark that a unit which comes to lie on others has to follow; NULL: nobody may still read there. Jobs run in order: what
- * one of them has waited for, those after it need not.
- */
-static spw_gpu_event *
-follow_readers(spw_ranks *r, const gather_unit *u, uint64_t slot)
-{
-    bool meets = false;
-    for (uint32_t i = 0; r->reads != NULL && i < r->e->layout.unit_count; i++)
-        meets = meets || (r->reads[i].bytes > 0 && r->reads[i].offset < u->offset + u->bytes &&
-                          u->offset < r->reads[i].offset + r->reads[i].bytes);
-    if (!meets)
-        return NULL;
-    spw_gpu_event_record(r->gather_events[slot], r->e->compute);
-    memset(r->reads, 0, r->e->layout.unit_count * sizeof *r->reads);
-    return r->gather_events[slot];
-}
-
 /* Lock not held. The queue never fills: the engine asks for no more than it can hold before it waits. */
 static void
 ask_gather(spw_ranks *r, spw_store_use use, bool again)
@@ -328,7 +305,10 @@ ask_gather(spw_ranks *r, spw_store_use use, bool again)
     const gather_unit *u = &r->pool.units[use.unit_idx];
     gather_job job = {.use = use, .offset = u->offset, .ticket = ++r->tickets[use.unit_idx], .again = again};
     uint64_t slot = r->gather.asked % r->queue_size; /* asked is changed by this thread alone */
-    job.after = follow_readers(r, u, slot);
+    if (r->gather_events != NULL && spw__gather_follows(&r->pool, use.unit_idx)) {
+        job.after = r->gather_events[slot];
+        spw_gpu_event_record(job.after, r->e->compute);
+    }
     spw__wire_count_weights(r->wire, use.unit_idx, again, &r->e->d2h_bytes, &r->e->h2d_bytes);
     pthread_mutex_lock(&r->lock);
     SPW_ASSERT(r->gather.asked - r->gather.done < r->queue_size);
@@ -392,8 +372,8 @@ spw__ranks_release(spw_ranks *r, uint32_t unit_idx)
     gather_unit *u = &r->pool.units[unit_idx];
     SPW_ASSERT(u->pins > 0);
     u->pins--;
-    if (r->reads != NULL)
-        r->reads[unit_idx] = (last_read){u->offset, u->bytes};
+    if (r->gather_events != NULL)
+        spw__gather_read(&r->pool, unit_idx);
 }
 
 /* Will this use need the store's part? Where gathered units are kept, the first of a generation does. */
@@ -510,7 +490,7 @@ uint64_t
 spw__ranks_table_bytes(const spw_engine *e)
 {
     uint64_t units = e->layout.unit_count;
-    return sizeof(spw_ranks) + units * (4 * sizeof(uint64_t) + sizeof(gather_unit) + sizeof(last_read)) +
+    return sizeof(spw_ranks) + units * (4 * sizeof(uint64_t) + sizeof(gather_unit)) +
            (4 * units + 64) * (sizeof(gather_job) + sizeof(reduce_job) + (e->host_addressable ? 0 : 2 * EVENT_BYTES)) +
            e->future_max * sizeof(spw_store_use) + 2 * SPW_STACK_BYTES +
            (e->host_addressable ? 0 : spw_gpu_work_bytes(e->gpu)); /* the queues of wire.c */
@@ -526,10 +506,9 @@ spw__ranks_get_channels(const spw_ranks *r)
 static spw_status
 open_events(spw_ranks *r, spw_error *err)
 {
-    r->reads = spw_mem_calloc(r->e->layout.unit_count, sizeof *r->reads);
     r->gather_events = spw_mem_calloc(r->queue_size, sizeof *r->gather_events);
     r->reduce_events = spw_mem_calloc(r->queue_size, sizeof *r->reduce_events);
-    if (!r->reads || !r->gather_events || !r->reduce_events)
+    if (!r->gather_events || !r->reduce_events)
         return SPW_RAISE(err, SPW_ENOMEM, "ranks");
     for (uint64_t i = 0; i < r->queue_size; i++) {
         SPW_TRY(spw_gpu_event_create(&r->gather_events[i], r->e->gpu, err));
@@ -621,7 +600,6 @@ spw__ranks_destroy(spw_ranks *r)
     pthread_mutex_destroy(&r->lock);
     close_events(r->gather_events, r->queue_size);
     close_events(r->reduce_events, r->queue_size);
-    spw_mem_free(r->reads);
     spw__gather_deinit(&r->pool);
     spw_mem_free(r->gather_queue);
     spw_mem_free(r->reduce_queue);

@@ -86,6 +86,29 @@ spw__gather_ask(gather_pool *p, uint32_t unit_idx, uint64_t bytes, uint64_t gene
 }
 
 void
+spw__gather_read(gather_pool *p, uint32_t unit_idx)
+{
+    gather_unit *u = &p->units[unit_idx];
+    u->read_offset = u->offset;
+    u->read_bytes = u->bytes;
+}
+
+bool
+spw__gather_follows(gather_pool *p, uint32_t unit_idx)
+{
+    const gather_unit *u = &p->units[unit_idx];
+    bool follows = u->read_bytes > 0;
+    for (uint32_t i = 0; i < p->unit_count && !follows; i++) {
+        const gather_unit *o = &p->units[i];
+        follows =
+            o->read_bytes > 0 && o->read_offset < u->offset + u->bytes && u->offset < o->read_offset + o->read_bytes;
+    }
+    for (uint32_t i = 0; i < p->unit_count && follows; i++)
+        p->units[i].read_bytes = 0;
+    return follows;
+}
+
+void
 spw__gather_forget(gather_pool *p)
 {
     for (uint32_t i = 0; i < p->unit_count; i++) {

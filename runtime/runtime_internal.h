@@ -113,8 +113,9 @@ spw_status spw__rehearse(const rehearsal_input *in, rehearsal *out, spw_error *e
 typedef struct gather_unit {
     bool there, kept; /* kept: gathered at kept_generation before, of which ranks keep slices */
     uint64_t offset, bytes, generation, kept_generation;
-    uint32_t pins;     /* blocks that use it now */
-    uint32_t next_use; /* position in the future; UINT32_MAX: none */
+    uint32_t pins;                    /* blocks that use it now */
+    uint32_t next_use;                /* position in the future; UINT32_MAX: none */
+    uint64_t read_offset, read_bytes; /* where it was read last, perhaps still is; 0 bytes: nobody reads it any more */
 } gather_unit;
 typedef struct gather_pool {
     bool keeps; /* ranks keep what they gather */
@@ -134,6 +135,13 @@ void spw__gather_tell(gather_pool *pool, const spw_store_use *future, uint32_t c
 typedef enum gather_answer { GATHER_THERE, GATHER_ASK, GATHER_AGAIN, GATHER_NO_ROOM } gather_answer;
 gather_answer
 spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t generation, uint64_t nearer_than);
+/* What reads the unit has been submitted, on a device that works by itself, and may be under way for long. */
+void spw__gather_read(gather_pool *pool, uint32_t unit_idx);
+/*
+ * Must the gather of a unit, which has its place, follow what was submitted so far? Where somebody may still read; or where this unit
+ * was read before: that is forgotten when it is read here. Gathers run in order: none of those after it needs to, for that.
+ */
+bool spw__gather_follows(gather_pool *pool, uint32_t unit_idx);
 void spw__gather_give_up(gather_pool *pool, uint32_t unit_idx); /* its place, if it has one; not while it is pinned */
 void spw__gather_forget(gather_pool *pool);                     /* all of them */
 

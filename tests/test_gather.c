@@ -77,6 +77,48 @@ test_random(void **state)
     }
 }
 
+/*
+ * A device that works by itself reads units after they were let go. What is gathered into memory that was read after the last mark
+ * that gathers follow has to follow another, also when that unit lay elsewhere meanwhile.
+ */
+static void
+test_readers(void **state)
+{
+    enum { BLOCKS = 20 };
+    gather_pool p;
+    uint64_t generation[UNITS] = {0}, read_at[BLOCKS] = {0}, now = 1, followed = 0, follows = 0, free_to_go = 0;
+    (void)state;
+    assert_int_equal(spw__gather_init(&p, UNITS, 4096 * BLOCKS, NULL), SPW_OK);
+    for (uint64_t at = 0; at < 10 * CALLS; at++) {
+        uint32_t u = draw(3, 2 * at, UNITS);
+        uint64_t bytes = 4096u * (1 + u % 7);
+        gather_unit *unit = &p.units[u];
+        gather_answer answer;
+        if (unit->pins > 0) { /* its block ends: it will be read until then */
+            unit->pins = 0;
+            spw__gather_read(&p, u);
+            for (uint64_t b = 0; b < bytes; b += 4096)
+                read_at[(unit->offset + b) / 4096] = now;
+            now++;
+            continue;
+        }
+        generation[u] += draw(3, 2 * at + 1, 5) == 0;
+        answer = spw__gather_ask(&p, u, bytes, generation[u], 0);
+        if (answer == GATHER_ASK) {
+            bool has_to = false, does = spw__gather_follows(&p, u);
+            for (uint64_t b = 0; b < bytes; b += 4096)
+                has_to |= read_at[(unit->offset + b) / 4096] > followed;
+            assert_true(does || !has_to);
+            followed = does ? now - 1 : followed;
+            follows += does;
+            free_to_go += !does;
+        }
+        unit->pins = answer != GATHER_NO_ROOM && draw(3, 2 * at + 1, 3) == 0;
+    }
+    assert_true(follows > 1000 && free_to_go > 1000);
+    spw__gather_deinit(&p);
+}
+
 /* The unit whose next use is farthest goes first, and none that is needed before what asks. */
 static void
 test_order(void **state)
@@ -131,6 +173,7 @@ main(void)
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_again),
+        cmocka_unit_test(test_readers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
