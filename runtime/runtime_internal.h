@@ -138,8 +138,9 @@ spw__gather_ask(gather_pool *pool, uint32_t unit_idx, uint64_t bytes, uint64_t g
 /* What reads the unit has been submitted, on a device that works by itself, and may be under way for long. */
 void spw__gather_read(gather_pool *pool, uint32_t unit_idx);
 /*
- * Must the gather of a unit, which has its place, follow what was submitted so far? Where somebody may still read; or where this unit
- * was read before: that is forgotten when it is read here. Gathers run in order: none of those after it needs to, for that.
+ * Must the gather of a unit, which has its place, follow all that was submitted so far? If somebody may still read there, and if the unit
+ * itself may still be read somewhere else, which its next readers make forget. Gathers run in order: readers that one follows are
+ * no matter for those after it.
  */
 bool spw__gather_follows(gather_pool *pool, uint32_t unit_idx);
 void spw__gather_give_up(gather_pool *pool, uint32_t unit_idx); /* its place, if it has one; not while it is pinned */

@@ -546,7 +546,7 @@ examine(const parity *p, const mixture *m)
     free(l);
 }
 
-/* Of many experts a GPU takes all ways, others some of each. */
+/* Of many experts a GPU takes all ways, others some of each: together, all; groups, each time. */
 static bool
 fewer(const parity *p, uint64_t experts)
 {
@@ -567,7 +567,8 @@ parity_experts(const parity *p)
         {40, 384, 8, 8, 4}, {3, 512, 4, 512, 70}, {9, 24, 3, 2, 1},  {11, 40, 3, 1, 1},
     };
     for (size_t i = 0; i < (p->large ? 19 : 14); i++)
-        for (unsigned f = 0; f < (sizes[i][0] > 1000 ? 1 : 6); f += fewer(p, sizes[i][1]) ? 5 : 1)
+        for (unsigned f = fewer(p, sizes[i][1]) ? (unsigned)i % 3 : 0; f < (sizes[i][0] > 1000 ? 1 : 6);
+             f += fewer(p, sizes[i][1]) ? 3 : 1)
             examine(p, &(mixture){.M = sizes[i][0],
                                   .E = sizes[i][1],
                                   .k = sizes[i][2],
@@ -580,7 +581,7 @@ parity_experts(const parity *p)
                                   .balance = f % 3 == 2 ? 0.01f : 0.0f,
                                   .shift = f == 3});
     for (size_t i = 0; i < sizeof grouped / sizeof grouped[0]; i++)
-        for (unsigned f = fewer(p, grouped[i][1]) ? (unsigned)i : 0; f < 12; f += fewer(p, grouped[i][1]) ? 5 : 1)
+        for (unsigned f = fewer(p, grouped[i][1]) ? (unsigned)i + 3 : 0; f < 12; f += fewer(p, grouped[i][1]) ? 5 : 1)
             examine(p, &(mixture){.M = grouped[i][0],
                                   .E = grouped[i][1],
                                   .k = grouped[i][2],

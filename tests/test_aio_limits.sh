@@ -17,7 +17,7 @@ modes="direct buffered" sectors="512 4096"
 case $bin in *asan* | *tsan*) SPW_SCHEDULES=12 modes=direct sectors=512 ;; esac # memory errors of the paths; the rest runs without
 
 say() { n=$((n + 1)); echo "$1 $n - $2"; }
-# check NAME COMMAND...: both programs must pass. Every test of the threads backend must have run, and every one of
+# check NAME COMMAND...: both programs must pass. (Failing allocations are test_aio's own, without limits.) Every test of the threads backend must have run, and every one of
 # io_uring too, unless this kernel counts the ring itself as locked memory and refused it by name.
 check() {
     local name=$1 prog log
