@@ -105,7 +105,7 @@ check_digest(const char *want, const char *path, const char *name, spw_error *er
     char file[SPW_PATH_BYTES + 64], got[20];
     uint64_t digest = 0;
     snprintf(file, sizeof file, "%.1000s/%s", path, name);
-    SPW_TRY(spw__checkpoint_digest(file, &digest, err));
+    SPW_TRY(spw__checkpoint_digest(file, spw__checkpoint_spare(file), &digest, err));
     snprintf(got, sizeof got, "%016llx", (unsigned long long)digest);
     if (strcmp(want, got) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT,

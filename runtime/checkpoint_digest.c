@@ -3,23 +3,28 @@
  * read a file at once, each a block in pieces: together they have the memory that one had for a whole block. A save sums what
  * lies in its files once it is written, not on the way there: chunks come in any order and seldom end where a block does, and
  * their writers would have to read the rest of it.
+ *
+ * Where memory is short, what the page cache has is read there and the rest past it: what several threads read ahead fills a
+ * cgroup faster than the kernel gives pages back, which kills the run. Elsewhere the cache is left with what is read again soon.
  */
 #include "checkpoint_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BLOCK = 1 << 20, THREADS_MAX = 4, PIECE = BLOCK / THREADS_MAX };
+enum { BLOCK = 1 << 20, THREADS_MAX = 4, PIECE = BLOCK / THREADS_MAX, PAGE_LEAST = 4096, SPARE_SHARE = 4 };
 
 typedef struct digest_job {
     const char *path;
-    int fd;
+    int fd, direct_fd; /* direct_fd -1: the file system has no direct I/O, or there is memory enough */
     uint64_t bytes;
+    bool spare;     /* leave nothing in the page cache that was not there */
     uint64_t *sums; /* (blocks) each is the thread's that sums the block */
     /* One of each for every thread. */
-    char *pieces; /* (threads, PIECE) */
+    char *pieces; /* (threads, PIECE), page-aligned */
     spw_checksum_stream *streams[THREADS_MAX];
     pthread_mutex_t lock;
     /* Under lock. */
@@ -43,15 +48,44 @@ spw__checkpoint_digest_bytes(uint64_t file_bytes)
            (count + 1) * sizeof(uint64_t);
 }
 
+/* All pages of the block at this offset are in the page cache; also said of a file that belongs to somebody else. */
+static bool
+is_cached(const digest_job *job, uint64_t at, uint64_t bytes)
+{
+    unsigned char pages[BLOCK / PAGE_LEAST];
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE), count = (bytes + page_bytes - 1) / page_bytes;
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, job->fd, (off_t)at);
+    bool cached = map != MAP_FAILED && mincore(map, bytes, pages) == 0;
+    for (size_t i = 0; cached && i < count; i++)
+        cached = (pages[i] & 1) != 0;
+    if (map != MAP_FAILED)
+        munmap(map, bytes);
+    return cached;
+}
+
+/* Up to a piece's end or the file's. A place that direct I/O does not take (after a short read) goes through the cache. */
+static ssize_t
+read_piece(const digest_job *job, bool cached, char *piece, uint64_t at)
+{
+    size_t bytes = PIECE - at % PIECE;
+    if (!cached && job->direct_fd >= 0) {
+        ssize_t got = SPW_CALL(EINVAL, pread(job->direct_fd, piece, bytes, (off_t)at));
+        if (got >= 0 || errno != EINVAL)
+            return got;
+    }
+    return pread(job->fd, piece, bytes, (off_t)at);
+}
+
 static spw_status
 sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_error *err)
 {
-    uint64_t at = (uint64_t)block_idx * BLOCK, end = job->bytes - at < BLOCK ? job->bytes : at + BLOCK;
+    uint64_t first = (uint64_t)block_idx * BLOCK, at = first, end = job->bytes - at < BLOCK ? job->bytes : at + BLOCK;
     char *piece = job->pieces + (uint64_t)worker_idx * PIECE;
+    bool cached = !job->spare || is_cached(job, at, end - at);
     spw_checksum_stream *stream = job->streams[worker_idx];
     spw_checksum_begin(stream);
     while (at < end) {
-        ssize_t got = pread(job->fd, piece, end - at < PIECE ? end - at : PIECE, (off_t)at);
+        ssize_t got = read_piece(job, cached, piece, at);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
@@ -60,6 +94,8 @@ sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_er
         spw_checksum_add(stream, piece, (uint64_t)got);
         at += (uint64_t)got;
     }
+    if (!cached && job->direct_fd < 0)
+        (void)posix_fadvise(job->fd, (off_t)first, BLOCK, POSIX_FADV_DONTNEED);
     job->sums[block_idx] = spw_checksum_sum(stream);
     return SPW_OK;
 }
@@ -117,10 +153,17 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
     return st;
 }
 
-spw_status
-spw__checkpoint_digest(const char *path, uint64_t *digest_out, spw_error *err)
+bool
+spw__checkpoint_spare(const char *path)
 {
-    digest_job job = {.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC)};
+    struct stat info;
+    return stat(path, &info) == 0 && spw_memory_room_bytes(0) / SPARE_SHARE < (uint64_t)info.st_size;
+}
+
+spw_status
+spw__checkpoint_digest(const char *path, bool spare, uint64_t *digest_out, spw_error *err)
+{
+    digest_job job = {.path = path, .spare = spare, .direct_fd = -1, .fd = open(path, O_RDONLY | O_CLOEXEC)};
     struct stat info;
     spw_status st;
     if (job.fd < 0 || fstat(job.fd, &info) != 0) {
@@ -130,7 +173,13 @@ spw__checkpoint_digest(const char *path, uint64_t *digest_out, spw_error *err)
         return st;
     }
     job.bytes = (uint64_t)info.st_size;
+    if (spare) {
+        job.direct_fd = SPW_CALL(EINVAL, open(path, O_RDONLY | O_DIRECT | O_CLOEXEC));
+        (void)posix_fadvise(job.fd, 0, 0, POSIX_FADV_RANDOM); /* nothing ahead of what is asked for */
+    }
     st = sum_file(&job, digest_out, err);
+    if (job.direct_fd >= 0)
+        close(job.direct_fd);
     close(job.fd);
     return st;
 }

@@ -25,8 +25,12 @@ uint32_t spw__checkpoint_part_end(const spw_optimizer *o);
 bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
-/* XXH3 over the checksums of the file's 1 MiB blocks (checkpoint_digest.c), by several threads; waits for them. */
-spw_status spw__checkpoint_digest(const char *path, uint64_t *digest, spw_error *err);
+/*
+ * XXH3 over the checksums of the file's 1 MiB blocks (checkpoint_digest.c), by several threads; waits for them. spare: leaves no
+ * pages in the page cache that were not there. spw__checkpoint_spare: memory is so short that they would be missed.
+ */
+spw_status spw__checkpoint_digest(const char *path, bool spare, uint64_t *digest, spw_error *err);
+bool spw__checkpoint_spare(const char *path);
 /* Memory that it takes meanwhile. */
 uint64_t spw__checkpoint_digest_bytes(uint64_t file_bytes);
 

@@ -261,7 +261,7 @@ write_manifest(spw_checkpoint_job *job, spw_error *err)
             memcpy(m.digests[i], spw__engine_saved(job->e)->digest, sizeof m.digests[i]);
             continue;
         }
-        SPW_TRY(spw__checkpoint_digest(path, &digest, err));
+        SPW_TRY(spw__checkpoint_digest(path, spw__checkpoint_spare(path), &digest, err));
         snprintf(m.digests[i], sizeof m.digests[i], "%016llx", (unsigned long long)digest);
     }
     memcpy(job->model_digest, m.digests[SPW_DIGEST_MODEL], sizeof job->model_digest);

@@ -4,10 +4,13 @@
  */
 #include "checkpoint_internal.h"
 #include "lib_tiny.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define BEGIN   "{\"format\":1,\"step\":3,\"data_position\":12,\"updates\":3,\"bytes_written\":9,\"tokens\":384.0"
@@ -172,7 +175,7 @@ test_digest(void **state)
         for (uint64_t at = 0; at < lengths[k]; at += BLOCK)
             sums[count++] = spw_checksum(bytes + at, lengths[k] - at < BLOCK ? lengths[k] - at : BLOCK);
         want = spw_checksum(sums, count * sizeof *sums);
-        if (spw__checkpoint_digest(path, &got, &err) != SPW_OK)
+        if (spw__checkpoint_digest(path, false, &got, &err) != SPW_OK)
             fail_msg("%s", err.message);
         assert_true(got == want);
     }
@@ -180,13 +183,69 @@ test_digest(void **state)
         uint64_t before = 0, after = 0;
         FILE *f = fopen(path, "r+");
         assert_non_null(f);
-        assert_int_equal(spw__checkpoint_digest(path, &before, NULL), SPW_OK);
+        assert_int_equal(spw__checkpoint_digest(path, false, &before, NULL), SPW_OK);
         assert_int_equal(fseek(f, k < 5 ? (long)k * BLOCK + 5 : BYTES_MAX - 1, SEEK_SET), 0);
         assert_int_equal(fputc(k < 5 ? ~bytes[k * BLOCK + 5] & 255 : ~bytes[BYTES_MAX - 1] & 255, f) >= 0, 1);
         assert_int_equal(fclose(f), 0);
-        assert_int_equal(spw__checkpoint_digest(path, &after, NULL), SPW_OK);
+        assert_int_equal(spw__checkpoint_digest(path, false, &after, NULL), SPW_OK);
         assert_true(before != after);
     }
+    tiny_dir_remove(dir);
+}
+
+/* Pages of a file that are in the page cache. */
+static uint64_t
+cached_pages(const char *path, uint64_t length)
+{
+    static unsigned char pages[BYTES_MAX / 4096 + 1];
+    uint64_t count = 0, most = (length + (uint64_t)sysconf(_SC_PAGESIZE) - 1) / (uint64_t)sysconf(_SC_PAGESIZE);
+    int fd = open(path, O_RDONLY);
+    void *map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(fd >= 0 && map != MAP_FAILED && mincore(map, length, pages) == 0);
+    for (uint64_t i = 0; i < most; i++)
+        count += pages[i] & 1;
+    munmap(map, length);
+    close(fd);
+    return count;
+}
+
+/* A digest leaves nothing in the page cache that was not there, and gives the same wherever its bytes come from. */
+static void
+test_digest_leaves_no_pages(void **state)
+{
+    static unsigned char bytes[BYTES_MAX];
+    char dir[256], path[300];
+    uint64_t cached = 0, direct = 0, refused = 0, mixed = 0;
+    bool through = false;
+    int fd;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/file", dir);
+    for (uint64_t i = 0; i < BYTES_MAX; i++)
+        bytes[i] = (unsigned char)(i * 2246822519u >> 11);
+    fd = open(path, O_RDWR | O_CREAT, 0600);
+    assert_true(fd >= 0 && write(fd, bytes, BYTES_MAX) == (ssize_t)BYTES_MAX && fsync(fd) == 0);
+    assert_int_equal(spw__checkpoint_digest(path, false, &cached, NULL), SPW_OK);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    if (cached_pages(path, BYTES_MAX) > 0) { /* tmpfs */
+        print_message("the file system keeps pages: no more to see here\n");
+        skip();
+    }
+    assert_int_equal(spw__checkpoint_digest(path, true, &direct, NULL), SPW_OK);
+    assert_int_equal(cached_pages(path, BYTES_MAX), 0);
+    assert_true(direct == cached);
+    for (unsigned k = 1; !through; k++) { /* direct I/O is refused, all of it or a piece */
+        spw_test_fail_call(k);
+        assert_int_equal(spw__checkpoint_digest(path, true, &refused, NULL), SPW_OK);
+        through = !spw_test_fault_fired();
+        assert_true(refused == cached);
+    }
+    spw_test_fail_call(0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    assert_true(pread(fd, bytes, 1 << 20, 1 << 20) == 1 << 20); /* a block of it */
+    assert_int_equal(spw__checkpoint_digest(path, true, &mixed, NULL), SPW_OK);
+    assert_true(mixed == cached);
+    close(fd);
     tiny_dir_remove(dir);
 }
 
@@ -210,22 +269,23 @@ test_digest_faults(void **state)
         uint64_t digest;
         long live = spw_test_live_allocs();
         spw_test_fail_alloc(k);
-        spw_status st = spw__checkpoint_digest(path, &digest, &err);
+        spw_status st = spw__checkpoint_digest(path, false, &digest, &err);
         through = !spw_test_fault_fired();
         assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
         assert_int_equal(spw_test_live_allocs(), live);
     }
     spw_test_fail_alloc(0);
     snprintf(path, sizeof path, "%s/none", dir);
-    assert_int_equal(spw__checkpoint_digest(path, &(uint64_t){0}, NULL), SPW_ENOENT);
+    assert_int_equal(spw__checkpoint_digest(path, false, &(uint64_t){0}, NULL), SPW_ENOENT);
     tiny_dir_remove(dir);
 }
 
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_decay), cmocka_unit_test(test_digest),
-                                       cmocka_unit_test(test_digest_faults)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_decay),         cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_digest_faults), cmocka_unit_test(test_digest_leaves_no_pages)};
     return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
 }
