@@ -173,11 +173,11 @@ for family in experts shared phi3 gemma gemma2 oss deepseek; do
   "data": {"path": ["$dir/text.txt"], "seq_length": 40, "seed": 1}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
   "gradient_clipping": 1.0, "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-  "spillway": {"steps": 3, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
+  "spillway": {"steps": 2, "seed": 3, "device": "cpu", "chunk_elems": 8192, "eval_interval": 2, "eval_batches": 2${!more}} }
 JSON
     "$spw" train "$dir/$family.json" --quiet --set spillway.run_log="$dir/$family.cpu" >"$dir/out" 2>&1
     train "" --set spillway.device=auto --set spillway.run_log="$dir/$family.cuda" --set spillway.checkpoint_dir="$dir/$family.ck"
-    check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 8
+    check "$family: the losses of the cpu device" near "$dir/$family.cpu" "$dir/$family.cuda" 1e-4 5
     on "" "" train "$dir/$family.json" --set spillway.device=cuda --set spillway.run_log="$dir/$family.$first" >"$dir/out" 2>&1
     case $family in experts) places="there nvme kept turns all_turns" ;; shared | oss) places="there nvme turns all_turns" ;; *) places="there nvme kept" ;; esac
     for place in $places; do
@@ -195,7 +195,7 @@ JSON
     on fp32 late generate "$dir/$family.ck" "${prompts[@]}" --nvme "$dir/swap" >"$dir/two" 2>>"$dir/out"
     check "$family: generates from nvme what the cpu device does" cmp "$dir/greedy" "$dir/two"
     sed -i 's/"grad_norm":[^,]*/"grad_norm":0/' "$dir/$family.cpu" "$dir/$family.$first"
-    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 8
+    check "$family in bf16 has losses near them" near "$dir/$family.cpu" "$dir/$family.$first" 2e-2 5
 done
 check "text was generated" test "$(wc -c <"$dir/greedy")" -gt 60
 
