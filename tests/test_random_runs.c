@@ -73,8 +73,13 @@ draw_model(uint64_t run, rig *r)
     c->run.fp8 = c->bf16 && random_pick(run, 19, 6) == 0;
     if (c->model.family == SPW_FAMILY_GPT2 && random_pick(run, 20, 3) == 0)
         c->model.dropout = 0.1;
-    if (emulated && random_pick(run, 21, 4) == 0)
+    if (emulated && random_pick(run, 21, 4) == 0) {
+        static char number[24];
+        static const char *const streams[] = {"", "late", "odd", number};
+        snprintf(number, sizeof number, "%llu", (unsigned long long)(1 + run));
+        setenv("SPW_EMULATE_STREAMS", streams[random_pick(run, 35, 4)], 1);
         snprintf(c->run.device, sizeof c->run.device, "cuda");
+    }
     if ((c->run.freeze.count > 0 || c->run.lora.rank > 0) && format != SPW_STATE_FP32)
         snprintf(c->run.frozen_codes, sizeof c->run.frozen_codes, "%s", codes[random_pick(run, 17, 3)]);
 }

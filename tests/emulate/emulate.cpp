@@ -370,9 +370,9 @@ copy_wait(unsigned groups_left)
 /*
  * A stream is a list of work. It runs as far as somebody waits for: at once by default, and late, when a thread synchronises
  * with it, with SPW_EMULATE_STREAMS=late. A wait that the caller forgot then reads what has not been written. With "odd" every
- * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. Work that needs
- * another process is tried again and again, by whoever waits, and never under the lock meanwhile. Streams are never
- * freed, as events may point at them.
+ * second stream is late and the others run ahead: then a forgotten wait overwrites what is still to be read. A number draws which
+ * stream goes on, and how far, whenever something is submitted. Work that needs another process is tried again and again, by
+ * whoever waits, and never under the lock meanwhile. Streams are never freed, as events may point at them.
  */
 struct emulated_stream {
     std::deque<std::function<bool()>> work; /* false: it could not be finished yet */
@@ -637,6 +637,23 @@ run_until(emulated_stream *s, uint64_t mark)
     }
 }
 
+/* Lock held. Half of the time some stream goes on, up to some place. */
+static void
+run_by_chance(const char *number)
+{
+    static uint64_t seed, state;
+    uint64_t wanted = strtoull(number, NULL, 10) * 2 + 1, draw;
+    if (seed != wanted)
+        seed = state = wanted;
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    draw = state >> 33;
+    if (draw % 2 == 0)
+        return;
+    emulated_stream *s = streams[draw / 2 % streams.size()];
+    uint64_t left = s->submitted - s->done;
+    (void)run_towards(s, s->done + (draw / 256 % 4 == 0 ? left : draw / 1024 % (left + 1)));
+}
+
 static cudaError_t
 submit_trying(emulated_stream *s, std::function<bool()> work)
 {
@@ -645,7 +662,9 @@ submit_trying(emulated_stream *s, std::function<bool()> work)
     called(s);
     s->work.push_back(std::move(work));
     s->submitted++;
-    if (given == NULL || (strcmp(given, "odd") == 0 ? s->odd : strcmp(given, "late") != 0))
+    if (given != NULL && given[0] >= '0' && given[0] <= '9')
+        run_by_chance(given);
+    else if (given == NULL || (strcmp(given, "odd") == 0 ? s->odd : strcmp(given, "late") != 0))
         (void)run_towards(s, s->submitted);
     return cudaSuccess;
 }
