@@ -6,7 +6,7 @@ BUILD   := build/$(VARIANT)
 NPROC   := $(shell nproc 2>/dev/null || echo 2)
 MODULES := runtime/base aio cpu_adam gpu gpu/cpu offload runtime runtime/comm runtime/nn runtime/data runtime/files
 
-PKGS     := openblas numa jansson libxxhash libpcre2-8 libutf8proc
+PKGS     := openblas numa jansson libxxhash libisal libpcre2-8 libutf8proc
 HAVE     := $(shell for p in $(PKGS) liburing cmocka; do pkg-config --exists $$p 2>/dev/null && echo $$p; done)
 MPI_PKG  := $(firstword $(shell for p in ompi-c mpich mpi-c; do pkg-config --exists $$p 2>/dev/null && echo $$p; done))
 MPICC    := $(shell command -v mpicc 2>/dev/null)

@@ -206,7 +206,7 @@ cli_doctor(int argc, char **argv)
             return cli_usage("doctor", "unknown option %s", argv[i]);
     }
     printf("spillway %s\n", SPW_VERSION);
-    row("libraries", true, "OpenBLAS, libnuma, jansson, xxhash%s",
+    row("libraries", true, "OpenBLAS, libnuma, jansson, xxhash, ISA-L%s",
 #ifdef SPW_HAVE_URING
         ", liburing"
 #else

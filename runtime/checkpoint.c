@@ -100,28 +100,43 @@ spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_
 }
 
 static spw_status
-check_digest(const char *want, const char *path, const char *name, spw_error *err)
+compare(const spw_manifest *m, int file, const char *path, uint64_t digest, spw_error *err)
 {
-    char file[SPW_PATH_BYTES + 64], got[20];
-    uint64_t digest = 0;
-    snprintf(file, sizeof file, "%.1000s/%s", path, name);
-    SPW_TRY(spw__checkpoint_digest(file, spw__checkpoint_spare(file), &digest, err));
+    const char *want = m->digests[file];
+    char got[20];
     snprintf(got, sizeof got, "%016llx", (unsigned long long)digest);
     if (strcmp(want, got) != 0)
         return SPW_RAISE(err, SPW_ECORRUPT,
-                         "%s: digest is %s, " SPW_MANIFEST_FILE " says %s; the file is truncated or damaged", file, got,
-                         want[0] != '\0' ? want : "nothing");
+                         "%s/%s: digest is %s, " SPW_MANIFEST_FILE " says %s; the file is truncated or damaged", path,
+                         spw__digest_names[file], got, want[0] != '\0' ? want : "nothing");
     return SPW_OK;
+}
+
+static spw_status
+check_digest(const spw_manifest *m, int file, const char *path, spw_error *err)
+{
+    char name[SPW_PATH_BYTES + 64];
+    uint64_t digest = 0;
+    snprintf(name, sizeof name, "%.1000s/%s", path, spw__digest_names[file]);
+    SPW_TRY(spw__checkpoint_digest(name, spw__checkpoint_spare(name), &digest, err));
+    return compare(m, file, path, digest, err);
 }
 
 /* Of the files that are read. */
 static spw_status
 check_digests(const spw_manifest *m, const char *path, bool adapter, bool optimizer, spw_error *err)
 {
-    SPW_TRY(check_digest(m->digests[SPW_DIGEST_MODEL], path, SPW_MODEL_FILE, err));
+    if (!m->digests_known) {
+        spw_log(SPW_LOG_WARN,
+                "%s is of an earlier version, whose digests are not computed any more: its files are not "
+                "checked for damage",
+                path);
+        return SPW_OK;
+    }
+    SPW_TRY(check_digest(m, SPW_DIGEST_MODEL, path, err));
     if (adapter)
-        SPW_TRY(check_digest(m->digests[SPW_DIGEST_ADAPTER], path, SPW_ADAPTER_FILE, err));
-    return optimizer ? check_digest(m->digests[SPW_DIGEST_OPTIMIZER], path, SPW_OPTIMIZER_FILE, err) : SPW_OK;
+        SPW_TRY(check_digest(m, SPW_DIGEST_ADAPTER, path, err));
+    return optimizer ? check_digest(m, SPW_DIGEST_OPTIMIZER, path, err) : SPW_OK;
 }
 
 spw_status
@@ -168,18 +183,35 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
             if (spw_engine_model(job->e)->params[id].adapter)
                 SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else if (record != NULL && t[SPW_PART_MASTER] != NULL)
-                SPW_TRY(spw_st_read(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
+                SPW_TRY(spw_st_read_summed(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
             else
                 SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
             spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
             for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
-                SPW_TRY(spw_st_read(job->optimizer, t[p], at * 4, block, n * 4, err));
+                SPW_TRY(spw_st_read_summed(job->optimizer, t[p], at * 4, block, n * 4, err));
                 spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
                               block);
             }
         }
     }
     return SPW_OK;
+}
+
+/*
+ * The optimizer's file, which is the most of a checkpoint, is summed as it is read, each rank its part. One that was not read as a
+ * whole, where less is trained now than then, is read again for it. Collective.
+ */
+static spw_status
+check_read(const load_job *job, const spw_manifest *m, const char *path, spw_error *err)
+{
+    spw_st_sum sums[SPW_DIGEST_COUNT] = {{0}}, *sum = &sums[SPW_DIGEST_OPTIMIZER];
+    uint64_t bytes = spw_st_reader_file_bytes(job->optimizer);
+    if (spw__engine_writes(job->e)) /* the others read the same */
+        *sum = spw_st_reader_sum(job->optimizer, spw__engine_rank(job->e) == 0);
+    SPW_TRY(spw__checkpoint_sum_ranks(job->e, sums, err));
+    if (sum->bytes != bytes)
+        return spw__engine_rank(job->e) == 0 ? check_digest(m, SPW_DIGEST_OPTIMIZER, path, err) : SPW_OK;
+    return compare(m, SPW_DIGEST_OPTIMIZER, path, spw_crc64_whole(sum->parts, bytes), err);
 }
 
 static spw_status
@@ -258,8 +290,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
-    char model[SPW_PATH_BYTES + 64], digest[17] = "";
-    spw_manifest manifest;
+    char model[SPW_PATH_BYTES + 64];
+    spw_manifest manifest = {0};
     spw_error own = {0};
     int64_t none = 0;
     spw_status st;
@@ -274,18 +306,20 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         if (manifest.scaled) /* without one (of bf16, say) the scale is where it begins */
             spw_engine_set_loss_scaler(e, &manifest.scaler);
         st = open_tensors(&job, path, with_optimizer, &own);
-        if (st == SPW_OK && spw__engine_rank(e) == 0) /* one reads all of it, for all */
-            st = check_digests(&manifest, path, job.adapter != NULL, with_optimizer, &own);
-        memcpy(digest, manifest.digests[SPW_DIGEST_MODEL], sizeof digest);
-        spw__manifest_free(&manifest);
+        if (st == SPW_OK && spw__engine_rank(e) == 0) /* one reads all of them, for all */
+            st = check_digests(&manifest, path, job.adapter != NULL, false, &own);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
     if (st == SPW_OK) {
         st = spw__engine_fill(e, load_chunk, &job, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
     }
-    if (st == SPW_OK && same_types(&job))
-        spw__checkpoint_saved(e, path, digest, spw__checkpoint_contents(e));
+    if (st == SPW_OK && with_optimizer && manifest.digests_known) {
+        st = check_read(&job, &manifest, path, &own);
+        st = spw__engine_agree_loaded(e, st, &own, err);
+    }
+    if (st == SPW_OK && manifest.digests_known && same_types(&job))
+        spw__checkpoint_saved(e, path, manifest.digests[SPW_DIGEST_MODEL], spw__checkpoint_contents(e));
     if (st == SPW_OK) {
         spw_engine_set_updates(e, manifest.state.updates);
         spw__engine_set_steps(e, manifest.state.step);
@@ -296,5 +330,6 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     spw_st_reader_close(job.optimizer);
     spw_st_reader_close(job.adapter);
     spw_mem_free(job.tensors);
+    spw__manifest_free(&manifest);
     return st;
 }

@@ -1,13 +1,13 @@
 /*
- * The digest of a checkpoint's file: XXH3 over the checksums of its blocks. Blocks are summed by themselves, so several threads
- * read a file at once, each a block in pieces: together they have the memory that one had for a whole block. A save sums what
- * lies in its files once it is written, not on the way there: chunks come in any order and seldom end where a block does, and
- * their writers would have to read the rest of it.
+ * The digest of a checkpoint's file, CRC-64/XZ of its bytes, from the file: a save has it from what it writes. Blocks are summed by
+ * themselves, so several threads read a file at once, each a block in pieces: together they have the memory that one had for a
+ * whole block.
  *
  * Where memory is short, what the page cache has is read there and the rest past it: what several threads read ahead fills a
  * cgroup faster than the kernel gives pages back, which kills the run. Elsewhere the cache is left with what is read again soon.
  */
 #include "checkpoint_internal.h"
+#include "spw_files.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,13 +21,11 @@ typedef struct digest_job {
     const char *path;
     int fd, direct_fd; /* direct_fd -1: the file system has no direct I/O, or there is memory enough */
     uint64_t bytes;
-    bool spare;     /* leave nothing in the page cache that was not there */
-    uint64_t *sums; /* (blocks) each is the thread's that sums the block */
-    /* One of each for every thread. */
-    char *pieces; /* (threads, PIECE), page-aligned */
-    spw_checksum_stream *streams[THREADS_MAX];
+    bool spare;   /* leave nothing in the page cache that was not there */
+    char *pieces; /* (threads, PIECE), page-aligned, one of each thread */
     pthread_mutex_t lock;
     /* Under lock. */
+    uint64_t parts;  /* of the blocks that were summed */
     spw_error error; /* the first */
 } digest_job;
 
@@ -44,8 +42,7 @@ uint64_t
 spw__checkpoint_digest_bytes(uint64_t file_bytes)
 {
     uint64_t count = file_bytes / BLOCK + 1, threads = thread_count(count);
-    return threads * (PIECE + SPW_CHECKSUM_STREAM_BYTES) + (threads - 1) * spw_touched_bytes(SPW_STACK_BYTES) +
-           (count + 1) * sizeof(uint64_t);
+    return threads * PIECE + (threads - 1) * spw_touched_bytes(SPW_STACK_BYTES);
 }
 
 /* All pages of the block at this offset are in the page cache; also said of a file that belongs to somebody else. */
@@ -77,13 +74,11 @@ read_piece(const digest_job *job, bool cached, char *piece, uint64_t at)
 }
 
 static spw_status
-sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_error *err)
+sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, uint64_t *parts, spw_error *err)
 {
     uint64_t first = (uint64_t)block_idx * BLOCK, at = first, end = job->bytes - at < BLOCK ? job->bytes : at + BLOCK;
     char *piece = job->pieces + (uint64_t)worker_idx * PIECE;
     bool cached = !job->spare || is_cached(job, at, end - at);
-    spw_checksum_stream *stream = job->streams[worker_idx];
-    spw_checksum_begin(stream);
     while (at < end) {
         ssize_t got = read_piece(job, cached, piece, at);
         if (got < 0 && errno == EINTR)
@@ -91,12 +86,11 @@ sum_block(const digest_job *job, uint32_t block_idx, uint32_t worker_idx, spw_er
         if (got <= 0)
             return got < 0 ? SPW_RAISE_SYS(err, errno, "read %s", job->path)
                            : SPW_RAISE(err, SPW_EIO, "%s shrank", job->path);
-        spw_checksum_add(stream, piece, (uint64_t)got);
         at += (uint64_t)got;
+        *parts ^= spw_crc64_part(piece, (uint64_t)got, job->bytes - at);
     }
     if (!cached && job->direct_fd < 0)
         (void)posix_fadvise(job->fd, (off_t)first, BLOCK, POSIX_FADV_DONTNEED);
-    job->sums[block_idx] = spw_checksum_sum(stream);
     return SPW_OK;
 }
 
@@ -105,14 +99,18 @@ sum_part(void *ctx, uint32_t block_idx, uint32_t worker_idx)
 {
     digest_job *job = ctx;
     spw_error own = {0};
+    uint64_t parts = 0;
     bool wanted;
     pthread_mutex_lock(&job->lock);
     wanted = job->error.status == SPW_OK;
     pthread_mutex_unlock(&job->lock);
-    if (!wanted || sum_block(job, block_idx, worker_idx, &own) == SPW_OK)
+    if (!wanted)
         return;
+    (void)sum_block(job, block_idx, worker_idx, &parts, &own);
     pthread_mutex_lock(&job->lock);
-    spw_error_keep_first(&job->error, &own);
+    job->parts ^= parts;
+    if (own.status != SPW_OK)
+        spw_error_keep_first(&job->error, &own);
     pthread_mutex_unlock(&job->lock);
 }
 
@@ -124,14 +122,7 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
     uint32_t threads = thread_count(count);
     spw_region pieces = {0};
     spw_pool *pool = NULL;
-    spw_status st;
-    job->sums = spw_mem_calloc(count + 1, sizeof *job->sums);
-    st = job->sums == NULL ? SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path)
-                           : spw_region_map(&pieces, (uint64_t)threads * PIECE, SPW_REGION_TABLE, err);
-    for (uint32_t i = 0; st == SPW_OK && i < threads; i++) {
-        job->streams[i] = spw_checksum_open();
-        st = job->streams[i] != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "digest of %s", job->path);
-    }
+    spw_status st = spw_region_map(&pieces, (uint64_t)threads * PIECE, SPW_REGION_TABLE, err);
     if (st == SPW_OK && threads > 1)
         st = spw_pool_create(&pool, threads, "spw-digest", err);
     if (st == SPW_OK) {
@@ -144,12 +135,9 @@ sum_file(digest_job *job, uint64_t *digest_out, spw_error *err)
             *err = job->error;
     }
     if (st == SPW_OK)
-        *digest_out = spw_checksum(job->sums, count * sizeof *job->sums);
+        *digest_out = spw_crc64_whole(job->parts, job->bytes);
     spw_pool_destroy(pool);
-    for (uint32_t i = 0; i < threads; i++)
-        spw_checksum_close(job->streams[i]);
     spw_region_unmap(&pieces);
-    spw_mem_free(job->sums);
     return st;
 }
 
@@ -181,5 +169,24 @@ spw__checkpoint_digest(const char *path, bool spare, uint64_t *digest_out, spw_e
     if (job.direct_fd >= 0)
         close(job.direct_fd);
     close(job.fd);
+    return st;
+}
+
+spw_status
+spw__checkpoint_sum_ranks(spw_engine *e, spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err)
+{
+    uint32_t world = spw__engine_world(e);
+    uint64_t bytes = SPW_DIGEST_COUNT * sizeof *sums;
+    spw_st_sum *all = spw_mem_calloc((uint64_t)world * SPW_DIGEST_COUNT, sizeof *all);
+    spw_status st;
+    if (all == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "digests of %u ranks", world);
+    st = spw__engine_tell(e, sums, all, bytes, err);
+    memset(sums, 0, bytes);
+    for (uint32_t i = 0; st == SPW_OK && i < world * SPW_DIGEST_COUNT; i++) {
+        sums[i % SPW_DIGEST_COUNT].parts ^= all[i].parts;
+        sums[i % SPW_DIGEST_COUNT].bytes += all[i].bytes;
+    }
+    spw_mem_free(all);
     return st;
 }

@@ -26,7 +26,7 @@ bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
 /*
- * XXH3 over the checksums of the file's 1 MiB blocks (checkpoint_digest.c), by several threads; waits for them. spare: leaves no
+ * The CRC-64/XZ of a file (checkpoint_digest.c), by several threads; waits for them. spare: leaves no
  * pages in the page cache that were not there. spw__checkpoint_spare: memory is so short that they would be missed.
  */
 spw_status spw__checkpoint_digest(const char *path, bool spare, uint64_t *digest, spw_error *err);
@@ -50,13 +50,18 @@ bool spw__checkpoint_link(spw_engine *e, const char *folder);
  * field and value, or line and column of what is not JSON. A struct that was read is given back with spw__manifest_free.
  */
 enum { SPW_DIGEST_MODEL, SPW_DIGEST_OPTIMIZER, SPW_DIGEST_ADAPTER, SPW_DIGEST_COUNT };
+extern const char *const spw__digest_names[SPW_DIGEST_COUNT]; /* the files */
 typedef struct spw_manifest {
-    spw_checkpoint_state state;         /* data.files 0: an older one that says nothing of its data */
-    char digests[SPW_DIGEST_COUNT][17]; /* of the three files; "": none */
+    spw_checkpoint_state state; /* data.files 0: an older one that says nothing of its data */
+    char digests[SPW_DIGEST_COUNT]
+                [17];   /* of the three files; "": none, or format 1's, which nothing computes any more */
+    bool digests_known; /* false: of format 1 */
     bool scaled;
     spw_loss_scaler scaler; /* of fp16 */
     json_t *config;         /* an object */
 } spw_manifest;
+/* What each rank has summed of each file becomes what all have. Collective, on the channel of saves. */
+spw_status spw__checkpoint_sum_ranks(spw_engine *e, spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err);
 spw_status spw__manifest_read(spw_manifest *out, const char *checkpoint, spw_error *err);
 spw_status spw__manifest_parse(spw_manifest *out, const char *text, const char *file, spw_error *err);
 void spw__manifest_free(spw_manifest *m);

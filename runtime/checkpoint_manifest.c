@@ -10,9 +10,9 @@
 #include <strings.h>
 #include <unistd.h>
 
-enum { MANIFEST_BYTES_MAX = 16 << 20 };
+enum { MANIFEST_BYTES_MAX = 16 << 20, FORMAT = 2 /* 1: digests were XXH3 over those of blocks */ };
 
-static const char *const digest_names[SPW_DIGEST_COUNT] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
+const char *const spw__digest_names[SPW_DIGEST_COUNT] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
 
 /* ---------------------------------------------------------------- writing */
 
@@ -28,7 +28,7 @@ spw__manifest_text(const spw_manifest *m)
     const spw_checkpoint_state *s = &m->state;
     json_t *root = json_object(), *digests = json_object();
     char *text;
-    json_object_set_new(root, "format", json_integer(1));
+    json_object_set_new(root, "format", json_integer(FORMAT));
     json_object_set_new(root, "spillway", json_string(SPW_VERSION));
     json_object_set_new(root, "step", count_json(s->step));
     json_object_set_new(root, "data_position", count_json(s->data_position));
@@ -37,7 +37,7 @@ spw__manifest_text(const spw_manifest *m)
     json_object_set_new(root, "tokens", json_real(s->tokens));
     for (int i = 0; i < SPW_DIGEST_COUNT; i++) {
         if (m->digests[i][0] != '\0')
-            json_object_set_new(digests, digest_names[i], json_string(m->digests[i]));
+            json_object_set_new(digests, spw__digest_names[i], json_string(m->digests[i]));
     }
     json_object_set_new(root, "digests", digests);
     json_object_set(root, "config", m->config);
@@ -153,8 +153,9 @@ read_digests(reading *r, const json_t *in, spw_manifest *out)
     const json_t *digests = object(r, in, "digests", REQUIRED);
     for (int i = 0; i < SPW_DIGEST_COUNT && digests != NULL; i++) {
         char name[64];
-        const json_t *v = field(digests, "digests", digest_names[i], name);
-        string(r, digests, "digests", digest_names[i], out->digests[i], sizeof out->digests[i], i == 0 ? REQUIRED : 0);
+        const json_t *v = field(digests, "digests", spw__digest_names[i], name);
+        string(r, digests, "digests", spw__digest_names[i], out->digests[i], sizeof out->digests[i],
+               i == 0 ? REQUIRED : 0);
         if (v != NULL && strspn(out->digests[i], "0123456789abcdef") != sizeof out->digests[i] - 1)
             wrong(r, name, v, "16 hexadecimal digits");
     }
@@ -165,10 +166,12 @@ read_fields(reading *r, const json_t *root, spw_manifest *out)
 {
     const json_t *data, *scale;
     spw_checkpoint_state *s = &out->state;
-    if (!json_is_object(root) || json_integer_value(json_object_get(root, "format")) != 1) {
-        wrong(r, "format", json_object_get(root, "format"), "1 (a checkpoint of this version)");
+    json_int_t format = json_integer_value(json_object_get(root, "format"));
+    if (!json_is_object(root) || format < 1 || format > FORMAT) {
+        wrong(r, "format", json_object_get(root, "format"), "2 (a checkpoint of this version) or 1");
         return;
     }
+    out->digests_known = format == FORMAT;
     s->step = (uint64_t)integer(r, root, "", "step", 0, REQUIRED);
     s->data_position = (uint64_t)integer(r, root, "", "data_position", 0, REQUIRED);
     s->updates = (uint64_t)integer(r, root, "", "updates", 0, REQUIRED);

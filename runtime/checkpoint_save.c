@@ -1,8 +1,8 @@
 /*
  * Saving while training goes on. The store hands over every chunk once, as it is after the step that is saved: its next
- * update does that before it changes it, idle workers before that. The chunk's part of each tensor goes to the page cache; when
- * all have come, a thread of the save flushes, sums, describes and renames, while the next steps run. Nothing is kept
- * twice in memory, so a save needs none but for its blocks and tables.
+ * update does that before it changes it, idle workers before that. The chunk's part of each tensor is summed and goes to the page
+ * cache; when all have come, a thread of the save flushes, describes and renames, while the next steps run. Nothing is read
+ * back, and nothing kept twice in memory, so a save needs none but for its blocks and tables.
  */
 #include "checkpoint_internal.h"
 #include <errno.h>
@@ -221,14 +221,15 @@ uint64_t
 spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                       uint32_t workers)
 {
-    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count;
+    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count, loading, saving;
     uint64_t model_file = layout->elems * layout->parts * sizeof(float);
     uint64_t optimizer_file = spw__layout_trained(layout) * layout->parts * sizeof(float) * parts;
     for (uint32_t id = 0; id < model->param_count; id++)
         tensors += layout->units[layout->places[id].unit_idx].trainable ? parts : 0;
-    return spw__checkpoint_digest_bytes(model_file > optimizer_file ? model_file : optimizer_file) +
-           tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
-           spw_touched_bytes(SPW_STACK_BYTES) + workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
+    loading = spw__checkpoint_digest_bytes(model_file > optimizer_file ? model_file : optimizer_file);
+    saving = sizeof(spw_checkpoint_job) + TEXT_BYTES + spw_touched_bytes(SPW_STACK_BYTES) +
+             workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
+    return tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + (loading > saving ? loading : saving);
 }
 
 uint64_t
@@ -247,23 +248,54 @@ spw_checkpoint_disk_bytes(const spw_engine *e)
     return bytes;
 }
 
-static spw_status
-write_manifest(spw_checkpoint_job *job, spw_error *err)
+/* Of the files in the order of their digests; NULL: no such file, or a link. */
+static void
+list_writers(const spw_checkpoint_job *job, const spw_st_writer *writers[SPW_DIGEST_COUNT])
 {
-    static const char *const names[] = {SPW_MODEL_FILE, SPW_OPTIMIZER_FILE, SPW_ADAPTER_FILE};
+    writers[SPW_DIGEST_MODEL] = job->model;
+    writers[SPW_DIGEST_OPTIMIZER] = job->optimizer;
+    writers[SPW_DIGEST_ADAPTER] = job->adapter;
+}
+
+/* Collective; each rank has written all that it will. */
+static spw_status
+sum_files(const spw_checkpoint_job *job, spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err)
+{
+    const spw_st_writer *writers[SPW_DIGEST_COUNT];
+    list_writers(job, writers);
+    for (int i = 0; i < SPW_DIGEST_COUNT; i++)
+        sums[i] = writers[i] != NULL ? spw_st_writer_sum(writers[i]) : (spw_st_sum){0};
+    return spw__checkpoint_sum_ranks(job->e, sums, err);
+}
+
+/* A file of which anything is missing or came twice has no digest, and is no checkpoint. */
+static spw_status
+write_digests(const spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT], spw_manifest *m, spw_error *err)
+{
+    const spw_st_writer *writers[SPW_DIGEST_COUNT];
+    list_writers(job, writers);
+    if (job->linked)
+        memcpy(m->digests[SPW_DIGEST_MODEL], spw__engine_saved(job->e)->digest, sizeof m->digests[0]);
+    for (int i = 0; i < SPW_DIGEST_COUNT; i++) {
+        uint64_t bytes = writers[i] != NULL ? spw_st_writer_file_bytes(writers[i]) : 0;
+        if (sums[i].bytes != bytes)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s/%s: %llu bytes were written of %llu: not all ranks saved the same",
+                             job->partial, spw__digest_names[i], (unsigned long long)sums[i].bytes,
+                             (unsigned long long)bytes);
+        if (bytes > 0)
+            snprintf(m->digests[i], sizeof m->digests[i], "%016llx",
+                     (unsigned long long)spw_crc64_whole(sums[i].parts, bytes));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+write_manifest(spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err)
+{
     spw_manifest m = {.state = job->state, .scaled = job->scaler.dynamic, .scaler = job->scaler};
     char path[NAME_BYTES + 64], *text;
     spw_status st;
-    for (int i = 0; i < (job->adapter != NULL ? 3 : 2); i++) {
-        uint64_t digest;
-        snprintf(path, sizeof path, "%s/%s", job->partial, names[i]);
-        if (i == SPW_DIGEST_MODEL && job->linked) {
-            memcpy(m.digests[i], spw__engine_saved(job->e)->digest, sizeof m.digests[i]);
-            continue;
-        }
-        SPW_TRY(spw__checkpoint_digest(path, spw__checkpoint_spare(path), &digest, err));
-        snprintf(m.digests[i], sizeof m.digests[i], "%016llx", (unsigned long long)digest);
-    }
+    SPW_TRY(write_digests(job, sums, &m, err));
     memcpy(job->model_digest, m.digests[SPW_DIGEST_MODEL], sizeof job->model_digest);
     m.config = json_loads(job->config, 0, NULL);
     snprintf(path, sizeof path, "%s/" SPW_MANIFEST_FILE, job->partial);
@@ -286,7 +318,7 @@ flush(spw_checkpoint_job *job, spw_error *err)
 
 /* From here on the checkpoint is complete, or what there is of it goes. The manifest comes last. */
 static spw_status
-complete(spw_checkpoint_job *job, spw_error *err)
+complete(spw_checkpoint_job *job, const spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err)
 {
     char path[NAME_BYTES + 64];
     SPW_TRY(flush(job, err));
@@ -297,7 +329,7 @@ complete(spw_checkpoint_job *job, spw_error *err)
         snprintf(path, sizeof path, "%s/" SPW_ADAPTER_CONFIG_FILE, job->partial);
         SPW_TRY(spw_file_write_text(path, job->adapter_config, err));
     }
-    SPW_TRY(write_manifest(job, err));
+    SPW_TRY(write_manifest(job, sums, err));
     SPW_TRY(spw_dir_sync(job->partial, err));
     SPW_TRY(spw__checkpoint_place(job->dir, job->partial, job->final, err));
     spw__checkpoint_trim(job->dir, job->state.step, job->keep);
@@ -311,12 +343,14 @@ static spw_status
 finish_together(spw_checkpoint_job *job, spw_error *own, spw_error *err)
 {
     int64_t number = 0;
+    spw_st_sum sums[SPW_DIGEST_COUNT];
     spw_error completing = {0};
     if (own->status == SPW_OK && spw__engine_rank(job->e) > 0)
         (void)flush(job, own);
     SPW_TRY(spw__engine_agree(job->e, own->status, own, &number, err));
+    SPW_TRY(sum_files(job, sums, err));
     if (spw__engine_rank(job->e) == 0)
-        (void)complete(job, &completing);
+        (void)complete(job, sums, &completing);
     return spw__engine_agree(job->e, completing.status, &completing, &number, err);
 }
 

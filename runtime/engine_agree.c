@@ -55,6 +55,15 @@ spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *n
 }
 
 spw_status
+spw__engine_tell(spw_engine *e, const void *mine, void *all, uint64_t bytes, spw_error *err)
+{
+    if (e->ranks != NULL)
+        return spw_exchange(spw__ranks_get_channels(e->ranks)->saves, mine, all, bytes, err);
+    memcpy(all, mine, bytes);
+    return SPW_OK;
+}
+
+spw_status
 spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_error *own, spw_error *err)
 {
     int64_t none = 0;

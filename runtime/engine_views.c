@@ -128,6 +128,12 @@ spw__engine_rank(const spw_engine *e)
     return e->rank;
 }
 
+uint32_t
+spw__engine_world(const spw_engine *e)
+{
+    return e->world;
+}
+
 spw_state_format
 spw__engine_format(const spw_engine *e)
 {

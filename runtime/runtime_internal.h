@@ -257,6 +257,8 @@ spw_status spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
  */
 spw_status spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err);
+/* all (ranks, bytes): what each says, SPW_EXCHANGE_MAX bytes at most. Collective, on the same channel. */
+spw_status spw__engine_tell(spw_engine *e, const void *mine, void *all, uint64_t bytes, spw_error *err);
 /*
  * Ends what fills a rank's tiers, st being how it went here: disks take ranks differently long, and the next call that they make
  * together has spillway.comm_timeout.
@@ -269,6 +271,7 @@ spw_status spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_erro
 spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err);
 bool spw__engine_writes(const spw_engine *e); /* of those that hold what this rank holds, this one saves it */
 uint32_t spw__engine_rank(const spw_engine *e);
+uint32_t spw__engine_world(const spw_engine *e); /* ranks, 1 at least */
 spw_state_format spw__engine_format(const spw_engine *e);
 /* May weights come from path (a folder or file as given to create)? SPW_EINVAL when frozen ones stay elsewhere. */
 spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);

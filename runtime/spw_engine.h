@@ -265,8 +265,8 @@ spw_status spw_checkpoint_save(spw_engine *engine, const spw_config *config, con
 /* path: a checkpoint or the folder of checkpoints (the newest complete one). Fills found (SPW_PATH_BYTES). SPW_EINVAL as begin. */
 spw_status spw_checkpoint_find(const char *path, char *found, spw_error *err);
 /*
- * spw_checkpoint_verify - compares a checkpoint's files with the digests in its manifest, as loading does: model, adapters if there
- * are any, and the optimizer's if asked for. Reads all of them once.
+ * spw_checkpoint_verify - compares a checkpoint's files with the digests in its manifest: model, adapters if there
+ * are any, and the optimizer's if asked for. Reads all of them once. Those of an earlier version pass, with a warning in the log.
  * Errors  SPW_ECORRUPT naming the file and both digests; those of reading the manifest.
  * Threads any; starts up to four.
  */
@@ -286,7 +286,11 @@ spw_checkpoint_read_config(const char *path, spw_config *config, spw_checkpoint_
 spw_status
 spw_checkpoint_compare(const char *path, const spw_config *config, const spw_data_summary *data,
                        void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err);
-/* Loads weights, and records unless the engine is for inference. */
+/*
+ * Loads weights, and records unless the engine is for inference; compares the files with the digests in the manifest, the optimizer's
+ * while it is read. Collective.
+ * Errors  SPW_ECORRUPT naming the file; SPW_EINVAL of another model. What the engine holds is then undefined until a load succeeds.
+ */
 spw_status spw_checkpoint_load(spw_engine *engine, const char *path, spw_error *err);
 
 /*

@@ -8,7 +8,7 @@ lib=build/fuzz/lib/libspillway.a
 make -s -j"$(nproc)" CC=clang VARIANT=asan BUILD=build/fuzz/lib EXTRA_CFLAGS=-fsanitize=fuzzer-no-link $lib
 inc="-Iruntime/base -Iaio -Icpu_adam -Igpu -Ioffload -Iruntime -Iruntime/nn -Iruntime/comm -Iruntime/data -Iruntime/files"
 flags="-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
-libs="$(pkg-config --libs openblas numa jansson libxxhash libpcre2-8 libutf8proc) -lm -pthread"
+libs="$(pkg-config --libs openblas numa jansson libxxhash libisal libpcre2-8 libutf8proc) -lm -pthread"
 pkg-config --exists liburing 2>/dev/null && libs="$libs -luring"
 mkdir -p build/fuzz/corpus
 cp examples/demo.json build/fuzz/corpus/

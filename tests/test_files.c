@@ -59,6 +59,54 @@ test_round_trip(void **state)
     tiny_dir_remove(dir);
 }
 
+/* Two writers' sums make the CRC of the file that they wrote together, and say what is missing before. */
+static void
+test_sums(void **state)
+{
+    enum { BYTES = 1 << 20 };
+    static float block[BYTES / 4];
+    static unsigned char file[3 * BYTES];
+    const spw_tensor_info large[] = {{.name = "a", .dtype = SPW_F32, .ndim = 1, .shape = {BYTES / 4}},
+                                     {.name = "b", .dtype = SPW_BF16, .ndim = 1, .shape = {BYTES / 4}}};
+    char dir[256], path[300];
+    uint64_t bytes, parts;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/x", dir);
+    for (int i = 0; i < BYTES / 4; i++)
+        block[i] = (float)(i * 7919 % 10007);
+    for (int mistake = 0; mistake < 2; mistake++) {
+        spw_st_writer *first, *second;
+        spw_st_sum a, b;
+        FILE *f;
+        assert_int_equal(spw_st_writer_create(&first, path, large, 2, NULL), SPW_OK);
+        assert_int_equal(spw_st_writer_join(&second, spw_st_writer_temporary(first), large, 2, NULL), SPW_OK);
+        bytes = spw_st_writer_file_bytes(first);
+        assert_int_equal(spw_st_writer_sum(first).bytes, bytes - BYTES * 3 / 2); /* the header */
+        assert_int_equal(spw_st_writer_sum(second).bytes, 0);
+        assert_int_equal(spw_st_write(second, 0, 300004, block + 75001, BYTES - 300004, NULL), SPW_OK);
+        assert_int_equal(spw_st_write(first, 1, 0, block, 1002, NULL), SPW_OK);
+        assert_int_equal(spw_st_write(second, 1, 1002, (char *)block + 1002, BYTES / 2 - 1002, NULL), SPW_OK);
+        a = spw_st_writer_sum(first), b = spw_st_writer_sum(second);
+        assert_int_equal(a.bytes + b.bytes, bytes - 300004);
+        assert_int_equal(spw_st_write(first, 0, 0, block, 300004, NULL), SPW_OK);
+        a = spw_st_writer_sum(first);
+        assert_int_equal(a.bytes + b.bytes, bytes);
+        assert_int_equal(spw_st_writer_commit(second, NULL), SPW_OK);
+        assert_int_equal(spw_st_writer_commit(first, NULL), SPW_OK);
+        spw_st_writer_destroy(first);
+        spw_st_writer_destroy(second);
+        f = fopen(path, "r");
+        assert_non_null(f);
+        assert_int_equal(fread(file, 1, sizeof file, f), bytes);
+        fclose(f);
+        file[bytes / 2] ^= mistake == 0 ? 0 : 1;
+        parts = spw_crc64_part(file, bytes, 0);
+        assert_true((spw_crc64_whole(a.parts ^ b.parts, bytes) == spw_crc64_whole(parts, bytes)) == (mistake == 0));
+    }
+    tiny_dir_remove(dir);
+}
+
 /* A file of 60000 tensors, as the optimizer's of a model with experts: each is found by name, in far less than a scan takes. */
 static void
 test_many_tensors(void **state)
@@ -284,8 +332,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),          cmocka_unit_test(test_headers), cmocka_unit_test(test_many_tensors),
-        cmocka_unit_test(test_allocation_failures), cmocka_unit_test(test_paths),   cmocka_unit_test(test_read_at),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_many_tensors),
+        cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_read_at),
     };
     return cmocka_run_group_tests_name("files", tests, NULL, NULL);
 }

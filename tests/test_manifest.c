@@ -3,6 +3,7 @@
  * digests in it.
  */
 #include "checkpoint_internal.h"
+#include "spw_files.h"
 #include "lib_tiny.h"
 #include <fcntl.h>
 #include <setjmp.h>
@@ -13,7 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define BEGIN   "{\"format\":1,\"step\":3,\"data_position\":12,\"updates\":3,\"bytes_written\":9,\"tokens\":384.0"
+#define BEGIN   "{\"format\":2,\"step\":3,\"data_position\":12,\"updates\":3,\"bytes_written\":9,\"tokens\":384.0"
 #define DIGESTS ",\"digests\":{\"model.safetensors\":\"0123456789abcdef\"}"
 #define CONFIG  ",\"config\":{\"a\":1}"
 
@@ -71,8 +72,9 @@ test_refusals(void **state)
         {"", "m:1:0: "},
         {"{\n \"format\": 1,\n 7}", "m:3:2: "},
         {BEGIN, "m:1:84: "},
-        {"[1]", "m: format: expected 1 (a checkpoint of this version), got nothing"},
-        {"{\"format\":2}", "m: format: expected 1 (a checkpoint of this version), got 2"},
+        {"[1]", "m: format: expected 2 (a checkpoint of this version) or 1, got nothing"},
+        {"{\"format\":3}", "m: format: expected 2 (a checkpoint of this version) or 1, got 3"},
+        {"{\"format\":0}", "or 1, got 0"},
         {"{\"format\":1,\"format\":1}", "duplicate"},
         {"{\"format\":1}", "m: step: expected an integer of at least 0, got nothing"},
         {"{\"format\":1,\"step\":\"3\"}", "m: step: expected an integer of at least 0, got \"3\""},
@@ -105,6 +107,7 @@ test_refusals(void **state)
     spw_error err = {0};
     (void)state;
     assert_int_equal(spw__manifest_parse(&m, BEGIN DIGESTS CONFIG ",\"unheard_of\":1}", "m", &err), SPW_OK);
+    assert_true(m.digests_known);
     spw__manifest_free(&m);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         if (spw__manifest_parse(&m, wrong[i].text, "m", &err) != SPW_ECORRUPT ||
@@ -150,10 +153,20 @@ test_decay(void **state)
 
 enum { BLOCK = 1 << 20, BYTES_MAX = 5 * BLOCK + 77777 };
 
-/*
- * However many threads sum it, a file's digest is that of its definition: XXH3 of the XXH3s of its blocks. Of every length
- * around a block's, and what a byte that changes changes.
- */
+/* CRC-64/XZ bit by bit, from its definition: polynomial 42f0e1eba9ea3693, reflected, begun with ones and inverted at the end. */
+static uint64_t
+crc64(const unsigned char *bytes, uint64_t count)
+{
+    uint64_t crc = UINT64_MAX;
+    for (uint64_t i = 0; i < count; i++) {
+        crc ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xc96c5795d7870f42u : 0);
+    }
+    return ~crc;
+}
+
+/* However many threads sum it, a file's digest is that of its definition. Of every length around a block's, and what a byte changes. */
 static void
 test_digest(void **state)
 {
@@ -166,18 +179,15 @@ test_digest(void **state)
     for (uint64_t i = 0; i < BYTES_MAX; i++)
         bytes[i] = (unsigned char)(i * 2654435761u >> 13);
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
-        uint64_t sums[BYTES_MAX / BLOCK + 1], count = 0, want, got = 0;
+        uint64_t got = 0;
         spw_error err = {0};
         FILE *f = fopen(path, "w");
         assert_non_null(f);
         assert_int_equal(fwrite(bytes, 1, lengths[k], f), lengths[k]);
         assert_int_equal(fclose(f), 0);
-        for (uint64_t at = 0; at < lengths[k]; at += BLOCK)
-            sums[count++] = spw_checksum(bytes + at, lengths[k] - at < BLOCK ? lengths[k] - at : BLOCK);
-        want = spw_checksum(sums, count * sizeof *sums);
         if (spw__checkpoint_digest(path, false, &got, &err) != SPW_OK)
             fail_msg("%s", err.message);
-        assert_true(got == want);
+        assert_true(got == crc64(bytes, lengths[k]));
     }
     for (int k = 0; k < 6; k++) {
         uint64_t before = 0, after = 0;
@@ -191,6 +201,39 @@ test_digest(void **state)
         assert_true(before != after);
     }
     tiny_dir_remove(dir);
+}
+
+/* The published check value; and stretches in any order, cut anywhere, some empty, give what the bytes give in one. */
+static void
+test_crc64(void **state)
+{
+    static unsigned char bytes[70001];
+    uint64_t draw = 1;
+    (void)state;
+    assert_true(spw_crc64_whole(spw_crc64_part("123456789", 9, 0), 9) == 0x995dc9bbdf1939fau);
+    assert_true(crc64((const unsigned char *)"123456789", 9) == 0x995dc9bbdf1939fau);
+    assert_true(spw_crc64_whole(0, 0) == 0);
+    for (uint64_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)((draw = draw * 6364136223846793005u + 1442695040888963407u) >> 56);
+    for (int k = 0; k < 200; k++) {
+        uint64_t cuts[9] = {0}, parts = 0, length = sizeof bytes - (uint64_t)k * 300;
+        for (int i = 1; i < 8; i++) {
+            draw = draw * 6364136223846793005u + 1442695040888963407u;
+            cuts[i] = cuts[i - 1] + (draw >> 32) % (1 + (length - cuts[i - 1]) / 2);
+        }
+        cuts[8] = length;
+        for (int i = 0; i < 8; i++) {
+            int at = (i * 5 + k) % 8;
+            parts ^= spw_crc64_part(bytes + cuts[at], cuts[at + 1] - cuts[at], length - cuts[at + 1]);
+        }
+        assert_true(spw_crc64_whole(parts, length) == crc64(bytes, length));
+    }
+    /* Places as in files of terabytes: a byte moves by one and by many as by their sum. */
+    for (uint64_t far = 1; far < 1ull << 50; far = far * 3 + 1) {
+        uint64_t once = spw_crc64_part("x", 1, far + 5), zeros[2] = {0};
+        unsigned char six[6] = "x";
+        assert_true(once == spw_crc64_part(six, 6, far) && spw_crc64_part(zeros, 16, far) == 0);
+    }
 }
 
 /* Pages of a file that are in the page cache. */
@@ -283,9 +326,12 @@ test_digest_faults(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_decay),         cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_digest_faults), cmocka_unit_test(test_digest_leaves_no_pages)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip),
+                                       cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_decay),
+                                       cmocka_unit_test(test_crc64),
+                                       cmocka_unit_test(test_digest),
+                                       cmocka_unit_test(test_digest_faults),
+                                       cmocka_unit_test(test_digest_leaves_no_pages)};
     return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
 }

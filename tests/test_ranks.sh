@@ -47,6 +47,10 @@ check "one more on 3" train -n 3 --set spillway.eval_interval=0 --set spillway.c
 check "two more on one" train --set spillway.checkpoint_dir="$dir/c" --resume "$dir/c"
 check "have the losses of one" near
 check "the checkpoint is whole" sh -c "$spw inspect $dir/c --digest >$dir/out 2>$dir/err"
+printf 'x' | dd of="$dir/c/step-6/optimizer-00001-of-00001.safetensors" bs=1 seek=20001 conv=notrunc 2>/dev/null # of one rank's part
+train -n 3 --set spillway.steps=7 --resume "$dir/c"
+check "a byte that changed is found by ranks together" test $? -eq 1
+check "which say where" grep -q "optimizer-00001-of-00001.safetensors: digest is" "$dir/err"
 check "background saves on 4 ranks" train -n 4 --set spillway.checkpoint_dir="$dir/d" --set spillway.checkpoint_interval=1 --set spillway.keep_last=2
 check "keep the last two" test "$(ls "$dir/d" | xargs)" = "step-5 step-6"
 

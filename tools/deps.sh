@@ -5,13 +5,13 @@ missing=""
 command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"
 command -v "${CC:-gcc}" >/dev/null 2>&1 || missing="$missing gcc"
 if [ -z "$missing" ]; then
-    for pair in openblas:libopenblas-dev numa:libnuma-dev jansson:libjansson-dev libxxhash:libxxhash-dev \
+    for pair in openblas:libopenblas-dev numa:libnuma-dev jansson:libjansson-dev libxxhash:libxxhash-dev libisal:libisal-dev \
         libpcre2-8:libpcre2-dev libutf8proc:libutf8proc-dev \
         cmocka:libcmocka-dev liburing:liburing-dev; do
         pkg-config --exists "${pair%%:*}" 2>/dev/null || missing="$missing ${pair#*:}"
     done
 else
-    missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev libcmocka-dev liburing-dev"
+    missing="$missing libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libisal-dev libpcre2-dev libutf8proc-dev libcmocka-dev liburing-dev"
 fi
 # MPI is asked for once, with the rest or alone; a machine that will not have it builds without.
 if [ "${MPI:-}" != 0 ] && ! pkg-config --exists ompi-c 2>/dev/null && ! command -v mpicc >/dev/null 2>&1; then
@@ -29,9 +29,9 @@ if command -v apt-get >/dev/null 2>&1; then
 fi
 cat <<MSG
 These packages are missing:$missing
-  Debian, Ubuntu:  sudo apt-get install gcc make pkg-config libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libpcre2-dev libutf8proc-dev liburing-dev libcmocka-dev
-  Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel pcre2-devel utf8proc-devel liburing-devel libcmocka-devel
-  Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash pcre2 libutf8proc liburing cmocka
+  Debian, Ubuntu:  sudo apt-get install gcc make pkg-config libopenblas-dev libnuma-dev libjansson-dev libxxhash-dev libisal-dev libpcre2-dev libutf8proc-dev liburing-dev libcmocka-dev
+  Fedora, RHEL:    sudo dnf install gcc make pkgconf openblas-devel numactl-devel jansson-devel xxhash-devel isa-l-devel pcre2-devel utf8proc-devel liburing-devel libcmocka-devel
+  Arch:            sudo pacman -S gcc make pkgconf openblas numactl jansson xxhash isa-l pcre2 libutf8proc liburing cmocka
 MSG
 needed=""
 for p in $missing; do

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEADER_MAX = 100000000, PATH_BYTES = 4096 };
+enum { HEADER_MAX = 100000000, PATH_BYTES = 4096, SUM_BYTES = 256 << 10 };
 
 /* All types of the format (FORMATS S1); the first are those that are computed with. */
 static const struct {
@@ -50,6 +50,7 @@ struct spw_st_writer {
     uint64_t data_at, data_bytes;
     uint32_t tensor_count;
     uint64_t *begin, *bytes;
+    spw_st_sum sum; /* atomic, each member for itself */
 };
 
 typedef struct order {
@@ -106,6 +107,27 @@ write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t of
                                  (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)done);
         done += (uint64_t)rc;
     }
+    return SPW_OK;
+}
+
+static void
+add_sum(spw_st_sum *sum, uint64_t parts, uint64_t bytes)
+{
+    __atomic_fetch_xor(&sum->parts, parts, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&sum->bytes, bytes, __ATOMIC_RELAXED);
+}
+
+/* In pieces that are still in the cache when they go to the file, and are summed before: what a bad write changes is seen. */
+static spw_status
+write_summed(spw_st_writer *w, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    uint64_t parts = 0, behind = w->data_at + w->data_bytes - offset;
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < SUM_BYTES ? bytes - at : SUM_BYTES;
+        parts ^= spw_crc64_part((const char *)data + at, n, behind - at - n);
+        SPW_TRY(write_at(w->fd, spw_st_writer_temporary(w), (const char *)data + at, n, offset + at, err));
+    }
+    add_sum(&w->sum, parts, bytes);
     return SPW_OK;
 }
 
@@ -220,7 +242,7 @@ spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_inf
     if (st == SPW_OK)
         st = reserve(w, err);
     if (st == SPW_OK)
-        st = write_at(w->fd, w->tmp, header, w->data_at, 0, err);
+        st = write_summed(w, header, w->data_at, 0, err);
     free(header);
     if (st != SPW_OK)
         spw_st_writer_destroy(w);
@@ -266,7 +288,19 @@ spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, ui
     if (i >= w->tensor_count || offset > w->bytes[i] || bytes > w->bytes[i] - offset)
         return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %u", w->path,
                          (unsigned long long)offset, (unsigned long long)(offset + bytes), i);
-    return write_at(w->fd, spw_st_writer_temporary(w), data, bytes, w->data_at + w->begin[i] + offset, err);
+    return write_summed(w, data, bytes, w->data_at + w->begin[i] + offset, err);
+}
+
+spw_st_sum
+spw_st_writer_sum(const spw_st_writer *w)
+{
+    return w->sum;
+}
+
+uint64_t
+spw_st_writer_file_bytes(const spw_st_writer *w)
+{
+    return w->data_at + w->data_bytes;
 }
 
 spw_status
@@ -302,7 +336,8 @@ spw_st_writer_destroy(spw_st_writer *w)
 struct spw_st_reader {
     char path[PATH_BYTES];
     int fd;
-    uint64_t data_at, data_bytes;
+    uint64_t data_at, data_bytes, header_part; /* of the file's CRC-64 */
+    spw_st_sum sum;                            /* atomic, each member for itself */
     int64_t mtime_ns;
     uint32_t count;
     spw_tensor_info *tensors;        /* (count) by offset */
@@ -457,6 +492,7 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
     if (st == SPW_OK) {
         r->data_at = 8 + n;
         r->data_bytes = (uint64_t)info.st_size - r->data_at;
+        r->header_part = spw_crc64_part(&n, 8, n + r->data_bytes) ^ spw_crc64_part(text, n, r->data_bytes);
         r->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
         st = read_header(r, text, n, err);
     }
@@ -570,4 +606,25 @@ spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *d
         return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %s", r->path,
                          (unsigned long long)offset, (unsigned long long)(offset + bytes), t->name);
     return spw_file_read_at(r->fd, r->path, data, bytes, r->data_at + t->begin + offset, err);
+}
+
+spw_status
+spw_st_read_summed(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes,
+                   spw_error *err)
+{
+    SPW_TRY(spw_st_read(r, t, offset, data, bytes, err));
+    add_sum(&r->sum, spw_crc64_part(data, bytes, r->data_bytes - t->begin - offset - bytes), bytes);
+    return SPW_OK;
+}
+
+spw_st_sum
+spw_st_reader_sum(const spw_st_reader *r, bool header)
+{
+    return header ? (spw_st_sum){r->sum.parts ^ r->header_part, r->sum.bytes + r->data_at} : r->sum;
+}
+
+uint64_t
+spw_st_reader_file_bytes(const spw_st_reader *r)
+{
+    return r->data_at + r->data_bytes;
 }

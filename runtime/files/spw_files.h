@@ -8,6 +8,14 @@
 
 #include "spw_nn.h"
 
+/*
+ * spw_crc64_part - what a stretch of bytes with so many behind it adds to the CRC-64/XZ of all (polynomial of ECMA-182, as in xz files).
+ * Stretches come in any order from any thread; those that do not overlap are put together by XOR.
+ * spw_crc64_whole - the CRC of so many bytes from the XOR of its parts.
+ */
+uint64_t spw_crc64_part(const void *data, uint64_t bytes, uint64_t behind);
+uint64_t spw_crc64_whole(uint64_t parts, uint64_t bytes);
+
 enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 5 }; /* 5: what reads images in Qwen2-VL */
 
 typedef struct spw_tensor_info {
@@ -20,6 +28,11 @@ typedef struct spw_tensor_info {
     uint32_t stack,
         slice; /* for the writer: one of so many tensors of one name, shape and type that make one (stack, ...); 0: whole */
 } spw_tensor_info;
+
+/* Of some of a file's bytes: parts of its CRC-64, and how many they are. */
+typedef struct spw_st_sum {
+    uint64_t parts, bytes;
+} spw_st_sum;
 
 /*
  * A writer knows all tensors beforehand, writes any range in any order from any thread, and commits with fsync, rename
@@ -40,6 +53,12 @@ spw_status
 spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, uint64_t bytes, spw_error *err);
 spw_status spw_st_writer_commit(spw_st_writer *w, spw_error *err);
 void spw_st_writer_destroy(spw_st_writer *w); /* NULL is fine */
+/*
+ * spw_st_writer_sum - what this writer has written so far, summed on the way to the file. Where the bytes of all its writers together
+ * are the file's, and nothing was written twice, spw_crc64_whole() has the file's digest. No write may be under way.
+ */
+spw_st_sum spw_st_writer_sum(const spw_st_writer *w);
+uint64_t spw_st_writer_file_bytes(const spw_st_writer *w);
 
 /*
  * A reader checks every rule of the format; errors are SPW_ECORRUPT and name file and field. Tensors of types that nothing here
@@ -53,6 +72,11 @@ const spw_tensor_info *spw_st_reader_tensor(const spw_st_reader *r, uint32_t i);
 const spw_tensor_info *spw_st_reader_find(const spw_st_reader *r, const char *name); /* NULL: not there */
 spw_status
 spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
+/* The same, and the bytes are summed: from any thread, each byte once. spw_st_reader_sum: what was, with the header if asked for. */
+spw_status spw_st_read_summed(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes,
+                              spw_error *err);
+spw_st_sum spw_st_reader_sum(const spw_st_reader *r, bool header);
+uint64_t spw_st_reader_file_bytes(const spw_st_reader *r);
 
 /* Where a tensor's bytes lie: the file as it was when it was opened, and the offset in it. path is the reader's. */
 typedef struct spw_st_extent {
