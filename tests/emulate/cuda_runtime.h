@@ -1,9 +1,10 @@
 /*
  * Stands in for CUDA's header of this name in tests: the kernels and the host code of gpu/cuda compile as C++ against it and
  * run on the CPU, where there is no GPU. The threads of a block are fibers that yield at barriers and at what a warp does
- * together (shuffles, matrix products). Streams do their work at once or, with SPW_EMULATE_STREAMS=late, not before somebody
- * waits for it (or every second one, with "odd"). emulate.cpp has both. What is emulated is the logic, not the time: races between threads show only as far as
- * the order of fibers, SPW_EMULATE_ORDER, brings them out.
+ * together (shuffles, matrix products). Streams do their work at once or, by SPW_EMULATE_STREAMS, in other orders that the caller's
+ * waits permit: "late", not before somebody waits for it; "odd", every second one so; a number, as that draws. emulate.cpp has
+ * both. What is emulated is the logic, not the time: races between threads show only as far as the order of fibers,
+ * SPW_EMULATE_ORDER, brings them out.
  */
 #ifndef SPW_EMULATE_CUDA_RUNTIME_H
 #define SPW_EMULATE_CUDA_RUNTIME_H
