@@ -86,7 +86,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -274,6 +274,10 @@ gpu-bench: gpu-kit
 fuzz: deps
 	@sh tests/fuzz.sh
 
+# Each wait for a queue taken out, one at a time: which test misses it. An hour; WAITS=pattern of file:line.
+mutants: deps
+	@bash tests/mutate_waits.sh '$(WAITS)'
+
 lint:
 	@sh tools/lint.sh
 
@@ -305,6 +309,7 @@ help:
 	@echo "make bench-formats  the loss of a small GPT in every state format (STEPS=1000)"
 	@echo "make bench-ahead  updates before the norm is known, beside those that wait and those without clipping (ROUNDS=5, RATE=bytes/s)"
 	@echo "make bench-gradients  what gradients on nvme cost: step, bytes, host memory (ROUNDS=4)"
+	@echo "make mutants  takes each wait for a queue out in turn: which test misses it (WAITS=file:line)"
 	@echo "make bench-save   a run that saves beside one that does not (ROUNDS=5)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
