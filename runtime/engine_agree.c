@@ -12,6 +12,16 @@ typedef struct verdict {
     char message[480];
 } verdict;
 
+/* *all (ranks, bytes) is the caller's to free. A rank without memory for it tells the others, who wait for what it does not say. */
+static spw_status
+tell(spw_engine *e, spw_channel *channel, const void *mine, void **all, uint64_t bytes, spw_error *err)
+{
+    *all = spw_mem_calloc(e->world, bytes);
+    if (*all == NULL)
+        return spw__ranks_fail(e->ranks, SPW_RAISE(err, SPW_ENOMEM, "what %u ranks say", e->world), err);
+    return spw_exchange(channel, mine, *all, bytes, err);
+}
+
 /* same: all must give the same number. */
 static spw_status
 agree(spw_engine *e, spw_channel *channel, spw_status st, const spw_error *own, int64_t *number, bool same,
@@ -19,11 +29,11 @@ agree(spw_engine *e, spw_channel *channel, spw_status st, const spw_error *own, 
 {
     verdict mine = {.status = (int32_t)st, .number = *number}, *all;
     uint32_t bad = 0;
+    void *said;
     snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, st != SPW_OK ? own->message : "");
-    all = spw_mem_calloc(e->world, sizeof *all);
-    if (all == NULL)
-        return spw__ranks_fail(e->ranks, SPW_RAISE(err, SPW_ENOMEM, "what %u ranks say", e->world), err);
-    st = spw_exchange(channel, &mine, all, sizeof mine, err);
+    st = tell(e, channel, &mine, &said, sizeof mine, err);
+    if ((all = said) == NULL)
+        return st;
     while (st == SPW_OK && bad < e->world && all[bad].status == (int32_t)SPW_OK)
         bad++;
     if (st == SPW_OK && bad < e->world)
@@ -55,11 +65,14 @@ spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *n
 }
 
 spw_status
-spw__engine_tell(spw_engine *e, const void *mine, void *all, uint64_t bytes, spw_error *err)
+spw__engine_tell(spw_engine *e, const void *mine, void **all, uint64_t bytes, spw_error *err)
 {
     if (e->ranks != NULL)
-        return spw_exchange(spw__ranks_get_channels(e->ranks)->saves, mine, all, bytes, err);
-    memcpy(all, mine, bytes);
+        return tell(e, spw__ranks_get_channels(e->ranks)->saves, mine, all, bytes, err);
+    *all = spw_mem_calloc(1, bytes);
+    if (*all == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "what a rank says");
+    memcpy(*all, mine, bytes);
     return SPW_OK;
 }
 

@@ -257,8 +257,11 @@ spw_status spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error
  * rank. *number becomes rank 0's. Collective, on a channel of its own: one thread at a time. With one rank: st and own.
  */
 spw_status spw__engine_agree(spw_engine *e, spw_status st, const spw_error *own, int64_t *number, spw_error *err);
-/* all (ranks, bytes): what each says, SPW_EXCHANGE_MAX bytes at most. Collective, on the same channel. */
-spw_status spw__engine_tell(spw_engine *e, const void *mine, void *all, uint64_t bytes, spw_error *err);
+/*
+ * *all (ranks, bytes): what each says, SPW_EXCHANGE_MAX bytes at most; spw_mem_free(), also after an error. Collective, on the same
+ * channel.
+ */
+spw_status spw__engine_tell(spw_engine *e, const void *mine, void **all, uint64_t bytes, spw_error *err);
 /*
  * Ends what fills a rank's tiers, st being how it went here: disks take ranks differently long, and the next call that they make
  * together has spillway.comm_timeout.

@@ -329,7 +329,6 @@ uint64_t spw_checksum(const void *data, uint64_t bytes);
 uint64_t spw_checksum_more(uint64_t before, const void *data, uint64_t bytes);
 /* spw_checksum() of bytes that come in pieces: open once (NULL: no memory), then begin, add, sum. One thread's; close takes NULL. */
 typedef struct spw_checksum_stream spw_checksum_stream;
-enum { SPW_CHECKSUM_STREAM_BYTES = 1024 }; /* that it takes at most */
 spw_checksum_stream *spw_checksum_open(void);
 void spw_checksum_begin(spw_checksum_stream *stream);
 void spw_checksum_add(spw_checksum_stream *stream, const void *data, uint64_t bytes);
