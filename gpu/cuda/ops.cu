@@ -344,6 +344,74 @@ spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float
 
 /* ---------------------------------------------------------------- loss */
 
+/*
+ * A vocabulary in two: of a number of columns that is no multiple of 8 cuBLASLt's products take kernels for any alignment, 6 times slower (GPT-2's
+ * 50257 on an H200). The last V % 64 columns are products of their own, of 64 columns with zeros behind, whose weights and gradients lie in
+ * scratch memory.
+ */
+enum { COLUMNS_TOGETHER = 64 };
+
+typedef struct vocabulary {
+    uint64_t whole, rest; /* V = whole + rest, whole a multiple of COLUMNS_TOGETHER, which is above rest */
+    act *w;               /* (COLUMNS_TOGETHER, C), zeros from rest on */
+    float *dw;            /* likewise; what lies from rest on is nobody's */
+} vocabulary;
+
+static bool
+split_vocabulary(cuda_queue *q, vocabulary *v, const act *w, uint64_t V, uint64_t C)
+{
+    uint64_t row = C * spw_dtype_bytes(q->gpu->info.compute_dtype), n = COLUMNS_TOGETHER * C;
+    v->rest = V % COLUMNS_TOGETHER;
+    v->whole = V - v->rest;
+    v->w = NULL;
+    v->dw = NULL;
+    if (v->rest == 0)
+        return true;
+    if ((v->dw = (float *)spw__cuda_scratch(q, n * sizeof *v->dw + COLUMNS_TOGETHER * row)) == NULL)
+        return false;
+    v->w = v->dw + n;
+    return spw__cuda_ok(
+               q->gpu,
+               cudaMemcpyAsync(v->w, (const char *)w + v->whole * row, v->rest * row, cudaMemcpyDefault, q->stream),
+               "copy") &&
+           spw__cuda_ok(q->gpu,
+                        cudaMemsetAsync((char *)v->w + v->rest * row, 0, (COLUMNS_TOGETHER - v->rest) * row, q->stream),
+                        "zero");
+}
+
+/* Of m rows: their columns [at, at + columns) of logits. */
+static void
+make_logits(cuda_queue *q, act *logits, const act *x, const act *w, uint64_t m, uint64_t columns, uint64_t C,
+            uint64_t stride)
+{
+    cuda_product p = spw__cuda_product(logits, x, w, m, columns, C);
+    p.trans_b = true;
+    p.c_stride = stride;
+    spw__cuda_gemm(q, &p);
+}
+
+static void
+make_dx(cuda_queue *q, act *dx, bool onto, const act *logits, const act *w, uint64_t m, uint64_t columns, uint64_t C,
+        uint64_t stride)
+{
+    cuda_product p = spw__cuda_product(dx, logits, w, m, C, columns);
+    p.a_stride = stride;
+    p.onto = onto ? dx : NULL;
+    if (columns > 0)
+        spw__cuda_gemm(q, &p);
+}
+
+static void
+make_dw(cuda_queue *q, float *dw, bool onto, const act *logits, const act *x, uint64_t m, uint64_t columns, uint64_t C,
+        uint64_t stride)
+{
+    cuda_product p = spw__cuda_product(dw, logits, x, columns, C, m);
+    p.trans_a = p.f32_out = true;
+    p.a_stride = stride;
+    p.onto = onto ? dw : NULL;
+    spw__cuda_gemm(q, &p);
+}
+
 void
 spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, float *dw, const act *x, const act *w,
                                const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
@@ -351,21 +419,17 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
     uint64_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype), stride = spw_gpu_logits_stride(V);
-    bool want_grad = dx != NULL || dw != NULL;
+    bool want_grad = dx != NULL || dw != NULL, set_dw = (flags & SPW_OP_SET_DW) != 0;
+    vocabulary v;
+    if (M == 0 || !split_vocabulary(q, &v, w, V, C))
+        return;
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
         const char *xs = (const char *)x + first * C * elem_bytes;
-        char *dxs = (char *)dx + first * C * elem_bytes;
-        bool set_dw = first == 0 && (flags & SPW_OP_SET_DW);
-        cuda_product of_logits = spw__cuda_product(logits, xs, w, m, V, C);
-        cuda_product of_x = spw__cuda_product(dxs, logits, w, m, C, V);
-        cuda_product of_w = spw__cuda_product(dw, logits, xs, V, C, m);
-        of_logits.trans_b = true;
-        of_logits.c_stride = of_x.a_stride = of_w.a_stride = stride;
-        of_x.onto = flags & SPW_OP_ACC_DX ? dxs : NULL;
-        of_w.trans_a = of_w.f32_out = true;
-        of_w.onto = set_dw ? NULL : dw;
-        spw__cuda_gemm(q, &of_logits);
+        char *dxs = (char *)dx + first * C * elem_bytes, *rest = (char *)logits + v.whole * elem_bytes;
+        make_logits(q, logits, xs, w, m, v.whole, C, stride);
+        if (v.rest > 0)
+            make_logits(q, rest, xs, v.w, m, COLUMNS_TOGETHER, C, stride);
         if (cap > 0)
             BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, true>), losses + first,
                               (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
@@ -374,9 +438,22 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
             BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, false>), losses + first,
                               (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
                               spw__cuda_aligned(logits)));
+        if (dx != NULL && v.rest > 0) /* the few columns first: what dx is rounded to between is then small */
+            make_dx(q, dxs, flags & SPW_OP_ACC_DX, rest, v.w, m, COLUMNS_TOGETHER, C, stride);
         if (dx != NULL)
-            spw__cuda_gemm(q, &of_x);
+            make_dx(q, dxs, v.rest > 0 || (flags & SPW_OP_ACC_DX), logits, w, m, v.whole, C, stride);
         if (dw != NULL)
-            spw__cuda_gemm(q, &of_w);
+            make_dw(q, dw, first > 0 || !set_dw, logits, xs, m, v.whole, C, stride);
+        if (dw != NULL && v.rest > 0)
+            make_dw(q, v.dw, first > 0, rest, xs, m, COLUMNS_TOGETHER, C, stride);
     }
+    if (dw == NULL || v.rest == 0)
+        return;
+    if (set_dw)
+        (void)spw__cuda_ok(
+            q->gpu, cudaMemcpyAsync(dw + v.whole * C, v.dw, v.rest * C * sizeof *dw, cudaMemcpyDefault, q->stream),
+            "copy");
+    else
+        LAUNCH(q, spw__cuda_blocks(v.rest * C, 128), 128, 0, (add_slices_kernel), dw + v.whole * C, v.dw, v.rest * C,
+               1u);
 }

@@ -202,7 +202,19 @@ put_rows_kernel(T *cache, const T *rows, const int32_t *slots, const int32_t *st
         to[c] = from[c / width * head + c % width];
 }
 
-/* One row of logits, CAP: without their cap: the loss, and in place scale * (softmax - one-hot), times the slope of the cap, when wanted. */
+/* e^(x - most): as the hardware has it where results are of 16 bits. */
+template <class T>
+SPW_DEVICE float
+power_of_e(float x, float most)
+{
+    const float log2e = 1.44269504088896341f;
+    return sizeof(T) == 4 ? expf(x - most) : power_of_2(__fmaf_rn(x, log2e, -(most * log2e)));
+}
+
+/*
+ * One row of logits, CAP: without their cap: the loss, and in place scale * (softmax - one-hot), times the slope of the cap, when wanted, with
+ * zeros up to the stride.
+ */
 template <class T, bool CAP>
 __global__ void
 cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t V, uint64_t stride, float scale,
@@ -213,6 +225,8 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
     int32_t target = targets[row];
     float max = -INFINITY, sum = 0.0f, v[8], at_target = target >= 0 ? widen(in[target]) : 0.0f, all;
     at_target = CAP ? cap * tanhf(at_target / cap) : at_target;
+    for (uint64_t c = V + threadIdx.x; c < stride && want_grad; c += blockDim.x)
+        narrow(in + c, 0.0f);
     if (target < 0) {
         float zero[8] = {0};
         for (uint64_t c = threadIdx.x * 8; c < V && want_grad; c += blockDim.x * 8)
@@ -231,12 +245,12 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
             top = fmaxf(top, v[j]);
         }
         if (top > max) {
-            sum *= expf(max - top); /* 0 at first */
+            sum *= power_of_e<T>(max, top); /* 0 at first */
             max = top;
         }
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            sum += expf(v[j] - max); /* a NaN spreads from here */
+            sum += power_of_e<T>(v[j], max); /* a NaN spreads from here */
     }
     all = block_max(max);
     sum = block_sum(max == -INFINITY ? sum * 0.0f : sum * expf(max - all));
@@ -244,12 +258,13 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
         losses[row] = logf(sum) + all - at_target;
     if (!want_grad)
         return;
+    sum = 1.0f / sum;
     for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
         load8(v, in + c, V - c, wide);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float t = CAP ? tanhf(v[j] / cap) : 0.0f, y = CAP ? cap * t : v[j];
-            v[j] = scale * (expf(y - all) / sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
+            v[j] = scale * (power_of_e<T>(y, all) * sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
             v[j] = CAP ? v[j] * (1.0f - t * t) : v[j];
         }
         store8(in + c, v, V - c, wide);
