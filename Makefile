@@ -62,6 +62,8 @@ empty       :=
 CUDA_GEN   := $(foreach v,$(sort $(foreach a,$(CUDA_ARCHS),$(call virtual,$(a)))),-gencode \
                 arch=compute_$(v),code=[$(subst $(empty) $(empty),$(comma),$(strip $(foreach a,$(CUDA_ARCHS),$(if $(filter $(v),$(call virtual,$(a))),sm_$(a)))))]) \
               -gencode arch=compute_$(call virtual,$(firstword $(CUDA_ARCHS))),code=compute_$(call virtual,$(firstword $(CUDA_ARCHS)))
+# Hopper's own instructions are in no other architecture's, nor in PTX for later ones.
+HOPPER_GEN := $(if $(filter 90,$(CUDA_ARCHS)),-gencode arch=compute_90a$(comma)code=sm_90a -DSPW_SM_90A,$(CUDA_GEN))
 CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Werror,-Wno-format-truncation \
               $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
 # nvcc contracts a * b + c, and so does the emulation where the CPU can: equal bits that a rounding keeps apart show there too.
@@ -146,6 +148,8 @@ $(BUILD)/%_avx512.o: %_avx512.c
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/gpu/cuda/attention_hopper.cu.o: CUDA_GEN := $(HOPPER_GEN)
 
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) -D_GNU_SOURCE -Iruntime/base -Igpu $(CUDA_FLAGS) $(CUDA_GEN) -MMD -MP -MF $(@:.o=.d) -c $< -o $@

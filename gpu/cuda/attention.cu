@@ -63,11 +63,22 @@ launch_forward(cuda_queue *q, const attention_args<float> &args, uint64_t B)
         forward_f32<false>(q, args, B);
 }
 
+/* Whether Hopper's products are faster: heads of up to 32 elements would be half zeros, and those beyond 128 do not fit. */
+template <class E>
+static bool
+by_hopper(cuda_queue *q, const attention_args<E> &args)
+{
+    return q->gpu->hopper && args.wide && args.cap <= 0 && args.D > 32 && args.D <= 128 && args.Dv <= 128;
+}
+
 template <class E>
 static void
 launch_forward(cuda_queue *q, const attention_args<E> &args, uint64_t B)
 {
-    spw__cuda_attention_forward(q, args, B);
+    if (by_hopper(q, args))
+        spw__cuda_attention_forward_hopper(q, args, B);
+    else
+        spw__cuda_attention_forward(q, args, B);
 }
 
 template <class E>
@@ -167,8 +178,13 @@ template <class E>
 static void
 launch_backward(cuda_queue *q, const attention_args<E> &args, const spw_attention_shape *s)
 {
-    spw__cuda_attention_dq(q, args, s->B);
-    spw__cuda_attention_dkv(q, args, s->B, s->Hk);
+    if (by_hopper(q, args)) {
+        spw__cuda_attention_dq_hopper(q, args, s->B);
+        spw__cuda_attention_dkv_hopper(q, args, s->B, s->Hk);
+    } else {
+        spw__cuda_attention_dq(q, args, s->B);
+        spw__cuda_attention_dkv(q, args, s->B, s->Hk);
+    }
 }
 
 void

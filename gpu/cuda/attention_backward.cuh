@@ -55,6 +55,26 @@ attention_sinks_kernel(float *dsinks, const E *sinks, const float *lse, const fl
         dsinks[h] -= sum;
 }
 
+/* The warp's rows of a gradient; `to` is the block's first. */
+template <int MT, int DP, class E>
+SPW_DEVICE void
+store_gradients(E *to, uint64_t stride, const float (&x)[MT][DP / 8][4], int my_row, int64_t rows, int D, bool wide,
+                float scale)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+#pragma unroll
+            for (int d = 0; d < DP / 8; d++)
+                if (row < rows)
+                    store_pair(to + (uint64_t)row * stride, 8 * d + lane % 4 * 2, D, wide, x[m][d][2 * r] * scale,
+                               x[m][d][2 * r + 1] * scale);
+        }
+}
+
 /* ---------------------------------------------------------------- dq */
 
 /* A block's rows of two tensors stay; tiles of two others go through BUFFERS. */
@@ -140,18 +160,8 @@ __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(attention_args<E> g)
         load_keys(next);
         copy_commit();
     }
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = my_row + 16 * m + lane / 4 + 8 * r;
-            E *to = g.dq + ((uint64_t)b * g.T + q0 + (uint64_t)row) * g.q_stride + (uint64_t)h * (uint64_t)g.D;
-#pragma unroll
-            for (int d = 0; d < DP / 8; d++)
-                if (row < rows)
-                    store_pair(to, 8 * d + lane % 4 * 2, g.D, g.wide, dq[m][d][2 * r] * g.scale,
-                               dq[m][d][2 * r + 1] * g.scale);
-        }
+    store_gradients<MT, DP>(g.dq + ((uint64_t)b * g.T + q0) * g.q_stride + (uint64_t)h * (uint64_t)g.D, g.q_stride, dq,
+                            my_row, rows, g.D, g.wide, g.scale);
 }
 
 /* ---------------------------------------------------------------- dk and dv */
@@ -258,24 +268,10 @@ __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(attention_args<E> g)
             }
         }
     }
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = my_row + 16 * m + lane / 4 + 8 * r;
-            uint64_t k_row = k_at + (uint64_t)row * g.kv_stride, v_row = v_at + (uint64_t)row * g.v_stride;
-#pragma unroll
-            for (int d = 0; d < DP / 8; d++)
-                if (row < rows && DK)
-                    store_pair(g.dk + k_row, 8 * d + lane % 4 * 2, g.D, g.wide,
-                               dk[DK ? m : 0][DK ? d : 0][2 * r] * g.scale,
-                               dk[DK ? m : 0][DK ? d : 0][2 * r + 1] * g.scale);
-#pragma unroll
-            for (int d = 0; d < VP / 8; d++)
-                if (row < rows && DV)
-                    store_pair(g.dv + v_row, 8 * d + lane % 4 * 2, g.Dv, g.wide, dv[DV ? m : 0][DV ? d : 0][2 * r],
-                               dv[DV ? m : 0][DV ? d : 0][2 * r + 1]);
-        }
+    if constexpr (DK)
+        store_gradients<MT, DP>(g.dk + k_at, g.kv_stride, dk, my_row, rows, g.D, g.wide, g.scale);
+    if constexpr (DV)
+        store_gradients<MT, VP>(g.dv + v_at, g.v_stride, dv, my_row, rows, g.Dv, g.wide, 1.0f);
 }
 
 #endif

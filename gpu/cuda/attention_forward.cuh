@@ -143,6 +143,76 @@ cap_slope(float t)
     return fmaxf(1.0f - t * t, 0.0f);
 }
 
+/* Scores become weights, 2^(scale2 s) over the greatest of a row so far, and what was summed before is brought to that. */
+template <int MT, int VP, int BN>
+SPW_DEVICE void
+soften(float (&o)[MT][VP / 8][4], float (&s)[MT][BN / 8][4], float (*max)[2], float (*sum)[2], float scale2)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float top = max[m][r], base, shrink, part = 0.0f;
+#pragma unroll
+            for (int n = 0; n < BN / 8; n++)
+                top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0,
+             * not NaN. */
+            base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
+            shrink = max[m][r] == -INFINITY ? 0.0f : power_of_2(__fsub_rn(__fmul_rn(max[m][r], scale2), base));
+            max[m][r] = top;
+#pragma unroll
+            for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) {
+                    s[m][n][i] = power_of_2(__fmaf_rn(s[m][n][i], scale2, -base));
+                    part += s[m][n][i];
+                }
+            sum[m][r] = sum[m][r] * shrink + part;
+#pragma unroll
+            for (int d = 0; d < VP / 8; d++) {
+                o[m][d][2 * r] *= shrink;
+                o[m][d][2 * r + 1] *= shrink;
+            }
+        }
+}
+
+/* The warp's rows of out and lse, from sums of weighted values and of weights. */
+template <int MT, int VP, class E>
+SPW_DEVICE void
+store_rows(const attention_args<E> &g, const float (&o)[MT][VP / 8][4], const float (*max)[2], const float (*sum)[2],
+           float scale, int my_row, int64_t rows, uint64_t q0, int h, int b)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = my_row + 16 * m + lane / 4 + 8 * r;
+            float total = sum[m][r], inverse, lse;
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            inverse = 1.0f / total;
+            if (row >= rows)
+                continue;
+            lse = max[m][r] * scale + logf(total);
+            if (g.sinks != NULL) {
+                float all = log_of_sum(lse, widen(g.sinks[h]));
+                inverse *= expf(lse - all);
+                lse = all;
+            }
+            E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.Dv;
+#pragma unroll
+            for (int d = 0; d < VP / 8; d++)
+                store_pair(out, 8 * d + lane % 4 * 2, g.Dv, g.wide, o[m][d][2 * r] * inverse,
+                           o[m][d][2 * r + 1] * inverse);
+            if (g.lse != NULL && lane % 4 == 0)
+                g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] = lse;
+        }
+}
+
 template <int DP, int VP, int MT, int BN>
 constexpr size_t
 forward_shared_bytes()
@@ -154,7 +224,7 @@ template <class E, int DP, int VP, int STEP, int MT, int BN, bool CAP>
 __global__ void
 __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> g)
 {
-    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int BM = 64 * MT, ld = DP + 8, warp = (int)threadIdx.x / 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16 * MT;
     SPW_DYNAMIC_SHARED(shared);
     E *q_tile = (E *)shared, *k_tile = q_tile + BM * ld, *v_tile = k_tile + BN * ld;
@@ -200,35 +270,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
             hide_unread<false, MT, BN>(s, my_row, (int64_t)(p0 - k0), g.window);
         if (g.begins != NULL)
             hide_others<false, MT, BN>(s, my_row, g.begins + (uint64_t)b * g.T + q0, rows, k0);
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float top = max[m][r], base, shrink, part = 0.0f;
-#pragma unroll
-                for (int n = 0; n < BN / 8; n++)
-                    top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                /* Rounded before the difference: a maximum that stays makes a factor of 1. Nothing read so far: weights of 0,
-                 * not NaN. */
-                base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale2);
-                shrink = max[m][r] == -INFINITY ? 0.0f : power_of_2(__fsub_rn(__fmul_rn(max[m][r], scale2), base));
-                max[m][r] = top;
-#pragma unroll
-                for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-                    for (int i = 2 * r; i < 2 * r + 2; i++) {
-                        s[m][n][i] = power_of_2(__fmaf_rn(s[m][n][i], scale2, -base));
-                        part += s[m][n][i];
-                    }
-                sum[m][r] = sum[m][r] * shrink + part;
-#pragma unroll
-                for (int d = 0; d < VP / 8; d++) {
-                    o[m][d][2 * r] *= shrink;
-                    o[m][d][2 * r + 1] *= shrink;
-                }
-            }
+        soften<MT, VP, BN>(o, s, max, sum, scale2);
 
         copy_wait<1>(); /* values are here; the next keys may be on their way */
         __syncthreads();
@@ -241,31 +283,7 @@ __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(attention_args<E> 
         copy_commit();
     }
 
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int row = my_row + 16 * m + lane / 4 + 8 * r;
-            float total = sum[m][r], inverse, lse;
-            total += __shfl_xor_sync(0xffffffffu, total, 1);
-            total += __shfl_xor_sync(0xffffffffu, total, 2);
-            inverse = 1.0f / total;
-            if (row >= rows)
-                continue;
-            lse = max[m][r] * scale + logf(total);
-            if (g.sinks != NULL) {
-                float all = log_of_sum(lse, widen(g.sinks[h]));
-                inverse *= expf(lse - all);
-                lse = all;
-            }
-            E *out = g.out + (((uint64_t)b * g.T + q0 + (uint64_t)row) * (uint64_t)g.Hq + (uint64_t)h) * (uint64_t)g.Dv;
-#pragma unroll
-            for (int d = 0; d < VP / 8; d++)
-                store_pair(out, 8 * d + lane % 4 * 2, g.Dv, g.wide, o[m][d][2 * r] * inverse,
-                           o[m][d][2 * r + 1] * inverse);
-            if (g.lse != NULL && lane % 4 == 0)
-                g.lse[((uint64_t)b * (uint64_t)g.Hq + (uint64_t)h) * g.T + q0 + (uint64_t)row] = lse;
-        }
+    store_rows<MT, VP>(g, o, max, sum, scale, my_row, rows, q0, h, b);
 }
 
 #endif

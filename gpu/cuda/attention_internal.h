@@ -16,4 +16,10 @@ template <class E> void spw__cuda_attention_forward(cuda_queue *q, const attenti
 template <class E> void spw__cuda_attention_dq(cuda_queue *q, const attention_args<E> &args, uint64_t B);
 template <class E> void spw__cuda_attention_dkv(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk);
 
+/* The same on a Hopper, where the build has it (cuda_internal.h). */
+template <class E> void spw__cuda_attention_forward_hopper(cuda_queue *q, const attention_args<E> &args, uint64_t B);
+template <class E> void spw__cuda_attention_dq_hopper(cuda_queue *q, const attention_args<E> &args, uint64_t B);
+template <class E>
+void spw__cuda_attention_dkv_hopper(cuda_queue *q, const attention_args<E> &args, uint64_t B, uint64_t Hk);
+
 #endif

@@ -23,6 +23,7 @@ typedef struct cuda_gpu {
     char description[160], link[128];
     int device_idx;
     bool pools;             /* allocates in the order of a stream */
+    bool hopper;            /* has the products of wgmma.cuh */
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
     /* Under lock. */
@@ -223,6 +224,8 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
     (void)spw__cuda_ok(q->gpu, cudaGetLastError(), name);
 #endif
 }
+extern const bool spw__cuda_attention_hopper_built; /* for a Hopper as well (attention_hopper.cu) */
+
 /* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
 #define UNWRAP(...) __VA_ARGS__
 #define LAUNCH(q, grid, block, shared, kernel, ...)                                                                    \
