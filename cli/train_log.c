@@ -61,8 +61,11 @@ bytes_object(const spw_step_result *s)
 static json_t *
 peak_object(const train_run *r)
 {
-    return json_pack("{s:I, s:I, s:I}", "device", (json_int_t)spw_gpu_bytes_peak(spw_engine_gpu(r->engine)), "host",
-                     (json_int_t)(cli_train_memory_peak(r) - spw_gpu_bytes_peak(spw_engine_gpu(r->engine))), "pinned",
+    const spw_gpu *gpu = spw_engine_gpu(r->engine);
+    uint64_t device = spw_gpu_bytes_peak(gpu), host = cli_train_memory_peak(r);
+    if (spw_gpu_get_info(gpu)->host_addressable) /* its memory is the host's, and counted there */
+        host -= device;
+    return json_pack("{s:I, s:I, s:I}", "device", (json_int_t)device, "host", (json_int_t)host, "pinned",
                      (json_int_t)0);
 }
 

@@ -118,6 +118,7 @@ cli_train_show_end(train_run *r)
     const spw_step_result *s = &r->sum;
     double n = r->steps_done > 0 ? (double)r->steps_done : 1, params = (double)spw_engine_layout(r->engine)->params;
     double wall = s->step_s > 0 ? s->step_s : 1;
+    bool apart = !spw_gpu_get_info(spw_engine_gpu(r->engine))->host_addressable;
     char a[32], b[32], c[32];
     spw_store_stats stats;
     spw_store_get_stats(spw_engine_store(r->engine), &stats);
@@ -171,7 +172,11 @@ cli_train_show_end(train_run *r)
     printf("  peak memory      %s accounted, %s measured by the kernel, %s planned\n",
            spw_format_bytes(a, sizeof a, cli_train_memory_peak(r)),
            spw_format_bytes(b, sizeof b, spw_process_rss_peak_bytes()),
-           spw_format_bytes(c, sizeof c, p->host_bytes + p->device_bytes));
+           spw_format_bytes(c, sizeof c, p->host_bytes + (apart ? 0 : p->device_bytes)));
+    if (apart)
+        printf("  of the device    %s, %s planned\n",
+               spw_format_bytes(a, sizeof a, spw_gpu_bytes_peak(spw_engine_gpu(r->engine))),
+               spw_format_bytes(b, sizeof b, p->device_bytes));
     printf("  disk wear        wrote %s to swap, %s a step, %s a token", spw_format_bytes(a, sizeof a, r->written),
            spw_format_bytes(b, sizeof b, (uint64_t)((double)r->steps_wrote / n)),
            spw_format_bytes(c, sizeof c, r->steps_wrote / (s->tokens > 0 ? s->tokens : 1)));

@@ -29,6 +29,11 @@ near() {
 }
 same() { losses "$1" >"$dir/one"; losses "$2" >"$dir/two"; [ -s "$dir/one" ] && cmp -s "$dir/one" "$dir/two"; }
 differs() { ! same "$@"; }
+# The device's memory is its own, not taken from the host's, which is nearly all that was planned of it; both keep within the plan.
+apart() {
+    sed -n 's/.*"run":"closed".*"peak_bytes":{"device":\([-0-9]*\),"host":\([-0-9]*\),.*"plan_bytes":{"host":\([0-9]*\),"device":\([0-9]*\)}.*/\1 \2 \3 \4/p' "$1" |
+        awk '{ print "# device " $1 " of " $4 ", host " $2 " of " $3; n++; if ($1 <= 0 || $1 > $4 || $2 < 0.9 * $3 || $2 > $3) bad = 1 } END { exit bad || n != 1 }'
+}
 # on PRECISION STREAMS COMMAND...: on the emulated device.
 on() { SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=$1 SPW_EMULATE_STREAMS=$2 "$spw" "${@:3}"; }
 train() { on fp32 "$1" train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/log" "${@:2}" >"$dir/out" 2>&1; }
@@ -67,6 +72,7 @@ JSON
     check "$family in 8-bit floats, and not those of bf16" differs "$dir/$family.fp8." "$dir/$family.bf16"
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set bf16.enabled=false --set fp16.enabled=true \
         --set spillway.run_log="$dir/$family.fp16" "${all_there[@]}" >"$dir/out" 2>&1
+    check "$family, all of it on the device: its memory and the host's keep within the plan" apart "$dir/$family.fp16"
     # In bf16 weights are used where they lie when all of them are there; updates wait for who still reads them.
     # Each family takes half of what is independent of its layers.
     [ $family = gpt2 ] && streams_of_bf16=("" late) codes=int8 || streams_of_bf16=(late) codes=int4

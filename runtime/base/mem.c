@@ -5,13 +5,16 @@
 #include "spw_base.h"
 #include <errno.h>
 #include <numaif.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { HUGE_BYTES = 2 << 20 };
+enum { HUGE_BYTES = 2 << 20, TOUCH_THREADS = 16 };
+static const uint64_t TOUCH_BYTES = 64 << 20,
+                      TOUCH_TOGETHER = 1 << 30; /* of a thread at a time; from which on there are several */
 
 static _Atomic long live_allocs;
 typedef struct fault_count {
@@ -158,6 +161,36 @@ take_turns(void *p, uint64_t bytes, const spw_id_set *nodes)
         (void)mbind(p, bytes, MPOL_INTERLEAVE, mask, SPW_IDS_MAX + 1, 0);
 }
 
+typedef struct touch_job {
+    volatile char *base;
+    uint64_t bytes, page;
+} touch_job;
+
+static void
+touch_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const touch_job *job = ctx;
+    uint64_t at = part_idx * TOUCH_BYTES, end = job->bytes - at < TOUCH_BYTES ? job->bytes : at + TOUCH_BYTES;
+    (void)worker_idx;
+    for (; at < end; at += job->page)
+        job->base[at] = 0;
+}
+
+/* Every page: the kernel finds it and clears it now. It clears a few GB a second per thread, so large regions get several. */
+static void
+touch(void *base, uint64_t bytes, uint64_t page)
+{
+    touch_job job = {base, bytes, page};
+    spw_pool *pool = NULL; /* NULL: this thread alone */
+    cpu_set_t set;
+    if (bytes >= TOUCH_TOGETHER && sched_getaffinity(0, sizeof set, &set) == 0) {
+        int cpus = CPU_COUNT(&set);
+        (void)spw_pool_create(&pool, cpus < TOUCH_THREADS ? (uint32_t)cpus : TOUCH_THREADS, "spw-touch", NULL);
+    }
+    spw_pool_run(pool, (uint32_t)((bytes + TOUCH_BYTES - 1) / TOUCH_BYTES), touch_part, &job);
+    spw_pool_destroy(pool);
+}
+
 static spw_status
 map_region(spw_region *region, int fd, uint64_t bytes, unsigned flags, const spw_id_set *nodes, spw_error *err)
 {
@@ -180,10 +213,8 @@ map_region(spw_region *region, int fd, uint64_t bytes, unsigned flags, const spw
                       MADV_HUGEPAGE); /* a hint: refused on kernels without THP, and then 4 KiB pages serve */
     if (nodes != NULL && spw_id_set_count(nodes) > 1)
         take_turns(p, map_bytes, nodes); /* before the first touch, which settles where a page is */
-    if (fd < 0 && (flags & SPW_REGION_LAZY) == 0) {
-        for (uint64_t at = 0; at < map_bytes; at += page)
-            ((volatile char *)p)[at] = 0;
-    }
+    if (fd < 0 && (flags & SPW_REGION_LAZY) == 0)
+        touch(p, map_bytes, page);
     region->base = p;
     region->bytes = region->map_bytes = map_bytes;
     region->counted_bytes = (flags & (SPW_REGION_LAZY | SPW_REGION_TABLE)) == 0 ? map_bytes : 0;
