@@ -1,15 +1,19 @@
 #!/bin/sh
-# On the GPU machine, beside bin/ and lib/: run.sh STEP... Needs the driver; cuBLASLt and NCCL from the toolkit, or from Python's packages.
-#   ops        each operation beside the cpu device (1-3 minutes); where a type fails, each of its tests in a process of its own
+# On the GPU machine, beside bin/ and lib/: run.sh [--within SECONDS] STEP... Needs the driver; cuBLASLt and NCCL from the toolkit, or from Python's packages.
+#   ops        each operation beside the cpu device; where a type fails, each of its tests in a process of its own
 #   links      NCCL between GPUs, with one rank where there is one GPU
-#   runs       losses on cpu and cuda, and the same bits in every placement (2-4 minutes)
-#   rates      bench gemm, attention, copy (2 minutes)
-#   speed, offload         benchmarks of whole runs; train.sh beside this file says what they are (4 and 5 minutes)
+#   runs       losses on cpu and cuda, and the same bits in every placement
+#   rates      bench gemm, attention, copy, and of the processor adam (half a minute)
+#   speed, offload         benchmarks of whole runs; train.sh beside this file says what they are (1 and 4 minutes)
 #   memcheck, racecheck    compute-sanitizer on small operations
-#   test = ops links runs, sanitize = memcheck racecheck, bench = rates speed offload, all = all of them
-# With $OUT set whole logs lie there, and the end of each is shown. Exits 77 where there is no GPU, with the line that says why.
+#   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed offload, all = test bench racecheck
+# The end of what each says is shown; with $OUT set all of it is in $OUT/kit.log at the end, for which --within leaves time. Exits 77 where there is no
+# GPU, with the line that says why.
 here=$(cd "$(dirname "$0")" && pwd)
-failed=0
+failed=0 until=$(($(date +%s) + 86400))
+[ "${1:-}" = --within ] && { until=$(($(date +%s) + $2)); shift 2; }
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 # A library's folder, for the loader: where toolkits and drivers have it, else anywhere.
 find_library() {
     for folder in "$here/lib" /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu; do
@@ -29,34 +33,45 @@ export LD_LIBRARY_PATH SPW_CUDA_PLUGIN CMOCKA_MESSAGE_OUTPUT
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null
 about=$("$here/bin/test_cuda" --about --type bf16) || { echo "$about"; exit 77; }
 echo "$about"
+# What is left of --within, at most $1.
+seconds() {
+    left=$((until - $(date +%s)))
+    [ "$left" -lt "$1" ] && echo "$left" || echo "$1"
+}
 step() { # name seconds command...
-    name=$1 limit=$2
+    name=$1 limit=$(seconds "$2") began=$(date +%s)
     shift 2
-    echo "== $name"
-    if [ -n "${OUT:-}" ]; then
-        log=$OUT/${name%%-test_*}.log # few files: what brings them back from another machine may count them
-        [ "$log" = "$OUT/$name.log" ] && : >"$log"
-        lines=$(wc -l <"$log")
-        echo "== $name" >>"$log"
-        timeout -s KILL "$limit" "$@" >>"$log" 2>&1
-        rc=$?
-        tail -n +$((lines + 2)) "$log" | tail -n 40
-    else
-        timeout -s KILL "$limit" "$@"
-        rc=$?
-    fi
+    [ "$limit" -le 0 ] && { echo "== $name: no time is left"; failed=1; return 1; }
+    timeout -s KILL "$limit" "$@" >"$logs/$name" 2>&1
+    rc=$?
+    echo "== $name: $(($(date +%s) - began)) s"
+    tail -n 40 "$logs/$name"
     [ $rc -eq 77 ] && { echo "== $name: skipped"; return 0; }
     [ $rc -ne 0 ] && { echo "== $name failed ($rc)"; failed=1; }
     return $rc
 }
-ops() {
-    for type in fp32 bf16 fp16; do
-        step "ops-$type" 200 "$here/bin/test_cuda" --type $type && continue
-        for test in $("$here/bin/test_cuda" --list); do
-            step "ops-$type-$test" 60 "$here/bin/test_cuda" --type $type --only "$test"
-        done
+# Each argument, a command of this script, at the same time as the others; what they say comes in order.
+beside() {
+    pids='' n=0
+    for part in "$@"; do
+        n=$((n + 1))
+        (failed=0; $part; exit $failed) >"$logs/.beside-$1-$n" 2>&1 &
+        pids="$pids $!"
+    done
+    n=0
+    for pid in $pids; do
+        n=$((n + 1))
+        wait "$pid" || failed=1
+        cat "$logs/.beside-$1-$n"
     done
 }
+ops_in() { # type
+    step "ops-$1" 200 "$here/bin/test_cuda" --type "$1" && return
+    for test in $("$here/bin/test_cuda" --list); do
+        step "ops-$1-$test" 60 "$here/bin/test_cuda" --type "$1" --only "$test"
+    done
+}
+ops() { beside "ops_in fp32" "ops_in bf16" "ops_in fp16"; }
 # Where there are two GPUs: a rank on each, by NCCL and through the host, to the last digit of every loss.
 train_ranks() {
     work=$(mktemp -d)
@@ -92,14 +107,15 @@ measured() {
 # Products first where each must be cuBLASLt's own (one for which it has no way is named, and then they are measured as they come), and
 # once more without its GELUs.
 rates() {
-    step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda ||
-        step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda
-    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain "$here/bin/spillway" bench gemm --device cuda
-    for kind in attention "copy --seconds 0.3"; do # shellcheck disable=SC2086
-        step "bench-${kind%% *}" 150 "$here/bin/spillway" bench $kind --device cuda
+    step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda --seconds 0.2 ||
+        step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
+    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
+    for kind in attention copy; do
+        step "bench-$kind" 150 "$here/bin/spillway" bench $kind --device cuda --seconds 0.2
     done
+    step bench-adam 60 "$here/bin/spillway" bench adam
 }
-whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$@"; }
+whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$1"; }
 check_with() {
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
     [ -n "$sanitizer" ] || { echo "== no compute-sanitizer here"; return; }
@@ -109,15 +125,21 @@ do_step() {
     case $1 in
     ops | links) "$1" ;;
     rates) measured rates ;;
-    runs) whole_runs places curves ;;
+    runs) beside "whole_runs places" "whole_runs curves" ;;
     speed | offload) measured whole_runs "$1" ;;
     memcheck | racecheck) check_with "$1" ;;
-    test) for part in ops links runs; do do_step $part; done ;;
+    test) beside ops links "do_step runs" "check_with memcheck" ;;
     sanitize) for part in memcheck racecheck; do do_step $part; done ;;
     bench) for part in rates speed offload; do do_step $part; done ;;
-    all) for part in test bench sanitize; do do_step $part; done ;;
+    all) for part in test bench racecheck; do do_step $part; done ;;
     *) echo "no step $1"; failed=1 ;;
     esac
 }
 for what in "${@:-all}"; do do_step "$what"; done
+if [ -n "${OUT:-}" ]; then
+    for log in "$logs"/*; do
+        echo "== ${log##*/}"
+        cat "$log"
+    done >"$OUT/kit.log"
+fi
 exit $failed

@@ -62,7 +62,7 @@ show() {
     grep -E '^spillway: warning|^  (step time|busy|h2d|d2h|nvme|peak memory|total)' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
 }
 curves() {
-    model gpt2-124M 768 12 12 256 4 1
+    model gpt2-124M 768 12 12 128 4 1
     run gpt2-124M cpu 20 --set spillway.device=cpu --set bf16.enabled=false --set zero_optimization="$host" &&
         run gpt2-124M fp32 20 --set bf16.enabled=false && run gpt2-124M bf16 20 || return
     echo "step, loss on cpu in fp32, on cuda in fp32, in bf16"

@@ -70,12 +70,17 @@ steps() { OUT=$dir/logs sh "$dir/kit/run.sh" "$@" >"$dir/out" 2>&1; }
 steps ops links
 check "a type that fails fails the kit" [ $? -eq 1 ]
 check "its tests ran one by one" is 1 '^== ops-bf16-test_b failed \(3\)$'
-check "and one of them passed" grep -qx 'a alone passes' "$dir/logs/ops-bf16.log"
-check "all that a type said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE '^(== |bf16 fails|a alone)' "$dir/logs/ops-bf16.log")" = "$(echo "$dir/logs/"{links,ops-bf16,ops-fp16,ops-fp32}.log) 6" ]
-check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/ops-fp16.log"
+check "and one of them passed" grep -qx 'a alone passes' "$dir/logs/kit.log"
+check "all that was said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE '^(== |bf16 fails|a alone)' "$dir/logs/kit.log")" = "$dir/logs/kit.log 9" ]
+check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/kit.log"
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed
-check "four rates and two kinds of runs" [ "$(cat "$dir/logs/bench-"*.log "$dir/logs/places.log" "$dir/logs/speed.log" | grep -cE '^(measured bench|whole runs: )')" -eq 6 ]
+check "five rates and three kinds of runs" [ "$(grep -cE '^(measured bench|whole runs: )' "$dir/logs/kit.log")" -eq 8 ]
+steps --within 0 speed
+check "what there is no time for is a failure" [ $? -eq 1 ] && is 1 '^== speed: no time is left$'
+steps test
+check "everything at once fails where a part does" [ $? -eq 1 ]
+check "and is each of its parts" [ "$(grep -cE '^(passes: --type|whole runs: (places|curves)$|a alone)' "$dir/logs/kit.log")" -eq 5 ]
 DEVICE_SAYS="a device" steps rates
 check "nothing is measured without cuBLASLt" [ $? -eq 1 ] && is 1 '^== no cuBLASLt was found: nothing is measured$'
 DEVICE_SAYS='' steps ops
