@@ -1,5 +1,5 @@
 /* The list of the checks. */
-#include "lib_parity.h"
+#include "lib_subject.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,167 +7,63 @@
 
 static parity *device; /* under test */
 
-static void
-test_linear(void **state)
-{
-    (void)state;
-    parity_linear(device);
-}
+#define CHECK(name)                                                                                                    \
+    static void test_##name(void **state)                                                                              \
+    {                                                                                                                  \
+        (void)state;                                                                                                   \
+        parity_##name(device);                                                                                         \
+    }
 
-static void
-test_linear_and_more(void **state)
-{
-    (void)state;
-    parity_linear_and_more(device);
-}
+CHECK(linear)
+CHECK(linear_and_more)
+CHECK(linear_by_row)
+CHECK(elements)
+CHECK(norms)
+CHECK(embedding_and_rope)
+CHECK(loss)
+CHECK(attention)
+CHECK(attention_cached)
+CHECK(attention_bits)
+CHECK(copies)
+CHECK(codes)
+CHECK(queues)
+CHECK(memory)
+CHECK(spans)
+CHECK(update)
+CHECK(experts)
+CHECK(linear_each)
+CHECK(fp8)
+CHECK(nan_spreads)
 
-static void
-test_linear_by_row(void **state)
+static int
+say_errors(void **state)
 {
     (void)state;
-    parity_linear_by_row(device);
-}
-
-static void
-test_elements(void **state)
-{
-    (void)state;
-    parity_elements(device);
-}
-
-static void
-test_norms(void **state)
-{
-    (void)state;
-    parity_norms(device);
-}
-
-static void
-test_embedding_and_rope(void **state)
-{
-    (void)state;
-    parity_embedding_and_rope(device);
-}
-
-static void
-test_loss(void **state)
-{
-    (void)state;
-    parity_loss(device);
-}
-
-static void
-test_attention(void **state)
-{
-    (void)state;
-    parity_attention(device);
-}
-
-static void
-test_attention_cached(void **state)
-{
-    (void)state;
-    parity_attention_cached(device);
-}
-
-static void
-test_attention_bits(void **state)
-{
-    (void)state;
-    parity_attention_bits(device);
-}
-
-static void
-test_copies(void **state)
-{
-    (void)state;
-    parity_copies(device);
-}
-
-static void
-test_codes(void **state)
-{
-    (void)state;
-    parity_codes(device);
-}
-
-static void
-test_queues(void **state)
-{
-    (void)state;
-    parity_queues(device);
-}
-
-static void
-test_memory(void **state)
-{
-    (void)state;
-    parity_memory(device);
-}
-
-static void
-test_spans(void **state)
-{
-    (void)state;
-    parity_spans(device);
-}
-
-static void
-test_update(void **state)
-{
-    (void)state;
-    parity_update(device);
-}
-
-static void
-test_experts(void **state)
-{
-    (void)state;
-    parity_experts(device);
-}
-
-static void
-test_linear_each(void **state)
-{
-    (void)state;
-    parity_linear_each(device);
-}
-
-static void
-test_fp8(void **state)
-{
-    (void)state;
-    parity_fp8(device);
-}
-
-static void
-test_nan_spreads(void **state)
-{
-    (void)state;
-    parity_nan_spreads(device);
+    subject_report(spw_gpu_get_info(device->gpu)->compute_dtype);
+    return 0;
 }
 
 static const struct CMUnitTest all[] = {
-    cmocka_unit_test(test_linear),
-    cmocka_unit_test(test_linear_and_more),
-    cmocka_unit_test(test_linear_by_row),
-    cmocka_unit_test(test_elements),
-    cmocka_unit_test(test_norms),
-    cmocka_unit_test(test_embedding_and_rope),
-    cmocka_unit_test(test_loss),
-    cmocka_unit_test(test_attention),
-    cmocka_unit_test(test_attention_cached),
-    cmocka_unit_test(test_attention_bits),
-    cmocka_unit_test(test_copies),
-    cmocka_unit_test(test_codes),
-    cmocka_unit_test(test_queues),
-    cmocka_unit_test(test_memory),
-    cmocka_unit_test(test_nan_spreads),
-    cmocka_unit_test(test_experts),
-    cmocka_unit_test(test_linear_each),
-    cmocka_unit_test(test_fp8),
-    cmocka_unit_test(test_update),
-    cmocka_unit_test(test_spans),
+    cmocka_unit_test_teardown(test_linear, say_errors),
+    cmocka_unit_test_teardown(test_linear_and_more, say_errors),
+    cmocka_unit_test_teardown(test_linear_by_row, say_errors),
+    cmocka_unit_test_teardown(test_elements, say_errors),
+    cmocka_unit_test_teardown(test_norms, say_errors),
+    cmocka_unit_test_teardown(test_embedding_and_rope, say_errors),
+    cmocka_unit_test_teardown(test_loss, say_errors),
+    cmocka_unit_test_teardown(test_attention, say_errors),
+    cmocka_unit_test_teardown(test_attention_cached, say_errors),
+    cmocka_unit_test_teardown(test_attention_bits, say_errors),
+    cmocka_unit_test_teardown(test_copies, say_errors),
+    cmocka_unit_test_teardown(test_codes, say_errors),
+    cmocka_unit_test_teardown(test_queues, say_errors),
+    cmocka_unit_test_teardown(test_memory, say_errors),
+    cmocka_unit_test_teardown(test_nan_spreads, say_errors),
+    cmocka_unit_test_teardown(test_experts, say_errors),
+    cmocka_unit_test_teardown(test_linear_each, say_errors),
+    cmocka_unit_test_teardown(test_fp8, say_errors),
+    cmocka_unit_test_teardown(test_update, say_errors),
+    cmocka_unit_test_teardown(test_spans, say_errors),
 };
 
 void
@@ -188,10 +84,10 @@ int
 parity_run_products(parity *p, const char *group)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_and_more),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_fp8),
+        cmocka_unit_test_teardown(test_linear, say_errors),
+        cmocka_unit_test_teardown(test_linear_and_more, say_errors),
+        cmocka_unit_test_teardown(test_loss, say_errors),
+        cmocka_unit_test_teardown(test_fp8, say_errors),
     };
     device = p;
     return cmocka_run_group_tests_name(group, tests, NULL, NULL);

@@ -76,7 +76,7 @@ subject_of(uint64_t E, uint64_t N, uint64_t K, uint64_t which, bool bias, bool f
                            {FP32, E * N, 0, 0}},
                      .d = {E, N, K, which, bias, frozen},
                      .flags = flags,
-                     .slack = 4,
+                     .worst = SUBJECT_PRODUCT,
                      .run = run_each};
 }
 
@@ -90,11 +90,8 @@ load(spw_gpu_queue *q, const subject *s, void **p)
     for (uint32_t k = 0; k < ARRAYS; k++) {
         const bool fp32 = s->a[k].kind == FP32;
         float *host = subject_need(s->a[k].n * 4);
-        for (uint64_t i = 0; i < s->a[k].n; i++) {
-            uint32_t r[4];
-            spw_philox(23 + k, s->d[3], i, r);
-            host[i] = 2.0f * spw_uniform_f32(r[0]) - 1.0f;
-        }
+        for (uint64_t i = 0, key = subject_key(23 + k); i < s->a[k].n; i++)
+            host[i] = subject_number(key, i);
         spw_gpu_copy_h2d(q, p[k], fp32 ? SPW_F32 : subject_type(), host, SPW_F32, s->a[k].n);
         spw_gpu_queue_sync(q);
         free(host);
@@ -165,18 +162,22 @@ check_bits(const parity *p, const subject *s)
 void
 parity_linear_each(const parity *p)
 {
+    enum { SMALL = 6 };
     static const struct {
         uint64_t E, N, K, which;
         bool bias, frozen;
-    } cases[] = {{3, 8, 16, 0, true, false},        {8, 136, 72, 0, false, true},    {5, 7, 5, 0, true, true},
-                 {3, 40, 136, 1, false, false},     {70, 24, 40, 2, true, false},    {2, 24, 8, 3, true, false},
-                 {128, 768, 2048, 0, false, false}, {32, 5760, 2880, 1, true, true}, {64, 130, 66, 0, false, false}};
-    for (size_t i = 0; i < (p->large ? sizeof cases / sizeof cases[0] : 6); i++)
+    } cases[] = {{3, 8, 16, 0, true, false},       {8, 136, 72, 0, false, true},   {5, 7, 5, 0, true, true},
+                 {3, 40, 136, 1, false, false},    {70, 24, 40, 2, true, false},   {2, 24, 8, 3, true, false},
+                 {32, 768, 2048, 0, false, false}, {3, 5760, 2880, 1, true, true}, {128, 130, 66, 0, false, false}};
+    for (size_t i = 0; i < (p->large ? sizeof cases / sizeof cases[0] : SMALL); i++)
         for (unsigned f = 0; f < 4; f += SANITIZED ? 3 : 1) {
             const unsigned flags = (f & 1 ? SPW_OP_W_IN_OUT : 0) | (f & 2 ? SPW_OP_ACC_DX : 0);
             subject s =
                 subject_of(cases[i].E, cases[i].N, cases[i].K, cases[i].which, cases[i].bias, cases[i].frozen, flags);
+            if (i >= SMALL && f != (i == SMALL + 1 ? 3 : 0)) /* as these models have it: 50 million weights */
+                continue;
             subject_examine(p, &s);
-            check_bits(p, &s);
+            if (i != SMALL + 1)
+                check_bits(p, &s);
         }
 }

@@ -120,12 +120,12 @@ above_key(double a, double b)
     return a > b || (isnan(a) && !isnan(b));
 }
 
-/* How many of n others come before the one at index i. */
+/* How many of n others come before the one at index i, or enough. */
 static uint64_t
-before(const double *keys, uint64_t n, uint64_t i)
+before(const double *keys, uint64_t n, uint64_t i, uint64_t enough)
 {
     uint64_t count = 0;
-    for (uint64_t other = 0; other < n; other++)
+    for (uint64_t other = 0; other < n && count < enough; other++)
         count += above_key(keys[other], keys[i]) || (!above_key(keys[i], keys[other]) && other < i);
     return count;
 }
@@ -136,7 +136,7 @@ worth_of(const mixture *m, const double *keys, uint64_t n)
 {
     double worth = 0;
     for (uint64_t i = 0; i < n; i++) {
-        if (before(keys, n, i) < (m->sigmoid ? 2 : 1))
+        if (before(keys, n, i, 2) < (m->sigmoid ? 2 : 1))
             worth += keys[i];
     }
     return worth;
@@ -156,7 +156,7 @@ find_keys(const mixture *m, const float *l, double *keys)
     for (uint64_t g = 0; g < m->groups; g++)
         worth[g] = worth_of(m, keys + g * each, each);
     for (uint64_t e = 0; e < m->E && m->groups > 0; e++)
-        keys[e] = before(worth, m->groups, e / each) < m->group_choices ? keys[e] : -INFINITY;
+        keys[e] = before(worth, m->groups, e / each, m->groups) < m->group_choices ? keys[e] : -INFINITY;
 }
 
 /* An expert's choice is as many as are before it; a pair's place as many as come before it. */
@@ -168,7 +168,7 @@ route(const mixture *m, const float *x, int32_t *choices, int32_t *places, int32
         double keys[SPW_EXPERTS_MAX];
         find_keys(m, x + row * m->E, keys);
         for (uint64_t e = 0; e < m->E; e++) {
-            uint64_t at = before(keys, m->E, e);
+            uint64_t at = before(keys, m->E, e, m->k);
             if (at < m->k)
                 choices[row * m->k + at] = (int32_t)e;
         }
@@ -568,7 +568,7 @@ parity_experts(const parity *p)
     };
     for (size_t i = 0; i < (p->large ? 19 : 14); i++)
         for (unsigned f = fewer(p, sizes[i][1]) ? (unsigned)i % 3 : 0; f < (sizes[i][0] > 1000 ? 1 : 6);
-             f += fewer(p, sizes[i][1]) ? 3 : 1)
+             f += fewer(p, sizes[i][1]) || i > 13 ? 3 : 1)
             examine(p, &(mixture){.M = sizes[i][0],
                                   .E = sizes[i][1],
                                   .k = sizes[i][2],

@@ -73,7 +73,7 @@ parity_codes(const parity *p)
 {
     static const uint64_t lengths[] = {128, 4096, 69632, 4194304 + 4096, 67108864 + 4096};
     for (int i = 0; i < (p->large ? 5 : 4); i++)
-        for (int k = 0; k < 6; k++) /* the last is longer than a piece of the device's staging */
+        for (int k = 0; k < 6; k += i < 4 ? 1 : 3) /* the last is longer than a piece of the device's staging */
             codes_and_numbers(p, lengths[i], k % 2 ? 4 : 8, (spw_dtype)(k / 2));
 }
 

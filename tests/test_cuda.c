@@ -5,6 +5,7 @@
  *   --type TYPE   one type alone: a fault leaves a process no device
  *   --only NAME   one test alone
  *   --list        the tests' names; --about: the device's description
+ * Prints the worst error of each operation. SPW_SEED draws other numbers.
  */
 #include "lib_parity.h"
 #include <setjmp.h>
