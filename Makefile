@@ -41,10 +41,10 @@ AVX512_FLAGS := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -
 endif
 
 # The cuda device is a plugin that nothing links: built where nvcc is (CUDA=0 skips it), for CUDA_ARCHS, with PTX of the first
-# for what comes after them. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
+# for what comes after them; of the checked build only where there is a GPU to run it. The emulated plugin is the same sources as C++ for the CPU, for tests without a GPU; sanitizers watch that one.
 CXX        ?= g++
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA       ?= $(if $(NVCC),$(if $(filter asan tsan,$(VARIANT)),0,1),0)
+CUDA       ?= $(if $(NVCC),$(if $(filter asan tsan,$(VARIANT))$(if $(filter checked,$(VARIANT)),$(if $(wildcard /dev/nvidiactl),,1)),0,1),0)
 CUDA_HOME  ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCHS ?= $(if $(filter release,$(VARIANT)),80 86 89 90 100 120,80)
 ifeq ($(CUDA)$(NVCC),1)
@@ -149,7 +149,7 @@ $(BUILD)/%_avx512.o: %_avx512.c
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D) && echo "  CC $<" && $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/gpu/cuda/attention_hopper.cu.o: CUDA_GEN := $(HOPPER_GEN)
+$(BUILD)/gpu/cuda/attention_hopper.cu.o $(BUILD)/gpu/cuda/each_hopper.cu.o: CUDA_GEN := $(HOPPER_GEN)
 
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D) && echo "  NVCC $<" && $(NVCC) -D_GNU_SOURCE -Iruntime/base -Igpu $(CUDA_FLAGS) $(CUDA_GEN) -MMD -MP -MF $(@:.o=.d) -c $< -o $@

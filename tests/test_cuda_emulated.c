@@ -62,13 +62,14 @@ main(int argc, char **argv)
         spw_gpu_close(device.gpu);
         unsetenv("SPW_CUDA_BLAS");
     }
-    if (argc == 1 && !SANITIZED) { /* a Hopper's products */
-        cmocka_set_test_filter("test_attention*");
-        setenv("SPW_EMULATE_CAPABILITY", "90", 1);
+    device.orders = orders + 1;
+    setenv("SPW_EMULATE_CAPABILITY", "90", 1);
+    for (int k = 0; argc == 1 && !SANITIZED && k < 2; k++) { /* a Hopper's products */
+        cmocka_set_test_filter(k == 0 ? "test_attention*" : "test_linear_each");
         for (int t = SPW_F32 + 1; t < SPW_DTYPE_COUNT; t++) {
             if (!open_device((spw_dtype)t, "", "sm_90"))
                 return 1;
-            failed += parity_run_all(&device, "attention as on a Hopper");
+            failed += parity_run_all(&device, "as on a Hopper");
             spw_gpu_close(device.gpu);
         }
     }

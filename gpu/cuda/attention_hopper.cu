@@ -6,7 +6,7 @@
 #include "attention_internal.h"
 
 #if defined SPW_EMULATED || defined SPW_SM_90A
-const bool spw__cuda_attention_hopper_built = true;
+const bool spw__cuda_hopper_built = true;
 
 template <class E>
 void
@@ -46,7 +46,7 @@ spw__cuda_attention_dkv_hopper(cuda_queue *q, const attention_args<E> &args, uin
                (attention_dkv_hopper_kernel<E, 128, 1, 64, 2>), args);
 }
 #else
-const bool spw__cuda_attention_hopper_built = false;
+const bool spw__cuda_hopper_built = false;
 
 template <class E>
 void

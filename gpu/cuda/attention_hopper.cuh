@@ -9,7 +9,7 @@
 #include "attention_backward.cuh"
 #include "wgmma.cuh"
 
-/* Shared memory of tiles: the block's rows of OWN tensors, two tiles of BN rows of two, of DP columns; and where it begins. */
+/* Shared memory of tiles: the block's rows of OWN tensors, two tiles of BN rows of two, of DP columns; and up to where they may begin. */
 template <int DP, int WG, int BN, int OWN>
 constexpr size_t
 hopper_shared_bytes()
@@ -24,18 +24,6 @@ hopper_row_bytes() /* behind them, where rows are keys */
     return (size_t)4 * BN * sizeof(float);
 }
 
-template <class E>
-SPW_DEVICE E *
-hopper_tiles(unsigned char *shared)
-{
-#ifdef SPW_EMULATED
-    uintptr_t at = (uintptr_t)shared;
-#else
-    uintptr_t at = (uintptr_t)__cvta_generic_to_shared(shared);
-#endif
-    return (E *)(void *)(shared + (SWIZZLED_BYTES - at % SWIZZLED_BYTES) % SWIZZLED_BYTES);
-}
-
 template <class E, int DP, int WG, int BN, int BLOCKS>
 __global__ void
 __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attention_args<E> g)
@@ -43,7 +31,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attenti
     const int BM = 64 * WG, THREADS = WG * WARPGROUP, warp = (int)threadIdx.x / 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16;
     SPW_DYNAMIC_SHARED(shared);
-    E *q_tile = hopper_tiles<E>(shared), *tiles = q_tile + BM * DP;
+    E *q_tile = swizzled_tiles<E>(shared), *tiles = q_tile + BM * DP;
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t before = g.starts != NULL ? (uint64_t)g.starts[b] : 0, p0 = before + q0, keys = p0 + (uint64_t)rows;
@@ -95,7 +83,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
     const int BM = 64 * WG, THREADS = WG * WARPGROUP, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int h = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16;
     SPW_DYNAMIC_SHARED(shared);
-    E *q_tile = hopper_tiles<E>(shared), *do_tile = q_tile + BM * DP, *tiles = do_tile + BM * DP;
+    E *q_tile = swizzled_tiles<E>(shared), *do_tile = q_tile + BM * DP, *tiles = do_tile + BM * DP;
     uint64_t q0 = (uint64_t)(gridDim.x - 1 - blockIdx.x) * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;
     int64_t rows = (int64_t)least((uint64_t)BM, g.T - q0);
     uint64_t keys = q0 + (uint64_t)rows, k0 = g.window > 0 && q0 + 1 > g.window ? (q0 + 1 - g.window) / BN * BN : 0;
@@ -162,7 +150,7 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
     const int BM = 64 * WG, THREADS = WG * WARPGROUP, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int hk = (int)blockIdx.y, b = (int)blockIdx.z, my_row = warp * 16;
     SPW_DYNAMIC_SHARED(shared);
-    E *k_tile = hopper_tiles<E>(shared), *v_tile = k_tile + BM * DP, *tiles = v_tile + BM * DP;
+    E *k_tile = swizzled_tiles<E>(shared), *v_tile = k_tile + BM * DP, *tiles = v_tile + BM * DP;
     float *of_rows = (float *)(void *)(tiles + 4 * BN * DP); /* of two rounds, lse and then delta */
     int now = 0, round = 0;
     uint64_t k0 = (uint64_t)blockIdx.x * BM, out_stride = (uint64_t)g.Hq * (uint64_t)g.Dv;

@@ -224,7 +224,7 @@ spw__cuda_launch(cuda_queue *q, const char *name, void (*kernel)(P...), dim3 gri
     (void)spw__cuda_ok(q->gpu, cudaGetLastError(), name);
 #endif
 }
-extern const bool spw__cuda_attention_hopper_built; /* for a Hopper as well (attention_hopper.cu) */
+extern const bool spw__cuda_hopper_built; /* for a Hopper as well: *_hopper.cu */
 
 /* LAUNCH(q, grid, block, shared, (kernel<T, 3>), args...): the kernel's name is what an error tells. */
 #define UNWRAP(...) __VA_ARGS__

@@ -213,7 +213,7 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
              prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,
              spw_dtype_name(gpu->info.compute_dtype), gpu->blas != NULL ? "cuBLASLt" : why);
     gpu->info.peak_flops = peak_flops(gpu->device_idx, &prop, compute);
-    gpu->hopper = spw__cuda_attention_hopper_built && prop.major == 9 && prop.minor == 0;
+    gpu->hopper = spw__cuda_hopper_built && prop.major == 9 && prop.minor == 0;
     gpu->info.fp8 = prop.major * 10 + prop.minor >= 89 && compute != SPW_F16;
     gpu->info.link = gpu->link;
     describe_link(gpu->device_idx, gpu->link, sizeof gpu->link);

@@ -1,6 +1,5 @@
 /* Launches each.cuh: linear layers of a mixture's experts, so many experts at a time as a launch's parameters hold. */
-#include "each.cuh"
-#include "cuda_internal.h"
+#include "each_internal.h"
 
 /* What has no tensor cores, and what promises a row's bits to another kernel, goes one by one. */
 static bool
@@ -20,7 +19,9 @@ static void
 launch(cuda_queue *q, const each_args<E> &args)
 {
     const uint32_t tiles = args.count > 0 ? args.experts[args.count - 1].tile_end : 0;
-    if (tiles > 0)
+    if (tiles > 0 && WIDE && q->gpu->hopper)
+        spw__cuda_each_hopper(q, args, BM, OF_ROWS, B_ROWS);
+    else if (tiles > 0)
         LAUNCH(q, tiles, EACH_THREADS, (each_shared_bytes<BM, OF_ROWS, B_ROWS>()),
                (each_kernel<E, BM, OF_ROWS, B_ROWS, WIDE>), args);
 }

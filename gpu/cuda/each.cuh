@@ -54,6 +54,41 @@ template <class E> struct each_factor {
     int64_t lines; /* rows, or of a factor that lies along the depth columns, from the tile on */
 };
 
+/* A block's tile of an expert's result: from row m0 and column n0 on of M rows, of a depth that takes so many steps. */
+template <class E> struct each_tile {
+    const each_expert *x;
+    uint64_t M, depth, m0, n0, steps;
+    each_factor<E> a, b;
+};
+
+template <int BM, bool OF_ROWS, bool B_ROWS, class E>
+SPW_DEVICE each_tile<E>
+find_tile(const each_args<E> &g)
+{
+    each_tile<E> t;
+    uint64_t downs;
+    uint32_t i = 0, tile;
+    while (blockIdx.x >= g.experts[i].tile_end)
+        i++;
+    const each_expert &x = g.experts[i];
+    t.x = &x;
+    t.M = OF_ROWS ? x.rows : g.M;
+    t.depth = OF_ROWS ? g.K : x.rows;
+    t.steps = (t.depth + EACH_DEPTH - 1) / EACH_DEPTH;
+    downs = (t.M + BM - 1) / BM;
+    tile = blockIdx.x - (i > 0 ? g.experts[i - 1].tile_end : 0);
+    t.m0 = tile % downs * BM;
+    t.n0 = tile / downs * EACH_COLS;
+    if (OF_ROWS) {
+        t.a = each_factor<E>{g.A + (x.first + t.m0) * g.K, g.K, (int64_t)(t.M - t.m0)};
+        t.b = each_factor<E>{(const E *)x.w + t.n0 * (B_ROWS ? g.K : 1), B_ROWS ? g.K : g.N, (int64_t)(g.N - t.n0)};
+    } else {
+        t.a = each_factor<E>{g.A + x.first * g.M + t.m0, g.M, (int64_t)(t.M - t.m0)};
+        t.b = each_factor<E>{g.B + x.first * g.N + t.n0, g.N, (int64_t)(g.N - t.n0)};
+    }
+    return t;
+}
+
 /* DEPTH of a factor from depth k on: rows of the tile are rows of the factor, or the depth. */
 template <int LINES, bool ROWS, bool WIDE, class E>
 SPW_DEVICE void
@@ -118,42 +153,28 @@ __launch_bounds__(EACH_THREADS, 2) each_kernel(const __grid_constant__ each_args
     typedef each_stage<BM, OF_ROWS, B_ROWS> stage;
     SPW_DYNAMIC_SHARED(shared);
     E *stages = (E *)shared;
-    uint32_t i = 0;
-    while (blockIdx.x >= g.experts[i].tile_end)
-        i++;
-    const each_expert &x = g.experts[i];
-    const uint64_t M = OF_ROWS ? x.rows : g.M, depth = OF_ROWS ? g.K : x.rows, downs = (M + BM - 1) / BM;
-    const uint32_t tile = blockIdx.x - (i > 0 ? g.experts[i - 1].tile_end : 0);
-    const uint64_t m0 = tile % downs * BM, n0 = tile / downs * EACH_COLS, steps = (depth + EACH_DEPTH - 1) / EACH_DEPTH;
-    each_factor<E> a, b;
-    if (OF_ROWS) {
-        a = each_factor<E>{g.A + (x.first + m0) * g.K, g.K, (int64_t)(M - m0)};
-        b = each_factor<E>{(const E *)x.w + n0 * (B_ROWS ? g.K : 1), B_ROWS ? g.K : g.N, (int64_t)(g.N - n0)};
-    } else {
-        a = each_factor<E>{g.A + x.first * g.M + m0, g.M, (int64_t)(M - m0)};
-        b = each_factor<E>{g.B + x.first * g.N + n0, g.N, (int64_t)(g.N - n0)};
-    }
+    const each_tile<E> t = find_tile<BM, OF_ROWS, B_ROWS>(g);
     float sums[MT][4][4] = {};
 
 #pragma unroll
     for (int s = 0; s < EACH_STAGES - 1; s++) {
         E *at = stages + s * stage::ALL;
-        if ((uint64_t)s < steps) {
-            load_factor<BM, OF_ROWS, WIDE>(at, a, (uint64_t)s * EACH_DEPTH, depth);
-            load_factor<EACH_COLS, B_ROWS, WIDE>(at + stage::A, b, (uint64_t)s * EACH_DEPTH, depth);
+        if ((uint64_t)s < t.steps) {
+            load_factor<BM, OF_ROWS, WIDE>(at, t.a, (uint64_t)s * EACH_DEPTH, t.depth);
+            load_factor<EACH_COLS, B_ROWS, WIDE>(at + stage::A, t.b, (uint64_t)s * EACH_DEPTH, t.depth);
         }
         copy_commit();
     }
-    for (uint64_t step = 0; step < steps; step++) {
+    for (uint64_t step = 0; step < t.steps; step++) {
         const uint64_t ahead = step + EACH_STAGES - 1;
         const E *a_tile = stages + (int)(step % EACH_STAGES) * stage::ALL;
         const E *b_tile = a_tile + stage::A;
         copy_wait<EACH_STAGES - 2>(); /* this stage is here, and nobody reads the one before any more */
         __syncthreads();
-        if (ahead < steps) {
+        if (ahead < t.steps) {
             E *at = stages + (int)(ahead % EACH_STAGES) * stage::ALL;
-            load_factor<BM, OF_ROWS, WIDE>(at, a, ahead * EACH_DEPTH, depth);
-            load_factor<EACH_COLS, B_ROWS, WIDE>(at + stage::A, b, ahead * EACH_DEPTH, depth);
+            load_factor<BM, OF_ROWS, WIDE>(at, t.a, ahead * EACH_DEPTH, t.depth);
+            load_factor<EACH_COLS, B_ROWS, WIDE>(at + stage::A, t.b, ahead * EACH_DEPTH, t.depth);
         }
         copy_commit();
 #pragma unroll
@@ -184,16 +205,16 @@ __launch_bounds__(EACH_THREADS, 2) each_kernel(const __grid_constant__ each_args
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const uint64_t row = m0 + (uint64_t)(my_row + 16 * m + lane / 4 + 8 * r);
-            if (row >= M)
+            const uint64_t row = t.m0 + (uint64_t)(my_row + 16 * m + lane / 4 + 8 * r);
+            if (row >= t.M)
                 continue;
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const uint64_t col = n0 + (uint64_t)(my_col + 8 * n + lane % 4 * 2);
+                const uint64_t col = t.n0 + (uint64_t)(my_col + 8 * n + lane % 4 * 2);
                 if (OF_ROWS)
-                    store_each<WIDE>(g, x, row, col, sums[m][n][2 * r], sums[m][n][2 * r + 1]);
+                    store_each<WIDE>(g, *t.x, row, col, sums[m][n][2 * r], sums[m][n][2 * r + 1]);
                 else
-                    store_gradient<WIDE>(g, x, row, col, sums[m][n][2 * r], sums[m][n][2 * r + 1]);
+                    store_gradient<WIDE>(g, *t.x, row, col, sums[m][n][2 * r], sums[m][n][2 * r + 1]);
             }
         }
 }

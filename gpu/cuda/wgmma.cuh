@@ -14,6 +14,19 @@
 
 enum { WARPGROUP = 128, SWIZZLED_ROW = 64, SWIZZLED_BYTES = 1024 };
 
+/* The first place where a tile may begin: up to SWIZZLED_BYTES from where shared memory does. */
+template <class E>
+SPW_DEVICE E *
+swizzled_tiles(unsigned char *shared)
+{
+#ifdef SPW_EMULATED
+    uintptr_t at = (uintptr_t)shared;
+#else
+    uintptr_t at = (uintptr_t)__cvta_generic_to_shared(shared);
+#endif
+    return (E *)(void *)(shared + (SWIZZLED_BYTES - at % SWIZZLED_BYTES) % SWIZZLED_BYTES);
+}
+
 /* Where the element of a tile of ROWS rows lies. */
 template <int ROWS>
 SPW_DEVICE int
@@ -110,35 +123,38 @@ descriptor(const void *at, unsigned columns_apart)
     SPW_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "   \
             "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define SPW_WGMMA(n, type) "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {"
-/* Both factors in shared memory, rows by rows. */
-#define SPW_SS(n, type, regs, left, right, on, ...)                                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " on ", 0;\n" SPW_WGMMA(n, type) regs "}, " left ", " right         \
-                                                                                         ", p, 1, 1, 0, 0;\n}\n"       \
+/* Both factors in shared memory. */
+#define SPW_SS(n, type, regs, left, right, on, left_columns, right_columns, ...)                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " on ", 0;\n" SPW_WGMMA(n, type) regs                               \
+                 "}, " left ", " right ", p, 1, 1, " left_columns ", " right_columns ";\n}\n"                          \
                  : __VA_ARGS__                                                                                         \
-                 : "l"(of_a), "l"(of_b), "r"((int)add))
+                 : "l"(of_a), "l"(of_b), "r"((int)add), "n"((int)A_COLUMNS), "n"((int)B_COLUMNS))
 /* The left one in registers, columns of the right one. */
 #define SPW_RS(n, type, regs, left, right, ...)                                                                        \
     asm volatile(SPW_WGMMA(n, type) regs "}, {" left "}, " right ", 1, 1, 1, 1;\n"                                     \
                  : __VA_ARGS__                                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(of_b))
 
-template <class E, int N>
+/* c (+)= A B^T; A_COLUMNS, B_COLUMNS: rows of its tile are the depth. */
+template <bool A_COLUMNS, bool B_COLUMNS, class E, int N>
 SPW_DEVICE void
-multiply_rows(float (&c)[N][4], uint64_t of_a, uint64_t of_b, bool add)
+multiply(float (&c)[N][4], uint64_t of_a, uint64_t of_b, bool add)
 {
     static_assert(N == 4 || N == 8 || N == 16, "32, 64 or 128 columns");
     if constexpr (N == 4 && is_bf16<E>)
-        SPW_SS("32", "bf16", SPW_R16, "%16", "%17", "%18", SPW_C16(0));
+        SPW_SS("32", "bf16", SPW_R16, "%16", "%17", "%18", "%19", "%20", SPW_C16(0));
     else if constexpr (N == 4)
-        SPW_SS("32", "f16", SPW_R16, "%16", "%17", "%18", SPW_C16(0));
+        SPW_SS("32", "f16", SPW_R16, "%16", "%17", "%18", "%19", "%20", SPW_C16(0));
     else if constexpr (N == 8 && is_bf16<E>)
-        SPW_SS("64", "bf16", SPW_R32, "%32", "%33", "%34", SPW_C16(0), SPW_C16(4));
+        SPW_SS("64", "bf16", SPW_R32, "%32", "%33", "%34", "%35", "%36", SPW_C16(0), SPW_C16(4));
     else if constexpr (N == 8)
-        SPW_SS("64", "f16", SPW_R32, "%32", "%33", "%34", SPW_C16(0), SPW_C16(4));
+        SPW_SS("64", "f16", SPW_R32, "%32", "%33", "%34", "%35", "%36", SPW_C16(0), SPW_C16(4));
     else if constexpr (is_bf16<E>)
-        SPW_SS("128", "bf16", SPW_R64, "%64", "%65", "%66", SPW_C16(0), SPW_C16(4), SPW_C16(8), SPW_C16(12));
+        SPW_SS("128", "bf16", SPW_R64, "%64", "%65", "%66", "%67", "%68", SPW_C16(0), SPW_C16(4), SPW_C16(8),
+               SPW_C16(12));
     else
-        SPW_SS("128", "f16", SPW_R64, "%64", "%65", "%66", SPW_C16(0), SPW_C16(4), SPW_C16(8), SPW_C16(12));
+        SPW_SS("128", "f16", SPW_R64, "%64", "%65", "%66", "%67", "%68", SPW_C16(0), SPW_C16(4), SPW_C16(8),
+               SPW_C16(12));
 }
 
 template <class E, int N>
@@ -179,7 +195,7 @@ ask_scores(float (&s)[BN / 8][4], const E *a_tile, int my_rows, const E *b_tile)
     products_begin();
 #pragma unroll
     for (int d = 0; d < DP; d += 16)
-        multiply_rows<E>(
+        multiply<false, false, E>(
             s,
             descriptor(a_tile + d / SWIZZLED_ROW * (A_ROWS * SWIZZLED_ROW) + my_rows * SWIZZLED_ROW + d % SWIZZLED_ROW,
                        1),
@@ -187,6 +203,37 @@ ask_scores(float (&s)[BN / 8][4], const E *a_tile, int my_rows, const E *b_tile)
     products_commit();
 #else
     (void)s, (void)a_tile, (void)my_rows, (void)b_tile;
+#endif
+}
+
+/*
+ * sums += A B, asked for and committed, along a depth of SWIZZLED_ROW: A the warpgroup's 64 rows of A_LINES, from my_line on, B 8 N columns, which
+ * are all of its tile. A tile's rows are a factor's lines, or the depth, for B too: B (N, depth) or with B_COLUMNS (depth, N).
+ */
+template <bool A_COLUMNS, bool B_COLUMNS, int A_LINES, class E, int N>
+SPW_DEVICE void
+ask_products(float (&sums)[N][4], const E *a_tile, int my_line, const E *b_tile)
+{
+#ifdef SPW_EMULATED
+    int lane = (int)threadIdx.x % 32, row = my_line + (int)threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < 4; i++)
+            for (int d = 0; d < SWIZZLED_ROW; d++) {
+                int m = row + i / 2 * 8, col = 8 * n + lane % 4 * 2 + i % 2;
+                sums[n][i] += widen(a_tile[A_COLUMNS ? swizzled<SWIZZLED_ROW>(d, m) : swizzled<A_LINES>(m, d)]) *
+                              widen(b_tile[B_COLUMNS ? swizzled<SWIZZLED_ROW>(d, col) : swizzled<8 * N>(col, d)]);
+            }
+#elif defined __CUDA_ARCH_FEAT_SM90_ALL
+    const unsigned apart = SWIZZLED_ROW * SWIZZLED_ROW * 2 / 16; /* of 64 columns from the next */
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < SWIZZLED_ROW; d += 16)
+        multiply<A_COLUMNS, B_COLUMNS, E>(
+            sums, descriptor(a_tile + my_line * SWIZZLED_ROW + d * (A_COLUMNS ? SWIZZLED_ROW : 1), apart),
+            descriptor(b_tile + d * (B_COLUMNS ? SWIZZLED_ROW : 1), apart), true);
+    products_commit();
+#else
+    (void)sums, (void)a_tile, (void)my_line, (void)b_tile;
 #endif
 }
 
