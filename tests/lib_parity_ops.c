@@ -353,9 +353,9 @@ run_gated(const subject *s, spw_gpu_queue *q, void **p)
 void
 parity_norms(const parity *p)
 {
-    static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},     {3, 200},   {70, 45},
-                                        {70, 264}, {6, 1030}, {4200, 9}, {100, 8192}, {4100, 768}};
-    for (size_t i = 0; i < (p->large ? 11 : 9); i++)
+    static const uint64_t sizes[][2] = {{1, 1},    {1, 8},    {5, 3},    {7, 33},   {3, 200},    {70, 45},
+                                        {70, 264}, {6, 1030}, {4200, 9}, {90, 520}, {100, 8192}, {4100, 768}};
+    for (size_t i = 0; i < (p->large ? 12 : 10); i++)
         for (unsigned f = 0; f < 6; f++) {
             static const uint64_t onto[] = {8, 4, 0}; /* nothing, dx, x */
             uint64_t M = sizes[i][0], C = sizes[i][1];

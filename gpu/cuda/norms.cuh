@@ -27,17 +27,78 @@ row_sum(float v)
         return block_sum(v);
 }
 
-template <class T, bool WARP>
+/* A warp has a row of up to 256 EIGHTS elements in registers: memory is read once, and no thread waits for another's. */
+template <class T, int EIGHTS>
 __global__ void
-norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M, uint64_t C,
-            float eps, bool wide)
+norm_rows_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
+                 uint64_t C, float eps, bool wide)
 {
-    unsigned place, places;
-    uint64_t row = my_row<WARP>(&place, &places);
-    const T *in = x + row * C;
+    const unsigned lane = threadIdx.x % 32;
+    const uint64_t row = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    eight<T> raw[EIGHTS] = {}; /* zeros behind the end */
     float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
     if (row >= M)
         return; /* the whole warp */
+#pragma unroll
+    for (int k = 0; k < EIGHTS; k++) {
+        uint64_t c = (uint64_t)((unsigned)k * 32 + lane) * 8;
+        if (c < C)
+            load_eight(&raw[k], x + row * C + c, C - c, wide);
+    }
+    if (mean != NULL) {
+#pragma unroll
+        for (int k = 0; k < EIGHTS; k++) {
+            widen8(v, raw[k]);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum += v[j];
+        }
+        mu = warp_sum(sum) / (float)C;
+        sum = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < EIGHTS; k++) {
+        uint64_t c = (uint64_t)((unsigned)k * 32 + lane) * 8;
+        widen8(v, raw[k]);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum += c + (unsigned)j < C ? (v[j] - mu) * (v[j] - mu) : 0.0f;
+    }
+    r = 1.0f / sqrtf(warp_sum(sum) / (float)C + eps);
+#pragma unroll
+    for (int k = 0; k < EIGHTS; k++) {
+        uint64_t c = (uint64_t)((unsigned)k * 32 + lane) * 8;
+        eight<T> of_g, of_b = {};
+        if (c >= C)
+            break;
+        load_eight(&of_g, g + c, C - c, wide);
+        if (b != NULL)
+            load_eight(&of_b, b + c, C - c, wide);
+        widen8(v, raw[k]);
+        widen8(gain, of_g);
+        widen8(shift, of_b);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = (v[j] - mu) * r * (offset + gain[j]) + shift[j];
+        store8(y + row * C + c, v, C - c, wide);
+    }
+    if (lane == 0) {
+        if (mean != NULL)
+            mean[row] = mu;
+        rstd[row] = r;
+    }
+}
+
+/* A block has a row. */
+template <class T>
+__global__ void
+norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t C, float eps,
+            bool wide)
+{
+    const unsigned place = threadIdx.x, places = blockDim.x;
+    const uint64_t row = blockIdx.x;
+    const T *in = x + row * C;
+    float sum = 0.0f, mu = 0.0f, r, v[8], gain[8], shift[8];
     if (mean != NULL) {
         for (uint64_t c = place * 8; c < C; c += places * 8) {
             load8(v, in + c, C - c, wide);
@@ -45,7 +106,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
             for (int j = 0; j < 8; j++)
                 sum += v[j];
         }
-        mu = row_sum<WARP>(sum) / (float)C;
+        mu = block_sum(sum) / (float)C;
         sum = 0.0f;
     }
     for (uint64_t c = place * 8; c < C; c += places * 8) {
@@ -54,7 +115,7 @@ norm_kernel(T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, 
         for (int j = 0; j < 8; j++)
             sum += c + (unsigned)j < C ? (v[j] - mu) * (v[j] - mu) : 0.0f;
     }
-    r = 1.0f / sqrtf(row_sum<WARP>(sum) / (float)C + eps);
+    r = 1.0f / sqrtf(block_sum(sum) / (float)C + eps);
     for (uint64_t c = place * 8; c < C; c += places * 8) {
         eight<T> of_x, of_g, of_b = {};
         load_eight(&of_x, in + c, C - c, wide);
@@ -119,6 +180,96 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
         for (int j = 0; j < 8; j++)
             d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu) * r * b) * r;
         store8(dx + at + c, d, C - c, wide);
+    }
+}
+
+enum { ROWS_TOGETHER = 4, WARPS_OF_ROW = 16 };
+
+/*
+ * As above, and in the same pass the sums over rows that g and b get: partial(slices, C) of dy, and scaled(slices, C) of dy (x - mean) rstd, either
+ * NULL: not wanted. A block goes through a slice's rows, some at a time, and a thread has eight columns of all of them.
+ */
+template <class T>
+__global__ void
+__launch_bounds__(WARPS_OF_ROW * 32)
+    norm_backward_sums_kernel(T *dx, float *partial, float *scaled, const T *onto, const T *dy, const T *x, const T *g,
+                              float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C,
+                              uint64_t rows_per_slice, bool wide)
+{
+    __shared__ float parts[2][2 * ROWS_TOGETHER][WARPS_OF_ROW];
+    const unsigned warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const uint64_t c = (uint64_t)threadIdx.x * 8, first = blockIdx.x * rows_per_slice;
+    const uint64_t end = least(M, first + rows_per_slice);
+    float gain[8] = {0}, sum[8] = {0}, sum_scaled[8] = {0};
+    int turn = 0;
+    if (c < C) {
+        eight<T> of_g;
+        load_eight(&of_g, g + c, C - c, wide);
+        widen8(gain, of_g);
+    }
+    for (uint64_t row = first; row < end; row += ROWS_TOGETHER, turn ^= 1) {
+        eight<T> of_x[ROWS_TOGETHER] = {}, of_dy[ROWS_TOGETHER] = {}; /* zeros where nothing is: they add nothing */
+        float mu[ROWS_TOGETHER], r[ROWS_TOGETHER], v[8], d[8], old[8];
+#pragma unroll
+        for (int k = 0; k < ROWS_TOGETHER; k++) {
+            bool there = row + (unsigned)k < end;
+            mu[k] = there && mean != NULL ? mean[row + (unsigned)k] : 0.0f;
+            r[k] = there ? rstd[row + (unsigned)k] : 0.0f;
+            if (there && c < C) {
+                load_eight(&of_x[k], x + (row + (unsigned)k) * C + c, C - c, wide);
+                load_eight(&of_dy[k], dy + (row + (unsigned)k) * C + c, C - c, wide);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS_TOGETHER; k++) {
+            float a = 0.0f, b = 0.0f;
+            widen8(v, of_x[k]);
+            widen8(d, of_dy[k]);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float n = (v[j] - mu[k]) * r[k];
+                a += d[j] * (offset + gain[j]);
+                b += d[j] * (offset + gain[j]) * n;
+                sum[j] += d[j];
+                sum_scaled[j] += d[j] * n;
+            }
+            a = warp_sum(a);
+            b = warp_sum(b);
+            if (threadIdx.x % 32 == 0) {
+                parts[turn][2 * k][warp] = a;
+                parts[turn][2 * k + 1][warp] = b;
+            }
+        }
+        __syncthreads(); /* and what the turn before last left has been read */
+#pragma unroll
+        for (int k = 0; k < ROWS_TOGETHER; k++) {
+            const uint64_t at = (row + (unsigned)k) * C + c;
+            float a = 0.0f, b = 0.0f;
+            eight<T> of_onto = {};
+            for (unsigned w = 0; w < warps; w++) {
+                a += parts[turn][2 * k][w];
+                b += parts[turn][2 * k + 1][w];
+            }
+            a = mean != NULL ? a / (float)C : 0.0f;
+            b = b / (float)C;
+            if (row + (unsigned)k >= end || c >= C)
+                continue;
+            if (onto != NULL)
+                load_eight(&of_onto, onto + at, C - c, wide);
+            widen8(v, of_x[k]);
+            widen8(d, of_dy[k]);
+            widen8(old, of_onto);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu[k]) * r[k] * b) * r[k];
+            store8(dx + at, d, C - c, wide);
+        }
+    }
+    for (unsigned j = 0; j < 8 && c + j < C; j++) {
+        if (partial != NULL)
+            partial[blockIdx.x * C + c + j] = sum[j];
+        if (scaled != NULL)
+            scaled[blockIdx.x * C + c + j] = sum_scaled[j];
     }
 }
 
@@ -234,16 +385,35 @@ column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const 
         put_partial(scaled, sum_scaled, c, C);
 }
 
+/* What slices have of one or two sums, by blockIdx.y, to them: lanes take a slice after another, and are added up in their order. */
+struct slices_of {
+    float *sums;
+    const float *partial;
+};
+struct two_sums {
+    slices_of of[2];
+};
+
 SPW_KERNEL void
-add_slices_kernel(float *sums, const float *partial, uint64_t C, unsigned slices)
+add_slices_kernel(two_sums both, uint64_t C, unsigned slices)
 {
-    uint64_t c = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    __shared__ float lanes[ROW_LANES][COLUMN_LANES];
+    const slices_of mine = both.of[blockIdx.y];
+    const unsigned lane = threadIdx.x / COLUMN_LANES, column = threadIdx.x % COLUMN_LANES;
+    const uint64_t c = (uint64_t)blockIdx.x * COLUMN_LANES + column;
     float sum = 0.0f;
-    if (c >= C)
+    if (c < C) {
+#pragma unroll 4
+        for (unsigned s = lane; s < slices; s += ROW_LANES)
+            sum += mine.partial[s * C + c];
+    }
+    lanes[lane][column] = sum;
+    __syncthreads();
+    if (lane > 0 || c >= C)
         return;
-    for (unsigned s = 0; s < slices; s++)
-        sum += partial[s * C + c];
-    sums[c] += sum;
+    for (int i = 1; i < ROW_LANES; i++)
+        sum += lanes[i][column];
+    mine.sums[c] += sum;
 }
 
 #endif

@@ -246,6 +246,21 @@ column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, cons
            rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x));
 }
 
+/* Either may be NULL. */
+static void
+add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, const float *of_scaled, uint64_t C,
+           uint64_t slices)
+{
+    two_sums both = {};
+    unsigned count = 0;
+    if (sums != NULL)
+        both.of[count++] = slices_of{sums, of_sums};
+    if (scaled != NULL)
+        both.of[count++] = slices_of{scaled, of_scaled};
+    LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES), count), COLUMN_LANES * ROW_LANES, 0, (add_slices_kernel), both, C,
+           (unsigned)slices);
+}
+
 void
 spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, const void *x, const float *mean,
                       const float *rstd, uint64_t M, uint64_t C)
@@ -269,13 +284,38 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
         BY_TYPE(q, column_sums<T, true>(q, of_sums, of_scaled, a, x, mean, rstd, M, C, slices, rows_per_slice));
     else
         BY_TYPE(q, column_sums<T, false>(q, of_sums, NULL, a, NULL, NULL, NULL, M, C, slices, rows_per_slice));
-    if (sums != NULL)
-        LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), sums, of_sums, C, (unsigned)slices);
-    if (scaled != NULL)
-        LAUNCH(q, spw__cuda_blocks(C, 128), 128, 0, (add_slices_kernel), scaled, of_scaled, C, (unsigned)slices);
+    add_slices(q, sums, of_sums, scaled, of_scaled, C, slices);
 }
 
 enum { ROWS_OF_BLOCK = 8 }; /* that have a warp each */
+
+template <class T, int EIGHTS>
+static void
+norm_rows(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
+          uint64_t C, float eps, bool wide)
+{
+    LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_rows_kernel<T, EIGHTS>), y, mean, rstd,
+           x, g, b, offset, M, C, eps, wide);
+}
+
+template <class T>
+static void
+launch_norm(cuda_queue *q, T *y, float *mean, float *rstd, const T *x, const T *g, const T *b, float offset, uint64_t M,
+            uint64_t C, float eps, bool wide)
+{
+    if (C <= 256)
+        norm_rows<T, 1>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+    else if (C <= 512)
+        norm_rows<T, 2>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+    else if (C <= 1024)
+        norm_rows<T, 4>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+    else if (C <= 2048)
+        norm_rows<T, 8>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+    else if (C <= 4096 && sizeof(T) == 2)
+        norm_rows<T, sizeof(T) == 2 ? 16 : 8>(q, y, mean, rstd, x, g, b, offset, M, C, eps, wide);
+    else
+        LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T>), y, mean, rstd, x, g, b, offset, C, eps, wide);
+}
 
 static void
 norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b, float offset,
@@ -285,12 +325,8 @@ norm(spw_gpu_queue *queue, act *y, float *mean, float *rstd, const act *x, const
     bool wide = C % 8 == 0 && spw__cuda_aligned(y, x, g, b);
     if (M == 0)
         return;
-    if (row_threads(C) == 32)
-        BY_TYPE(q, LAUNCH(q, spw__cuda_blocks(M, ROWS_OF_BLOCK), 32 * ROWS_OF_BLOCK, 0, (norm_kernel<T, true>), (T *)y,
-                          mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C, eps, wide));
-    else
-        BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (norm_kernel<T, false>), (T *)y, mean, rstd, (const T *)x,
-                          (const T *)g, (const T *)b, offset, M, C, eps, wide));
+    BY_TYPE(q,
+            launch_norm<T>(q, (T *)y, mean, rstd, (const T *)x, (const T *)g, (const T *)b, offset, M, C, eps, wide));
 }
 
 void
@@ -307,6 +343,25 @@ spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const
     norm(queue, y, NULL, rstd, x, g, NULL, offset, M, C, eps);
 }
 
+/* Rows of fewer elements than the one leave a block too few threads; slices, of which each is a block, are enough for any GPU. */
+enum { SUMS_LEAST = 512, SUMS_SLICES = 512 };
+
+template <class T>
+static void
+norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, const T *dy, const T *x, const T *g,
+                   float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C, bool wide)
+{
+    uint64_t rows_per_slice = spw_round_up((M + SUMS_SLICES - 1) / SUMS_SLICES, 2 * ROWS_TOGETHER);
+    uint64_t slices = (M + rows_per_slice - 1) / rows_per_slice;
+    float *partial = (float *)spw__cuda_scratch(q, 2 * slices * C * sizeof *partial);
+    float *of_db = db != NULL ? partial : NULL, *of_dg = dg != NULL ? partial + slices * C : NULL;
+    if (partial == NULL)
+        return;
+    LAUNCH(q, (unsigned)slices, row_threads(C), 0, (norm_backward_sums_kernel<T>), dx, of_db, of_dg, onto, dy, x, g,
+           offset, mean, rstd, M, C, rows_per_slice, wide);
+    add_slices(q, db, of_db, dg, of_dg, C, slices);
+}
+
 /* The parameters' gradients first: dx may be dy. */
 static void
 norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *db, const act *dy, const act *x,
@@ -316,6 +371,11 @@ norm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float *dg, float *
     bool wide = C % 8 == 0 && spw__cuda_aligned(dx, dy, x, g) && spw__cuda_aligned(onto);
     if (M == 0)
         return;
+    if (dx != NULL && (dg != NULL || db != NULL) && C >= SUMS_LEAST && C <= WARPS_OF_ROW * 256) {
+        BY_TYPE(q, norm_backward_sums<T>(q, (T *)dx, (const T *)onto, dg, db, (const T *)dy, (const T *)x, (const T *)g,
+                                         offset, mean, rstd, M, C, wide));
+        return;
+    }
     spw__cuda_column_sums(q, db, dg, dy, x, mean, rstd, M, C);
     if (dx == NULL)
         return;
@@ -454,6 +514,5 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
             q->gpu, cudaMemcpyAsync(dw + v.whole * C, v.dw, v.rest * C * sizeof *dw, cudaMemcpyDefault, q->stream),
             "copy");
     else
-        LAUNCH(q, spw__cuda_blocks(v.rest * C, 128), 128, 0, (add_slices_kernel), dw + v.whole * C, v.dw, v.rest * C,
-               1u);
+        add_slices(q, dw + v.whole * C, v.dw, NULL, NULL, v.rest * C, 1);
 }
