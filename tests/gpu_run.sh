@@ -4,9 +4,9 @@
 #   links      NCCL between GPUs, with one rank where there is one GPU
 #   runs       losses on cpu and cuda, and the same bits in every placement
 #   rates      bench gemm, attention, copy, and of the processor adam (half a minute)
-#   speed, offload         benchmarks of whole runs; train.sh beside this file says what they are (1 and 4 minutes)
+#   speed, profile, offload    benchmarks of whole runs; train.sh beside this file says what they are (1, half and 4 minutes)
 #   memcheck, racecheck    compute-sanitizer on small operations
-#   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed offload, all = test bench racecheck
+#   test = ops links runs memcheck side by side (2 minutes), sanitize = memcheck racecheck, bench = rates speed profile offload, all = test bench racecheck
 # The end of what each says is shown; with $OUT set all of it is in $OUT/kit.log at the end, for which --within leaves time. Exits 77 where there is no
 # GPU, with the line that says why.
 here=$(cd "$(dirname "$0")" && pwd)
@@ -126,11 +126,11 @@ do_step() {
     ops | links) "$1" ;;
     rates) measured rates ;;
     runs) beside "whole_runs places" "whole_runs curves" ;;
-    speed | offload) measured whole_runs "$1" ;;
+    speed | profile | offload) measured whole_runs "$1" ;;
     memcheck | racecheck) check_with "$1" ;;
     test) beside ops links "do_step runs" "check_with memcheck" ;;
     sanitize) for part in memcheck racecheck; do do_step $part; done ;;
-    bench) for part in rates speed offload; do do_step $part; done ;;
+    bench) for part in rates speed profile offload; do do_step $part; done ;;
     all) for part in test bench racecheck; do do_step $part; done ;;
     *) echo "no step $1"; failed=1 ;;
     esac

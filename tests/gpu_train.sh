@@ -6,6 +6,7 @@
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
 #            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with what finds room on the card
+#   profile  where a step's time goes, by kernel (Nsight Compute's ncu): four layers of GPT-2 1.5B's and of 124M's
 # Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
 set -u
@@ -103,11 +104,29 @@ speed() {
     model llama-1.1B 2048 22 32 2048 8 2 && run llama-1.1B llama-1.1B 10 && show llama-1.1B
     model llama-1.1B-64k 2048 22 16 65536 1 1 && run llama-1.1B-64k llama-1.1B-64k 5 && show llama-1.1B-64k
 }
+profile() {
+    ncu=$(command -v ncu || ls /usr/local/cuda/bin/ncu 2>/dev/null)
+    [ -n "$ncu" ] || { echo "no ncu here"; return; }
+    while read -r name shape; do # shellcheck disable=SC2086
+        model "$name" $shape
+        "$ncu" --clock-control none --cache-control none --metrics gpu__time_duration.sum --csv --launch-skip 400 --launch-count 600 \
+            "$spw" train "$dir/$name.json" --set spillway.steps=6 >"$dir/ncu.csv" 2>&1
+        grep '^"[0-9]' "$dir/ncu.csv" | awk -F'","' -v name="$name" '{ t = $15; gsub(/[",]/, "", t); k = substr($5, 1, 60)
+            if ($14 == "us") t *= 1000
+            n[k]++; sum[k] += t; all += t; rows++ }
+            END { printf "%s: %d launches, %.1f ms\n", name, rows, all * 1e-6
+                  for (k in n) printf "%5.1f%% %5d times %9.1f us  %s\n", 100 * sum[k] / all, n[k], sum[k] / n[k] * 1e-3, k | "sort -rn | head -n 24"
+                  close("sort -rn | head -n 24"); exit rows == 0 }' || { tail -n 3 "$dir/ncu.csv"; fail "$name: nothing was measured"; }
+    done <<SHAPES
+profile-1.5B 1600 4 25 1024 16 1
+profile-124M 768 4 12 1024 32 1
+SHAPES
+}
 offload() {
-    model gpt2-1.5B 1600 48 25 1024 16 2
+    model gpt2-1.5B 1600 48 25 1024 16 4
     for turn in 1 2; do
-        run gpt2-1.5B "1.5B on the device, $turn" 8 && show "1.5B on the device, $turn"
-        run gpt2-1.5B "1.5B, records in host memory, $turn" 8 --set zero_optimization="$records" && show "1.5B, records in host memory, $turn"
+        run gpt2-1.5B "1.5B on the device, $turn" 6 && show "1.5B on the device, $turn"
+        run gpt2-1.5B "1.5B, records in host memory, $turn" 6 --set zero_optimization="$records" && show "1.5B, records in host memory, $turn"
     done
     for turn in 1 2; do late "1.5B, records in host memory, $turn" step_s; late "1.5B on the device, $turn" step_s; done |
         awk 'NR % 2 { with = $1 } NR % 2 == 0 { printf "offloaded over on the device, turn %d: %.3f\n", NR / 2, with / $1 }'
@@ -118,7 +137,7 @@ offload() {
 for phase in "$@"; do
     echo "== $phase"
     case $phase in
-    curves | places | speed | offload) $phase ;;
+    curves | places | speed | profile | offload) $phase ;;
     *) fail "no phase $phase" ;;
     esac
 done

@@ -38,6 +38,19 @@ kit places
 check "other losses are a failure" [ $? -eq 1 ]
 check "and named" is 4 '^FAILED: (state (nvme|mixed|gradients)|in tiles): other losses'
 
+# A profile, of what a measuring program says.
+mkdir "$dir/path"
+cat >"$dir/path/ncu" <<'SH'
+#!/bin/sh
+echo "==PROF== connected"
+echo '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+for t in 1,000 2,000 3,000; do echo '"0","5","spillway","h","void norm<a, 0>(T1 *, b)","1","15","(256, 1, 1)","(1, 1, 1)","0","9.0","x","gpu__time_duration.sum","ns","'$t'"'; done
+echo '"0","5","spillway","h","gemm","1","15","(256, 1, 1)","(1, 1, 1)","0","9.0","x","gpu__time_duration.sum","us","18.0"'
+SH
+chmod +x "$dir/path/ncu"
+PATH=$dir/path:$PATH kit profile
+check "a profile adds up each kernel's launches" [ $? -eq 0 ] && is 2 '^ 25\.0% +3 times +2\.0 us  void norm<a, 0>' && is 2 ': 4 launches, 0\.0 ms$'
+
 # What the kit brings along is what a machine may lack, not what its own libraries are linked with.
 mkdir -p "$dir/build/tests"
 cp "$build/spillway" "$dir/build/spillway"
