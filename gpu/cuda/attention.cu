@@ -63,12 +63,13 @@ launch_forward(cuda_queue *q, const attention_args<float> &args, uint64_t B)
         forward_f32<false>(q, args, B);
 }
 
-/* Whether Hopper's products are faster: heads of up to 32 elements would be half zeros, and those beyond 128 do not fit. */
+/* Whether Hopper's products are faster: not where most of a tile would be zeros. */
 template <class E>
 static bool
 by_hopper(cuda_queue *q, const attention_args<E> &args)
 {
-    return q->gpu->hopper && args.wide && args.cap <= 0 && args.D > 32 && args.D <= 128 && args.Dv <= 128;
+    bool mostly_zeros = args.D <= 32 || (args.D > 128 && args.D <= 192 && args.Dv <= 128);
+    return q->gpu->hopper && args.wide && args.cap <= 0 && !mostly_zeros;
 }
 
 template <class E>

@@ -1,6 +1,5 @@
 /*
- * Causal attention of attention_forward.cuh and attention_backward.cuh with a Hopper's products (wgmma.cuh), for heads of up to 64 and of
- * 128 elements without a cap: the same tiles, the same order of sums, other instructions. WG warpgroups own 64 rows each of a block; tiles of
+ * Causal attention of attention_forward.cuh and attention_backward.cuh with a Hopper's products (wgmma.cuh), for heads without a cap: the same tiles, the same order of sums, other instructions. WG warpgroups own 64 rows each of a block; tiles of
  * the other side come two at a time, one computed and one on its way, with one barrier each.
  */
 #ifndef SPW_CUDA_ATTENTION_HOPPER_CUH
@@ -142,8 +141,9 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
                            my_row, rows, g.D, true, g.scale);
 }
 
-/* Rows are keys. What a query's row has besides, its lse and delta, lies behind the tiles. */
-template <class E, int DP, int WG, int BN, int BLOCKS>
+/* Rows are keys. What a query's row has besides, its lse and delta, lies behind the tiles. DK and DV say what is made: both at once where registers
+ * suffice. */
+template <class E, int DP, int WG, int BN, int BLOCKS, bool DK, bool DV>
 __global__ void
 __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_args<E> g)
 {
@@ -158,12 +158,13 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
     uint64_t first = k0 / BN * BN, end = g.window > 0 ? least(g.T, k0 + (uint64_t)rows - 1 + g.window) : g.T;
     uint64_t k_at = ((uint64_t)b * g.T + k0) * g.kv_stride + (uint64_t)hk * (uint64_t)g.D;
     uint64_t v_at = ((uint64_t)b * g.T + k0) * g.v_stride + (uint64_t)hk * g.v_head;
-    float dk[1][DP / 8][4] = {}, dv[1][DP / 8][4] = {}, scale2 = g.scale * SPW_LOG2E;
+    float dk[1][DK ? DP / 8 : 1][4] = {}, dv[1][DV ? DP / 8 : 1][4] = {}, scale2 = g.scale * SPW_LOG2E;
     static_assert(2 * BN <= WARPGROUP, "a thread for each lse and delta");
     if (g.ends != NULL)
         end = least(end, (uint64_t)g.ends[(uint64_t)b * g.T + k0 + (uint64_t)rows - 1]);
     load_swizzled<BM, DP, THREADS>(k_tile, g.key + k_at, g.kv_stride, rows, g.D);
-    load_swizzled<BM, DP, THREADS>(v_tile, g.value + v_at, g.v_stride, rows, g.Dv);
+    if (DK)
+        load_swizzled<BM, DP, THREADS>(v_tile, g.value + v_at, g.v_stride, rows, g.Dv);
     for (int h = hk * g.group; h < (hk + 1) * g.group; h++) {
         const E *q = g.q + (uint64_t)b * g.T * g.q_stride + (uint64_t)h * (uint64_t)g.D;
         const E *dout = g.dout + (uint64_t)b * g.T * out_stride + (uint64_t)h * (uint64_t)g.Dv;
@@ -195,13 +196,15 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
             products_may_read();
             __syncthreads();
             ask_scores<DP, BM, BN>(s[0], k_tile, warp / 4 * 64, q_tile);
-            ask_scores<DP, BM, BN>(dp[0], v_tile, warp / 4 * 64, do_tile);
+            if constexpr (DK)
+                ask_scores<DP, BM, BN>(dp[0], v_tile, warp / 4 * 64, do_tile);
             load(tiles + 2 * BN * DP - now, q0 + BN); /* the other tiles are read: all have come to this round */
             copy_commit();
             next_value = row_value(q0 + BN);
             products_wait<0>();
             products_end(s[0]);
-            products_end(dp[0]);
+            if constexpr (DK)
+                products_end(dp[0]);
             if (q0 < k0 + BM || (g.window > 0 && q0 + BN > k0 + g.window)) /* this tile has unread scores */
                 hide_unread<true, 1, BN>(s, my_row, (int64_t)(q0 - k0), g.window);
             if (g.ends != NULL)
@@ -212,17 +215,22 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
                 for (int i = 0; i < 4; i++) {
                     int col = 8 * n + lane % 4 * 2 + i % 2;
                     s[0][n][i] = power_of_2(s[0][n][i] * scale2 - lse2[col]);
-                    dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - delta[col]);
+                    if constexpr (DK)
+                        dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - delta[col]);
                 }
-            ask_weighted<DP, BN>(dv[0], s[0], do_tile);
-            ask_weighted<DP, BN>(dk[0], dp[0], q_tile);
+            if constexpr (DV)
+                ask_weighted<DP, BN>(dv[0], s[0], do_tile);
+            if constexpr (DK)
+                ask_weighted<DP, BN>(dk[0], dp[0], q_tile);
             products_wait<0>();
             products_end(dv[0]);
             products_end(dk[0]);
         }
     }
-    store_gradients<1, DP>(g.dk + k_at, g.kv_stride, dk, my_row, rows, g.D, true, g.scale);
-    store_gradients<1, DP>(g.dv + v_at, g.v_stride, dv, my_row, rows, g.Dv, true, 1.0f);
+    if constexpr (DK)
+        store_gradients<1, DP>(g.dk + k_at, g.kv_stride, dk, my_row, rows, g.D, true, g.scale);
+    if constexpr (DV)
+        store_gradients<1, DP>(g.dv + v_at, g.v_stride, dv, my_row, rows, g.Dv, true, 1.0f);
 }
 
 #endif

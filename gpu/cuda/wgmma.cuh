@@ -4,7 +4,7 @@
  * in between is the same. Each function has its C twin for the emulation, where a product is done when it is asked for. Source: PTX manual,
  * asynchronous warpgroup level matrix instructions.
  *
- * Tiles: rows of 64 elements, 128 bytes, one behind the other; a tile of 128 columns is two of them. The 16 bytes at column 8 c of row r lie
+ * Tiles: rows of 64 elements, 128 bytes, one behind the other; a tile of more columns is two or four of them. The 16 bytes at column 8 c of row r lie
  * at place c ^ r % 8 of the row, in which order the hardware reads without conflicts of banks. Tiles begin at multiples of 1024 bytes.
  */
 #ifndef SPW_CUDA_WGMMA_CUH
@@ -36,7 +36,7 @@ swizzled(int row, int col)
            ((col % SWIZZLED_ROW / 8) ^ (row % 8)) * 8 + col % 8;
 }
 
-/* As load_tile() of mma.cuh with wide: COLS is 64 or 128, and D a multiple of 8. */
+/* As load_tile() of mma.cuh with wide: COLS is 64, 128 or 256, and D a multiple of 8. */
 template <int ROWS, int COLS, int THREADS, class E>
 SPW_DEVICE void
 load_swizzled(E *tile, const E *src, uint64_t stride, int64_t valid, int D)
@@ -268,10 +268,15 @@ ask_weighted(float (&sums)[DP / 8][4], const float (&s)[BN / 8][4], const E *b_t
         }
     }
 #elif defined __CUDA_ARCH_FEAT_SM90_ALL
+    const int once = DP < 128 ? DP : 128;              /* columns of one product */
+    const unsigned apart = BN * SWIZZLED_ROW * 2 / 16; /* of 64 columns from the next */
     products_begin();
 #pragma unroll
-    for (int n = 0; n < BN; n += 16)
-        multiply_columns<E>(sums, a[n / 16], descriptor(b_tile + n * SWIZZLED_ROW, BN * SWIZZLED_ROW * 2 / 16));
+    for (int d = 0; d < DP; d += once)
+#pragma unroll
+        for (int n = 0; n < BN; n += 16)
+            multiply_columns<E>(*(float(*)[once / 8][4]) & sums[d / 8], a[n / 16],
+                                descriptor(b_tile + d * BN + n * SWIZZLED_ROW, apart));
     products_commit();
 #else
     (void)sums, (void)a, (void)b_tile;

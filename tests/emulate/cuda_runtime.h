@@ -322,6 +322,11 @@ emulate_capability() /* SPW_EMULATE_CAPABILITY=80: compute capability 8.0 */
     const char *given = getenv("SPW_EMULATE_CAPABILITY");
     return given != NULL ? atoi(given) : 89;
 }
+inline size_t
+emulate_shared_bytes() /* of a block */
+{
+    return (emulate_capability() / 10 == 9 ? 227 : 99) << 10;
+}
 inline cudaError_t
 cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
 {
@@ -332,7 +337,7 @@ cudaGetDeviceProperties(cudaDeviceProp *p, int idx)
     p->minor = emulate_capability() % 10;
     p->multiProcessorCount = 1;
     p->totalGlobalMem = (size_t)16 << 30;
-    p->sharedMemPerBlockOptin = 99 << 10;
+    p->sharedMemPerBlockOptin = emulate_shared_bytes();
     return cudaSuccess;
 }
 enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMemoryPoolsSupported = 115 };

@@ -273,8 +273,8 @@ run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>
         stop("a block has 32 to 1024 threads, whole warps");
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
         stop("a grid has at least one block, and at most 65535 in y and z");
-    if (shared_bytes > (99 << 10))
-        stop("more shared memory than every GPU has");
+    if (shared_bytes > emulate_shared_bytes())
+        stop("more shared memory than every GPU of this capability has");
     while (m.fibers.size() < threads) {
         fiber f = {};
         f.stack = (unsigned char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
