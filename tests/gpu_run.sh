@@ -65,7 +65,10 @@ beside() {
         cat "$logs/.beside-$1-$n"
     done
 }
+# A Hopper's own products everywhere, also where they are not the default yet.
 ops_in() { # type
+    SPW_CUDA_HOPPER=all
+    export SPW_CUDA_HOPPER
     step "ops-$1" 200 "$here/bin/test_cuda" --type "$1" && return
     for test in $("$here/bin/test_cuda" --list); do
         step "ops-$1-$test" 60 "$here/bin/test_cuda" --type "$1" --only "$test"
@@ -105,14 +108,15 @@ measured() {
     esac
 }
 # Products first where each must be cuBLASLt's own (one for which it has no way is named, and then they are measured as they come), and
-# once more without its GELUs.
+# once more without its GELUs, and experts by a Hopper's own products.
 rates() {
     step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda --seconds 0.2 ||
         step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
-    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
+    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain SPW_CUDA_HOPPER=all "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
     for kind in attention copy; do
         step "bench-$kind" 150 "$here/bin/spillway" bench $kind --device cuda --seconds 0.2
     done
+    step bench-attention-all 150 env SPW_CUDA_HOPPER=all "$here/bin/spillway" bench attention --device cuda --seconds 0.2
     step bench-adam 60 "$here/bin/spillway" bench adam
 }
 whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$1"; }

@@ -88,7 +88,7 @@ check "all that was said is in one file" [ "$(echo "$dir/logs/"*) $(grep -cE '^(
 check "other types went on" grep -qx 'passes: --type fp16' "$dir/logs/kit.log"
 check "links without NCCL are skipped by name" is 1 '^== links: skipped$'
 check "what measures is measured" steps rates runs speed
-check "five rates and three kinds of runs" [ "$(grep -cE '^(measured bench|whole runs: )' "$dir/logs/kit.log")" -eq 8 ]
+check "six rates and three kinds of runs" [ "$(grep -cE '^(measured bench|whole runs: )' "$dir/logs/kit.log")" -eq 9 ]
 steps --within 0 speed
 check "what there is no time for is a failure" [ $? -eq 1 ] && is 1 '^== speed: no time is left$'
 steps test

@@ -24,6 +24,7 @@ typedef struct cuda_gpu {
     int device_idx;
     bool pools;             /* allocates in the order of a stream */
     bool hopper;            /* has the products of wgmma.cuh */
+    bool hopper_all;        /* and takes them where they have not run on one yet */
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
     /* Under lock. */

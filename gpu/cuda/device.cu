@@ -165,6 +165,19 @@ describe_link(int device_idx, char *out, size_t bytes)
         snprintf(out, bytes, "at %s, whose PCIe link the system does not describe", bus_id);
 }
 
+/*
+ * SPW_CUDA_HOPPER: 0 leaves a Hopper's own products out, for measurements; "all" takes them also where they have run in emulation
+ * only, which is no proof of what the hardware makes of a descriptor.
+ */
+static void
+use_hopper(cuda_gpu *gpu, const cudaDeviceProp *prop)
+{
+    const char *wanted = getenv("SPW_CUDA_HOPPER");
+    gpu->hopper =
+        spw__cuda_hopper_built && prop->major == 9 && prop->minor == 0 && (wanted == NULL || strcmp(wanted, "0") != 0);
+    gpu->hopper_all = gpu->hopper && wanted != NULL && strcmp(wanted, "all") == 0;
+}
+
 static spw_status
 cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw_error *err)
 {
@@ -213,7 +226,7 @@ cuda_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, sp
              prop.multiProcessorCount, (unsigned long long)(total >> 20), prop.major, prop.minor,
              spw_dtype_name(gpu->info.compute_dtype), gpu->blas != NULL ? "cuBLASLt" : why);
     gpu->info.peak_flops = peak_flops(gpu->device_idx, &prop, compute);
-    gpu->hopper = spw__cuda_hopper_built && prop.major == 9 && prop.minor == 0;
+    use_hopper(gpu, &prop);
     gpu->info.fp8 = prop.major * 10 + prop.minor >= 89 && compute != SPW_F16;
     gpu->info.link = gpu->link;
     describe_link(gpu->device_idx, gpu->link, sizeof gpu->link);
