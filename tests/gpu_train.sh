@@ -5,7 +5,7 @@
 #            in tiles of tokens (spillway.tile_tokens) on the device and on nvme
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
-#            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with half of the records on the card
+#            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with gradients that cross the link as bf16, and with half of the records on the card
 #   profile  where a step's time goes, by kernel (Nsight Compute's ncu): four layers of GPT-2 1.5B's and of 124M's
 # Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
@@ -132,6 +132,7 @@ offload() {
         awk 'NR % 2 { with = $1 } NR % 2 == 0 { printf "offloaded over on the device, turn %d: %.3f\n", NR / 2, with / $1 }'
     model llama-7B 4096 36 32 2048 4 4
     run llama-7B 7B 5 --set zero_optimization="$host" && show 7B
+    run llama-7B "7B, gradients as bf16" 5 --set zero_optimization="$host" --set spillway.grad_dtype=bf16 && show "7B, gradients as bf16"
     run llama-7B "7B, half on the device" 5 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 && show "7B, half on the device"
 }
 for phase in "$@"; do
