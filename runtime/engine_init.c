@@ -3,30 +3,22 @@
  * wherever chunks lie.
  */
 #include "engine_internal.h"
-#include <math.h>
+#include "normal.h"
 
 typedef struct init_job {
     spw_engine *e;
     uint64_t seed;
 } init_job;
 
-/* Box-Muller on counter-based bits. */
 void
 spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n)
 {
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t element = at + i;
-        uint32_t r[4];
-        double radius, angle;
-        if (p->init != SPW_INIT_NORMAL) {
-            out[i] = p->init == SPW_INIT_ONES ? 1.0f : 0.0f;
-            continue;
-        }
-        spw_philox(seed, param_id, element, r);
-        radius = sqrt(-2.0 * log(((double)r[0] + 1.0) / 4294967296.0));
-        angle = 6.283185307179586 * ((double)r[1] / 4294967296.0);
-        out[i] = (float)(radius * cos(angle) * (double)p->init_std);
+    if (p->init == SPW_INIT_NORMAL) {
+        spw__normal_draw(out, seed, param_id, at, n, p->init_std);
+        return;
     }
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = p->init == SPW_INIT_ONES ? 1.0f : 0.0f;
 }
 
 static spw_status
