@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -193,6 +194,30 @@ test_regions(void **state)
     spw_region_unmap(&r);
 }
 
+/* Every page of a region that threads share is there at once, to its odd end; without memory for threads too. */
+static void
+test_large_region(void **state)
+{
+    const uint64_t bytes = (1ull << 30) + (1 << 26) + 3 * 4096;
+    unsigned char *resident = malloc(bytes / 4096);
+    (void)state;
+    assert_non_null(resident);
+    for (unsigned fail = 0; fail < 2; fail++) {
+        spw_region r;
+        uint64_t count = 0;
+        spw_test_fail_alloc(fail > 0 ? 2 : 0); /* the first is the region's */
+        assert_int_equal(spw_region_map(&r, bytes, 0, NULL), SPW_OK);
+        assert_true(spw_test_fault_fired() == (fail > 0));
+        spw_test_fail_alloc(0);
+        assert_int_equal(mincore(r.base, r.bytes, resident), 0);
+        for (uint64_t i = 0; i < r.bytes / 4096; i++)
+            count += resident[i] & 1;
+        assert_int_equal(count, bytes / 4096);
+        spw_region_unmap(&r);
+    }
+    free(resident);
+}
+
 /* The kernel's own view of a thread (sched_getattr(2)): slice in ns and nice value. */
 static uint64_t
 slice_of_this_thread(int *nice_value)
@@ -312,10 +337,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_halves),  cmocka_unit_test(test_convert), cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_bytes),   cmocka_unit_test(test_errors),  cmocka_unit_test(test_pool),
-        cmocka_unit_test(test_regions), cmocka_unit_test(test_prompt),  cmocka_unit_test(test_run_delay),
-        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_halves),    cmocka_unit_test(test_convert),      cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_errors),       cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_regions),   cmocka_unit_test(test_large_region), cmocka_unit_test(test_prompt),
+        cmocka_unit_test(test_run_delay), cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -5,7 +5,6 @@
 #include "spw_base.h"
 #include <errno.h>
 #include <numaif.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,11 +180,10 @@ static void
 touch(void *base, uint64_t bytes, uint64_t page)
 {
     touch_job job = {base, bytes, page};
-    spw_pool *pool = NULL; /* NULL: this thread alone */
-    cpu_set_t set;
-    if (bytes >= TOUCH_TOGETHER && sched_getaffinity(0, sizeof set, &set) == 0) {
-        int cpus = CPU_COUNT(&set);
-        (void)spw_pool_create(&pool, cpus < TOUCH_THREADS ? (uint32_t)cpus : TOUCH_THREADS, "spw-touch", NULL);
+    spw_pool *pool = NULL; /* NULL, also where none can be made: this thread alone */
+    if (bytes >= TOUCH_TOGETHER) {
+        uint32_t cpus = spw_cpu_allowed_count();
+        (void)spw_pool_create(&pool, cpus < TOUCH_THREADS ? cpus : TOUCH_THREADS, "spw-touch", NULL);
     }
     spw_pool_run(pool, (uint32_t)((bytes + TOUCH_BYTES - 1) / TOUCH_BYTES), touch_part, &job);
     spw_pool_destroy(pool);
