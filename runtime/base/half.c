@@ -2,6 +2,7 @@
  * Half floats, checksums and counter-based random numbers: small pure functions on bits. Conversions of bf16 and fp32
  * are plain loops that the compiler vectorises.
  */
+#include "philox.h"
 #include "spw_base.h"
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h> /* the same sums with the widest vectors of this processor */
@@ -122,20 +123,5 @@ spw_checksum_close(spw_checksum_stream *stream)
 void
 spw_philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4])
 {
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    uint32_t c0 = (uint32_t)counter_lo, c1 = (uint32_t)(counter_lo >> 32);
-    uint32_t c2 = (uint32_t)counter_hi, c3 = (uint32_t)(counter_hi >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    spw__philox(key, counter_hi, counter_lo, out);
 }

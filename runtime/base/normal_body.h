@@ -4,31 +4,22 @@
  * as far as fp64 shows a term: within two units of the last place.
  */
 #include "normal.h"
+#include "philox.h"
 #include <math.h>
 #include <string.h>
 
 enum { LANES = 64 };
 
-/* The first two of four words of Philox 4x32-10, as spw_philox(). */
+/* The first two of four words each. */
 static void
 draw_words(uint32_t *restrict first_word, uint32_t *restrict second_word, uint64_t seed, uint64_t stream,
            uint64_t first)
 {
     for (int i = 0; i < LANES; i++) {
-        uint64_t element = first + (uint64_t)i;
-        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = (uint32_t)element,
-                 c1 = (uint32_t)(element >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
-        for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-            c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-            c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-            c1 = (uint32_t)p1;
-            c3 = (uint32_t)p0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        first_word[i] = c0;
-        second_word[i] = c1;
+        uint32_t r[4];
+        spw__philox(seed, stream, first + (uint64_t)i, r);
+        first_word[i] = r[0];
+        second_word[i] = r[1];
     }
 }
 
