@@ -1,6 +1,7 @@
 /*
- * Causal attention of attention_forward.cuh and attention_backward.cuh with a Hopper's products (wgmma.cuh), for heads without a cap: the same tiles, the same order of sums, other instructions. WG warpgroups own 64 rows each of a block; tiles of
- * the other side come two at a time, one computed and one on its way, with one barrier each.
+ * Causal attention of attention_forward.cuh and attention_backward.cuh with a Hopper's products (wgmma.cuh), for heads without a cap: the
+ * same tiles, the same order of sums, other instructions. WG warpgroups own 64 rows each of a block; tiles of the other side come two at
+ * a time, one computed and one on its way, with one barrier each.
  */
 #ifndef SPW_CUDA_ATTENTION_HOPPER_CUH
 #define SPW_CUDA_ATTENTION_HOPPER_CUH
@@ -23,6 +24,16 @@ hopper_row_bytes() /* behind them, where rows are keys */
     return (size_t)4 * BN * sizeof(float);
 }
 
+/* BN rows from row `at` on of a tensor of D columns and, behind them, of another of Dv; zeros from row `end` on. */
+template <int DP, int BN, int THREADS, class E>
+SPW_DEVICE void
+load_both(E *tile, const E *a, uint64_t a_stride, int D, const E *b, uint64_t b_stride, int Dv, uint64_t at,
+          uint64_t end)
+{
+    load_swizzled<BN, DP, THREADS>(tile, a + at * a_stride, a_stride, (int64_t)(end - at), D);
+    load_swizzled<BN, DP, THREADS>(tile + BN * DP, b + at * b_stride, b_stride, (int64_t)(end - at), Dv);
+}
+
 template <class E, int DP, int WG, int BN, int BLOCKS>
 __global__ void
 __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attention_args<E> g)
@@ -41,11 +52,8 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_forward_hopper_kernel(attenti
     float o[1][DP / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, scale2 = g.scale * SPW_LOG2E;
     int now = 0;
     auto load = [&](E *tile, uint64_t at) {
-        if (at < keys) {
-            load_swizzled<BN, DP, THREADS>(tile, key + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D);
-            load_swizzled<BN, DP, THREADS>(tile + BN * DP, value + at * g.v_stride, g.v_stride, (int64_t)(keys - at),
-                                           g.Dv);
-        }
+        if (at < keys)
+            load_both<DP, BN, THREADS>(tile, key, g.kv_stride, g.D, value, g.v_stride, g.Dv, at, keys);
     };
     if (g.begins != NULL)
         k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
@@ -92,11 +100,8 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dq_hopper_kernel(attention_ar
     float dq[1][DP / 8][4] = {}, lse2[2], delta[2], scale2 = g.scale * SPW_LOG2E;
     int now = 0;
     auto load = [&](E *tile, uint64_t at) {
-        if (at < keys) {
-            load_swizzled<BN, DP, THREADS>(tile, key + at * g.kv_stride, g.kv_stride, (int64_t)(keys - at), g.D);
-            load_swizzled<BN, DP, THREADS>(tile + BN * DP, value + at * g.v_stride, g.v_stride, (int64_t)(keys - at),
-                                           g.Dv);
-        }
+        if (at < keys)
+            load_both<DP, BN, THREADS>(tile, key, g.kv_stride, g.D, value, g.v_stride, g.Dv, at, keys);
     };
     if (g.begins != NULL)
         k0 = most(k0, (uint64_t)g.begins[(uint64_t)b * g.T + q0] / BN * BN);
@@ -172,11 +177,8 @@ __launch_bounds__(WG *WARPGROUP, BLOCKS) attention_dkv_hopper_kernel(attention_a
         const float *mine = (threadIdx.x < BN ? g.lse : g.delta) + stats;
         int query = (int)threadIdx.x % BN;
         auto load = [&](E *tile, uint64_t at) {
-            if (at < end) {
-                load_swizzled<BN, DP, THREADS>(tile, q + at * g.q_stride, g.q_stride, (int64_t)(g.T - at), g.D);
-                load_swizzled<BN, DP, THREADS>(tile + BN * DP, dout + at * out_stride, out_stride, (int64_t)(g.T - at),
-                                               g.Dv);
-            }
+            if (at < end)
+                load_both<DP, BN, THREADS>(tile, q, g.q_stride, g.D, dout, out_stride, g.Dv, at, g.T);
         };
         auto row_value = [&](uint64_t at) {
             uint64_t row = at + (uint64_t)query;

@@ -483,6 +483,8 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
     vocabulary v;
     if (M == 0 || !split_vocabulary(q, &v, w, V, C))
         return;
+    SPW_ASSERT(v.rest == 0 ||
+               v.whole + COLUMNS_TOGETHER <= stride); /* the zeros behind have their place in a row of logits */
     for (uint64_t first = 0; first < M; first += rows_per_chunk) {
         uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
         const char *xs = (const char *)x + first * C * elem_bytes;
