@@ -5,7 +5,8 @@
 #            in tiles of tokens (spillway.tile_tokens) on the device and on nvme
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters
-#            (95 GB in host memory), whose state is larger than a card of 80 GB; these again with gradients that cross the link as bf16, and with half of the records on the card
+#            (95 GB in host memory), whose state is larger than a card of 80 GB: in four micro-batches, then in one of as many sequences, that with gradients
+#            that cross the link as bf16, and with half of the records on the card
 #   profile  where a step's time goes, by kernel (Nsight Compute's ncu): four layers of GPT-2 1.5B's and of 124M's
 # Times are medians of the steps from the fourth on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
@@ -60,7 +61,8 @@ show() {
         printf "%-28s %9.1f ms a step, %8.0f tokens/s, %7.1f TFLOP/s of the model", label, s * 1e3, tokens / s, flops / s * 1e-12
         if (peak > 0) printf ", MFU %.1f%% of %.0f TFLOP/s", 100 * flops / s / peak, peak * 1e-12
         printf ", eta %.2f\n", eta }'
-    grep -E '^spillway: warning|^  (step time|busy|h2d|d2h|nvme|peak memory|total)' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
+    echo "  seconds of each  " $(grep '"step":' "$dir/$1.log" | sed -n 's/.*"step_s":\([^,]*\).*/\1/p' | cut -c1-6)
+    grep -E '^spillway: warning|^  (step time|busy|before|h2d|d2h|nvme|peak memory|of the device|total)|steps in' "$dir/$1.out" | grep -Ev ' 0 B +0 B +0.00$'
 }
 curves() {
     model gpt2-124M 768 12 12 128 4 1
@@ -131,9 +133,11 @@ offload() {
     for turn in 1 2; do late "1.5B, records in host memory, $turn" step_s; late "1.5B on the device, $turn" step_s; done |
         awk 'NR % 2 { with = $1 } NR % 2 == 0 { printf "offloaded over on the device, turn %d: %.3f\n", NR / 2, with / $1 }'
     model llama-7B 4096 36 32 2048 4 4
-    run llama-7B 7B 5 --set zero_optimization="$host" && show 7B
-    run llama-7B "7B, gradients as bf16" 5 --set zero_optimization="$host" --set spillway.grad_dtype=bf16 && show "7B, gradients as bf16"
+    run llama-7B "7B, 4 times 4" 5 --set zero_optimization="$host" && show "7B, 4 times 4"
+    model llama-7B 4096 36 32 2048 16 1
+    run llama-7B "7B, 16 at once" 6 --set zero_optimization="$host" && show "7B, 16 at once"
     run llama-7B "7B, half on the device" 5 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 && show "7B, half on the device"
+    run llama-7B "7B, gradients as bf16" 5 --set zero_optimization="$host" --set spillway.grad_dtype=bf16 && show "7B, gradients as bf16"
 }
 for phase in "$@"; do
     echo "== $phase"
