@@ -1,6 +1,7 @@
 /*
  * Gradients' buffers on the device: a unit has one while blocks that use it have their turn in the backward pass, and then it leaves for
- * the store, or for the other ranks. A buffer is free once its copy is on its way; whoever needs one sends others off first.
+ * the store, or for the other ranks. A buffer is free once its copy is on its way; whoever needs one sends others off first. A gradient that
+ * stays on the device as it is made is made in the store's memory, and nothing is copied.
  */
 #include "engine_internal.h"
 
@@ -84,33 +85,35 @@ leaving(spw_engine *e)
     return first;
 }
 
-/* Waits for the gradient's memory, if records are still there. */
+/* What computes goes on: copies and sums of squares have a queue of their own. Waits for the gradient's memory, if records are still there. */
 static spw_status
 ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
 {
     uint32_t unit_idx = b->unit_idx;
     uint64_t elems = e->layout.units[unit_idx].elems;
     double *sums = b->final ? e->partials + e->unit_partial[unit_idx] : NULL;
-    spw_gpu_queue *out = e->d2h;
-    SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
-    if (spw_store_grad_on_device(e->store, unit_idx)) { /* it stays there, and so does the order of compute */
-        out = e->compute;
-        spw_gpu_copy_d2d(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
-                         sums);
+    spw_dtype type = e->config.run.grad_dtype;
+    spw_gpu_event_wait(b->made, e->d2h);
+    spw_gpu_span_begin(e->d2h, "gradient");
+    if (b->at != b->data) {
+        if (b->final)
+            spw_gpu_sumsq(e->d2h, sums, b->at, elems);
     } else {
-        spw_gpu_event_wait(b->made, out);
-        spw_gpu_span_begin(out, "gradient");
-        spw_gpu_copy_d2h(out, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype, b->data, SPW_F32, elems,
-                         sums);
-        spw_gpu_span_end(out, unit_idx, copied_out, NULL);
-        e->d2h_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+        SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
+        if (spw_store_grad_on_device(e->store, unit_idx)) {
+            spw_gpu_copy_d2d(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
+        } else {
+            spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
+            e->d2h_bytes += elems * spw_dtype_bytes(type);
+        }
     }
-    spw_gpu_event_record(b->sent, out);
+    spw_gpu_span_end(e->d2h, unit_idx, copied_out, NULL);
+    spw_gpu_event_record(b->sent, e->d2h);
     b->unit_idx = UINT32_MAX;
     b->leaves = false;
     if (b->final) {
         e->notes[unit_idx] = (grad_note){e, unit_idx};
-        spw_gpu_queue_notify(out, grad_arrived, &e->notes[unit_idx]);
+        spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);
     }
     return SPW_OK;
 }
@@ -143,11 +146,28 @@ make_free(spw_engine *e, uint32_t unit_idx, spw_error *err)
     return SPW_OK;
 }
 
+/* What earlier groups added up, from the store; their sums may still be on their way there out of another buffer. */
+static void
+fetch_sum(spw_engine *e, uint32_t unit_idx, float *data)
+{
+    const void *sum = spw_store_grad(e->store, unit_idx);
+    spw_dtype type = e->config.run.grad_dtype;
+    uint64_t elems = e->layout.units[unit_idx].elems;
+    spw_gpu_event_wait(e->passed, e->compute);
+    if (spw_store_grad_on_device(e->store, unit_idx)) {
+        spw_gpu_copy_d2d(e->compute, data, SPW_F32, sum, type, elems, NULL);
+    } else {
+        spw_gpu_copy_h2d(e->compute, data, SPW_F32, sum, type, elems);
+        e->h2d_bytes += elems * spw_dtype_bytes(type);
+    }
+}
+
 /* A free buffer for the unit, cleared or, in a later group, holding what earlier groups added up. */
 static spw_status
 open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
 {
-    uint64_t elems = spw__grad_elems(e, unit_idx), begin;
+    bool stays = spw_store_grad_on_device(e->store, unit_idx) && e->config.run.grad_dtype == SPW_F32;
+    uint64_t begin;
     grad_buffer *best;
     SPW_TRY(make_free(e, unit_idx, err));
     best = free_buffer(e, unit_idx);
@@ -155,28 +175,24 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
         return SPW_RAISE(err, SPW_EINVAL, "the chain needs more gradient buffers at once than chain_extra allows");
     best->unit_idx = unit_idx;
     best->turn = ++e->buffer_turn;
+    best->at = best->data;
     if (e->ranks != NULL) {
         SPW_TRY(spw__ranks_wait_free(e->ranks, best, err));
         clear_grad(e, unit_idx, best->data, false); /* passes are added up by the sum over the ranks */
         return SPW_OK;
     }
-    begin = spw_now_ns();
-    spw_gpu_event_wait(best->sent, e->compute);
-    if (later_group && spw_store_grad_on_device(e->store, unit_idx)) {
-        spw_gpu_copy_d2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
-                         elems, NULL);
-        return SPW_OK;
-    }
-    if (later_group) /* the earlier group's sum may still be on its way out of another buffer */
-        spw_gpu_event_wait(e->passed, e->compute);
-    e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
-    if (later_group) {
-        spw_gpu_copy_h2d(e->compute, best->data, SPW_F32, spw_store_grad(e->store, unit_idx), e->config.run.grad_dtype,
-                         elems);
-        e->h2d_bytes += elems * spw_dtype_bytes(e->config.run.grad_dtype);
+    if (stays) { /* after the last step's update of it, for which the forward pass has waited */
+        SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
+        best->at = spw_store_grad(e->store, unit_idx);
     } else {
-        clear_grad(e, unit_idx, best->data, false);
+        begin = spw_now_ns();
+        spw_gpu_event_wait(best->sent, e->compute);
+        e->stall_ns[SPW_STALL_D2H] += spw_now_ns() - begin;
+        if (later_group)
+            fetch_sum(e, unit_idx, best->data);
     }
+    if (!later_group)
+        clear_grad(e, unit_idx, best->at, false);
     return SPW_OK;
 }
 
@@ -184,7 +200,7 @@ static spw_status
 send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
-    clear_grad(e, unit_idx, b->data, true);
+    clear_grad(e, unit_idx, b->at, true);
     if (e->ranks != NULL) {
         b->unit_idx = UINT32_MAX;
         spw__ranks_send(e->ranks, unit_idx, b, later_group, final_group);
@@ -221,7 +237,7 @@ spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
             spw_store_grad_ask(e->store, u);
         if (e->last_use[u] == (int32_t)run->at)
             SPW_TRY(open_grad(e, u, run->later_group, err));
-        run->grads[k] = buffer_of(e, u)->data;
+        run->grads[k] = buffer_of(e, u)->at;
     }
     return SPW_OK;
 }

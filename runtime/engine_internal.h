@@ -11,13 +11,14 @@ enum { MODE_TRAIN, MODE_EVAL, MODE_CHOICE, MODE_COUNT };
 /* Where a unit's gradient is accumulated on the device while the backward pass needs it. */
 typedef struct grad_buffer {
     float *data;
+    float *at; /* where the unit's is made: data, or the store's memory, if it stays on the device as it is made */
     uint64_t elems;
     uint32_t unit_idx; /* UINT32_MAX: free */
     uint32_t owner;    /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
     bool
         of_experts; /* it is for units of experts, whose turns come while another unit's is being made; else for others */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
-    spw_gpu_event *sent; /* its last copy to the host */
+    spw_gpu_event *sent; /* its last copy to the store */
     spw_gpu_event *made; /* what is to be copied */
     bool leaves, final;  /* it is to be copied; with all of the step's passes */
 } grad_buffer;
