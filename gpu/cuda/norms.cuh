@@ -183,15 +183,43 @@ norm_backward_kernel(T *dx, const T *onto, const T *dy, const T *x, const T *g, 
     }
 }
 
-enum { ROWS_TOGETHER = 4, WARPS_OF_ROW = 16 };
+enum { ROWS_TOGETHER = 2, WARPS_OF_ROW = 16 };
+
+/* Of rows at a time a thread's eight columns, and what their norms were. */
+template <class T> struct norm_rows_of {
+    eight<T> x[ROWS_TOGETHER], dy[ROWS_TOGETHER];
+    float mean[ROWS_TOGETHER], rstd[ROWS_TOGETHER];
+};
+
+/* Zeros where nothing is: they add nothing. */
+template <class T>
+SPW_DEVICE void
+load_norm_rows(norm_rows_of<T> *rows, const T *x, const T *dy, const float *mean, const float *rstd, uint64_t row,
+               uint64_t end, uint64_t c, uint64_t C, bool wide)
+{
+    *rows = norm_rows_of<T>{};
+#pragma unroll
+    for (int k = 0; k < ROWS_TOGETHER; k++) {
+        const uint64_t mine = row + (unsigned)k;
+        if (mine >= end)
+            continue;
+        rows->mean[k] = mean != NULL ? mean[mine] : 0.0f;
+        rows->rstd[k] = rstd[mine];
+        if (c < C) {
+            load_eight(&rows->x[k], x + mine * C + c, C - c, wide);
+            load_eight(&rows->dy[k], dy + mine * C + c, C - c, wide);
+        }
+    }
+}
 
 /*
  * As above, and in the same pass the sums over rows that g and b get: partial(slices, C) of dy, and scaled(slices, C) of dy (x - mean) rstd, either
- * NULL: not wanted. A block goes through a slice's rows, some at a time, and a thread has eight columns of all of them.
+ * NULL: not wanted. A block goes through a slice's rows, some at a time, and a thread has eight columns of all of them; those that come next are
+ * under way while it adds up.
  */
 template <class T>
 __global__ void
-__launch_bounds__(WARPS_OF_ROW * 32)
+__launch_bounds__(WARPS_OF_ROW * 32, 1)
     norm_backward_sums_kernel(T *dx, float *partial, float *scaled, const T *onto, const T *dy, const T *x, const T *g,
                               float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C,
                               uint64_t rows_per_slice, bool wide)
@@ -201,33 +229,31 @@ __launch_bounds__(WARPS_OF_ROW * 32)
     const uint64_t c = (uint64_t)threadIdx.x * 8, first = blockIdx.x * rows_per_slice;
     const uint64_t end = least(M, first + rows_per_slice);
     float gain[8] = {0}, sum[8] = {0}, sum_scaled[8] = {0};
+    norm_rows_of<T> rows;
     int turn = 0;
     if (c < C) {
         eight<T> of_g;
         load_eight(&of_g, g + c, C - c, wide);
         widen8(gain, of_g);
     }
+    load_norm_rows(&rows, x, dy, mean, rstd, first, end, c, C, wide);
     for (uint64_t row = first; row < end; row += ROWS_TOGETHER, turn ^= 1) {
-        eight<T> of_x[ROWS_TOGETHER] = {}, of_dy[ROWS_TOGETHER] = {}; /* zeros where nothing is: they add nothing */
-        float mu[ROWS_TOGETHER], r[ROWS_TOGETHER], v[8], d[8], old[8];
+        norm_rows_of<T> next;
+        eight<T> of_onto[ROWS_TOGETHER] = {};
+        float v[8], d[8], old[8];
 #pragma unroll
-        for (int k = 0; k < ROWS_TOGETHER; k++) {
-            bool there = row + (unsigned)k < end;
-            mu[k] = there && mean != NULL ? mean[row + (unsigned)k] : 0.0f;
-            r[k] = there ? rstd[row + (unsigned)k] : 0.0f;
-            if (there && c < C) {
-                load_eight(&of_x[k], x + (row + (unsigned)k) * C + c, C - c, wide);
-                load_eight(&of_dy[k], dy + (row + (unsigned)k) * C + c, C - c, wide);
-            }
-        }
+        for (int k = 0; k < ROWS_TOGETHER; k++)
+            if (onto != NULL && row + (unsigned)k < end && c < C)
+                load_eight(&of_onto[k], onto + (row + (unsigned)k) * C + c, C - c, wide);
+        load_norm_rows(&next, x, dy, mean, rstd, row + ROWS_TOGETHER, end, c, C, wide);
 #pragma unroll
         for (int k = 0; k < ROWS_TOGETHER; k++) {
             float a = 0.0f, b = 0.0f;
-            widen8(v, of_x[k]);
-            widen8(d, of_dy[k]);
+            widen8(v, rows.x[k]);
+            widen8(d, rows.dy[k]);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float n = (v[j] - mu[k]) * r[k];
+                float n = (v[j] - rows.mean[k]) * rows.rstd[k];
                 a += d[j] * (offset + gain[j]);
                 b += d[j] * (offset + gain[j]) * n;
                 sum[j] += d[j];
@@ -243,9 +269,7 @@ __launch_bounds__(WARPS_OF_ROW * 32)
         __syncthreads(); /* and what the turn before last left has been read */
 #pragma unroll
         for (int k = 0; k < ROWS_TOGETHER; k++) {
-            const uint64_t at = (row + (unsigned)k) * C + c;
             float a = 0.0f, b = 0.0f;
-            eight<T> of_onto = {};
             for (unsigned w = 0; w < warps; w++) {
                 a += parts[turn][2 * k][w];
                 b += parts[turn][2 * k + 1][w];
@@ -254,16 +278,16 @@ __launch_bounds__(WARPS_OF_ROW * 32)
             b = b / (float)C;
             if (row + (unsigned)k >= end || c >= C)
                 continue;
-            if (onto != NULL)
-                load_eight(&of_onto, onto + at, C - c, wide);
-            widen8(v, of_x[k]);
-            widen8(d, of_dy[k]);
-            widen8(old, of_onto);
+            widen8(v, rows.x[k]);
+            widen8(d, rows.dy[k]);
+            widen8(old, of_onto[k]);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                d[j] = old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - mu[k]) * r[k] * b) * r[k];
-            store8(dx + at, d, C - c, wide);
+                d[j] =
+                    old[j] + (d[j] * (offset + gain[j]) - a - (v[j] - rows.mean[k]) * rows.rstd[k] * b) * rows.rstd[k];
+            store8(dx + (row + (unsigned)k) * C + c, d, C - c, wide);
         }
+        rows = next;
     }
     for (unsigned j = 0; j < 8 && c + j < C; j++) {
         if (partial != NULL)
@@ -275,68 +299,27 @@ __launch_bounds__(WARPS_OF_ROW * 32)
 
 /* ---------------------------------------------------------------- sums over rows */
 
-enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 2 }; /* threads of a block: columns by rows */
+enum { COLUMN_LANES = 32, ROW_LANES = 8, LANE_COLUMNS = 8 }; /* threads of a block: columns by rows */
 
-/* Two elements as memory holds them. */
-template <class E> struct two {
-    unsigned bits;
-};
-template <> struct two<float> {
-    float first, second;
-};
-
-/* As load_eight() reads eight, and like it nothing is made of them yet; wide: p is aligned to two elements. */
+/* Sums over the row lanes of a block, in their order; a thread has the sum of one of the block's columns, one lane's eighth after the other's. */
 SPW_DEVICE void
-load_two(two<float> *t, const float *p, uint64_t left, bool wide)
+put_partial(float *partial, const float *sum, uint64_t C)
 {
-    (void)wide;
-    t->first = p[0];
-    t->second = left > 1 ? p[1] : 0.0f;
-}
-
-template <class E>
-SPW_DEVICE void
-load_two(two<E> *t, const E *p, uint64_t left, bool wide)
-{
-    if (wide && left >= 2) {
-        SPW_NEED_ALIGNED(p, 4);
-        t->bits = *(const unsigned *)(const void *)p;
-    } else {
-        unsigned low = p[0].bits, high = left > 1 ? p[1].bits : 0;
-        t->bits = low | high << 16;
-    }
-}
-
-SPW_DEVICE void
-widen2(float *v, const two<float> &t)
-{
-    v[0] = t.first;
-    v[1] = t.second;
-}
-
-template <class E>
-SPW_DEVICE void
-widen2(float *v, const two<E> &t)
-{
-    unpack<E>(v, t.bits);
-}
-
-/* Sums over the row lanes of a block, in their order, for the columns of the lane. */
-SPW_DEVICE void
-put_partial(float *partial, const float *sum, uint64_t c, uint64_t C)
-{
-    __shared__ float lanes[ROW_LANES][COLUMN_LANES * LANE_COLUMNS];
-    unsigned lane = threadIdx.x / COLUMN_LANES, column = threadIdx.x % COLUMN_LANES * LANE_COLUMNS;
+    __shared__ float lanes[ROW_LANES][LANE_COLUMNS][COLUMN_LANES];
+    const unsigned lane = threadIdx.x / COLUMN_LANES, column = threadIdx.x % COLUMN_LANES;
+    const uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + column) * LANE_COLUMNS + lane;
+    float all;
+    static_assert((int)ROW_LANES == (int)LANE_COLUMNS, "a thread for each of the block's columns");
     __syncthreads(); /* what the call before left has been read */
-    lanes[lane][column] = sum[0];
-    lanes[lane][column + 1] = sum[1];
+#pragma unroll
+    for (int j = 0; j < LANE_COLUMNS; j++)
+        lanes[lane][j][column] = sum[j];
     __syncthreads();
-    for (unsigned j = 0; j < LANE_COLUMNS && lane == 0 && c + j < C; j++) {
-        float all = lanes[0][column + j];
-        for (int i = 1; i < ROW_LANES; i++)
-            all += lanes[i][column + j];
-        partial[blockIdx.y * C + c + j] = all;
-    }
+    all = lanes[0][lane][column];
+    for (int i = 1; i < ROW_LANES; i++)
+        all += lanes[i][lane][column];
+    if (c < C)
+        partial[blockIdx.y * C + c] = all;
 }
 
 /*
@@ -348,21 +331,21 @@ __global__ void
 column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const float *mean, const float *rstd,
                    uint64_t M, uint64_t C, uint64_t rows_per_slice, bool wide)
 {
-    const int rows = SCALED ? 4 : 8;
+    const int rows = SCALED ? 2 : 4;
     uint64_t c = ((uint64_t)blockIdx.x * COLUMN_LANES + threadIdx.x % COLUMN_LANES) * LANE_COLUMNS;
     uint64_t first = blockIdx.y * rows_per_slice, end = least(M, first + rows_per_slice);
     float sum[LANE_COLUMNS] = {0}, sum_scaled[LANE_COLUMNS] = {0};
     for (uint64_t r = first + threadIdx.x / COLUMN_LANES; r < end && c < C; r += rows * ROW_LANES) {
-        two<T> of_a[rows] = {}, of_x[rows] = {}; /* zeros where there is no row: they add nothing */
+        eight<T> of_a[rows] = {}, of_x[rows] = {}; /* zeros where there is no row: they add nothing */
         float mu[rows] = {0}, scale[rows] = {0};
 #pragma unroll
         for (int k = 0; k < rows; k++) {
             uint64_t row = r + (unsigned)k * ROW_LANES;
             if (row >= end)
                 break;
-            load_two(&of_a[k], a + row * C + c, C - c, wide);
+            load_eight(&of_a[k], a + row * C + c, C - c, wide);
             if (SCALED) {
-                load_two(&of_x[k], x + row * C + c, C - c, wide);
+                load_eight(&of_x[k], x + row * C + c, C - c, wide);
                 mu[k] = mean != NULL ? mean[row] : 0.0f;
                 scale[k] = rstd[row];
             }
@@ -370,8 +353,8 @@ column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const 
 #pragma unroll
         for (int k = 0; k < rows; k++) {
             float v[LANE_COLUMNS], w[LANE_COLUMNS];
-            widen2(v, of_a[k]);
-            widen2(w, of_x[k]);
+            widen8(v, of_a[k]);
+            widen8(w, of_x[k]);
 #pragma unroll
             for (int j = 0; j < LANE_COLUMNS; j++) {
                 sum[j] += v[j];
@@ -380,10 +363,12 @@ column_sums_kernel(float *partial, float *scaled, const T *a, const T *x, const 
         }
     }
     if (partial != NULL)
-        put_partial(partial, sum, c, C);
+        put_partial(partial, sum, C);
     if (SCALED)
-        put_partial(scaled, sum_scaled, c, C);
+        put_partial(scaled, sum_scaled, C);
 }
+
+enum { SLICE_LANES = 32 };
 
 /* What slices have of one or two sums, by blockIdx.y, to them: lanes take a slice after another, and are added up in their order. */
 struct slices_of {
@@ -397,21 +382,21 @@ struct two_sums {
 SPW_KERNEL void
 add_slices_kernel(two_sums both, uint64_t C, unsigned slices)
 {
-    __shared__ float lanes[ROW_LANES][COLUMN_LANES];
+    __shared__ float lanes[SLICE_LANES][COLUMN_LANES];
     const slices_of mine = both.of[blockIdx.y];
     const unsigned lane = threadIdx.x / COLUMN_LANES, column = threadIdx.x % COLUMN_LANES;
     const uint64_t c = (uint64_t)blockIdx.x * COLUMN_LANES + column;
     float sum = 0.0f;
     if (c < C) {
-#pragma unroll 4
-        for (unsigned s = lane; s < slices; s += ROW_LANES)
+#pragma unroll 8
+        for (unsigned s = lane; s < slices; s += SLICE_LANES)
             sum += mine.partial[s * C + c];
     }
     lanes[lane][column] = sum;
     __syncthreads();
     if (lane > 0 || c >= C)
         return;
-    for (int i = 1; i < ROW_LANES; i++)
+    for (int i = 1; i < SLICE_LANES; i++)
         sum += lanes[i][column];
     mine.sums[c] += sum;
 }

@@ -243,7 +243,7 @@ column_sums(cuda_queue *q, float *of_sums, float *of_scaled, const void *a, cons
 {
     LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES * LANE_COLUMNS), (unsigned)slices), COLUMN_LANES * ROW_LANES, 0,
            (column_sums_kernel<T, SCALED>), of_sums, of_scaled, (const T *)a, (const T *)x, mean, rstd, M, C,
-           rows_per_slice, C % 2 == 0 && spw__cuda_aligned(a, x));
+           rows_per_slice, C % LANE_COLUMNS == 0 && spw__cuda_aligned(a, x));
 }
 
 /* Either may be NULL. */
@@ -257,8 +257,8 @@ add_slices(cuda_queue *q, float *sums, const float *of_sums, float *scaled, cons
         both.of[count++] = slices_of{sums, of_sums};
     if (scaled != NULL)
         both.of[count++] = slices_of{scaled, of_scaled};
-    LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES), count), COLUMN_LANES * ROW_LANES, 0, (add_slices_kernel), both, C,
-           (unsigned)slices);
+    LAUNCH(q, dim3(spw__cuda_blocks(C, COLUMN_LANES), count), COLUMN_LANES * SLICE_LANES, 0, (add_slices_kernel), both,
+           C, (unsigned)slices);
 }
 
 void
@@ -270,8 +270,8 @@ spw__cuda_column_sums(cuda_queue *q, float *sums, float *scaled, const void *a, 
     float *partial, *of_sums, *of_scaled;
     if (M == 0 || C == 0 || (sums == NULL && scaled == NULL))
         return;
-    /* A thousand blocks, if there are so many rows; but slices are added up one by one. */
-    most_slices = columns < 4 ? 256 : columns < 16 ? 1024 / columns : 64;
+    /* Hundreds of blocks, if there are so many rows; but slices are added up one by one. */
+    most_slices = columns <= 2 ? 256 : columns < 8 ? 512 / columns : 64;
     slices = slices > most_slices ? most_slices : slices;
     rows_per_slice = (M + slices - 1) / slices;
     slices = (M + rows_per_slice - 1) / rows_per_slice;
@@ -343,15 +343,16 @@ spw__cuda_rmsnorm(spw_gpu_queue *queue, act *y, float *rstd, const act *x, const
     norm(queue, y, NULL, rstd, x, g, NULL, offset, M, C, eps);
 }
 
-/* Rows of fewer elements than the one leave a block too few threads; slices, of which each is a block, are enough for any GPU. */
-enum { SUMS_LEAST = 512, SUMS_SLICES = 512 };
+/* Rows of fewer elements than the one leave a block too few threads. Slices have a block each, and so many threads fill an H200. */
+enum { SUMS_LEAST = 512, SUMS_SLICES = 512, SUMS_THREADS = 56 << 10 };
 
 template <class T>
 static void
 norm_backward_sums(cuda_queue *q, T *dx, const T *onto, float *dg, float *db, const T *dy, const T *x, const T *g,
                    float offset, const float *mean, const float *rstd, uint64_t M, uint64_t C, bool wide)
 {
-    uint64_t rows_per_slice = spw_round_up((M + SUMS_SLICES - 1) / SUMS_SLICES, 2 * ROWS_TOGETHER);
+    uint64_t filled = SUMS_THREADS / row_threads(C), most = filled < SUMS_SLICES ? filled : (uint64_t)SUMS_SLICES;
+    uint64_t rows_per_slice = spw_round_up((M + most - 1) / most, 2 * ROWS_TOGETHER);
     uint64_t slices = (M + rows_per_slice - 1) / rows_per_slice;
     float *partial = (float *)spw__cuda_scratch(q, 2 * slices * C * sizeof *partial);
     float *of_db = db != NULL ? partial : NULL, *of_dg = dg != NULL ? partial + slices * C : NULL;
@@ -457,6 +458,7 @@ make_dx(cuda_queue *q, act *dx, bool onto, const act *logits, const act *w, uint
     cuda_product p = spw__cuda_product(dx, logits, w, m, C, columns);
     p.a_stride = stride;
     p.onto = onto ? dx : NULL;
+    p.rounds_twice = true; /* gradients of logits are numbers of 16 bits */
     if (columns > 0)
         spw__cuda_gemm(q, &p);
 }
