@@ -69,8 +69,7 @@ static bool
 by_hopper(cuda_queue *q, const attention_args<E> &args)
 {
     bool mostly_zeros = args.D <= 32 || (args.D > 128 && args.D <= 192 && args.Dv <= 128);
-    bool known = args.D <= 128 && args.Dv <= 128; /* on an H200 they have the bits of the others */
-    return (known ? q->gpu->hopper : q->gpu->hopper_all) && args.wide && args.cap <= 0 && !mostly_zeros;
+    return q->gpu->hopper && args.wide && args.cap <= 0 && !mostly_zeros;
 }
 
 template <class E>

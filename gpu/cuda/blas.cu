@@ -4,6 +4,10 @@
  * equal from run to run. Pointers count as aligned to 16 bytes at most: then where an array lies does not change the choice,
  * nor a bit. fp32 products are fp32: tf32 is never asked for.
  *
+ * What is added to a product of 16 bits shall find it in fp32. Seen on a Hopper: sums of parts (split K) are rounded before a bias is added,
+ * older kernels, for rows of any alignment, round before onto is, and in place, with factors known on the host, the newer ones let
+ * memory add what they rounded (TMA's reduction). So such a product has no parts, aligned rows, and factors in device memory.
+ *
  * The library stays in the process once it is there: it has threads and exit handlers of its own, and it is large.
  *
  * SPW_CUDA_BLAS, for measurements: 0 leaves it out, "plain" its GELUs, and with "only" a product that it has no way for is an error instead of
@@ -26,6 +30,7 @@ enum { PLANS = 1024, LIBRARY_MODE = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 typedef struct plan_key {
     uint64_t M, N, K, a_stride, c_stride;
     uint32_t trans_a, trans_b, add, f32_out, bias, after, alignment, fp8; /* fp8: 1 + a's format + 2 b's */
+    uint32_t once, in_place; /* something is added to it before it is rounded to 16 bits; what lies there */
 } plan_key;
 
 typedef struct plan {
@@ -57,6 +62,7 @@ struct cuda_blas {
     void *library;
     bool plain, only;
     cublasLtHandle_t handle;
+    float *one; /* on the device */
 #define X(name) __typeof__(&name) name##_;
     FUNCTIONS(X)
 #undef X
@@ -95,6 +101,7 @@ struct cuda_blas *
 spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
 {
     const char *wanted = getenv("SPW_CUDA_BLAS");
+    const float one = 1.0f;
     struct cuda_blas *b;
     const char *missing = NULL;
     (void)gpu;
@@ -110,6 +117,12 @@ spw__cuda_blas_open(cuda_gpu *gpu, char *why, size_t why_bytes)
     pthread_mutex_init(&b->lock, NULL);
     b->plain = wanted != NULL && strstr(wanted, "plain") != NULL;
     b->only = wanted != NULL && strstr(wanted, "only") != NULL;
+    if (spw__cuda_refused(cudaMalloc((void **)&b->one, sizeof one)) != cudaSuccess ||
+        spw__cuda_refused(cudaMemcpy(b->one, &one, sizeof one, cudaMemcpyDefault)) != cudaSuccess) {
+        snprintf(why, why_bytes, "own products, slow (no device memory for cuBLASLt)");
+        spw__cuda_blas_close(b);
+        return NULL;
+    }
     b->library = open_library();
     if (b->library == NULL) {
         snprintf(why, why_bytes, "own products, slow (no " LIBRARY ": CUDA_HOME or LD_LIBRARY_PATH says where)");
@@ -156,6 +169,7 @@ spw__cuda_blas_close(struct cuda_blas *b)
         b->cublasLtDestroy_(b->handle);
     if (b->library != NULL)
         (void)dlclose(b->library);
+    (void)cudaFree(b->one);
     pthread_mutex_destroy(&b->lock);
     spw_mem_free(b);
 }
@@ -181,7 +195,9 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = k->alignment;
+    uint32_t schemes = k->once ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t alignment = k->alignment;
+    cublasLtPointerMode_t factors = CUBLASLT_POINTER_MODE_DEVICE;
     cublasLtEpilogue_t epilogue = k->after == AFTER_GELU_BACKWARD     ? CUBLASLT_EPILOGUE_DGELU
                                   : k->after == AFTER_GELU && k->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                                   : k->after == AFTER_GELU            ? CUBLASLT_EPILOGUE_GELU_AUX
@@ -198,6 +214,8 @@ make_plan(struct cuda_blas *b, plan *p, spw_dtype compute)
     SET(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     SET(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     p->epilogue = epilogue;
+    if (k->in_place)
+        SET(CUBLASLT_MATMUL_DESC_POINTER_MODE, factors);
     if (k->bias) {
         SET(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
         SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, like);
@@ -244,9 +262,10 @@ static plan *
 find_plan(struct cuda_blas *b, const plan_key *key, spw_dtype compute)
 {
     uint64_t h = (key->M * 0x9E3779B97F4A7C15ull) ^ (key->N * 0xC2B2AE3D27D4EB4Full) ^ (key->K * 0x165667B19E3779F9ull);
-    uint32_t at = (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23 +
-                             key->after * 31 + key->fp8 * 37 + key->f32_out * 41) %
-                  PLANS;
+    uint32_t at =
+        (uint32_t)((h ^ h >> 29) + key->trans_a * 5 + key->trans_b * 11 + key->add * 17 + key->bias * 23 +
+                   key->after * 31 + key->fp8 * 37 + key->f32_out * 41 + key->once * 43 + key->in_place * 47) %
+        PLANS;
     if (b->plan_count > PLANS * 3 / 4) { /* too many shapes: choose again, the same */
         for (int i = 0; i < PLANS; i++)
             forget(b, &b->plans[i]);
@@ -283,7 +302,7 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     uintptr_t low = ((uintptr_t)p->A | (uintptr_t)p->B | (uintptr_t)p->C | (uintptr_t)p->onto | (uintptr_t)p->bias |
                      (uintptr_t)p->gelu_in | 16) &
                     31;
-    float one = 1.0f, beta = p->onto != NULL ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = p->onto != NULL ? 1.0f : 0.0f;
     const void *onto = p->onto != NULL ? p->onto : p->C;
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     plan_key key;
@@ -295,6 +314,8 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     if (p->after != AFTER_NOTHING && (b->plain || p->N % 8 != 0))
         return false;
     memset(&key, 0, sizeof key);
+    key.once = !p->f32_out && !spw__cuda_is_f32(q) && (p->onto != NULL || p->bias != NULL) && !p->rounds_twice;
+    key.in_place = key.once && p->onto == p->C;
     key.M = p->M;
     key.N = p->N;
     key.K = p->K;
@@ -308,6 +329,9 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
     key.after = p->after;
     key.fp8 = p->a_scale == NULL ? 0 : 1 + (uint32_t)p->a_format + 2 * (uint32_t)p->b_format;
     key.alignment = (uint32_t)(low & (~low + 1));
+    if (key.once && p->onto != NULL &&
+        (key.alignment < 16 || (p->N | key.a_stride | key.c_stride | (p->trans_b ? p->K : p->N)) % 8 != 0))
+        return false;
     pthread_mutex_lock(&b->lock);
     way = find_plan(b, &key, q->gpu->info.compute_dtype);
     if (way->possible) {
@@ -324,8 +348,9 @@ spw__cuda_blas_gemm(cuda_queue *q, const cuda_product *p)
             st = b->cublasLtMatmulDescSetAttribute_(way->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->a_scale,
                                                     sizeof p->a_scale);
         if (st == CUBLAS_STATUS_SUCCESS)
-            st = b->cublasLtMatmul_(b->handle, way->desc, &one, p->B, way->a, p->A, way->b, &beta, onto, way->c, p->C,
-                                    way->c, &way->algo, q->blas_workspace, way->workspace_bytes, q->stream);
+            st = b->cublasLtMatmul_(b->handle, way->desc, key.in_place ? b->one : &one, p->B, way->a, p->A, way->b,
+                                    key.in_place ? b->one : &beta, onto, way->c, p->C, way->c, &way->algo,
+                                    q->blas_workspace, way->workspace_bytes, q->stream);
         if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE)
             way->possible = false; /* refused before anything started: ours from now on */
         else

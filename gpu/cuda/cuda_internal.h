@@ -24,7 +24,6 @@ typedef struct cuda_gpu {
     int device_idx;
     bool pools;             /* allocates in the order of a stream */
     bool hopper;            /* has the products of wgmma.cuh */
-    bool hopper_all;        /* and takes them where they have not run on one yet */
     struct cuda_blas *blas; /* NULL: products by our own kernels */
     pthread_mutex_t lock;
     /* Under lock. */
@@ -158,7 +157,8 @@ typedef struct cuda_product {
     uint64_t a_stride, c_stride; /* elements from row to row; 0: dense */
     const void *onto;            /* as C; may be C. NULL: nothing */
     const void *bias;            /* (N) of compute_dtype; NULL: none */
-    void *gelu_in;               /* (M,N) of compute_dtype */
+    bool rounds_twice; /* in 16 bits A B may be rounded before onto is added: faster, where A is no better itself */
+    void *gelu_in;     /* (M,N) of compute_dtype */
     /* A and B are codes of 8-bit floats, B (N,K); NULL: they are not. Then only spw__cuda_blas_gemm() takes it. */
     const float *a_scale, *b_scale;
     spw_fp8 a_format, b_format;

@@ -165,17 +165,13 @@ describe_link(int device_idx, char *out, size_t bytes)
         snprintf(out, bytes, "at %s, whose PCIe link the system does not describe", bus_id);
 }
 
-/*
- * SPW_CUDA_HOPPER: 0 leaves a Hopper's own products out, for measurements; "all" takes them also where they have run in emulation
- * only, which is no proof of what the hardware makes of a descriptor.
- */
+/* SPW_CUDA_HOPPER: 0 leaves a Hopper's own products out, for measurements. */
 static void
 use_hopper(cuda_gpu *gpu, const cudaDeviceProp *prop)
 {
     const char *wanted = getenv("SPW_CUDA_HOPPER");
     gpu->hopper =
         spw__cuda_hopper_built && prop->major == 9 && prop->minor == 0 && (wanted == NULL || strcmp(wanted, "0") != 0);
-    gpu->hopper_all = gpu->hopper && wanted != NULL && strcmp(wanted, "all") == 0;
 }
 
 static spw_status

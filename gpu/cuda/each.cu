@@ -19,7 +19,7 @@ static void
 launch(cuda_queue *q, const each_args<E> &args)
 {
     const uint32_t tiles = args.count > 0 ? args.experts[args.count - 1].tile_end : 0;
-    if (tiles > 0 && WIDE && q->gpu->hopper_all)
+    if (tiles > 0 && WIDE && q->gpu->hopper)
         spw__cuda_each_hopper(q, args, BM, OF_ROWS, B_ROWS);
     else if (tiles > 0)
         LAUNCH(q, tiles, EACH_THREADS, (each_shared_bytes<BM, OF_ROWS, B_ROWS>()),

@@ -25,6 +25,7 @@ struct emulated_desc {
     const float *a_scale, *b_scale;
     cudaDataType_t bias_type;
     int64_t aux_ld;
+    cublasLtPointerMode_t factors;
 };
 struct emulated_layout {
     cudaDataType_t type;
@@ -46,7 +47,9 @@ struct product {
     const char *A, *B, *C;
     char *D, *workspace;
     float alpha, beta;
+    const float *alpha_at, *beta_at;
     bool backwards; /* sums from the last k on, as another algorithm would */
+    bool twice;     /* what is added to a sum in 16 bits finds it rounded, as a Hopper does it */
 };
 
 [[noreturn]] void
@@ -87,6 +90,14 @@ put(void *base, cudaDataType_t type, uint64_t i, float v)
         narrow((bf16 *)base + i, v);
     else
         narrow((f16 *)base + i, v);
+}
+
+float
+rounded(cudaDataType_t type, float v)
+{
+    uint16_t there[1];
+    put(there, type, 0, v);
+    return get(there, type, 0);
 }
 
 float
@@ -135,6 +146,8 @@ run(void *arg)
     for (uint64_t k = 0; k < K; k++)
         for (uint64_t i = 0; i < rows; i++)
             a[k * rows + i] = factor(p->A, p->a, e.op_a, i, k);
+    if (e.factors == CUBLASLT_POINTER_MODE_DEVICE)
+        p->alpha = *p->alpha_at, p->beta = *p->beta_at;
     float alpha = p->alpha * (is_fp8(p->a.type) ? *e.a_scale * *e.b_scale : 1.0f);
     for (uint64_t j = 0; j < p->d.cols; j++) {
         std::fill(sums.begin(), sums.end(), 0.0f);
@@ -144,7 +157,7 @@ run(void *arg)
         }
         for (uint64_t i = 0; i < rows; i++) {
             uint64_t at = i + j * (uint64_t)p->d.ld, aux_at = i + j * (uint64_t)e.aux_ld;
-            float sum = sums[i] * alpha;
+            float sum = p->twice ? rounded(p->d.type, sums[i] * alpha) : sums[i] * alpha;
             if (p->beta != 0.0f)
                 sum += p->beta * get(p->C, p->d.type, at);
             if (e.epilogue == CUBLASLT_EPILOGUE_BIAS || e.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
@@ -178,7 +191,8 @@ alignment_of(const void *p)
 
 /* What an algorithm was chosen for. */
 struct choice {
-    uint64_t mark, shape[4], align, pointers, epilogue;
+    uint64_t mark, shape[4], align, pointers;
+    uint32_t epilogue, parts;
 };
 
 choice
@@ -190,7 +204,7 @@ choose(const emulated_desc *desc, const emulated_layout *a, const emulated_layou
     c.shape[1] = d->cols;
     c.shape[2] = a->rows * 31 + a->cols + (uint64_t)a->ld * 7 + (uint64_t)desc->op_a;
     c.shape[3] = b->rows * 31 + b->cols + (uint64_t)b->ld * 7 + (uint64_t)desc->op_b + (uint64_t)d->ld * 13;
-    c.epilogue = (uint64_t)desc->epilogue;
+    c.epilogue = (uint32_t)desc->epilogue;
     return c;
 }
 
@@ -270,6 +284,7 @@ cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttr
                                size_t bytes)
 {
     switch (what) {
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE: return copy_in(&desc->factors, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSA: return copy_in(&desc->op_a, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB: return copy_in(&desc->op_b, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return copy_in(&desc->epilogue, value, bytes);
@@ -346,7 +361,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
         return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(a->type) && !fp8_fits(desc, a, b, d, preference))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (preference->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+    if ((preference->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0)
         stop("sums whose order may change");
     if ((mode != NULL && (strcmp(mode, "none") == 0 || (strcmp(mode, "plain") == 0 && with_gelu(desc)))) ||
         preference->workspace < WORKSPACE)
@@ -358,6 +373,7 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
     if (preference->align_a != preference->align_b || preference->align_a != preference->align_c ||
         preference->align_a != preference->align_d)
         stop("alignments that differ");
+    found.parts = preference->schemes != CUBLASLT_REDUCTION_SCHEME_NONE;
     found.align = preference->align_a;
     found.pointers = with_gelu(desc) ? alignment_of(desc->aux) : 256;
     if (desc->bias != NULL && alignment_of(desc->bias) < found.pointers)
@@ -381,6 +397,7 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
     choice was, is = choose(desc, a, b, d);
     uint64_t align = alignment_of((void *)((uintptr_t)A | (uintptr_t)B | (uintptr_t)C | (uintptr_t)D));
     memcpy(&was, algo, sizeof was);
+    is.parts = was.parts;
     is.align = was.align;
     is.pointers = was.pointers;
     if (memcmp(&is, &was, sizeof is) != 0 || c != d)
@@ -392,8 +409,15 @@ cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, c
         stop("no workspace");
     if (mode != NULL && strcmp(mode, "fails") == 0)
         return CUBLAS_STATUS_EXECUTION_FAILED;
+    const float *factors[2] = {(const float *)alpha, (const float *)beta};
+    bool on_host = desc->factors == CUBLASLT_POINTER_MODE_HOST, adds = !on_host || *factors[1] != 0.0f;
+    bool biased = desc->epilogue == CUBLASLT_EPILOGUE_BIAS || desc->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    bool wide = align >= 16 && (a->ld | b->ld | d->ld) % 8 == 0;
+    bool twice =
+        d->type != CUDA_R_32F && (((adds || biased) && was.parts) || (adds && !wide) || (adds && C == D && on_host));
     spw_emulate_submit(stream, run,
                        new product{*desc, *a, *b, *d, (const char *)A, (const char *)B, (const char *)C, (char *)D,
-                                   (char *)workspace, *(const float *)alpha, *(const float *)beta, was.align < 16});
+                                   (char *)workspace, on_host ? *factors[0] : 0.0f, on_host ? *factors[1] : 0.0f,
+                                   factors[0], factors[1], was.align < 16, twice});
     return CUBLAS_STATUS_SUCCESS;
 }
