@@ -65,10 +65,7 @@ beside() {
         cat "$logs/.beside-$1-$n"
     done
 }
-# A Hopper's own products everywhere, also where they are not the default yet.
 ops_in() { # type
-    SPW_CUDA_HOPPER=all
-    export SPW_CUDA_HOPPER
     step "ops-$1" 200 "$here/bin/test_cuda" --type "$1" && return
     for test in $("$here/bin/test_cuda" --list); do
         step "ops-$1-$test" 60 "$here/bin/test_cuda" --type "$1" --only "$test"
@@ -112,11 +109,11 @@ measured() {
 rates() {
     step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda --seconds 0.2 ||
         step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
-    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain SPW_CUDA_HOPPER=all "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
+    step bench-gemm-plain 150 env SPW_CUDA_BLAS=plain SPW_CUDA_HOPPER=0 "$here/bin/spillway" bench gemm --device cuda --seconds 0.2
     for kind in attention copy; do
         step "bench-$kind" 150 "$here/bin/spillway" bench $kind --device cuda --seconds 0.2
     done
-    step bench-attention-all 150 env SPW_CUDA_HOPPER=all "$here/bin/spillway" bench attention --device cuda --seconds 0.2
+    step bench-attention-mma 150 env SPW_CUDA_HOPPER=0 "$here/bin/spillway" bench attention --device cuda --seconds 0.2
     step bench-adam 60 "$here/bin/spillway" bench adam
 }
 whole_runs() { step "$1" 580 "$here/train.sh" "$here/bin/spillway" "$here/tokens.bin" "$1"; }

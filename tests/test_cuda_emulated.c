@@ -64,7 +64,6 @@ main(int argc, char **argv)
     }
     device.orders = orders + 1;
     setenv("SPW_EMULATE_CAPABILITY", "90", 1);
-    setenv("SPW_CUDA_HOPPER", "all", 1);
     for (int k = 0; argc == 1 && !SANITIZED && k < 2; k++) { /* a Hopper's products */
         cmocka_set_test_filter(k == 0 ? "test_attention*" : "test_linear_each");
         for (int t = SPW_F32 + 1; t < SPW_DTYPE_COUNT; t++) {
