@@ -39,19 +39,9 @@ spw__ahead_try(const spw_engine *e)
  * is not finite is seen here before its update could see it.
  */
 void
-spw__ahead_see(spw_engine *e, uint32_t unit_idx)
+spw__ahead_see(spw_engine *e, double squares)
 {
     const double limit = e->config.gradient_clipping > 0 ? e->config.gradient_clipping * e->scaler.scale : INFINITY;
-    double squares = 0;
-    bool stands;
-    if (!e->goes_ahead)
-        return;
-    for (uint64_t i = e->unit_partial[unit_idx]; i < e->unit_partial[unit_idx + 1]; i++)
-        squares += e->partials[i];
-    pthread_mutex_lock(&e->ahead_lock);
-    e->ahead_squares += squares;
-    stands = isfinite(e->ahead_squares) && e->ahead_squares <= limit * limit;
-    pthread_mutex_unlock(&e->ahead_lock);
-    if (!stands)
+    if (!isfinite(squares) || squares > limit * limit)
         spw_store_step_hold(e->store);
 }

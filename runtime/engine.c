@@ -328,7 +328,7 @@ create(spw_engine **out, const spw_engine_options *o, uint32_t turns, spw_error 
     *out = NULL;
     if (e == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
-    pthread_mutex_init(&e->ahead_lock, NULL);
+    pthread_mutex_init(&e->squares_lock, NULL);
     e->config = *o->config;
     e->model = o->model;
     e->inference = o->inference;
@@ -459,6 +459,6 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->last_use);
     spw_mem_free(e->generations);
     spw_mem_free(e->future);
-    pthread_mutex_destroy(&e->ahead_lock);
+    pthread_mutex_destroy(&e->squares_lock);
     spw_mem_free(e);
 }

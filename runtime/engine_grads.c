@@ -68,7 +68,7 @@ static void
 grad_arrived(void *arg)
 {
     grad_note *note = arg;
-    spw__ahead_see(note->engine, note->unit_idx);
+    spw__squares_see(note->engine, note->unit_idx);
     spw_store_grad_ready(note->engine->store, note->unit_idx);
 }
 

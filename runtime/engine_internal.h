@@ -156,8 +156,8 @@ struct spw_engine {
     uint64_t updates, step_count;
     ahead_policy ahead;
     bool goes_ahead; /* in the step under way updates may begin before its norm is known */
-    pthread_mutex_t ahead_lock;
-    double ahead_squares; /* under ahead_lock: of the gradients of this step that are there, on this rank */
+    pthread_mutex_t squares_lock;
+    exact_sum squares; /* under squares_lock: of the gradients of this step that are there, on this rank */
     spw_loss_scaler scaler;
     const spw_optimizer *optimizer;
     spw_opt_coef coefs[COEF_COUNT];
@@ -231,8 +231,8 @@ uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: docu
 bool spw__ahead_worth(const ahead_policy *p);
 void spw__ahead_learn(ahead_policy *p, bool tried, bool stood);
 bool spw__ahead_try(const spw_engine *e);
-/* A unit's gradient is there, with its sums of squares; before the store is told. Any thread. */
-void spw__ahead_see(spw_engine *e, uint32_t unit_idx);
+/* What is there of the step's gradients has these squares: may updates ahead go on? Any thread. */
+void spw__ahead_see(spw_engine *e, double squares);
 
 /* ---------------------------------------------------------------- in_place.c: frozen weights that stay in their files */
 
@@ -292,6 +292,8 @@ spw_status spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_er
 spw_status spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
 /* A pass is over: all that still wait for their copies to the store leave. */
 spw_status spw__ship_grads(spw_engine *e, bool final_group, spw_error *err);
+/* A unit's gradient is there, with its sums of squares; before the store is told. Any thread. */
+void spw__squares_see(spw_engine *e, uint32_t unit_idx);
 /* All gradients are in the store, on account of d2h or of the collectives. */
 spw_status spw__wait_grads(spw_engine *e, spw_error *err);
 

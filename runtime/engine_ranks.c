@@ -197,7 +197,7 @@ run_reduce(spw_ranks *r, const reduce_job *job, spw_error *err)
                                 : spw__wire_sum(r->wire, u, job->data, part, &sink, elems, err));
     spw_timeline_add(SPW_LANE_COMM, "reduce", u, begin, spw_now_ns());
     if (job->last) {
-        spw__ahead_see(e, u);
+        spw__squares_see(e, u);
         spw_store_grad_ready(e->store, u);
     }
     return SPW_OK;

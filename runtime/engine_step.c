@@ -28,17 +28,32 @@ sum_losses(const spw_engine *e, uint32_t micro_batches)
     return total;
 }
 
+/* In the thread that brought the gradient: for a billion elements adding up takes milliseconds, which at the step's end all would wait for. */
+void
+spw__squares_see(spw_engine *e, uint32_t unit_idx)
+{
+    exact_sum own = {.adds = 0};
+    double there = 0;
+    for (uint64_t i = e->unit_partial[unit_idx]; i < e->unit_partial[unit_idx + 1]; i++)
+        spw__exact_add(&own, e->partials[i]);
+    pthread_mutex_lock(&e->squares_lock);
+    spw__exact_merge(&e->squares, &own);
+    if (e->goes_ahead)
+        there = spw__exact_value(&e->squares);
+    pthread_mutex_unlock(&e->squares_lock);
+    if (e->goes_ahead)
+        spw__ahead_see(e, there);
+}
+
 /* Over all ranks. The norm's bits depend neither on their number, nor on what of the gradients each has, nor on the units. */
 static spw_status
 sum_step(spw_engine *e, uint32_t micro_batches, double *loss, double *grad_norm, spw_error *err)
 {
     double sums[1 + EXACT_VALUES] = {sum_losses(e, micro_batches)};
     exact_sum squares = {.adds = 0};
-    bool parted = e->layout.parts > 1, counts = !parted || e->rank < e->layout.parts; /* each part once */
-    for (uint32_t u = 0; u < e->layout.unit_count && counts; u++) {
-        for (uint64_t i = e->unit_partial[u]; e->takes_part[u] && i < e->unit_partial[u + 1]; i++)
-            spw__exact_add(&squares, e->partials[i]);
-    }
+    bool parted = e->layout.parts > 1;
+    if (!parted || e->rank < e->layout.parts) /* each part once */
+        squares = e->squares;
     spw__exact_save(&squares, sums + 1);
     if (e->ranks != NULL)
         SPW_TRY(spw__ranks_sum(e->ranks, sums, parted ? 1 + EXACT_VALUES : 1, err));
@@ -277,7 +292,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
         if (final_group) {
             uint64_t begin = spw_now_ns();
             e->goes_ahead = mode == SPW_STEP_AHEAD;
-            e->ahead_squares = 0;
+            e->squares = (exact_sum){.adds = 0};
             spw_store_step_begin(e->store, e->takes_part,
                                  mode); /* all updates of the last step are done: forward has waited for them */
             e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;

@@ -49,6 +49,19 @@ spw__exact_add(exact_sum *s, double x)
     s->adds++;
 }
 
+/* more stays what it is worth. */
+void
+spw__exact_merge(exact_sum *s, exact_sum *more)
+{
+    carry(more);
+    if (s->adds == ADDS_MAX)
+        carry(s);
+    for (int i = 0; i < EXACT_DIGITS; i++)
+        s->digits[i] += more->digits[i];
+    s->special += more->special;
+    s->adds++;
+}
+
 double
 spw__exact_value(exact_sum *s)
 {

@@ -183,6 +183,7 @@ typedef struct exact_sum {
     uint32_t adds;
 } exact_sum;
 void spw__exact_add(exact_sum *s, double x);
+void spw__exact_merge(exact_sum *s, exact_sum *more);
 double spw__exact_value(exact_sum *s);
 /* To and from values that may be added up over ranks, up to 2^21 of them, one by one. */
 void spw__exact_save(exact_sum *s, double values[EXACT_VALUES]);

@@ -19,12 +19,12 @@ term(uint64_t i)
     return ldexp((double)r[0] + 1.0 / 3, (int)(r[1] % 1900) - 1000);
 }
 
-/* Of all terms, met in an order of its own and shared out among so many ranks. */
+/* Of all terms, met in an order of its own and shared out among so many ranks; as numbers, or, with merged, as sums. */
 static double
-sum_of(uint32_t ranks, uint64_t stride)
+sum_of(uint32_t ranks, uint64_t stride, bool merged)
 {
     double values[EXACT_VALUES] = {0}, own[EXACT_VALUES];
-    exact_sum whole;
+    exact_sum whole, together = {.adds = 0};
     for (uint32_t rank = 0; rank < ranks; rank++) {
         exact_sum s = {.adds = 0};
         for (uint64_t i = 0; i < TERMS; i++) {
@@ -32,24 +32,26 @@ sum_of(uint32_t ranks, uint64_t stride)
             if (at * ranks / TERMS == rank)
                 spw__exact_add(&s, term(at));
         }
+        spw__exact_merge(&together, &s);
         spw__exact_save(&s, own);
         for (int k = 0; k < EXACT_VALUES; k++)
             values[k] += own[k];
     }
     spw__exact_load(&whole, values);
-    return spw__exact_value(&whole);
+    return spw__exact_value(merged ? &together : &whole);
 }
 
 static void
 test_orders(void **state)
 {
-    double one = sum_of(1, 1), other;
+    double one = sum_of(1, 1, false), other;
     (void)state;
     assert_true(isfinite(one));
     for (uint32_t ranks = 1; ranks <= RANKS; ranks++) {
-        other = sum_of(ranks, 1 + 2 * ranks * 3); /* odd, and no multiple of 5 but for 4 ranks: 25 */
-        if (ranks == 4)
-            other = sum_of(ranks, 7);
+        uint64_t stride = ranks == 4 ? 7 : 1 + 2 * ranks * 3; /* odd, and no multiple of 5, as 25 would be */
+        other = sum_of(ranks, stride, false);
+        assert_memory_equal(&one, &other, sizeof one);
+        other = sum_of(ranks, stride, true);
         assert_memory_equal(&one, &other, sizeof one);
     }
 }
