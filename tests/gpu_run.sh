@@ -105,7 +105,7 @@ measured() {
     esac
 }
 # Products first where each must be cuBLASLt's own (one for which it has no way is named, and then they are measured as they come), and
-# once more without its GELUs, and experts by a Hopper's own products.
+# once more without its GELUs; these and attention by mma too, which all of these GPUs have.
 rates() {
     step bench-gemm 150 env SPW_CUDA_BLAS=only "$here/bin/spillway" bench gemm --device cuda --seconds 0.2 ||
         step bench-gemm-any 150 "$here/bin/spillway" bench gemm --device cuda --seconds 0.2

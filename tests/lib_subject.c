@@ -226,8 +226,9 @@ compare(const parity *p, const subject *s, const float *before, const float *got
     uint64_t row = s->row[k] > 0 ? s->row[k] : a->n > 0 ? a->n : 1, heads = s->heads[k] > 0 ? s->heads[k] : 1;
     sums of[HEADS_MAX] = {{0}};
     assert_true(heads <= HEADS_MAX);
-    if (p->orders == NULL) /* a GPU: bounds are what the emulation reaches, and nobody has measured how a GPU adds */
-        allowed *= allowed < 1e-3 ? 4 : 1.5;
+    if (p->orders ==
+        NULL) /* a GPU: bounds are the emulation's, and it adds otherwise; an H200 stays below four fifths of this */
+        allowed *= 1.2;
     for (uint64_t i = 0, r = 0; i < a->n; i += row, r++) {
         uint64_t n = a->n - i < row ? a->n - i : row;
         of[r % heads].change += square_of(before + i, want + i, n);

@@ -709,6 +709,8 @@ cudaFuncGetAttributes(cudaFuncAttributes *, const void *kernel)
 cudaError_t
 cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind)
 {
+    std::lock_guard<std::recursive_mutex> hold(device);
+    working now;
     memcpy(dst, src, bytes);
     return cudaSuccess;
 }
