@@ -82,10 +82,11 @@ take_memory(spw_engine *e, spw_error *err)
     e->flow = spw_carve_take(&carve, flow_bytes);
     e->tapes = spw_carve_take(&carve, e->plan.tapes_device);
     for (uint32_t i = 0; i < e->buffer_count; i++) {
-        e->buffers[i].data = spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
+        e->buffers[i].data = e->grads_stay ? NULL : spw_carve_take(&grads, e->buffers[i].elems * sizeof(float));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].sent, e->gpu, err));
         SPW_TRY(spw_gpu_event_create(&e->buffers[i].made, e->gpu, err));
     }
+    e->deferred = e->defers ? spw_carve_take(&carve, spw__deferred_bytes(e)) : NULL;
     e->wire_memory = spw_carve_take(&grads, spw__wire_device_bytes(e));
     e->tokens = spw_carve_take(&carve, e->micro_max * e->rows * 4);
     e->targets = spw_carve_take(&carve, e->micro_max * e->rows * 4);
@@ -192,6 +193,19 @@ agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, s
 }
 
 /* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
+/*
+ * With all state on a device of its own another pass fetches nothing, and gradients are added up where they stay: micro-batches come one
+ * after the other, and activations are those of one. Not where ranks sum once a pass, or weights are decoded again.
+ */
+static bool
+passes_are_free(const spw_engine *e, const spw_engine_options *o)
+{
+    const spw_config *c = &e->config;
+    return !e->inference && o->chain_extra == 0 && !e->host_addressable && e->comm == NULL && e->world == 1 &&
+           c->zero.offload_param == SPW_TIER_DEVICE && c->zero.offload_optimizer == SPW_TIER_DEVICE &&
+           c->run.grad_dtype == SPW_F32 && strcmp(c->run.frozen_codes, "none") == 0;
+}
+
 static spw_status
 build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err)
 {
@@ -255,6 +269,10 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));
+    if (c->run.micro_batches_per_pass == 0 && passes_are_free(e, o)) {
+        group = e->group_max = 1;
+        e->defers = e->model->config.tied && accumulation > 1;
+    }
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));

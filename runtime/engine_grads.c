@@ -181,6 +181,7 @@ open_grad(spw_engine *e, uint32_t unit_idx, bool later_group, spw_error *err)
         clear_grad(e, unit_idx, best->data, false); /* passes are added up by the sum over the ranks */
         return SPW_OK;
     }
+    SPW_ASSERT(stays || !e->grads_stay);
     if (stays) { /* after the last step's update of it, for which the forward pass has waited */
         SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
         best->at = spw_store_grad(e->store, unit_idx);
@@ -235,7 +236,7 @@ spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
             continue;
         if (e->first_use[u] == (int32_t)run->at)
             spw_store_grad_ask(e->store, u);
-        if (e->last_use[u] == (int32_t)run->at)
+        if (e->last_use[u] == (int32_t)run->at && (!e->defers || buffer_of(e, u) == NULL))
             SPW_TRY(open_grad(e, u, run->later_group, err));
         run->grads[k] = buffer_of(e, u)->at;
     }

@@ -131,12 +131,15 @@ struct spw_engine {
      * The flow holds the others, and in the backward pass the gradients: rows take turns, so that what is made never
      * lies on what it is made from. A kept x[c] that has no home on the device leaves from the flow.
      */
-    char *flow;                       /* (2, group_max, rows, width) */
-    spw_act *act;                     /* NULL: inference */
+    char *flow;     /* (2, group_max, rows, width) */
+    bool defers;    /* passes go back to the second block, and the last one through the first for all */
+    char *deferred; /* (accumulation, rows, width): what they leave for it, the gradients of its outputs */
+    spw_act *act;   /* NULL: inference */
     spw_act_place *activation_places; /* (kept_slots, group_max) */
     uint32_t kept_slots, *flow_lent;  /* (2, group_max) the checkpoint that may still be leaving from there */
     grad_buffer *buffers;
     uint32_t buffer_count;
+    bool grads_stay; /* all gradients are made in the store's memory: buffers have none */
     uint64_t buffer_turn;
     grad_note *notes; /* (unit_count) */
     /* Host. */
@@ -223,6 +226,7 @@ uint64_t spw__cache_elems(const spw_engine *e);
 uint64_t spw__table_positions(const spw_engine *e);
 uint64_t spw__rope_elems(const spw_engine *e);
 uint64_t spw__losses_bytes(const spw_engine *e);    /* of all micro-batches of a step */
+uint64_t spw__deferred_bytes(const spw_engine *e);  /* of engine.deferred */
 uint64_t spw__documents_bytes(const spw_engine *e); /* of engine.window; 0: documents are not separate */
 
 /* ---------------------------------------------------------------- ahead.c: updates before the norm is known */

@@ -405,6 +405,12 @@ spw__rope_elems(const spw_engine *e)
     return spw_model_rope_tables(m) * spw__table_positions(e) * m->head_dim;
 }
 
+uint64_t
+spw__deferred_bytes(const spw_engine *e)
+{
+    return e->defers ? e->config.accumulation * e->rows * e->model->config.width * e->compute_bytes : 0;
+}
+
 /* ---------------------------------------------------------------- the plan */
 
 /*
@@ -498,7 +504,11 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
     users = count_users(e);
-    if (!e->inference && users != NULL) {
+    e->grads_stay = !e->host_addressable && e->comm == NULL && e->world == 1 && e->config.run.grad_dtype == SPW_F32 &&
+                    e->config.zero.offload_optimizer == SPW_TIER_DEVICE;
+    if (!e->inference && users != NULL && e->grads_stay) {
+        (void)size_grad_buffers(e, users, o->chain_extra, false);
+    } else if (!e->inference && users != NULL) {
         in.grads_device_least = size_grad_buffers(e, users, o->chain_extra, true);
         in.grads_device = size_grad_buffers(e, users, o->chain_extra, false);
     }
@@ -507,6 +517,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.batch_device = 4096 * 8 + e->micro_max * e->rows * 12 + e->rows * 4 + spw__rope_elems(e) * sizeof *e->cos_sin;
     if (spw__documents_bytes(e) > 0)
         in.batch_device += 4096 + 3 * e->micro_max * e->rows * 4;
+    in.batch_device += spw__deferred_bytes(e);
     in.batch_device += spw__cache_elems(e) * e->compute_bytes + e->cache_slots * 8;
     in.batch_device = spw_round_up(in.batch_device, 4096);
     in.use_count = pass_uses(e, NULL, &in.forward_count);

@@ -142,33 +142,59 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
     return SPW_OK;
 }
 
+/* Tied weights have their gradients from the last block, for all micro-batches, and then from the first: in one pass, and in several. */
+static bool
+is_deferred(const spw_engine *e, uint32_t c)
+{
+    return e->defers && c == 0 && e->chain_count > 1;
+}
+
+/* Of the first block's output, for a micro-batch of an earlier pass. */
+static char *
+deferred_grad(const spw_engine *e, uint32_t micro)
+{
+    return e->deferred + micro * e->rows * e->model->config.width * e->compute_bytes;
+}
+
+static void
+defer(const spw_engine *e, uint32_t first, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        spw_gpu_copy_d2d(e->compute, deferred_grad(e, first + i), e->compute_dtype, spw__flow(e, 2, i),
+                         e->compute_dtype, e->rows * e->model->config.width, NULL);
+}
+
 /*
- * The gradient of x[c] lies in the flow at turn c + 1: where the block's output had its own before, or, for the last
- * block, where x[c - 1] leaves from.
+ * For micro-batches from `from` on; the pass began with `first`. The gradient of x[c] lies in the flow at turn c + 1: where the block's output had
+ * its own before, or, for the last block, where x[c - 1] leaves from.
  */
 static spw_status
-backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t first, uint32_t count, spw_error *err)
+backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_t first, uint32_t count, spw_error *err)
 {
     bool last = c + 1 == e->chain_count;
-    for (uint32_t i = 0; i < count; i++) {
-        spw_batch batch = batch_of(e, first + i);
+    for (uint32_t micro = from; micro < first + count; micro++) {
+        const uint32_t i =
+            micro - first; /* of the pass; of an earlier one there are only gradients that were deferred */
+        spw_batch batch = batch_of(e, micro);
         spw_value *x = NULL, *y;
-        void *data = spw__flow(e, c, i);
-        if (kept(e, c))
-            SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
-        if (tape_of(e, c, i) != NULL)
-            spw_tape_reset_kept(e->tape, tape_of(e, c, i), e->tape_bytes, e->arena, e->arena_bytes);
-        else
-            spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         if (c > 0) {
             bool on = c > e->lowest; /* below it nothing asks for a gradient */
+            void *data = spw__flow(e, c, i);
+            if (kept(e, c))
+                SPW_TRY(spw_act_get(e->act, checkpoint_of(e, c, i), &data, err));
+            if (tape_of(e, c, i) != NULL)
+                spw_tape_reset_kept(e->tape, tape_of(e, c, i), e->tape_bytes, e->arena, e->arena_bytes);
+            else
+                spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
             x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
             SPW_TRY(settle_flow(e, c + 1, i, err));
             x->grad = on ? spw__flow(e, c + 1, i) : NULL;
+        } else {
+            spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         }
         y = spw__call_forward(e, run, &batch, x, true, false);
         if (y != NULL && !last)
-            y->grad = spw__flow(e, c + 2, i);
+            y->grad = micro >= first ? spw__flow(e, c + 2, i) : deferred_grad(e, micro);
         spw_tape_backward(e->tape, y);
         SPW_TRY(spw_tape_check(e->tape, err));
         if (kept(e, c))
@@ -181,15 +207,21 @@ spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
 {
     for (uint32_t c = e->chain_count; c-- > e->lowest;) {
-        block_run run = {.block_idx = e->chain[c], .at = c, .later_group = later_group, .final_group = final_group};
+        const bool for_all = is_deferred(e, c);
+        block_run run = {
+            .block_idx = e->chain[c], .at = c, .later_group = later_group && !for_all, .final_group = final_group};
         spw_status st;
+        if (for_all && !final_group) {
+            defer(e, first, count);
+            break;
+        }
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
         st = spw__free_grad_buffers(e, &run, 0, err); /* a wait is none of compute's time */
         run.timed = spw__begin_compute(e, "backward");
         if (st == SPW_OK)
             st = spw__open_grads(e, &run, 0, err);
         if (st == SPW_OK)
-            st = backward_block(e, &run, c, first, count, err);
+            st = backward_block(e, &run, c, for_all ? 0 : first, first, count, err);
         spw__end_compute(e, &run);
         spw__release_block(e, &run);
         if (st == SPW_OK)

@@ -162,7 +162,7 @@ explain_ahead(spw_plan *p, const plan_input *in)
     const spw_config *c = in->config;
     const char *why = why_not_ahead(p, in);
     const double all = (double)(p->record_nvme + p->record_host), there = (double)(p->record_nvme + p->spared_host);
-    char value[64], bytes[32], share[64] = "", undo[128] = "";
+    char value[64], bytes[32], share[128] = "", undo[128] = "";
     bool waits = c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
     if (in->inference || !waits || strcmp(c->run.update_ahead, "never") == 0 || (!p->ahead && why == NULL))
         return;
@@ -171,7 +171,9 @@ explain_ahead(spw_plan *p, const plan_input *in)
         return;
     }
     if (there < all)
-        snprintf(share, sizeof share, " for %.0f %% of the records", 100 * there / all);
+        snprintf(share, sizeof share, " for %.0f %% of the records%s", 100 * there / all,
+                 p->host_budget == SPW_AUTO ? " (half of the memory that is left; spillway.host_memory gives more)"
+                                            : "");
     if (p->undo_write > 0)
         snprintf(undo, sizeof undo, "; weights of before, up to %s a step, are written too",
                  spw_format_bytes(bytes, sizeof bytes, p->undo_write));
@@ -234,6 +236,9 @@ explain_device(spw_plan *p, const plan_input *in)
                in->micro_batches > 1
                    ? "; micro-batches come one by one, each with all weights: larger ones bring them less often"
                    : "");
+    if (c->run.micro_batches_per_pass == 0 && in->passes > 1 && in->expert_turns <= 1)
+        decide(p, "spillway.micro_batches_per_pass", "1",
+               "all state is on the device, so another pass fetches nothing, and activations are those of one");
     if (c->run.micro_batches_per_pass == 0 && in->micro_batches > 1 && in->passes == 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),

@@ -37,6 +37,12 @@ apart() {
 # on PRECISION STREAMS COMMAND...: on the emulated device.
 on() { SPW_CUDA_PLUGIN=$plugin SPW_CUDA_COMPUTE=$1 SPW_EMULATE_STREAMS=$2 "$spw" "${@:3}"; }
 train() { on fp32 "$1" train "$dir/$family.json" --quiet --set spillway.device=cuda --set spillway.run_log="$dir/log" "${@:2}" >"$dir/out" 2>&1; }
+# Where a record is 10 bytes an element, beside a weight of 2, gradients of 4 bytes take four tenths of that: there is no buffer.
+one_place() {
+    on fp32 "" plan "$dir/$family.json" --no-measure --json --set spillway.device=cuda "${all_there[@]}" | tr -d ' \n' |
+        sed 's/.*"records":{"device":\([0-9]*\),.*"gradients":{"device":\([0-9]*\),.*/\1 \2/' | awk '{ exit !($1 > 0 && $2 * 10 == $1 * 4) }'
+}
+in_passes_of() { on fp32 "" plan "$dir/$family.json" --no-measure --set spillway.device=cuda "${all_there[@]}" | grep -Eq "^  spillway.micro_batches_per_pass +$1 "; }
 # placed NAME STREAMS OVERRIDES...: the numbers of the first run on the device.
 first=cuda
 placed() {
@@ -73,6 +79,8 @@ JSON
     on "" late train "$dir/$family.json" --quiet --set spillway.device=cuda --set bf16.enabled=false --set fp16.enabled=true \
         --set spillway.run_log="$dir/$family.fp16" "${all_there[@]}" >"$dir/out" 2>&1
     check "$family, all of it on the device: its memory and the host's keep within the plan" apart "$dir/$family.fp16"
+    check "$family, all of it on the device: a gradient has one place" one_place
+    check "$family, all of it on the device: micro-batches come one by one" in_passes_of 1
     # In bf16 weights are used where they lie when all of them are there; updates wait for who still reads them.
     # Each family takes half of what is independent of its layers.
     [ $family = gpt2 ] && streams_of_bf16=("" late) codes=int8 || streams_of_bf16=(late) codes=int4

@@ -123,6 +123,9 @@ draw_placement(uint64_t at, rig *r)
     static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
     spw_config *c = &r->c;
     spw_plan all, least;
+    bool whole = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass == c->accumulation;
+    if (whole) /* 0: or one by one, where all is on a device of its own */
+        c->run.micro_batches_per_pass = random_pick(at, 36, 2) == 0 ? 0 : c->accumulation;
     c->zero.offload_param = (spw_tier)random_pick(at, 0, SPW_TIER_COUNT);
     c->zero.offload_optimizer =
         random_pick(at, 1, 4) == 0 ? (spw_tier)random_pick(at, 2, SPW_TIER_COUNT) : SPW_TIER_NVME;
@@ -147,8 +150,7 @@ draw_placement(uint64_t at, rig *r)
     c->aio.block_size = 4096ull << random_pick(at, 18, 8);
     c->aio.queue_depth = 1 + (uint32_t)random_pick(at, 19, 16);
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
-    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == c->accumulation &&
-        c->run.expert_turns < 2)
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && whole && c->run.expert_turns < 2)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
     if (plan_of(r, &all) != SPW_OK)
         return;
