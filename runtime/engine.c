@@ -194,16 +194,20 @@ agree_on_room(const spw_engine *e, const spw_engine_options *o, spw_status st, s
 
 /* turns: into how many a layer's experts are cut; 1: they come with what else the layer has. */
 /*
- * With all state on a device of its own another pass fetches nothing, and gradients are added up where they stay: micro-batches come one
- * after the other, and activations are those of one. Not where ranks sum once a pass, or weights are decoded again.
+ * All state is on a device of its own, and no other rank's: gradients are made where the store keeps them, another pass fetches nothing, and
+ * sums wait for nobody. So micro-batches come one after the other, and activations are those of one; not if weights were decoded again for each.
  */
-static bool
-passes_are_free(const spw_engine *e, const spw_engine_options *o)
+static void
+settle_passes(spw_engine *e, const spw_engine_options *o)
 {
     const spw_config *c = &e->config;
-    return !e->inference && o->chain_extra == 0 && !e->host_addressable && e->comm == NULL && e->world == 1 &&
-           c->zero.offload_param == SPW_TIER_DEVICE && c->zero.offload_optimizer == SPW_TIER_DEVICE &&
-           c->run.grad_dtype == SPW_F32 && strcmp(c->run.frozen_codes, "none") == 0;
+    e->grads_stay = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1 &&
+                    c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
+    if (!e->grads_stay || c->run.micro_batches_per_pass != 0 || o->chain_extra > 0 ||
+        strcmp(c->run.frozen_codes, "none") != 0)
+        return;
+    e->group_max = 1;
+    e->defers = e->model->config.tied && c->accumulation > 1;
 }
 
 static spw_status
@@ -269,10 +273,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
     spw_topology_read(&topology, "", NULL);
     SPW_TRY(spw__open_device(e, &gpu, err));
-    if (c->run.micro_batches_per_pass == 0 && passes_are_free(e, o)) {
-        group = e->group_max = 1;
-        e->defers = e->model->config.tied && accumulation > 1;
-    }
+    settle_passes(e, o);
     e->device_sharers = e->host_addressable ? 1 : spw__count_sharers(e, e->comm != NULL && !o->plan_only);
     SPW_TRY(spw__zeropp_settle(e, o->plan_only, err));
     SPW_TRY(spw__wire_choose(e, o->plan_only, err));
@@ -319,7 +320,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
             e->unit_partial[u] + (e->layout.units[u].trainable ? e->layout.units[u].elems / 4096 : 0);
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
-                               (accumulation / group + 1) *
+                               (accumulation / e->group_max + 1) *
                                        (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
                                    64 + (o->inference ? e->layout.unit_count : 0),
                                err));

@@ -93,19 +93,18 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     uint64_t elems = e->layout.units[unit_idx].elems;
     double *sums = b->final ? e->partials + e->unit_partial[unit_idx] : NULL;
     spw_dtype type = e->config.run.grad_dtype;
+    bool stays = b->at != b->data;
+    if (!stays)
+        SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_event_wait(b->made, e->d2h);
     spw_gpu_span_begin(e->d2h, "gradient");
-    if (b->at != b->data) {
-        if (b->final)
-            spw_gpu_sumsq(e->d2h, sums, b->at, elems);
-    } else {
-        SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
-        if (spw_store_grad_on_device(e->store, unit_idx)) {
-            spw_gpu_copy_d2d(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
-        } else {
-            spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
-            e->d2h_bytes += elems * spw_dtype_bytes(type);
-        }
+    if (stays && b->final) {
+        spw_gpu_sumsq(e->d2h, sums, b->at, elems);
+    } else if (!stays && spw_store_grad_on_device(e->store, unit_idx)) {
+        spw_gpu_copy_d2d(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
+    } else if (!stays) {
+        spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
+        e->d2h_bytes += elems * spw_dtype_bytes(type);
     }
     spw_gpu_span_end(e->d2h, unit_idx, copied_out, NULL);
     spw_gpu_event_record(b->sent, e->d2h);
@@ -236,7 +235,7 @@ spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
             continue;
         if (e->first_use[u] == (int32_t)run->at)
             spw_store_grad_ask(e->store, u);
-        if (e->last_use[u] == (int32_t)run->at && (!e->defers || buffer_of(e, u) == NULL))
+        if (e->last_use[u] == (int32_t)run->at && buffer_of(e, u) == NULL) /* else an earlier pass left it open */
             SPW_TRY(open_grad(e, u, run->later_group, err));
         run->grads[k] = buffer_of(e, u)->at;
     }

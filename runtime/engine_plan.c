@@ -504,8 +504,6 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.activation_places = e->activation_places;
     in.activation_tables = activation_tables(e);
     users = count_users(e);
-    e->grads_stay = !e->host_addressable && e->comm == NULL && e->world == 1 && e->config.run.grad_dtype == SPW_F32 &&
-                    e->config.zero.offload_optimizer == SPW_TIER_DEVICE;
     if (!e->inference && users != NULL && e->grads_stay) {
         (void)size_grad_buffers(e, users, o->chain_extra, false);
     } else if (!e->inference && users != NULL) {

@@ -165,7 +165,7 @@ defer(const spw_engine *e, uint32_t first, uint32_t count)
 }
 
 /*
- * For micro-batches from `from` on; the pass began with `first`. The gradient of x[c] lies in the flow at turn c + 1: where the block's output had
+ * For micro-batches from `from` on; the pass began with `first`, and what came before has left deferred gradients only. The gradient of x[c] lies in the flow at turn c + 1: where the block's output had
  * its own before, or, for the last block, where x[c - 1] leaves from.
  */
 static spw_status
@@ -173,8 +173,7 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
 {
     bool last = c + 1 == e->chain_count;
     for (uint32_t micro = from; micro < first + count; micro++) {
-        const uint32_t i =
-            micro - first; /* of the pass; of an earlier one there are only gradients that were deferred */
+        const uint32_t i = micro - first; /* in the pass */
         spw_batch batch = batch_of(e, micro);
         spw_value *x = NULL, *y;
         if (c > 0) {

@@ -50,8 +50,8 @@ main(int argc, char **argv)
         failed += parity_run_all(&device, groups[t]);
         spw_gpu_close(device.gpu);
     }
-    for (int t = 0; t < (SANITIZED ? 0 : SPW_F16);
-         t++) { /* without its epilogues, and without it; fp16 goes bf16's way */
+    /* Without its epilogues, and without it; fp16 goes bf16's way. */
+    for (int t = 0; t < (SANITIZED ? 0 : SPW_F16); t++) {
         if (!open_device((spw_dtype)t, "plain", "cuBLASLt"))
             return 1;
         failed += parity_run_products(&device, "products without epilogues");
