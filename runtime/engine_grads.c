@@ -94,15 +94,20 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     double *sums = b->final ? e->partials + e->unit_partial[unit_idx] : NULL;
     spw_dtype type = e->config.run.grad_dtype;
     bool stays = b->at != b->data;
+    if (stays && !b->final) { /* the next pass adds to it */
+        b->unit_idx = UINT32_MAX;
+        b->leaves = false;
+        return SPW_OK;
+    }
     if (!stays)
         SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_event_wait(b->made, e->d2h);
     spw_gpu_span_begin(e->d2h, "gradient");
-    if (stays && b->final) {
+    if (stays) {
         spw_gpu_sumsq(e->d2h, sums, b->at, elems);
-    } else if (!stays && spw_store_grad_on_device(e->store, unit_idx)) {
+    } else if (spw_store_grad_on_device(e->store, unit_idx)) {
         spw_gpu_copy_d2d(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
-    } else if (!stays) {
+    } else {
         spw_gpu_copy_d2h(e->d2h, spw_store_grad(e->store, unit_idx), type, b->data, SPW_F32, elems, sums);
         e->d2h_bytes += elems * spw_dtype_bytes(type);
     }

@@ -142,32 +142,19 @@ spw__forward_group(spw_engine *e, int mode, uint32_t first, uint32_t count, bool
     return SPW_OK;
 }
 
-/* Tied weights have their gradients from the last block, for all micro-batches, and then from the first: in one pass, and in several. */
-static bool
-is_deferred(const spw_engine *e, uint32_t c)
-{
-    return e->defers && c == 0 && e->chain_count > 1;
-}
-
-/* Of the first block's output, for a micro-batch of an earlier pass. */
-static char *
-deferred_grad(const spw_engine *e, uint32_t micro)
-{
-    return e->deferred + micro * e->rows * e->model->config.width * e->compute_bytes;
-}
-
-static void
-defer(const spw_engine *e, uint32_t first, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        spw_gpu_copy_d2d(e->compute, deferred_grad(e, first + i), e->compute_dtype, spw__flow(e, 2, i),
-                         e->compute_dtype, e->rows * e->model->config.width, NULL);
-}
-
 /*
- * For micro-batches from `from` on; the pass began with `first`, and what came before has left deferred gradients only. The gradient of x[c] lies in the flow at turn c + 1: where the block's output had
- * its own before, or, for the last block, where x[c - 1] leaves from.
+ * Where the gradient of x[c] lies: in the flow at turn c + 1, where the block's output had its own before, or, for the last block, where x[c - 1]
+ * leaves from. Tied weights have theirs from the last block for all micro-batches and then from the first, in one pass and in several: what
+ * the first block is to go back through waits for the last pass.
  */
+static void *
+grad_of(const spw_engine *e, uint32_t c, uint32_t micro, uint32_t first)
+{
+    return e->defers && c == 1 ? e->deferred + micro * e->rows * e->model->config.width * e->compute_bytes
+                               : spw__flow(e, c + 1, micro - first);
+}
+
+/* For micro-batches from `from` on; the pass began with `first`. */
 static spw_status
 backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_t first, uint32_t count, spw_error *err)
 {
@@ -187,13 +174,13 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
                 spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
             x = spw_tape_input(e->tape, data, e->rows, e->model->config.width, on);
             SPW_TRY(settle_flow(e, c + 1, i, err));
-            x->grad = on ? spw__flow(e, c + 1, i) : NULL;
+            x->grad = on ? grad_of(e, c, micro, first) : NULL;
         } else {
             spw_tape_reset(e->tape, e->arena, e->arena_bytes, true);
         }
         y = spw__call_forward(e, run, &batch, x, true, false);
         if (y != NULL && !last)
-            y->grad = micro >= first ? spw__flow(e, c + 2, i) : deferred_grad(e, micro);
+            y->grad = grad_of(e, c + 1, micro, first);
         spw_tape_backward(e->tape, y);
         SPW_TRY(spw_tape_check(e->tape, err));
         if (kept(e, c))
@@ -206,14 +193,12 @@ spw_status
 spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_group, bool final_group, spw_error *err)
 {
     for (uint32_t c = e->chain_count; c-- > e->lowest;) {
-        const bool for_all = is_deferred(e, c);
+        const bool for_all = e->defers && c == 0;
         block_run run = {
             .block_idx = e->chain[c], .at = c, .later_group = later_group && !for_all, .final_group = final_group};
         spw_status st;
-        if (for_all && !final_group) {
-            defer(e, first, count);
+        if (for_all && !final_group)
             break;
-        }
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
         st = spw__free_grad_buffers(e, &run, 0, err); /* a wait is none of compute's time */
         run.timed = spw__begin_compute(e, "backward");

@@ -226,8 +226,8 @@ compare(const parity *p, const subject *s, const float *before, const float *got
     uint64_t row = s->row[k] > 0 ? s->row[k] : a->n > 0 ? a->n : 1, heads = s->heads[k] > 0 ? s->heads[k] : 1;
     sums of[HEADS_MAX] = {{0}};
     assert_true(heads <= HEADS_MAX);
-    if (p->orders ==
-        NULL) /* a GPU: bounds are the emulation's, and it adds otherwise; an H200 stays below four fifths of this */
+    /* Bounds are the emulation's. A GPU adds otherwise, and an H200 stays below four fifths of this. */
+    if (p->orders == NULL)
         allowed *= 1.2;
     for (uint64_t i = 0, r = 0; i < a->n; i += row, r++) {
         uint64_t n = a->n - i < row ? a->n - i : row;

@@ -265,10 +265,10 @@ dropout_kernel(T *y, const T *x, uint64_t n, float p, uint64_t key, uint64_t cou
     if (i >= n)
         return;
     load8(v, x + i, n - i, wide);
-    philox(key, counter_hi, at / 4, all);
-    philox(key, counter_hi, at / 4 + 1, all + 4);
+    spw__philox(key, counter_hi, at / 4, all);
+    spw__philox(key, counter_hi, at / 4 + 1, all + 4);
     if (at % 4 != 0)
-        philox(key, counter_hi, at / 4 + 2, all + 8);
+        spw__philox(key, counter_hi, at / 4 + 2, all + 8);
 #pragma unroll
     for (int j = 0; j < 8; j++) /* written out, because registers have no index */
         r[j] = at % 4 == 0 ? all[j] : at % 4 == 1 ? all[j + 1] : at % 4 == 2 ? all[j + 2] : all[j + 3];

@@ -1,10 +1,17 @@
-/* Philox 4x32-10 (Salmon et al. 2011), for loops that vectorise; spw_philox() of spw_base.h is the same. */
+/*
+ * Philox 4x32-10 (Salmon et al. 2011), for loops that vectorise, and, where SPW_PHILOX_FN says so, for a device; spw_philox() of spw_base.h
+ * is the same.
+ */
 #ifndef SPW_PHILOX_H
 #define SPW_PHILOX_H
 
 #include <stdint.h>
 
-static inline void
+#ifndef SPW_PHILOX_FN
+#define SPW_PHILOX_FN static inline
+#endif
+
+SPW_PHILOX_FN void
 spw__philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo, uint32_t out[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
