@@ -37,7 +37,7 @@ typedef struct spw_gpu_options {
 
 typedef struct spw_gpu_info {
     const char *name;        /* "cpu" */
-    const char *description; /* "AMD EPYC, 2 threads, avx512" */
+    const char *description; /* "AMD EPYC, 2 threads, avx512, OpenBLAS for SkylakeX" */
     spw_dtype compute_dtype;
     bool host_addressable; /* the CPU may read and write device memory through plain pointers */
     uint64_t memory_bytes; /* the limit; UINT64_MAX: none */

@@ -37,6 +37,13 @@ check "doctor" run doctor "$dir"
 workers() { sed -n 's/^  OK  *workers  *\([0-9]* of\) .*(\(affinity [0-9]*\), .*):\(.*\);.*/\1 \2\3/p' "$dir/out"; }
 all=$(workers)
 check "doctor shows the workers" test -n "$all"
+# OpenBLAS may not know this CPU: its kernels fit the instructions all the same, unless somebody asks for others.
+kernels() { env "$2" "$spw" doctor "$dir" | sed -n 's/.*device cpu.*, OpenBLAS for //p' | grep -Evx "$1"; }
+misses() { ! kernels "$@"; }
+if grep -qw avx2 /proc/cpuinfo; then
+    check "matrix products use vectors" kernels 'Prescott|Core2|Penryn|Nehalem|Sandybridge|Barcelona|' SPW_ISA=scalar
+    check "matrix products use the kernels that were asked for" misses Prescott OPENBLAS_CORETYPE=Prescott
+fi
 OMP_NUM_THREADS=7 run doctor "$dir"
 check "whatever OMP_NUM_THREADS says" test "$(workers)" = "$all"
 if setpriv --bounding-set=-sys_nice true 2>/dev/null && [ "$(ulimit -e)" = 0 ]; then

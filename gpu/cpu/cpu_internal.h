@@ -55,7 +55,7 @@ typedef struct cpu_memory {
 typedef struct cpu_gpu {
     spw_gpu base;
     spw_gpu_info info;
-    char description[128];
+    char description[192];
     spw_pool *pool;
     const cpu_kernels *kernels;
     spw_id_set nodes; /* that memory is taken from in turn */
@@ -69,6 +69,8 @@ const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);
 void spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx);
 /* How many parts of about `grain` make n; at least 1. */
 uint32_t spw__cpu_parts(uint64_t n, uint64_t grain);
+/* Makes OpenBLAS ready, with kernels for this CPU's instructions; what it calls those. Any thread. */
+const char *spw__cpu_gemm_open(void);
 /* C(M,N) = op(A) op(B) + beta C, row-major, cut by shape over the pool. */
 void spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
                    uint64_t lda, const float *B, uint64_t ldb, float beta, float *C, uint64_t ldc);

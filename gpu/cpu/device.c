@@ -11,14 +11,13 @@
 #include <pthread.h>
 #include <stdio.h>
 
-void openblas_set_num_threads(int count);
-
 /* ---------------------------------------------------------------- the device and its memory */
 
 static void
 describe(cpu_gpu *gpu)
 {
     char line[256], model[96] = "CPU";
+    const char *core = spw__cpu_gemm_open();
     FILE *f = fopen("/proc/cpuinfo", "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL) {
         if (sscanf(line, "model name : %95[^\n]", model) == 1)
@@ -26,8 +25,8 @@ describe(cpu_gpu *gpu)
     }
     if (f != NULL)
         fclose(f);
-    snprintf(gpu->description, sizeof gpu->description, "%s, %u threads, %s", model, gpu->info.thread_count,
-             spw_isa_name(spw_cpu_isa()));
+    snprintf(gpu->description, sizeof gpu->description, "%s, %u threads, %s, OpenBLAS for %s", model,
+             gpu->info.thread_count, spw_isa_name(spw_cpu_isa()), core);
 }
 
 static spw_status
@@ -53,7 +52,6 @@ cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw
     }
     if (options->topology != NULL)
         (void)spw_topology_nodes(options->topology, &gpu->nodes);
-    openblas_set_num_threads(1); /* the cut is ours; see gemm.c */
     gpu->kernels = isa == SPW_ISA_AVX512 ? &spw__cpu_kernels_avx512
                    : isa == SPW_ISA_AVX2 ? &spw__cpu_kernels_avx2
                                          : &spw__cpu_kernels_scalar;

@@ -4,6 +4,45 @@
  */
 #include "cpu_internal.h"
 #include <cblas.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+/* Of builds that have kernels for several CPUs; not in its header. */
+void gotoblas_dynamic_init(void) __attribute__((weak));
+void gotoblas_dynamic_quit(void) __attribute__((weak));
+
+static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+
+/*
+ * OpenBLAS goes by the CPU's model when it is loaded, and for a model younger than itself takes kernels without AVX, with a fifth of the
+ * speed (its issue 4267; 0.3.21 on Emerald Rapids). Then it is told what instructions there are, and chooses again. SPW_ISA has no
+ * say: it changes no bit, and these kernels do.
+ */
+static void
+choose_kernels(void)
+{
+    static const char *const fallbacks[] = {"Prescott", "Barcelona", "Sandybridge"}, name[] = "OPENBLAS_CORETYPE";
+    const char *core = openblas_get_corename();
+    spw_isa isa = spw_cpu_isa_native();
+    bool fell_back = false;
+    openblas_set_num_threads(1); /* the cut is ours */
+    for (size_t i = 0; i < sizeof fallbacks / sizeof *fallbacks; i++)
+        fell_back = fell_back || strcmp(core, fallbacks[i]) == 0;
+    if (!fell_back || isa < SPW_ISA_AVX2 || getenv(name) != NULL || gotoblas_dynamic_init == NULL ||
+        gotoblas_dynamic_quit == NULL)
+        return;
+    setenv(name, isa == SPW_ISA_AVX512 ? "SkylakeX" : "Haswell", 1);
+    gotoblas_dynamic_quit();
+    gotoblas_dynamic_init();
+    unsetenv(name);
+}
+
+const char *
+spw__cpu_gemm_open(void)
+{
+    pthread_once(&chosen, choose_kernels);
+    return openblas_get_corename();
+}
 
 void
 spw__cpu_gemm_here(bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, float alpha, const float *A,
