@@ -67,7 +67,7 @@ HOPPER_GEN := $(if $(filter 90,$(CUDA_ARCHS)),-gencode arch=compute_90a$(comma)c
 CUDA_FLAGS := -std=c++17 -O3 --compress-mode=size -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Werror,-Wno-format-truncation \
               $(if $(filter release,$(VARIANT)),,-DSPW_CHECKED)
 # nvcc contracts a * b + c, and so does the emulation where the CPU can: equal bits that a rounding keeps apart show there too.
-EMU_FMA    := $(if $(filter x86_64,$(MACHINE)),$(if $(shell grep -m1 -w fma /proc/cpuinfo 2>/dev/null),-mfma -ffp-contract=fast,-ffp-contract=off),-ffp-contract=fast)
+EMU_FMA    := $(if $(filter x86_64,$(MACHINE)),$(if $(shell grep -m1 -w fma /proc/cpuinfo 2>/dev/null),-mfma -mf16c -ffp-contract=fast,-ffp-contract=off),-ffp-contract=fast)
 EMU_FLAGS  := -std=c++17 -fPIC -pthread -fvisibility=hidden -fno-exceptions $(EMU_FMA) -Wall -Wextra -Werror -Wno-unused-function \
               -Wno-unknown-pragmas -Wno-format-truncation $(if $(filter tsan,$(VARIANT)),-O1 -g1,$(CFLAGS_$(VARIANT)))
 # A name that nobody defines, such as an operation that was forgotten, is an error when a plugin is linked, not when it is opened;

@@ -51,7 +51,7 @@ SPW_DEVICE float
 widen(f16 x)
 {
 #ifdef SPW_EMULATED
-    return spw_f16_to_f32(x.bits);
+    return spw_emulate_widen(x.bits);
 #else
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
@@ -77,8 +77,7 @@ SPW_DEVICE unsigned
 pack_f16(float lo, float hi)
 {
 #ifdef SPW_EMULATED
-    unsigned low = lo != lo ? 0x7fffu : spw_f32_to_f16(lo), high = hi != hi ? 0x7fffu : spw_f32_to_f16(hi);
-    return low | high << 16;
+    return spw_emulate_narrow(lo) | (unsigned)spw_emulate_narrow(hi) << 16;
 #else
     unsigned u;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(hi), "f"(lo));
@@ -110,7 +109,7 @@ SPW_DEVICE void
 narrow(f16 *y, float x)
 {
 #ifdef SPW_EMULATED
-    y->bits = x != x ? 0x7fffu : spw_f32_to_f16(x);
+    y->bits = spw_emulate_narrow(x);
 #else
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x));
 #endif

@@ -19,7 +19,8 @@ template <class E>
 void
 multiply(unsigned char *slots)
 {
-    float a[16][16], b[16][8], c[16][8] = {};
+    typedef float row_of_8 __attribute__((vector_size(32)));
+    alignas(32) float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < 32; lane++) {
         unsigned mine[6];
         int g = lane / 4, t = lane % 4;
@@ -33,10 +34,12 @@ multiply(unsigned char *slots)
             b[2 * t + 8 * i + 1][g] = pair[1];
         }
     }
-    for (int row = 0; row < 16; row++)
+    for (int row = 0; row < 16; row++) {
+        row_of_8 sum = {};
         for (int k = 0; k < 16; k++)
-            for (int col = 0; col < 8; col++)
-                c[row][col] += a[row][k] * b[k][col];
+            sum += a[row][k] * *(const row_of_8 *)b[k];
+        *(row_of_8 *)c[row] = sum;
+    }
     for (int lane = 0; lane < 32; lane++) {
         int g = lane / 4, t = lane % 4;
         memcpy(slots + lane * emulate::SLOT_BYTES + MMA_RESULT, &c[g][2 * t], 2 * sizeof(float));
@@ -53,7 +56,7 @@ mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
 {
 #ifdef SPW_EMULATED
     unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const unsigned char *slots = emulate::gather(mine, sizeof mine, multiply<E>);
+    const unsigned char *slots = emulate::gather(mine, multiply<E>);
     float sums[4];
     memcpy(sums, slots + emulate::lane() * emulate::SLOT_BYTES + MMA_RESULT, sizeof sums);
     for (int i = 0; i < 4; i++)
@@ -81,7 +84,7 @@ load_matrices(unsigned *r, const E *row)
 {
 #ifdef SPW_EMULATED
     emulate::need_aligned(row, 16);
-    const unsigned char *slots = emulate::gather(&row, sizeof row);
+    const unsigned char *slots = emulate::gather(row);
     int lane = emulate::lane(), g = lane / 4, t = lane % 4;
     for (int i = 0; i < 4; i++) {
         const E *lo, *hi;

@@ -251,7 +251,7 @@ ask_weighted(float (&sums)[DP / 8][4], const float (&s)[BN / 8][4], const E *b_t
 #ifdef SPW_EMULATED
     int lane = (int)threadIdx.x % 32;
     for (int n = 0; n < BN; n += 16) {
-        const unsigned char *slots = emulate::gather(a[n / 16], sizeof a[0]);
+        const unsigned char *slots = emulate::gather(a[n / 16]);
         for (int t = 0; t < 4; t++) {
             unsigned theirs[4];
             memcpy(theirs, slots + (lane / 4 * 4 + t) * emulate::SLOT_BYTES, sizeof theirs);

@@ -17,6 +17,11 @@
 #include <string.h>
 #include <functional>
 #include <type_traits>
+#ifdef __F16C__
+#include <immintrin.h>
+#else
+#include "spw_base.h"
+#endif
 
 #define SPW_EMULATED 1
 #define __global__
@@ -62,6 +67,7 @@ namespace emulate
 {
 struct here {
     uint3 thread, block;
+    int lane;
     dim3 block_dim, grid_dim;
     unsigned char *dynamic_shared;
 };
@@ -84,7 +90,18 @@ void sync_block();
  * warp makes of them, `combine` does once, before anybody goes on; it may write into the slots.
  */
 enum { SLOT_BYTES = 64 };
-const unsigned char *gather(const void *bytes, size_t n, void (*combine)(unsigned char *slots) = NULL);
+unsigned char *open_slots();                             /* of the warp, for what its next close_slots() shows */
+void close_slots(void (*combine)(unsigned char *slots)); /* waits for the warp; combine may be NULL */
+template <class T>
+const unsigned char *
+gather(const T &mine, void (*combine)(unsigned char *slots) = NULL)
+{
+    static_assert(sizeof mine <= SLOT_BYTES, "a slot is too small");
+    unsigned char *slots = open_slots();
+    memcpy(slots + now.lane * SLOT_BYTES, &mine, sizeof mine);
+    close_slots(combine);
+    return slots;
+}
 /* Copies that arrive when they are waited for, not before. */
 void copy_later(void *dst, const void *src, size_t bytes);
 void copy_commit();
@@ -101,15 +118,14 @@ need_aligned(const void *p, size_t bytes)
 inline int
 lane()
 {
-    unsigned t = now.thread.x + now.block_dim.x * (now.thread.y + now.block_dim.y * now.thread.z);
-    return (int)(t % 32);
+    return now.lane;
 }
 template <class T>
 T
 from_lane(T value, int source)
 {
     T got;
-    memcpy(&got, gather(&value, sizeof value) + source * SLOT_BYTES, sizeof got);
+    memcpy(&got, gather(value) + source * SLOT_BYTES, sizeof got);
     return got;
 }
 } // namespace emulate
@@ -127,8 +143,7 @@ __syncthreads()
 inline void
 __syncwarp(unsigned = 0xffffffffu)
 {
-    char nothing = 0;
-    emulate::gather(&nothing, 1);
+    emulate::close_slots(NULL);
 }
 template <class T>
 T
@@ -146,11 +161,30 @@ inline unsigned
 __ballot_sync(unsigned, int predicate)
 {
     unsigned char mine = predicate != 0;
-    const unsigned char *all = emulate::gather(&mine, 1);
+    const unsigned char *all = emulate::gather(mine);
     unsigned bits = 0;
     for (int i = 0; i < 32; i++)
         bits |= (unsigned)all[i * emulate::SLOT_BYTES] << i;
     return bits;
+}
+/* In one instruction, where the CPU has it: products of f16 are many. */
+inline float
+spw_emulate_widen(uint16_t half)
+{
+#ifdef __F16C__
+    return _cvtsh_ss(half);
+#else
+    return spw_f16_to_f32(half);
+#endif
+}
+inline uint16_t
+spw_emulate_narrow(float x)
+{
+#ifdef __F16C__
+    return x != x ? 0x7fffu : _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    return x != x ? 0x7fffu : spw_f32_to_f16(x);
+#endif
 }
 inline int
 __popc(unsigned x)

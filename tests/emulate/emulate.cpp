@@ -42,16 +42,18 @@ struct fiber {
 #endif
     uint3 thread;
     unsigned warp;
+    int lane;
     bool done;
     const unsigned *waits_for; /* runs on when this counter is no longer waits_at */
     unsigned waits_at;
     struct copy {
         void *dst;
         const void *src;
-        size_t bytes;
-        bool zero;
+        size_t bytes; /* 0: 16 zeros */
     };
-    std::vector<std::vector<copy>> groups; /* of late copies; the last is open */
+    std::vector<copy> copies;   /* late ones, of which so many have arrived */
+    std::vector<size_t> groups; /* where each that was committed ends, of which so many have been waited for */
+    size_t copies_there, groups_there;
     void *fake_stack;
 };
 
@@ -68,6 +70,8 @@ struct machine {
     std::vector<unsigned char> shared;
     unsigned arrived, generation, alive;
     fiber *current;
+    unsigned next, last; /* those of `order` that are to be tried after it, before the scheduler decides */
+    bool from_scheduler;
     const std::function<void()> *body;
 #if defined(__x86_64__)
     void *sp;
@@ -118,30 +122,63 @@ spw_emulate_switch:
 
 namespace
 {
+/* Where a fiber goes on: whoever came from the scheduler knows its stack. */
 void
-to_scheduler(fiber *f, bool last)
+arrive(void *fake_stack)
 {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, m.stack_bottom, m.stack_bytes);
+    const void *bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
+    if (m.from_scheduler) {
+        m.stack_bottom = bottom;
+        m.stack_bytes = bytes;
+    }
+#endif
+    (void)fake_stack;
+}
+
+/* The next of those to be tried that can go on; NULL: none. */
+fiber *
+next_ready()
+{
+    while (m.next < m.last) {
+        fiber *f = &m.fibers[m.order[m.next++]];
+        if (f->done || (f->waits_for != NULL && *f->waits_for == f->waits_at))
+            continue;
+        f->waits_for = NULL;
+        m.current = f;
+        now.thread = f->thread;
+        now.lane = f->lane;
+        return f;
+    }
+    return NULL;
+}
+
+/* Lets the next thread go on, or else the scheduler. */
+void
+leave(fiber *f, bool last)
+{
+    fiber *to = next_ready();
+    m.from_scheduler = false;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(last ? NULL : &f->fake_stack, to != NULL ? to->stack : m.stack_bottom,
+                                   to != NULL ? (size_t)STACK_BYTES : m.stack_bytes);
 #endif
     (void)last;
 #if defined(__x86_64__)
-    spw_emulate_switch(&f->sp, m.sp);
+    spw_emulate_switch(&f->sp, to != NULL ? to->sp : m.sp);
 #else
-    swapcontext(&f->context, &m.context);
+    swapcontext(&f->context, to != NULL ? &to->context : &m.context);
 #endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(f->fake_stack, &m.stack_bottom, &m.stack_bytes);
-#endif
+    arrive(f->fake_stack);
 }
 
 void
 fiber_main()
 {
     fiber *f = m.current;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(NULL, &m.stack_bottom, &m.stack_bytes);
-#endif
+    arrive(NULL);
     (*m.body)();
     f->done = true;
     m.alive--;
@@ -153,26 +190,8 @@ fiber_main()
     w->alive--;
     if (w->arrived > 0)
         stop("a thread left while its warp waits for it");
-    to_scheduler(f, true);
+    leave(f, true);
     stop("a finished thread was resumed");
-}
-
-void
-resume(fiber *f)
-{
-    m.current = f;
-    now.thread = f->thread;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&m.fake_stack, f->stack, STACK_BYTES);
-#endif
-#if defined(__x86_64__)
-    spw_emulate_switch(&m.sp, f->sp);
-#else
-    swapcontext(&m.context, &f->context);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(m.fake_stack, NULL, NULL);
-#endif
 }
 
 void
@@ -180,11 +199,15 @@ start(fiber *f, unsigned idx, dim3 block)
 {
     f->thread = {idx % block.x, idx / block.x % block.y, idx / block.x / block.y};
     f->warp = idx / 32;
+    f->lane = (int)idx % 32;
     f->done = false;
     f->waits_for = NULL;
-    f->groups.assign(1, {});
+    f->copies.clear();
+    f->groups.clear();
+    f->copies_there = f->groups_there = 0;
 #if defined(__x86_64__)
-    void **top = (void **)(f->stack + STACK_BYTES);
+    /* Not all at the same place of a page: a cache has few lines for that. */
+    void **top = (void **)(f->stack + STACK_BYTES - idx % 60 * 1088);
     *--top = NULL; /* where fiber_main would return to; keeps the stack aligned as after a call */
     *--top = (void *)fiber_main;
     for (int i = 0; i < 6; i++)
@@ -205,23 +228,31 @@ wait_for(const unsigned *counter, unsigned at)
     fiber *f = m.current;
     f->waits_for = counter;
     f->waits_at = at;
-    to_scheduler(f, false);
+    leave(f, false);
 }
 
-/* Resumes those of order[from, to) that can go on. */
+/* Lets those of order[from, to) go on that can, one after the other. False: none could. */
 bool
 run_threads(unsigned from, unsigned to)
 {
-    bool moved = false;
-    for (unsigned k = from; k < to; k++) {
-        fiber *f = &m.fibers[m.order[k]];
-        if (f->done || (f->waits_for != NULL && *f->waits_for == f->waits_at))
-            continue;
-        f->waits_for = NULL;
-        resume(f);
-        moved = true;
-    }
-    return moved;
+    fiber *f;
+    m.next = from;
+    m.last = to;
+    if ((f = next_ready()) == NULL)
+        return false;
+    m.from_scheduler = true;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&m.fake_stack, f->stack, STACK_BYTES);
+#endif
+#if defined(__x86_64__)
+    spw_emulate_switch(&m.sp, f->sp);
+#else
+    swapcontext(&m.context, &f->context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(m.fake_stack, NULL, NULL);
+#endif
+    return true;
 }
 
 void
@@ -229,7 +260,9 @@ run_block(unsigned threads, dim3 block)
 {
     m.arrived = m.generation = 0;
     m.alive = threads;
-    m.warps.assign((threads + 31) / 32, warp());
+    m.warps.resize(threads / 32);
+    for (warp &w : m.warps)
+        w.arrived = w.generation = w.alive = 0;
     for (unsigned i = 0; i < threads; i++) {
         start(&m.fibers[i], i, block);
         m.warps[i / 32].alive++;
@@ -308,26 +341,36 @@ sync_block()
     wait_for(&m.generation, m.generation);
 }
 
-const unsigned char *
-gather(const void *bytes, size_t n, void (*combine)(unsigned char *slots))
+unsigned char *
+open_slots()
 {
     warp *w = &m.warps[m.current->warp];
-    unsigned at = w->generation;
-    unsigned char *slots = w->slots[at % 2];
-    if (n > SLOT_BYTES)
-        stop("a slot is too small");
-    memcpy(slots + lane() * SLOT_BYTES, bytes, n);
+    return w->slots[w->generation % 2];
+}
+
+void
+close_slots(void (*combine)(unsigned char *slots))
+{
+    warp *w = &m.warps[m.current->warp];
     if (w->alive != 32)
         stop("part of a warp is gone where all of it is needed");
-    if (++w->arrived == w->alive) {
-        if (combine != NULL)
-            combine(slots);
-        w->arrived = 0;
-        w->generation++;
-    } else {
-        wait_for(&w->generation, at);
+    if (++w->arrived < w->alive) {
+        wait_for(&w->generation, w->generation);
+        return;
     }
-    return slots;
+    if (combine != NULL)
+        combine(w->slots[w->generation % 2]);
+    w->arrived = 0;
+    w->generation++;
+}
+
+static void
+copy_now(const fiber::copy &c)
+{
+    if (c.bytes == 0)
+        memset(c.dst, 0, 16);
+    else
+        memcpy(c.dst, c.src, c.bytes);
 }
 
 void
@@ -336,31 +379,25 @@ copy_later(void *dst, const void *src, size_t bytes)
     if ((uintptr_t)dst % 16 != 0 || (bytes > 0 && (uintptr_t)src % 16 != 0))
         stop("an asynchronous copy is not aligned");
     if (!m.greedy)
-        m.current->groups.back().push_back({dst, src, bytes, bytes == 0});
-    else if (bytes == 0)
-        memset(dst, 0, 16);
+        m.current->copies.push_back({dst, src, bytes});
     else
-        memcpy(dst, src, bytes);
+        copy_now({dst, src, bytes});
 }
 
 void
 copy_commit()
 {
-    m.current->groups.push_back({});
+    m.current->groups.push_back(m.current->copies.size());
 }
 
 void
 copy_wait(unsigned groups_left)
 {
-    auto &groups = m.current->groups;
-    while (groups.size() - 1 > groups_left) {
-        for (const fiber::copy &c : groups.front()) {
-            if (c.zero)
-                memset(c.dst, 0, 16);
-            else
-                memcpy(c.dst, c.src, c.bytes);
-        }
-        groups.erase(groups.begin());
+    fiber *f = m.current;
+    while (f->groups.size() - f->groups_there > groups_left) {
+        while (f->copies_there < f->groups[f->groups_there])
+            copy_now(f->copies[f->copies_there++]);
+        f->groups_there++;
     }
 }
 } // namespace emulate
