@@ -1,5 +1,5 @@
 /* Attention beside the cpu device, and beside itself where spw_gpu_attention_cached() promises equal bits. */
-#include "lib_subject.h"
+#include "lib_reference.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,6 +184,9 @@ parity_attention(const parity *p)
                                       .heads = {[4] = d[1] == 1 || d[5] == 1 ? 1 : d[2] + 2 * d[3]},
                                       .row_least = 2, /* first queries: what cancels is rounded, and little is left */
                                       .worst = {2e-6, 3e-3, 4e-4}, /* probabilities and their gradients are rounded */
+                                      .reference = d[0] * d[1] * d[1] * d[2] * d[4] < 1e7 ? reference_attention : NULL,
+                                      .ways = 2,
+                                      .worst_beside = SUBJECT_BESIDE,
                                       .run = run_attention,
                                       .prepare = fill_documents});
     }
@@ -220,6 +223,9 @@ parity_attention_cached(const parity *p)
                                             {ACT, d[2], 0, 0}},
                                       .d = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8], d[9]},
                                       .worst = {5e-7, 3e-3, 4e-4},
+                                      .reference = reference_attention_cached,
+                                      .ways = 2,
+                                      .worst_beside = SUBJECT_BESIDE,
                                       .run = run_attention_cached,
                                       .prepare = fill_cache});
     }

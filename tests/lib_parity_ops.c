@@ -1,5 +1,5 @@
 /* Products, element-wise operations, norms, embeddings and the loss beside the cpu device. */
-#include "lib_subject.h"
+#include "lib_reference.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -102,6 +102,9 @@ parity_linear_and_more(const parity *p)
                                           .flags = flags,
                                           /* By row the product is rounded before it is added. */
                                           .worst = {3e-6, f & 2 ? 3e-3 : 2e-5, f & 2 ? 4e-4 : 2e-5},
+                                          .reference = M * N * K < 10000000 ? reference_linear_add : NULL,
+                                          .ways = 2,
+                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_linear_add});
             subject_examine(p, &(subject){.name = "linear, gelu",
                                           .a = {{ACT, M * K, 0, 0},
@@ -115,6 +118,9 @@ parity_linear_and_more(const parity *p)
                                           .d = {M, N, K, f != 1},
                                           .flags = flags,
                                           .worst = {3e-6, 4e-3, 5e-4}, /* what goes into the gelu, and its gradient */
+                                          .reference = M * N * K < 10000000 ? reference_linear_gelu : NULL,
+                                          .ways = 2,
+                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_linear_gelu,
                                           .prepare = scale_into_gelu});
         }
@@ -487,6 +493,9 @@ parity_loss(const parity *p)
                                           .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
                                           .row = {[3] = d[2], [4] = d[2]},
                                           .worst = {8e-6, f < 5 ? 3.5e-3 : 7e-3, f < 5 ? 4e-4 : 8e-4}, /* logits */
+                                          .reference = i < 5 ? reference_loss : NULL,
+                                          .ways = 3,
+                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_loss,
                                           .prepare = scale_weights});
         }

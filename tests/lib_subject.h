@@ -33,6 +33,10 @@ typedef struct subject {
     double worst[SPW_DTYPE_COUNT]; /* error of an array beside its norm; 0: that of sums in fp32 */
     void (*run)(const struct subject *s, spw_gpu_queue *q, void **p);
     void (*prepare)(const struct subject *s, float **host, int32_t **ints); /* NULL: as drawn */
+    /* The same in fp64 (lib_reference), in one of `ways`, for which worst_beside[] stands as worst[] does; NULL: there is none. */
+    void (*reference)(const struct subject *s, spw_dtype type, unsigned way, float **arrays, int32_t **ints);
+    unsigned ways; /* 0: 1 */
+    double worst_beside[SPW_DTYPE_COUNT];
 } subject;
 
 /*
@@ -48,12 +52,20 @@ typedef struct subject {
         5e-4, 5e-4, 5e-4                                                                                               \
     }
 
+/* worst_beside[] of what is rounded on the way: numbers that fall to the other side of two. */
+#define SUBJECT_BESIDE                                                                                                 \
+    {                                                                                                                  \
+        3e-6, 1e-3, 2.5e-4                                                                                             \
+    }
+
 /* Memory for a test; fails it where there is none. */
 void *subject_need(size_t bytes);
 /* The compute type of the device that runs, or that subject_use() named, and element i of an array of it. */
 void subject_use(const spw_gpu *gpu);
 spw_dtype subject_type(void);
 void *subject_elem(void *p, uint64_t i);
+/* x as a number of a type: fp32, bf16 or f16. */
+float subject_rounded(spw_dtype type, float x);
 /* Number i of those that key names, between -1 and 1, one that bf16 holds; and where a key begins, by SPW_SEED. */
 float subject_number(uint64_t key, uint64_t i);
 uint64_t subject_key(uint64_t of);
