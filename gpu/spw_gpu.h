@@ -54,6 +54,7 @@ typedef struct spw_gpu_info {
 /*
  * Errors  SPW_ECONFIG for a name that is none. SPW_EUNSUPPORTED for a device that is not built or not there; the message says
  *         what is missing: the plugin, the driver, a device, or a driver that is new enough. SPW_ENOMEM.
+ * Threads any; while the process opens its first cpu device none may be inside OpenBLAS, whose kernels that chooses.
  */
 spw_status spw_gpu_open(spw_gpu **out, const spw_gpu_options *options, spw_error *err);
 void spw_gpu_close(spw_gpu *gpu); /* NULL is fine; all memory must have been freed */

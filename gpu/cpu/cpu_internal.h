@@ -69,7 +69,8 @@ const cpu_kernels *spw__cpu_kernels(const spw_gpu_queue *q);
 void spw__cpu_run(spw_gpu_queue *q, uint32_t part_count, spw_pool_fn fn, void *ctx);
 /* How many parts of about `grain` make n; at least 1. */
 uint32_t spw__cpu_parts(uint64_t n, uint64_t grain);
-/* Makes OpenBLAS ready, with kernels for this CPU's instructions; what it calls those. Any thread. */
+/* Makes OpenBLAS ready, with kernels for this CPU's instructions; what it calls those. Any thread, but at the first call none may
+ * be inside OpenBLAS. */
 const char *spw__cpu_gemm_open(void);
 /* C(M,N) = op(A) op(B) + beta C, row-major, cut by shape over the pool. */
 void spw__cpu_gemm(spw_gpu_queue *q, bool trans_a, bool trans_b, uint64_t M, uint64_t N, uint64_t K, const float *A,
