@@ -82,7 +82,7 @@ attend(const view *w, spw_dtype type, uint64_t tile, uint64_t row, uint64_t h, u
     return lse;
 }
 
-/* grads: as the packed array, but of heads alone; out and dout: a row of a head. */
+/* Adds to dq, dk and dv, which lie as q, k and v do, what comes from dout (Dv) of the row and head. */
 static void
 attend_backward(const view *w, spw_dtype type, uint64_t row, uint64_t h, uint64_t from, uint64_t to, double lse,
                 double delta, const float *dout, double *dq, double *dk, double *dv)

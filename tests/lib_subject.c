@@ -293,7 +293,7 @@ part_of_allowed(const subject *s, const float *before, const float *got, const f
     }
     *error = 0;
     for (uint64_t j = 0; j < heads; j++) {
-        double off = of[j].excess > 0 ? sqrt(of[j].excess) : 0, now = off / norm_limit(&of[j], allowed, type);
+        double off = of[j].excess < 0 ? 0 : sqrt(of[j].excess), now = off / norm_limit(&of[j], allowed, type);
         if (of[j].excess != 0 && !(now <= part)) {
             part = now;
             *error = of[j].n >= 1000 && of[j].change > 0 ? off / sqrt(of[j].change) : 0;
