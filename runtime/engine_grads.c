@@ -94,11 +94,10 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     double *sums = b->final ? e->partials + e->unit_partial[unit_idx] : NULL;
     spw_dtype type = e->config.run.grad_dtype;
     bool stays = b->at != b->data;
-    if (stays && !b->final) { /* the next pass adds to it */
-        b->unit_idx = UINT32_MAX;
-        b->leaves = false;
+    b->unit_idx = UINT32_MAX;
+    b->leaves = false;
+    if (stays && !b->final) /* the next pass adds to it */
         return SPW_OK;
-    }
     if (!stays)
         SPW_TRY(spw_store_grad_open(e->store, unit_idx, err));
     spw_gpu_event_wait(b->made, e->d2h);
@@ -113,8 +112,6 @@ ship_grad(spw_engine *e, grad_buffer *b, spw_error *err)
     }
     spw_gpu_span_end(e->d2h, unit_idx, copied_out, NULL);
     spw_gpu_event_record(b->sent, e->d2h);
-    b->unit_idx = UINT32_MAX;
-    b->leaves = false;
     if (b->final) {
         e->notes[unit_idx] = (grad_note){e, unit_idx};
         spw_gpu_queue_notify(e->d2h, grad_arrived, &e->notes[unit_idx]);

@@ -186,7 +186,6 @@ parity_attention(const parity *p)
                                       .worst = {2e-6, 3e-3, 4e-4}, /* probabilities and their gradients are rounded */
                                       .reference = d[0] * d[1] * d[1] * d[2] * d[4] < 1e7 ? reference_attention : NULL,
                                       .ways = 2,
-                                      .worst_beside = SUBJECT_BESIDE,
                                       .run = run_attention,
                                       .prepare = fill_documents});
     }
@@ -225,7 +224,6 @@ parity_attention_cached(const parity *p)
                                       .worst = {5e-7, 3e-3, 4e-4},
                                       .reference = reference_attention_cached,
                                       .ways = 2,
-                                      .worst_beside = SUBJECT_BESIDE,
                                       .run = run_attention_cached,
                                       .prepare = fill_cache});
     }

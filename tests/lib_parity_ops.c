@@ -104,7 +104,6 @@ parity_linear_and_more(const parity *p)
                                           .worst = {3e-6, f & 2 ? 3e-3 : 2e-5, f & 2 ? 4e-4 : 2e-5},
                                           .reference = M * N * K < 10000000 ? reference_linear_add : NULL,
                                           .ways = 2,
-                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_linear_add});
             subject_examine(p, &(subject){.name = "linear, gelu",
                                           .a = {{ACT, M * K, 0, 0},
@@ -120,7 +119,6 @@ parity_linear_and_more(const parity *p)
                                           .worst = {3e-6, 4e-3, 5e-4}, /* what goes into the gelu, and its gradient */
                                           .reference = M * N * K < 10000000 ? reference_linear_gelu : NULL,
                                           .ways = 2,
-                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_linear_gelu,
                                           .prepare = scale_into_gelu});
         }
@@ -495,7 +493,6 @@ parity_loss(const parity *p)
                                           .worst = {8e-6, f < 5 ? 3.5e-3 : 7e-3, f < 5 ? 4e-4 : 8e-4}, /* logits */
                                           .reference = i < 5 ? reference_loss : NULL,
                                           .ways = 3,
-                                          .worst_beside = SUBJECT_BESIDE,
                                           .run = run_loss,
                                           .prepare = scale_weights});
         }

@@ -134,11 +134,12 @@ reference_attention(const subject *s, spw_dtype type, unsigned way, float **a, i
     const uint64_t *d = s->d, T = d[1], Hq = d[2];
     view w = view_of(s, a[0]);
     double *out = subject_need(w.Dv * sizeof *out), *grads = subject_need(s->a[4].n * sizeof *grads);
-    uint64_t heads = w.v_head, used = heads - w.Dv, tile = way > 0 ? 32 : 64;
+    uint64_t D = d[4], tile = way > 0 ? 32 : 64;
     w.sinks = d[8] > 0 ? a[7] : NULL;
     memset(grads, 0, s->a[4].n * sizeof *grads);
-    for (uint64_t row = 0; row < d[0] * T; row++)
-        for (uint64_t h = 0; h < Hq; h++) {
+    for (uint64_t h = 0; h < Hq; h++) {
+        double dsink = 0;
+        for (uint64_t row = 0; row < d[0] * T; row++) {
             uint64_t t = row % T, from = first_key(d, row, t), at = (row * Hq + h) * w.Dv;
             uint64_t begins = d[6] > 0 ? row - t + (uint64_t)ints[5][row] : 0;
             double lse, delta = 0;
@@ -150,13 +151,16 @@ reference_attention(const subject *s, spw_dtype type, unsigned way, float **a, i
             }
             a[2][(row / T * Hq + h) * T + t] = (float)lse;
             if (w.sinks != NULL)
-                a[8][h] -= (float)(exp((double)w.sinks[h] - lse) * delta);
+                dsink -= exp((double)w.sinks[h] - lse) * delta;
             attend_backward(&w, type, row, h, from, row, lse, delta, a[3] + at, grads, grads + (w.key - w.q),
                             grads + (w.value - w.q));
         }
+        if (w.sinks != NULL)
+            a[8][h] = (float)((double)a[8][h] + dsink);
+    }
     for (uint64_t i = 0; i < s->a[4].n; i++) { /* what lies before values that are narrower than their heads stays */
-        uint64_t in_row = i % w.q_stride, values = (d[2] + d[3]) * d[4];
-        if (in_row < values || (in_row - values) % heads >= used)
+        uint64_t in_row = i % w.q_stride, values = (d[2] + d[3]) * D;
+        if (in_row < values || (in_row - values) % D >= D - w.Dv)
             a[4][i] = (float)grads[i];
     }
     free(out);

@@ -33,10 +33,9 @@ typedef struct subject {
     double worst[SPW_DTYPE_COUNT]; /* error of an array beside its norm; 0: that of sums in fp32 */
     void (*run)(const struct subject *s, spw_gpu_queue *q, void **p);
     void (*prepare)(const struct subject *s, float **host, int32_t **ints); /* NULL: as drawn */
-    /* The same in fp64 (lib_reference), in one of `ways`, for which worst_beside[] stands as worst[] does; NULL: there is none. */
+    /* The same in fp64 (lib_reference), in one of `ways`; NULL: there is none. */
     void (*reference)(const struct subject *s, spw_dtype type, unsigned way, float **arrays, int32_t **ints);
-    unsigned ways; /* 0: 1 */
-    double worst_beside[SPW_DTYPE_COUNT];
+    unsigned ways;
 } subject;
 
 /*
@@ -50,12 +49,6 @@ typedef struct subject {
 #define SUBJECT_PRODUCT_FP8                                                                                            \
     {                                                                                                                  \
         5e-4, 5e-4, 5e-4                                                                                               \
-    }
-
-/* worst_beside[] of what is rounded on the way: numbers that fall to the other side of two. */
-#define SUBJECT_BESIDE                                                                                                 \
-    {                                                                                                                  \
-        3e-6, 1e-3, 2.5e-4                                                                                             \
     }
 
 /* Memory for a test; fails it where there is none. */

@@ -14,10 +14,9 @@
 /* ---------------------------------------------------------------- the device and its memory */
 
 static void
-describe(cpu_gpu *gpu)
+describe(cpu_gpu *gpu, const char *core)
 {
     char line[256], model[96] = "CPU";
-    const char *core = spw__cpu_gemm_open();
     FILE *f = fopen("/proc/cpuinfo", "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL) {
         if (sscanf(line, "model name : %95[^\n]", model) == 1)
@@ -64,7 +63,7 @@ cpu_open(spw_gpu **out, const spw_gpu_options *options, uint32_t device_idx, spw
                                .thread_count = spw_pool_threads(gpu->pool),
                                .loss_rows = 256,
                                .fp8 = true};
-    describe(gpu);
+    describe(gpu, spw__cpu_gemm_open());
     *out = &gpu->base;
     return SPW_OK;
 }
