@@ -177,12 +177,14 @@ static const char bench_adam_usage[] =
     "                    [--grad fp32|bf16|fp16] [--check] [--check-factor X] [--json] [--smoke]\n"
     "\n"
     "adam: a step of an optimizer beside a stream over the same arrays, in turn; the default is Adam in every\n"
-    "state format on all CPUs. --format and --optimizer may be given several times.\n"
+    "state format on all CPUs. --format and --optimizer may be given several times. %logged and %back are the\n"
+    "time of a step over that of one that can be taken back, as those ahead of the gradient's norm, and of that.\n"
     "\n"
     "  --check           Adam's rows have limits: 0.90 of the stream's rate in fp32, mixed and split, 0.80 in\n"
     "                    split-bf16, and split's parameters per second in split-int8 and split24-int8 (0.90 of them\n"
-    "                    on one thread), in the time of the best quarter of the repetitions. A row below is\n"
-    "                    measured again, up to two times, and then makes the exit code 1\n"
+    "                    on one thread), in the time of the best quarter of the repetitions; and 70 % logged, 40 in\n"
+    "                    packed formats, 30 without AVX-512. A row below is measured again, up to two times, and\n"
+    "                    then makes the exit code 1\n"
     "  --check-factor X  the same, with every limit multiplied by X\n"
     "  --json, --smoke   one JSON object per row; few parameters: shows that it runs, measures nothing\n";
 

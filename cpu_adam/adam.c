@@ -81,46 +81,17 @@ spw_adam_step(const spw_adam_coef *coef, const spw_adam_slice *slice)
     spw_isa isa = spw_cpu_isa();
     while (kernel_of(isa) == NULL) /* ends at scalar */
         isa = (spw_isa)(isa - 1);
-    return kernel_of(isa)(coef, slice, slice);
+    return kernel_of(isa)(coef, slice);
 }
 
 spw_status
 spw_adam_step_isa(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice, uint64_t *nonfinite_out)
 {
-    return spw__adam_step_from(isa, coef, slice, slice, nonfinite_out);
-}
-
-/* Kernels write state that goes elsewhere in whole lines; where it lies across them it is copied first. */
-static bool
-lines(const spw_adam_slice *s)
-{
-    return ((uintptr_t)s->weights | (uintptr_t)s->m | (uintptr_t)s->v | (uintptr_t)s->master) % 64 == 0;
-}
-
-static void
-copy_state(const spw_adam_slice *to, const spw_adam_slice *from)
-{
-    if (to->weights != from->weights)
-        memcpy(to->weights, from->weights, to->elems * spw_state_weight_bytes(to->format));
-    memcpy(to->m, from->m, to->elems * sizeof *to->m);
-    memcpy(to->v, from->v, to->elems * sizeof *to->v);
-    if (to->master != NULL)
-        memcpy(to->master, from->master, to->elems * spw_state_low_bytes(to->format));
-}
-
-spw_status
-spw__adam_step_from(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from,
-                    uint64_t *nonfinite_out)
-{
     spw__adam_fn kernel = kernel_of(isa);
     uint64_t nonfinite_count;
     if (kernel == NULL || isa > spw_cpu_isa_native())
         return SPW_EUNSUPPORTED;
-    if (from != slice && !lines(slice)) {
-        copy_state(slice, from);
-        from = slice;
-    }
-    nonfinite_count = kernel(coef, slice, from);
+    nonfinite_count = kernel(coef, slice);
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;
     return SPW_OK;

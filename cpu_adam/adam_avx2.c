@@ -26,20 +26,19 @@ prefetch_lines(const void *p, int bytes)
 
 /* One KiB ahead on every array that is read: hardware prefetchers stop at each page. */
 ALWAYS_INLINE void
-prefetch_block(const spw_adam_slice *s, const spw_adam_slice *from, spw_state_format format, spw_dtype grad_dtype,
-               uint64_t i)
+prefetch_block(const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype, uint64_t i)
 {
     const int grad_bytes = grad_dtype == SPW_F32 ? 4 : 2;
     prefetch_lines((const char *)s->grad + i * (uint64_t)grad_bytes, BLOCK * grad_bytes);
-    prefetch_lines(from->m + i, BLOCK * 4);
-    prefetch_lines(from->v + i, BLOCK * 4);
+    prefetch_lines(s->m + i, BLOCK * 4);
+    prefetch_lines(s->v + i, BLOCK * 4);
     if (format == SPW_STATE_FP32)
-        prefetch_lines((const float *)from->weights + i, BLOCK * 4);
+        prefetch_lines((const float *)s->weights + i, BLOCK * 4);
     if (format == SPW_STATE_MIXED)
-        prefetch_lines((const float *)from->master + i, BLOCK * 4);
+        prefetch_lines((const float *)s->master + i, BLOCK * 4);
     if (format == SPW_STATE_SPLIT) {
-        prefetch_lines((const uint16_t *)from->weights + i, BLOCK * 2);
-        prefetch_lines((const int16_t *)from->master + i, BLOCK * 2);
+        prefetch_lines((const uint16_t *)s->weights + i, BLOCK * 2);
+        prefetch_lines((const int16_t *)s->master + i, BLOCK * 2);
     }
 }
 
@@ -51,25 +50,10 @@ load_8x16(const void *p)
 
 /* The low halves of eight 32-bit numbers. */
 ALWAYS_INLINE void
-store_low_halves(void *p, __m256i x, bool apart)
+store_low_halves(void *p, __m256i x)
 {
-    __m128i low;
     x = _mm256_and_si256(x, _mm256_set1_epi32(0xffff)); /* the pack saturates */
-    low = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    if (apart)
-        _mm_stream_si128((__m128i *)p, low);
-    else
-        _mm_storeu_si128((__m128i *)p, low);
-}
-
-/* apart: past the caches, which would read the line first and keep what nobody looks at soon. */
-ALWAYS_INLINE void
-store_ps(float *p, __m256 x, bool apart)
-{
-    if (apart)
-        _mm256_stream_ps(p, x);
-    else
-        _mm256_storeu_ps(p, x);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
 }
 
 ALWAYS_INLINE __m256
@@ -121,19 +105,19 @@ load_master(const spw_adam_slice *s, spw_state_format format, uint64_t i)
 }
 
 ALWAYS_INLINE void
-store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, __m256 w, bool apart)
+store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, __m256 w)
 {
     if (format == SPW_STATE_FP32) {
-        store_ps((float *)s->weights + i, w, apart);
+        _mm256_storeu_ps((float *)s->weights + i, w);
     } else if (format == SPW_STATE_MIXED) {
-        /* Streaming stores for the weights gained 0 to 5% in place: not worth a third path. */
-        store_ps((float *)s->master + i, w, apart);
-        store_low_halves((uint16_t *)s->weights + i, to_bf16(w), apart);
+        /* Streaming stores for the weights gained 0 to 5%: not worth a second path. */
+        _mm256_storeu_ps((float *)s->master + i, w);
+        store_low_halves((uint16_t *)s->weights + i, to_bf16(w));
     } else {
         __m256i u = split_bits(w);
         store_low_halves((uint16_t *)s->weights + i,
-                         _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16), apart);
-        store_low_halves((int16_t *)s->master + i, u, apart);
+                         _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16));
+        store_low_halves((int16_t *)s->master + i, u);
     }
 }
 
@@ -147,8 +131,7 @@ count_nonfinite(__m256 g)
 }
 
 ALWAYS_INLINE uint64_t
-step_body(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice *from, spw_state_format format,
-          spw_dtype grad_dtype, bool apart)
+step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype)
 {
     const __m256 grad_scale = _mm256_set1_ps(c->grad_scale), l2 = _mm256_set1_ps(c->l2);
     const __m256 one_minus_beta1 = _mm256_set1_ps(c->one_minus_beta1), beta2 = _mm256_set1_ps(c->beta2);
@@ -157,18 +140,18 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice 
     const __m256 minus_step_size = _mm256_set1_ps(-c->step_size);
     const bool has_l2 = c->l2 != 0.0f;
     uint64_t nonfinite_count = 0, i = 0;
-    spw_adam_slice rest, rest_from;
+    spw_adam_slice rest;
     for (; i + BLOCK <= s->elems; i += BLOCK) {
         __m256 g[VECTORS], w[VECTORS], m[VECTORS], v[VECTORS];
-        prefetch_block(s, from, format, grad_dtype, i);
+        prefetch_block(s, format, grad_dtype, i);
         for (int k = 0; k < VECTORS; k++)
             g[k] = _mm256_mul_ps(load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES), grad_scale);
         for (int k = 0; k < VECTORS; k++)
-            w[k] = load_master(from, format, i + (uint64_t)k * LANES);
+            w[k] = load_master(s, format, i + (uint64_t)k * LANES);
         for (int k = 0; k < VECTORS; k++)
-            m[k] = _mm256_loadu_ps(from->m + i + k * LANES);
+            m[k] = _mm256_loadu_ps(s->m + i + k * LANES);
         for (int k = 0; k < VECTORS; k++)
-            v[k] = _mm256_loadu_ps(from->v + i + k * LANES);
+            v[k] = _mm256_loadu_ps(s->v + i + k * LANES);
         for (int k = 0; k < VECTORS; k++) {
             __m256 d;
             nonfinite_count += count_nonfinite(g[k]);
@@ -180,27 +163,21 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice 
             w[k] = _mm256_fmadd_ps(minus_step_size, _mm256_div_ps(m[k], d), _mm256_mul_ps(w[k], decay));
         }
         for (int k = 0; k < VECTORS; k++)
-            store_ps(s->m + i + k * LANES, m[k], apart);
+            _mm256_storeu_ps(s->m + i + k * LANES, m[k]);
         for (int k = 0; k < VECTORS; k++)
-            store_ps(s->v + i + k * LANES, v[k], apart);
+            _mm256_storeu_ps(s->v + i + k * LANES, v[k]);
         for (int k = 0; k < VECTORS; k++)
-            store_master(s, format, i + (uint64_t)k * LANES, w[k], apart);
+            store_master(s, format, i + (uint64_t)k * LANES, w[k]);
     }
-    if (apart)
-        _mm_sfence();
     rest = spw__adam_slice_rest(s, i);
-    rest_from = spw__adam_slice_rest(from, i);
-    return nonfinite_count + spw__adam_ref(c, &rest, &rest_from);
+    return nonfinite_count + spw__adam_ref(c, &rest);
 }
 
 static uint64_t
-step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from)
+step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice)
 {
-    const bool apart = from != slice;
 #define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
-        return apart ? step_body(coef, slice, from, format, dtype, true)                                               \
-                     : step_body(coef, slice, slice, format, dtype, false)
+    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return step_body(coef, slice, format, dtype)
     switch (SPW_DTYPE_COUNT * (int)slice->format + (int)slice->grad_dtype) {
         CASE(SPW_STATE_FP32, SPW_F32);
         CASE(SPW_STATE_FP32, SPW_BF16);
@@ -211,7 +188,7 @@ step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam
         CASE(SPW_STATE_SPLIT, SPW_F32);
         CASE(SPW_STATE_SPLIT, SPW_BF16);
         CASE(SPW_STATE_SPLIT, SPW_F16);
-    default: return spw__adam_ref(coef, slice, from);
+    default: return spw__adam_ref(coef, slice);
     }
 #undef CASE
 }

@@ -26,20 +26,19 @@ prefetch_lines(const void *p, int bytes)
 
 /* One KiB ahead on every array that is read: hardware prefetchers stop at each page. */
 ALWAYS_INLINE void
-prefetch_block(const spw_adam_slice *s, const spw_adam_slice *from, spw_state_format format, spw_dtype grad_dtype,
-               uint64_t i)
+prefetch_block(const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype, uint64_t i)
 {
     const int grad_bytes = grad_dtype == SPW_F32 ? 4 : 2;
     prefetch_lines((const char *)s->grad + i * (uint64_t)grad_bytes, BLOCK * grad_bytes);
-    prefetch_lines(from->m + i, BLOCK * 4);
-    prefetch_lines(from->v + i, BLOCK * 4);
+    prefetch_lines(s->m + i, BLOCK * 4);
+    prefetch_lines(s->v + i, BLOCK * 4);
     if (format == SPW_STATE_FP32)
-        prefetch_lines((const float *)from->weights + i, BLOCK * 4);
+        prefetch_lines((const float *)s->weights + i, BLOCK * 4);
     if (format == SPW_STATE_MIXED)
-        prefetch_lines((const float *)from->master + i, BLOCK * 4);
+        prefetch_lines((const float *)s->master + i, BLOCK * 4);
     if (format == SPW_STATE_SPLIT) {
-        prefetch_lines((const uint16_t *)from->weights + i, BLOCK * 2);
-        prefetch_lines((const int16_t *)from->master + i, BLOCK * 2);
+        prefetch_lines((const uint16_t *)s->weights + i, BLOCK * 2);
+        prefetch_lines((const int16_t *)s->master + i, BLOCK * 2);
     }
 }
 
@@ -49,23 +48,10 @@ load_16x16(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* apart: past the caches, which would read the line first and keep what nobody looks at soon. */
 ALWAYS_INLINE void
-store_16x16(void *p, __m256i x, bool apart)
+store_16x16(void *p, __m256i x)
 {
-    if (apart)
-        _mm256_stream_si256((__m256i *)p, x);
-    else
-        _mm256_storeu_si256((__m256i *)p, x);
-}
-
-ALWAYS_INLINE void
-store_ps(float *p, __m512 x, bool apart)
-{
-    if (apart)
-        _mm512_stream_ps(p, x);
-    else
-        _mm512_storeu_ps(p, x);
+    _mm256_storeu_si256((__m256i *)p, x);
 }
 
 ALWAYS_INLINE __m512
@@ -113,26 +99,73 @@ load_master(const spw_adam_slice *s, spw_state_format format, uint64_t i)
 }
 
 ALWAYS_INLINE void
-store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, __m512 w, bool apart)
+store_master(const spw_adam_slice *s, spw_state_format format, uint64_t i, __m512 w)
 {
     if (format == SPW_STATE_FP32) {
-        store_ps((float *)s->weights + i, w, apart);
+        _mm512_storeu_ps((float *)s->weights + i, w);
     } else if (format == SPW_STATE_MIXED) {
-        /* Streaming stores for the weights gained 0 to 5% in place: not worth a third path. */
-        store_ps((float *)s->master + i, w, apart);
-        store_16x16((uint16_t *)s->weights + i, to_bf16(w), apart);
+        /* Streaming stores for the weights gained 0 to 5%: not worth a second path. */
+        _mm512_storeu_ps((float *)s->master + i, w);
+        store_16x16((uint16_t *)s->weights + i, to_bf16(w));
     } else {
         __m512i u = split_bits(w);
         __m512i hi = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x8000)), 16);
-        store_16x16((uint16_t *)s->weights + i, _mm512_cvtepi32_epi16(hi), apart);
-        store_16x16((int16_t *)s->master + i, _mm512_cvtepi32_epi16(u), apart);
+        store_16x16((uint16_t *)s->weights + i, _mm512_cvtepi32_epi16(hi));
+        store_16x16((int16_t *)s->master + i, _mm512_cvtepi32_epi16(u));
     }
 }
 
-ALWAYS_INLINE uint64_t
-step_body(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice *from, spw_state_format format,
-          spw_dtype grad_dtype, bool apart)
+/* What runs an update backwards; opt_block.h has it element by element. */
+typedef struct backwards {
+    __m512 b1, step, back_m, back_v, back_w;
+} backwards;
+
+/* How far off it is, in 8 and twice 4 bits, and which elements are off by more. */
+typedef struct miss {
+    __m512i m, vw;
+    __mmask16 fails;
+} miss;
+
+/* From state w, m, v to w1, m1, v1 by g; q is m1 / d, gg (1 - beta2) g^2. */
+ALWAYS_INLINE miss
+look_back(const backwards *b, __m512 w, __m512 m, __m512 v, __m512 w1, __m512 m1, __m512 v1, __m512 g, __m512 q,
+          __m512 gg)
 {
+    const __m512i v_mask = _mm512_set1_epi32(SPW__V_MASK);
+    __m512i m_back = _mm512_castps_si512(_mm512_mul_ps(_mm512_fnmadd_ps(b->b1, g, m1), b->back_m));
+    __m512i v_back = _mm512_castps_si512(_mm512_mul_ps(_mm512_sub_ps(v1, gg), b->back_v));
+    __m512i w_back = _mm512_castps_si512(_mm512_mul_ps(_mm512_fmadd_ps(b->step, q, w1), b->back_w));
+    __m512i off_m = _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(m), m_back), _mm512_set1_epi32(SPW__M_BIAS));
+    __m512i off_v = _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(v), v_back), _mm512_set1_epi32(SPW__V_BIAS));
+    __m512i off_w = _mm512_add_epi32(_mm512_sub_epi32(_mm512_castps_si512(w), w_back), _mm512_set1_epi32(SPW__W_BIAS));
+    __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(w1), _mm512_set1_epi32(0x7fffffff));
+    __mmask16 fails = _mm512_cmpgt_epu32_mask(off_m, _mm512_set1_epi32(0xff)) |
+                      _mm512_cmpgt_epu32_mask(_mm512_or_si512(off_v, off_w), v_mask) |
+                      _mm512_cmpgt_epu32_mask(magnitude, _mm512_set1_epi32((int)SPW__SPLIT_MAX));
+    return (miss){off_m, _mm512_or_si512(off_v, _mm512_slli_epi32(off_w, SPW__W_SHIFT)), fails};
+}
+
+/* A block's elements that fail, as they are in memory and were in w. False: the list has no room. */
+static __attribute__((noinline)) bool
+keep_misfits(spw__adam_log *log, const spw_adam_slice *s, uint64_t i, const float *w, uint32_t fails)
+{
+    if ((uint32_t)__builtin_popcount(fails) > log->most - *log->count)
+        return false;
+    for (; fails != 0; fails &= fails - 1) {
+        uint64_t k = (uint64_t)__builtin_ctz(fails);
+        log->misfits[(*log->count)++] = (spw__misfit){(uint32_t)(log->first + i + k), w[k], s->m[i + k], s->v[i + k]};
+    }
+    return true;
+}
+
+/* With a log what does not fill a block is left, and all from a block on for which the list has no room; returns how much was done. */
+ALWAYS_INLINE uint64_t
+step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype,
+          spw__adam_log *log)
+{
+    const backwards back = {_mm512_set1_ps(c->one_minus_beta1), _mm512_set1_ps(c->step_size),
+                            _mm512_set1_ps(1.0f / (1.0f - c->one_minus_beta1)), _mm512_set1_ps(1.0f / c->beta2),
+                            _mm512_set1_ps(1.0f / c->decay)};
     const __m512 grad_scale = _mm512_set1_ps(c->grad_scale), l2 = _mm512_set1_ps(c->l2);
     const __m512 one_minus_beta1 = _mm512_set1_ps(c->one_minus_beta1), beta2 = _mm512_set1_ps(c->beta2);
     const __m512 one_minus_beta2 = _mm512_set1_ps(c->one_minus_beta2), eps = _mm512_set1_ps(c->eps);
@@ -140,51 +173,70 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice 
     const __m512 minus_step_size = _mm512_set1_ps(-c->step_size);
     const bool has_l2 = c->l2 != 0.0f;
     uint64_t nonfinite_count = 0, i = 0;
-    spw_adam_slice rest, rest_from;
+    _Alignas(64) float before[BLOCK]; /* masters */
+    spw_adam_slice rest;
     for (; i + BLOCK <= s->elems; i += BLOCK) {
         __m512 g[VECTORS], w[VECTORS], m[VECTORS], v[VECTORS];
-        prefetch_block(s, from, format, grad_dtype, i);
+        miss missed[VECTORS];
+        uint64_t bad = 0;
+        prefetch_block(s, format, grad_dtype, i);
         for (int k = 0; k < VECTORS; k++)
             g[k] = _mm512_mul_ps(load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES), grad_scale);
         for (int k = 0; k < VECTORS; k++)
-            w[k] = load_master(from, format, i + (uint64_t)k * LANES);
+            w[k] = load_master(s, format, i + (uint64_t)k * LANES);
         for (int k = 0; k < VECTORS; k++)
-            m[k] = _mm512_loadu_ps(from->m + i + k * LANES);
+            m[k] = _mm512_loadu_ps(s->m + i + k * LANES);
         for (int k = 0; k < VECTORS; k++)
-            v[k] = _mm512_loadu_ps(from->v + i + k * LANES);
+            v[k] = _mm512_loadu_ps(s->v + i + k * LANES);
         for (int k = 0; k < VECTORS; k++) {
-            __m512 d;
+            const __m512 w0 = w[k], m0 = m[k], v0 = v[k];
+            __m512 d, q, gg;
             /* 0x99: quiet and signalling NaN, both infinities */
-            nonfinite_count += (unsigned)__builtin_popcount(_mm512_fpclass_ps_mask(g[k], 0x99));
+            bad += (unsigned)__builtin_popcount(_mm512_fpclass_ps_mask(g[k], 0x99));
             if (has_l2)
                 g[k] = _mm512_fmadd_ps(l2, w[k], g[k]);
             m[k] = _mm512_fmadd_ps(one_minus_beta1, _mm512_sub_ps(g[k], m[k]), m[k]);
-            v[k] = _mm512_fmadd_ps(beta2, v[k], _mm512_mul_ps(_mm512_mul_ps(one_minus_beta2, g[k]), g[k]));
+            gg = _mm512_mul_ps(_mm512_mul_ps(one_minus_beta2, g[k]), g[k]);
+            v[k] = _mm512_fmadd_ps(beta2, v[k], gg);
             d = _mm512_fmadd_ps(_mm512_sqrt_ps(v[k]), inv_bc2_sqrt, eps);
-            w[k] = _mm512_fmadd_ps(minus_step_size, _mm512_div_ps(m[k], d), _mm512_mul_ps(w[k], decay));
+            q = _mm512_div_ps(m[k], d);
+            w[k] = _mm512_fmadd_ps(minus_step_size, q, _mm512_mul_ps(w[k], decay));
+            if (log != NULL) {
+                missed[k] = look_back(&back, w0, m0, v0, w[k], m[k], v[k], g[k], q, gg);
+                _mm512_store_ps(before + k * LANES, w0);
+            }
         }
+        if (log != NULL) {
+            uint32_t fails = missed[0].fails | (uint32_t)missed[1].fails << LANES;
+            if (fails != 0 && !keep_misfits(log, s, i, before, fails))
+                break;
+            for (int k = 0; k < VECTORS; k++)
+                _mm_storeu_si128((__m128i *)(log->m_bits + i + k * LANES), _mm512_cvtepi32_epi8(missed[k].m));
+            for (int k = 0; k < VECTORS; k++)
+                _mm_storeu_si128((__m128i *)(log->vw_bits + i + k * LANES), _mm512_cvtepi32_epi8(missed[k].vw));
+        }
+        nonfinite_count += bad;
         for (int k = 0; k < VECTORS; k++)
-            store_ps(s->m + i + k * LANES, m[k], apart);
+            _mm512_storeu_ps(s->m + i + k * LANES, m[k]);
         for (int k = 0; k < VECTORS; k++)
-            store_ps(s->v + i + k * LANES, v[k], apart);
+            _mm512_storeu_ps(s->v + i + k * LANES, v[k]);
         for (int k = 0; k < VECTORS; k++)
-            store_master(s, format, i + (uint64_t)k * LANES, w[k], apart);
+            store_master(s, format, i + (uint64_t)k * LANES, w[k]);
     }
-    if (apart)
-        _mm_sfence();
+    if (log != NULL) {
+        log->nonfinite_count = nonfinite_count;
+        return i;
+    }
     rest = spw__adam_slice_rest(s, i);
-    rest_from = spw__adam_slice_rest(from, i);
-    return nonfinite_count + spw__adam_ref(c, &rest, &rest_from);
+    return nonfinite_count + spw__adam_ref(c, &rest);
 }
 
-static uint64_t
-step_avx512(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from)
+/* log: NULL or not is known where it is called. */
+ALWAYS_INLINE uint64_t
+step_any(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log)
 {
-    const bool apart = from != slice;
 #define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype):                                                                \
-        return apart ? step_body(coef, slice, from, format, dtype, true)                                               \
-                     : step_body(coef, slice, slice, format, dtype, false)
+    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return step_body(coef, slice, format, dtype, log)
     switch (SPW_DTYPE_COUNT * (int)slice->format + (int)slice->grad_dtype) {
         CASE(SPW_STATE_FP32, SPW_F32);
         CASE(SPW_STATE_FP32, SPW_BF16);
@@ -195,12 +247,26 @@ step_avx512(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_ad
         CASE(SPW_STATE_SPLIT, SPW_F32);
         CASE(SPW_STATE_SPLIT, SPW_BF16);
         CASE(SPW_STATE_SPLIT, SPW_F16);
-    default: return spw__adam_ref(coef, slice, from);
+    default: return log != NULL ? 0 : spw__adam_ref(coef, slice);
     }
 #undef CASE
 }
 
+static uint64_t
+step_avx512(const spw_adam_coef *coef, const spw_adam_slice *slice)
+{
+    return step_any(coef, slice, NULL);
+}
+
+static uint64_t
+logged_avx512(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log)
+{
+    return step_any(coef, slice, log);
+}
+
 const spw__adam_fn spw__adam_avx512 = step_avx512;
+const spw__adam_logged_fn spw__adam_logged_avx512 = logged_avx512;
 #else
 const spw__adam_fn spw__adam_avx512 = NULL;
+const spw__adam_logged_fn spw__adam_logged_avx512 = NULL;
 #endif

@@ -16,10 +16,10 @@ load_bf16(const constants *k, const uint16_t *m, __m512 x[2])
 }
 
 ALWAYS_INLINE void
-store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i random, bool apart)
+store_bf16(const constants *k, uint16_t *m, __m512i high, __m512i low, __m512i random)
 {
     __mmask32 up = _mm512_cmplt_epu16_mask(_mm512_add_epi16(low, random), low);
-    store_words(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one), apart);
+    _mm512_storeu_si512(m, _mm512_mask_sub_epi16(high, up, high, k->minus_one));
 }
 
 /* A line between its two halves of a step. */
@@ -35,10 +35,10 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, uint64_t at
     half_done h = {.at = at};
     prefetch_grad(p, grad_dtype, at);
     prefetch_master(p, 2, at);
-    prefetch(p->m_from, 2, at);
-    prefetch(p->v_from, 2, at);
-    load_bf16(k, (const uint16_t *)p->m_from + at, h.m);
-    load_bf16(k, (const uint16_t *)p->v_from + at, h.v);
+    prefetch(p->m, 2, at);
+    prefetch(p->v, 2, at);
+    load_bf16(k, (const uint16_t *)p->m + at, h.m);
+    load_bf16(k, (const uint16_t *)p->v + at, h.v);
     load_master(k, p, 2, at, h.w);
     for (int j = 0; j < 2; j++) {
         __m512 g = scaled_grad(c, p, grad_dtype, at + (uint64_t)j * LANES, h.w[j], has_l2);
@@ -49,7 +49,7 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, uint64_t at
 
 /* New weights. False: nothing is stored, the group is for opt_block.h. */
 ALWAYS_INLINE bool
-second_half(const constants *k, const coefs *c, const spw__packed *p, const half_done *h, bool apart)
+second_half(const constants *k, const coefs *c, const spw__packed *p, const half_done *h)
 {
     const __m512i pairs = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i pair_steps = _mm512_mullo_epi32(pairs, _mm512_set1_epi32((int)SPW__HASH_STEP));
@@ -62,11 +62,11 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, const half
     /* A bad gradient makes a bad m, a bad m or NaN in v a bad w. */
     if (__builtin_expect((unusual(k, hi) | unusual(k, m_high) | unusual(k, v_high)) != 0, 0))
         return false;
-    store_master(p, 2, h->at, hi, lo, apart);
+    store_master(p, 2, h->at, hi, lo);
     counters = _mm512_add_epi32(_mm512_set1_epi32((int)counter), pair_steps);
-    store_bf16(k, (uint16_t *)p->m + h->at, m_high, both_low(k, h->m[0], h->m[1]), rounding_hash(counters), apart);
+    store_bf16(k, (uint16_t *)p->m + h->at, m_high, both_low(k, h->m[0], h->m[1]), rounding_hash(counters));
     counters = _mm512_add_epi32(counters, _mm512_set1_epi32((int)SPW__HASH_STEP));
-    store_bf16(k, (uint16_t *)p->v + h->at, v_high, both_low(k, h->v[0], h->v[1]), rounding_hash(counters), apart);
+    store_bf16(k, (uint16_t *)p->v + h->at, v_high, both_low(k, h->v[0], h->v[1]), rounding_hash(counters));
     return true;
 }
 
@@ -75,7 +75,7 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, const half
  * long, and the processor's window holds about two lines: so each waits only for what is done.
  */
 ALWAYS_INLINE uint64_t
-step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype grad_dtype, bool has_l2, bool apart)
+step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype grad_dtype, bool has_l2)
 {
     const spw_opt_coef coef = *packed->coef; /* copies: stores of bytes may alias the originals */
     const coefs c = load_coefs(&coef);
@@ -88,23 +88,18 @@ step_body(const spw__packed *packed, uint64_t first, uint64_t end, spw_dtype gra
         half_done next = {.at = UINT64_MAX};
         if (at < end)
             next = first_half(&k, &c, &p, at, grad_dtype, has_l2);
-        if (at > first && !second_half(&k, &c, &p, &open, apart))
+        if (at > first && !second_half(&k, &c, &p, &open))
             nonfinite_count += p.general(p.ctx, open.at, open.at + LINE);
         open = next;
     }
-    if (apart)
-        _mm_sfence();
     return nonfinite_count;
 }
 
 ALWAYS_INLINE uint64_t
 step_typed(const spw__packed *p, uint64_t first, uint64_t end, spw_dtype grad_dtype)
 {
-    if (p->apart)
-        return p->coef->c[4] != 0.0f ? step_body(p, first, end, grad_dtype, true, true)
-                                     : step_body(p, first, end, grad_dtype, false, true);
-    return p->coef->c[4] != 0.0f ? step_body(p, first, end, grad_dtype, true, false)
-                                 : step_body(p, first, end, grad_dtype, false, false);
+    return p->coef->c[4] != 0.0f ? step_body(p, first, end, grad_dtype, true)
+                                 : step_body(p, first, end, grad_dtype, false);
 }
 
 static uint64_t

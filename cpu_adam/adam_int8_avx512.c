@@ -76,11 +76,10 @@ load_scales(const spw__packed *p, batch *b)
 {
     const uint64_t group = b->from / GROUP, ahead = group + SCALES_AHEAD;
     __mmask8 mine = (__mmask8)((1u << b->count) - 1);
-    __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale_from + group),
-            v = _mm_maskz_loadu_epi16(mine, p->v_scale_from + group);
+    __m128i m = _mm_maskz_loadu_epi16(mine, p->m_scale + group), v = _mm_maskz_loadu_epi16(mine, p->v_scale + group);
     __m512 both = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_set_m128i(v, m)), 16));
-    prefetch_at(p->m_scale_from, ahead * sizeof *p->m_scale);
-    prefetch_at(p->v_scale_from, ahead * sizeof *p->v_scale);
+    prefetch_at(p->m_scale, ahead * sizeof *p->m_scale);
+    prefetch_at(p->v_scale, ahead * sizeof *p->v_scale);
     _mm512_store_ps(b->scales, both);
     _mm512_store_ps(b->half_scales, _mm512_mul_ps(both, _mm512_set1_ps(0.5f)));
 }
@@ -100,14 +99,14 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
     half_done h;
     __m512 v[VECTORS];
     __m512i tops;
-    prefetch(p->m_from, 1, begin);
-    prefetch(p->v_from, 1, begin);
+    prefetch(p->m, 1, begin);
+    prefetch(p->v, 1, begin);
     for (int j = 0; j < VECTORS; j += 2) {
         const uint64_t at = begin + (uint64_t)j * LANES;
         __m512 w[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         prefetch_grad(p, grad_dtype, at);
-        load_signed(k, (const int8_t *)p->m_from + at, b->scales[n], b->half_scales[n], h.m + j);
-        load_unsigned(k, (const uint8_t *)p->v_from + at, b->scales[BATCH + n], v + j);
+        load_signed(k, (const int8_t *)p->m + at, b->scales[n], b->half_scales[n], h.m + j);
+        load_unsigned(k, (const uint8_t *)p->v + at, b->scales[BATCH + n], v + j);
         if (has_l2)
             load_master(k, p, low_bytes, at, w);
         for (int i = 0; i < 2; i++) {
@@ -126,7 +125,7 @@ first_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
 /* New weights. */
 ALWAYS_INLINE void
 second_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t n, uint32_t low_bytes,
-            const half_done *h, bool apart)
+            const half_done *h)
 {
     const uint64_t begin = b->from + n * GROUP;
     __m512i hi[LINES], lo[LINES];
@@ -146,12 +145,12 @@ second_half(const constants *k, const coefs *c, const spw__packed *p, batch *b, 
         return;
     }
     for (int line = 0; line < LINES; line++)
-        store_master(p, low_bytes, begin + (uint64_t)line * LINE, hi[line], lo[line], apart);
+        store_master(p, low_bytes, begin + (uint64_t)line * LINE, hi[line], lo[line]);
 }
 
 ALWAYS_INLINE void
 first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, uint32_t low_bytes, spw_dtype grad_dtype,
-           bool has_l2, bool apart)
+           bool has_l2)
 {
     const spw__packed local = *p; /* stores may alias the original */
     const uint32_t last = b->count - 1;
@@ -161,10 +160,10 @@ first_pass(const constants *k, const coefs *c, const spw__packed *p, batch *b, u
     h = first_half(k, c, &local, b, 0, low_bytes, grad_dtype, has_l2);
     for (uint32_t n = 0; n < last; n++) {
         half_done next = first_half(k, c, &local, b, n + 1, low_bytes, grad_dtype, has_l2);
-        second_half(k, c, &local, b, n, low_bytes, &h, apart);
+        second_half(k, c, &local, b, n, low_bytes, &h);
         h = next;
     }
-    second_half(k, c, &local, b, last, low_bytes, &h, apart);
+    second_half(k, c, &local, b, last, low_bytes, &h);
 }
 
 /* ---------------------------------------------------------------- scales */
@@ -217,7 +216,7 @@ make_scales(const spw__packed *p, batch *b)
 /* ---------------------------------------------------------------- the second pass */
 
 ALWAYS_INLINE void
-encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n, bool apart)
+encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n)
 {
     const __m512 m_factor = _mm512_set1_ps(b->factors[n]), v_factor = _mm512_set1_ps(b->factors[BATCH + n]);
     const __m512i m_bits = _mm512_set1_epi32((int)b->bits[n]), v_bits = _mm512_set1_epi32((int)b->bits[BATCH + n]);
@@ -238,9 +237,9 @@ encode(const constants *k, const spw__packed *p, const batch *b, uint32_t n, boo
         /* The code and its sign in a byte's last bit; no scale is so small that a code needs clipping. */
         code = _mm512_srli_epi16(_mm512_sub_epi16(m_high, k->minus_zero), SPW__CODE_SHIFT - 16);
         code = _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(m_high, 8), m_bits, 0xd8);
-        store_bytes((int8_t *)p->m + at, code, apart);
+        store_bytes((int8_t *)p->m + at, code);
         code = _mm512_srli_epi16(_mm512_sub_epi16(v_high, k->minus_zero), SPW__CODE_SHIFT - 16);
-        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits), apart);
+        store_bytes((uint8_t *)p->v + at, _mm512_max_epi16(code, v_bits));
     }
 }
 
@@ -255,7 +254,7 @@ do_general(const spw__packed *p, const batch *b, uint32_t n)
 }
 
 ALWAYS_INLINE uint64_t
-second_pass(const constants *k, const spw__packed *p, const batch *b, bool apart)
+second_pass(const constants *k, const spw__packed *p, const batch *b)
 {
     const spw__packed local = *p; /* stores may alias the original */
     uint64_t nonfinite_count = 0;
@@ -263,15 +262,14 @@ second_pass(const constants *k, const spw__packed *p, const batch *b, bool apart
         if (__builtin_expect((b->odd >> n & 1) != 0, 0))
             nonfinite_count += do_general(p, b, n);
         else
-            encode(k, &local, b, n, apart);
+            encode(k, &local, b, n);
     return nonfinite_count;
 }
 
 /* ---------------------------------------------------------------- a step */
 
 ALWAYS_INLINE uint64_t
-step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype, bool has_l2,
-          bool apart)
+step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype, bool has_l2)
 {
     const coefs c = load_coefs(p->coef);
     const constants k = load_constants();
@@ -285,26 +283,21 @@ step_body(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes
         batch *done = before;
         b->from = at;
         b->count = end - at < BATCH * GROUP ? (uint32_t)((end - at) / GROUP) : BATCH;
-        first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2, apart);
-        nonfinite_count += second_pass(&k, p, before, apart);
+        first_pass(&k, &c, p, b, low_bytes, grad_dtype, has_l2);
+        nonfinite_count += second_pass(&k, p, before);
         make_scales(p, b);
         before = b;
         b = done;
     }
-    nonfinite_count += second_pass(&k, p, before, apart);
-    if (apart)
-        _mm_sfence();
+    nonfinite_count += second_pass(&k, p, before);
     return nonfinite_count;
 }
 
 ALWAYS_INLINE uint64_t
 step_typed(const spw__packed *p, uint64_t first, uint64_t end, uint32_t low_bytes, spw_dtype grad_dtype)
 {
-    if (p->apart)
-        return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true, true)
-                                     : step_body(p, first, end, low_bytes, grad_dtype, false, true);
-    return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true, false)
-                                 : step_body(p, first, end, low_bytes, grad_dtype, false, false);
+    return p->coef->c[4] != 0.0f ? step_body(p, first, end, low_bytes, grad_dtype, true)
+                                 : step_body(p, first, end, low_bytes, grad_dtype, false);
 }
 
 static uint64_t

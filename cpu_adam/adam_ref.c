@@ -38,12 +38,12 @@ store_master(const spw_adam_slice *s, uint64_t i, float w)
 }
 
 uint64_t
-spw__adam_ref(const spw_adam_coef *c, const spw_adam_slice *s, const spw_adam_slice *from)
+spw__adam_ref(const spw_adam_coef *c, const spw_adam_slice *s)
 {
     uint64_t nonfinite_count = 0;
     for (uint64_t i = 0; i < s->elems; i++) {
         float g = load_grad(s->grad, s->grad_dtype, i) * c->grad_scale;
-        float w = load_master(from, i), m = from->m[i], v = from->v[i], d;
+        float w = load_master(s, i), m = s->m[i], v = s->v[i], d;
         nonfinite_count += (spw_f32_bits(g) & 0x7fffffffu) >= SPW__F32_INF;
         if (c->l2 != 0.0f)
             g = fmaf(c->l2, w, g);

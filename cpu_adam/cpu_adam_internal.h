@@ -6,18 +6,36 @@
 
 #include "spw_cpu_adam.h"
 
-/*
- * One update of a slice; returns the number of elements whose scaled gradient was not finite. from has the state before: the
- * slice itself, or one whose record, and perhaps weights, lie elsewhere and stay as they are; the slice's begin with lines then.
- */
-typedef uint64_t (*spw__adam_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from);
+/* One update of a slice; returns the number of elements whose scaled gradient was not finite. */
+typedef uint64_t (*spw__adam_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice);
 
-/* spw_adam_step_isa() from state that lies elsewhere. */
-spw_status spw__adam_step_from(spw_isa isa, const spw_adam_coef *coef, const spw_adam_slice *slice,
-                               const spw_adam_slice *from, uint64_t *nonfinite_out);
+/* An element that does not run backwards, as it was (undo.c). */
+typedef struct spw__misfit {
+    uint32_t at; /* in the chunk; they rise */
+    float w, m, v;
+} spw__misfit;
+/* Where a slice's update leaves what takes it back; its elements are numbered from `first` on in the list. */
+typedef struct spw__adam_log {
+    uint8_t *m_bits, *vw_bits;
+    spw__misfit *misfits;
+    uint32_t *count, most; /* of the list */
+    uint64_t first;
+    uint64_t nonfinite_count; /* out */
+} spw__adam_log;
+/*
+ * The update with a log, of as many elements as fill vectors and as the list has room for: returns how many, from the first on. What
+ * comes behind them is as it was. NULL when not built.
+ */
+typedef uint64_t (*spw__adam_logged_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log);
+extern const spw__adam_logged_fn spw__adam_logged_avx512;
+
+/* The log's two bytes of an element: how far what runs backwards is off, plus this; the second moment's low, the master's above. */
+enum { SPW__M_BIAS = 128, SPW__V_BIAS = 8, SPW__W_BIAS = 8, SPW__V_MASK = 15, SPW__W_SHIFT = 4 };
+/* The coefficients of Adam's kernels. */
+spw_adam_coef spw__adam_coef_of(const spw_opt_coef *coef);
 
 /* The truth; it also does the last elements of the vector kernels. */
-uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice, const spw_adam_slice *from);
+uint64_t spw__adam_ref(const spw_adam_coef *coef, const spw_adam_slice *slice);
 /* NULL when the build lacks the instruction set. */
 extern const spw__adam_fn spw__adam_avx2;
 extern const spw__adam_fn spw__adam_avx512;
@@ -30,6 +48,14 @@ typedef struct spw__scale_rounding {
 } spw__scale_rounding;
 typedef struct spw__opt_table {
     spw_opt_rule rules[SPW_OPT_BUILTIN_COUNT];
+    /* Adam's rule, not in place, and the log's bits (undo.c); returns of how many elements these do not bring back what was, misfit 1. */
+    uint32_t (*adam_logged)(const float *coef, uint32_t n, const float *w, const float *m, const float *v,
+                            const float *g, float *w_after, float *m_after, float *v_after, uint8_t *m_bits,
+                            uint8_t *vw_bits, uint32_t *misfit);
+    /* And back, in place; what did not fit comes out wrong. */
+    void (*adam_back)(const float *coef, uint32_t n, float *w, float *m, float *v, const float *g,
+                      const uint8_t *m_bits, const uint8_t *vw_bits);
+    void (*copy_past)(void *to, const void *from, uint64_t bytes); /* memcpy() past the caches: nobody looks soon */
     uint64_t (*load_grad)(float *g, const void *grad, spw_dtype dtype, uint32_t n, float scale); /* returns nonfinite */
     void (*store_bf16)(uint16_t *out, const float *w, uint32_t n);
     void (*store_f16)(uint16_t *out, const float *w, uint32_t n);
@@ -46,6 +72,15 @@ typedef struct spw__opt_table {
 } spw__opt_table;
 extern const spw__opt_table spw__opt_table_ref;
 extern const spw__opt_table *const spw__opt_table_avx2, *const spw__opt_table_avx512; /* NULL when not built */
+const spw__opt_table *spw__opt_table_of(spw_isa isa);                                 /* NULL: not built */
+spw_isa spw__opt_isa(void);                                                           /* the best that has one */
+
+/* undo.c: updates of a chunk that has a log. These leave what their arithmetic misses when it runs backwards, others copies. */
+bool spw__runs_backwards(spw_state_format f, const spw_optimizer *o, bool weights);
+void spw__log_copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first,
+                   uint64_t end);
+uint64_t spw__opt_step_logged(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges,
+                              uint64_t from, uint64_t to);
 
 /* Stochastic rounding and 8-bit codes; opt_block.h says how. Here, because the fused kernels do the same. */
 #define SPW__HASH_STEP       0x9e3779b9u
@@ -89,11 +124,6 @@ typedef struct spw__packed {
     uint16_t *hi;
     void *lo, *m, *v;
     uint16_t *m_scale, *v_scale; /* of groups; 8 bits only */
-    /* The state before: the same memory or, apart, elsewhere, the weights perhaps; then what is above begins with lines. */
-    const uint16_t *hi_from;
-    const void *lo_from, *m_from, *v_from;
-    const uint16_t *m_scale_from, *v_scale_from;
-    bool apart;
     const void *grad;
     /* Does elements [first, end), whole groups or 32 of bf16 moments, any other way; returns their nonfinite gradients. */
     uint64_t (*general)(void *ctx, uint64_t first, uint64_t end);

@@ -259,23 +259,6 @@ store_moment(const walk *k, uint32_t j, uint64_t i, uint32_t n, const float *m, 
         k->table->store_int8((int8_t *)at + i, scale, m, n, by);
 }
 
-/* Every array of elements [first, end) of state that goes elsewhere, where it is updated then. */
-static void
-copy_state(const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end)
-{
-    uint32_t parts[SPW_STATE_PARTS_MAX], count = spw_state_record_parts(c->format, o, parts);
-    const uint64_t weight_bytes = spw_state_weight_bytes(c->format);
-    uint64_t at = 0;
-    if (c->weights_from != c->weights)
-        memcpy((char *)c->weights + first * weight_bytes, (const char *)c->weights_from + first * weight_bytes,
-               (end - first) * weight_bytes);
-    for (uint32_t k = 0; k < count; k++) {
-        uint64_t begin = at + first / 32 * parts[k];
-        memcpy((char *)c->record + begin, (const char *)c->record_from + begin, (end - first) / 32 * parts[k]);
-        at += c->elems / 32 * parts[k];
-    }
-}
-
 /* Elements [from, to) of the chunk; they lie in ranges[0] and those after it. */
 static uint64_t
 walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t to)
@@ -288,8 +271,6 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
         uint32_t n = to - i < SPW_OPT_BLOCK ? (uint32_t)(to - i) : SPW_OPT_BLOCK;
         const spw_opt_coef *first = ranges->coef; /* of one step: all have its key */
         float *w, *m[SPW_MOMENTS_MAX] = {b.m[0], b.m[1]};
-        if (c->record_from != NULL)
-            copy_state(c, k->o, i, i + n);
         w = load_master(k, i, n, b.w);
         for (uint32_t j = 0; j < k->o->moment_count; j++)
             m[j] = load_moment(k, j, i, n, b.m[j]);
@@ -310,12 +291,21 @@ walk_blocks(const walk *k, const spw_opt_range *ranges, uint64_t from, uint64_t 
     return nonfinite_count;
 }
 
-static const spw__opt_table *
-table_of(spw_isa isa)
+const spw__opt_table *
+spw__opt_table_of(spw_isa isa)
 {
     return isa == SPW_ISA_AVX512 ? spw__opt_table_avx512
            : isa == SPW_ISA_AVX2 ? spw__opt_table_avx2
                                  : &spw__opt_table_ref;
+}
+
+spw_isa
+spw__opt_isa(void)
+{
+    spw_isa isa = spw_cpu_isa();
+    while (spw__opt_table_of(isa) == NULL) /* ends at scalar */
+        isa = (spw_isa)(isa - 1);
+    return isa;
 }
 
 static walk
@@ -363,24 +353,8 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
                      .m_scale = k->scales[0],
                      .v_scale = k->scales[1],
                      .grad = c->grad,
-                     .hi_from = c->weights,
-                     .lo_from = c->record,
-                     .m_from = k->moments[0],
-                     .v_from = k->moments[1],
-                     .m_scale_from = k->scales[0],
-                     .v_scale_from = k->scales[1],
                      .general = walk_some,
                      .ctx = &general};
-    if (c->record_from != NULL) {
-        void *record = (void *)(uintptr_t)c->record_from;
-        p.apart = true;
-        p.hi_from = c->weights_from;
-        p.lo_from = record;
-        p.m_from = spw__state_moment(c->format, k->o, record, c->elems, 0);
-        p.v_from = spw__state_moment(c->format, k->o, record, c->elems, 1);
-        p.m_scale_from = spw__state_scales(c->format, k->o, record, c->elems, 0);
-        p.v_scale_from = spw__state_scales(c->format, k->o, record, c->elems, 1);
-    }
     for (uint64_t at = from; at < to;) {
         uint64_t end;
         while (general.ranges->end <= at)
@@ -398,24 +372,6 @@ step_packed(spw__packed_fn kernel, const walk *k, const spw_opt_range *ranges, u
     return nonfinite_count;
 }
 
-bool
-spw_opt_streams(spw_state_format f, const spw_optimizer *o, bool nearest)
-{
-    spw_isa isa = spw_cpu_isa();
-    if (o != &spw_opt_adam)
-        return false;
-    if (f <= SPW_STATE_SPLIT)
-        return isa > SPW_ISA_SCALAR;
-    return spw__state_layouts[f].code != SPW__MOMENT_F32 && isa == SPW_ISA_AVX512 && !nearest;
-}
-
-/* Kernels write state that goes elsewhere in whole lines. */
-static bool
-lines(const spw_opt_chunk *c)
-{
-    return ((uintptr_t)c->weights | (uintptr_t)c->record) % 64 == 0;
-}
-
 /* NULL: this state has none. The kernels round stochastically. */
 static spw__packed_fn
 packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
@@ -424,9 +380,21 @@ packed_of(spw_isa isa, const spw_opt_chunk *c, const spw_opt_coef *coef)
     bool packed = code != SPW__MOMENT_F32 && !coef->nearest && coef->optimizer == &spw_opt_adam;
     if (!packed || isa != SPW_ISA_AVX512)
         return NULL;
-    if (c->record_from != NULL && !lines(c))
-        return NULL;
     return code == SPW__MOMENT_BF16 ? spw__packed_bf16_avx512 : spw__packed_int8_avx512;
+}
+
+spw_adam_coef
+spw__adam_coef_of(const spw_opt_coef *o)
+{
+    return (spw_adam_coef){.grad_scale = o->grad_scale,
+                           .one_minus_beta1 = o->c[0],
+                           .beta2 = o->c[1],
+                           .one_minus_beta2 = o->c[2],
+                           .eps = o->c[3],
+                           .l2 = o->c[4],
+                           .decay = o->c[5],
+                           .step_size = o->c[6],
+                           .inv_bc2_sqrt = o->c[7]};
 }
 
 /* Adam's fused kernels, range by range. */
@@ -435,30 +403,45 @@ step_adam(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint
 {
     uint64_t nonfinite_count = 0, first = from;
     for (const spw_opt_range *r = ranges; first < to; r++) {
-        const spw_opt_coef *o = r->coef;
+        const spw_adam_coef coef = spw__adam_coef_of(r->coef);
         uint64_t end = r->end < to ? r->end : to;
-        spw_adam_coef coef = {.grad_scale = o->grad_scale,
-                              .one_minus_beta1 = o->c[0],
-                              .beta2 = o->c[1],
-                              .one_minus_beta2 = o->c[2],
-                              .eps = o->c[3],
-                              .l2 = o->c[4],
-                              .decay = o->c[5],
-                              .step_size = o->c[6],
-                              .inv_bc2_sqrt = o->c[7]};
-        spw_adam_slice slice, before;
+        spw_adam_slice slice;
         uint64_t bad = 0;
         if (end <= first)
             continue;
         spw_adam_slice_init(&slice, c->format, c->weights, c->record, c->elems, c->grad, c->grad_dtype, first,
                             end - first);
-        if (c->record_from != NULL)
-            spw_adam_slice_init(&before, c->format, (void *)(uintptr_t)c->weights_from,
-                                (void *)(uintptr_t)c->record_from, c->elems, c->grad, c->grad_dtype, first,
-                                end - first);
-        (void)spw__adam_step_from(isa, &coef, &slice, c->record_from != NULL ? &before : &slice, &bad);
+        (void)spw_adam_step_isa(isa, &coef, &slice, &bad);
         nonfinite_count += bad;
         first = end;
+    }
+    return nonfinite_count;
+}
+
+/* In place, by the fastest kernel there is. */
+static uint64_t
+step_any(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from, uint64_t to)
+{
+    const spw_optimizer *o = ranges[0].coef->optimizer;
+    walk k;
+    spw__packed_fn kernel;
+    if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT)
+        return step_adam(isa, c, ranges, from, to);
+    k = walk_of(spw__opt_table_of(isa), c, o);
+    kernel = packed_of(isa, c, ranges[0].coef);
+    return kernel != NULL ? step_packed(kernel, &k, ranges, from, to) : walk_blocks(&k, ranges, from, to);
+}
+
+/* A piece is copied to the log, and then updated from the cache. */
+static uint64_t
+step_copied(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from, uint64_t to)
+{
+    enum { PIECE = 4096 };
+    uint64_t nonfinite_count = 0;
+    for (uint64_t at = from, end; at < to; at = end) {
+        end = to - at < PIECE ? to : at + PIECE;
+        spw__log_copy(spw__opt_table_of(isa), c, ranges[0].coef->optimizer, at, end);
+        nonfinite_count += step_any(isa, c, ranges, at, end);
     }
     return nonfinite_count;
 }
@@ -467,21 +450,17 @@ spw_status
 spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, uint32_t range_count,
                  uint64_t *nonfinite_out)
 {
-    const spw_optimizer *o = ranges[0].coef->optimizer;
-    uint64_t nonfinite_count, to = c->end > 0 ? c->end : c->elems;
+    uint64_t nonfinite_count, from = c->begin, to = c->end > 0 ? c->end : c->elems;
     SPW_ASSERT(c->begin % SPW_STATE_GROUP == 0 && to % SPW_STATE_GROUP == 0 && to <= c->elems);
-    SPW_ASSERT((c->weights_from == NULL) == (c->record_from == NULL));
     SPW_ASSERT(range_count > 0 && ranges[range_count - 1].end == c->elems && c->elems % SPW_STATE_GROUP == 0);
-    if (table_of(isa) == NULL || isa > spw_cpu_isa_native())
+    if (spw__opt_table_of(isa) == NULL || isa > spw_cpu_isa_native())
         return SPW_EUNSUPPORTED;
-    if (o == &spw_opt_adam && c->format <= SPW_STATE_SPLIT) {
-        nonfinite_count = step_adam(isa, c, ranges, c->begin, to);
-    } else {
-        walk k = walk_of(table_of(isa), c, o);
-        spw__packed_fn kernel = packed_of(isa, c, ranges[0].coef);
-        nonfinite_count =
-            kernel != NULL ? step_packed(kernel, &k, ranges, c->begin, to) : walk_blocks(&k, ranges, c->begin, to);
-    }
+    if (c->log == NULL)
+        nonfinite_count = step_any(isa, c, ranges, from, to);
+    else if (spw__runs_backwards(c->format, ranges[0].coef->optimizer, c->log_weights))
+        nonfinite_count = spw__opt_step_logged(spw__opt_table_of(isa), c, ranges, from, to);
+    else
+        nonfinite_count = step_copied(isa, c, ranges, from, to);
     if (nonfinite_out != NULL)
         *nonfinite_out = nonfinite_count;
     return SPW_OK;
@@ -490,10 +469,7 @@ spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
 uint64_t
 spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count)
 {
-    spw_isa isa = spw_cpu_isa();
     uint64_t nonfinite_count = 0;
-    while (table_of(isa) == NULL) /* ends at scalar */
-        isa = (spw_isa)(isa - 1);
-    (void)spw_opt_step_isa(isa, chunk, ranges, range_count, &nonfinite_count);
+    (void)spw_opt_step_isa(spw__opt_isa(), chunk, ranges, range_count, &nonfinite_count);
     return nonfinite_count;
 }

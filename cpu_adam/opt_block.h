@@ -43,6 +43,108 @@ rule_adam(const float *restrict c, uint32_t n, float *restrict w, float *restric
     }
 }
 
+/* ---------------------------------------------------------------- Adam with a way back (undo.c) */
+
+/* Where the state after came from, up to roundings. q is what the update moved the master by, in steps. */
+typedef struct backwards {
+    float b1, b2c, l2, step, back_m, back_v, back_w;
+} backwards;
+
+SIMD backwards
+backwards_of(const float *c)
+{
+    return (backwards){c[0], c[2], c[4], -c[6], 1.0f / (1.0f - c[0]), 1.0f / c[1], 1.0f / c[5]};
+}
+
+SIMD float
+master_before(const backwards *k, float w, float q)
+{
+    return fmaf(-k->step, q, w) * k->back_w;
+}
+
+SIMD float
+first_before(const backwards *k, float m, float g)
+{
+    return fmaf(-k->b1, g, m) * k->back_m;
+}
+
+SIMD float
+second_before(const backwards *k, float v, float g)
+{
+    return (v - (k->b2c * g) * g) * k->back_v;
+}
+
+/* A master that changes on its way to memory and back; NaN too. */
+SIMD uint32_t
+changes(float w)
+{
+    return (spw_f32_bits(w) & 0x7fffffffu) > SPW__SPLIT_MAX;
+}
+
+/* rule_adam's numbers. */
+static uint32_t
+adam_logged(const float *restrict c, uint32_t n, const float *restrict w, const float *restrict m,
+            const float *restrict v, const float *restrict grad, float *restrict w_after, float *restrict m_after,
+            float *restrict v_after, uint8_t *restrict m_bits, uint8_t *restrict vw_bits, uint32_t *restrict misfit)
+{
+    const float b1 = c[0], b2 = c[1], b2c = c[2], eps = c[3], l2 = c[4], decay = c[5], step = -c[6], inv = c[7];
+    const backwards k = backwards_of(c);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i], m1, v1, w1, q;
+        uint32_t off_m, off_v, off_w, misses;
+        g = l2 != 0.0f ? fmaf(l2, w[i], g) : g;
+        m1 = fmaf(b1, g - m[i], m[i]);
+        v1 = fmaf(b2, v[i], (b2c * g) * g);
+        q = m1 / fmaf(sqrtf(v1), inv, eps);
+        w1 = fmaf(step, q, w[i] * decay); /* NaN if one of them is */
+        off_m = spw_f32_bits(m[i]) - spw_f32_bits(first_before(&k, m1, g)) + SPW__M_BIAS;
+        off_v = spw_f32_bits(v[i]) - spw_f32_bits(second_before(&k, v1, g)) + SPW__V_BIAS;
+        off_w = spw_f32_bits(w[i]) - spw_f32_bits(master_before(&k, w1, q)) + SPW__W_BIAS;
+        misses = (off_m > 0xff) | (off_v > SPW__V_MASK) | (off_w > SPW__V_MASK) | changes(w1);
+        m_after[i] = canonical(m1);
+        v_after[i] = canonical(v1);
+        w_after[i] = canonical(w1);
+        misfit[i] = misses;
+        count += misses;
+        m_bits[i] = (uint8_t)off_m;
+        vw_bits[i] = (uint8_t)((off_v & SPW__V_MASK) | off_w << SPW__W_SHIFT);
+    }
+    return count;
+}
+
+static void
+adam_back(const float *restrict c, uint32_t n, float *restrict w, float *restrict m, float *restrict v,
+          const float *restrict grad, const uint8_t *restrict m_bits, const uint8_t *restrict vw_bits)
+{
+    const float eps = c[3], inv = c[7];
+    const backwards k = backwards_of(c);
+    for (uint32_t i = 0; i < n; i++) {
+        float g = grad[i], q = m[i] / fmaf(sqrtf(v[i]), inv, eps);
+        w[i] = spw_bits_f32(spw_f32_bits(master_before(&k, w[i], q)) + (uint32_t)(vw_bits[i] >> SPW__W_SHIFT) -
+                            SPW__W_BIAS);
+        g = k.l2 != 0.0f ? fmaf(k.l2, w[i], g) : g;
+        m[i] = spw_bits_f32(spw_f32_bits(first_before(&k, m[i], g)) + m_bits[i] - SPW__M_BIAS);
+        v[i] =
+            spw_bits_f32(spw_f32_bits(second_before(&k, v[i], g)) + (uint32_t)(vw_bits[i] & SPW__V_MASK) - SPW__V_BIAS);
+    }
+}
+
+static void
+copy_past(void *restrict to, const void *restrict from, uint64_t bytes)
+{
+    uint64_t at = 0;
+#ifdef __AVX2__
+    for (; (uintptr_t)to % 32 == 0 && at + 32 <= bytes; at += 32)
+        _mm256_stream_si256((__m256i *)(void *)((char *)to + at),
+                            _mm256_loadu_si256((const __m256i *)(const void *)((const char *)from + at)));
+    _mm_sfence();
+#endif
+    memcpy((char *)to + at, (const char *)from + at, bytes - at);
+}
+
+/* ---------------------------------------------------------------- the other rules */
+
 /* c: 0 step size lr / (1 + (t - 1) lr_decay), 1 eps, 2 l2. Duchi, Hazan, Singer 2011. */
 static void
 rule_adagrad(const float *restrict c, uint32_t n, float *restrict w, float *restrict sum, float *restrict unused,
@@ -363,6 +465,9 @@ const spw__opt_table OPT_TABLE = {
               [SPW_OPT_ADAGRAD] = rule_adagrad,
               [SPW_OPT_LION] = rule_lion,
               [SPW_OPT_SGD] = rule_sgd},
+    .adam_logged = adam_logged,
+    .adam_back = adam_back,
+    .copy_past = copy_past,
     .load_grad = load_grad,
     .store_bf16 = store_bf16,
     .store_f16 = store_f16,

@@ -134,24 +134,11 @@ load_bytes(const void *p)
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
 
-/* apart: past the caches, which would read the line first and keep what nobody looks at soon. */
-ALWAYS_INLINE void
-store_words(void *p, __m512i x, bool apart)
-{
-    if (apart)
-        _mm512_stream_si512(p, x);
-    else
-        _mm512_storeu_si512(p, x);
-}
-
 /* The lower bytes of words. */
 ALWAYS_INLINE void
-store_bytes(void *p, __m512i x, bool apart)
+store_bytes(void *p, __m512i x)
 {
-    if (apart)
-        _mm256_stream_si256(p, _mm512_cvtepi16_epi8(x));
-    else
-        _mm512_mask_cvtepi16_storeu_epi8(p, (__mmask32)-1, x);
+    _mm512_mask_cvtepi16_storeu_epi8(p, (__mmask32)-1, x);
 }
 
 ALWAYS_INLINE __m512
@@ -196,16 +183,16 @@ prefetch_grad(const spw__packed *p, spw_dtype dtype, uint64_t at)
 ALWAYS_INLINE void
 prefetch_master(const spw__packed *p, uint32_t low_bytes, uint64_t at)
 {
-    prefetch(p->hi_from, 2, at);
-    prefetch(p->lo_from, low_bytes, at);
+    prefetch(p->hi, 2, at);
+    prefetch(p->lo, low_bytes, at);
 }
 
 ALWAYS_INLINE void
 load_master(const constants *k, const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512 w[2])
 {
-    __m512i hi = _mm512_loadu_si512(p->hi_from + i);
-    __m512i lo = low_bytes == 2 ? _mm512_loadu_si512((const int16_t *)p->lo_from + i)
-                                : _mm512_slli_epi16(load_bytes((const int8_t *)p->lo_from + i), 8);
+    __m512i hi = _mm512_loadu_si512(p->hi + i);
+    __m512i lo = low_bytes == 2 ? _mm512_loadu_si512((const int16_t *)p->lo + i)
+                                : _mm512_slli_epi16(load_bytes((const int8_t *)p->lo + i), 8);
     hi = _mm512_sub_epi16(hi, _mm512_srli_epi16(lo, 15)); /* lo is signed */
     for (int j = 0; j < 2; j++)
         w[j] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(hi, k->join[j], lo));
@@ -213,13 +200,13 @@ load_master(const constants *k, const spw__packed *p, uint32_t low_bytes, uint64
 
 /* hi: of masters plus 0x8000, so that it is rounded; lo: of masters. */
 ALWAYS_INLINE void
-store_master(const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512i hi, __m512i lo, bool apart)
+store_master(const spw__packed *p, uint32_t low_bytes, uint64_t i, __m512i hi, __m512i lo)
 {
-    store_words(p->hi + i, hi, apart);
+    _mm512_storeu_si512(p->hi + i, hi);
     if (low_bytes == 2)
-        store_words((int16_t *)p->lo + i, lo, apart);
+        _mm512_storeu_si512((int16_t *)p->lo + i, lo);
     else
-        store_bytes((int8_t *)p->lo + i, _mm512_srli_epi16(_mm512_adds_epi16(lo, _mm512_set1_epi16(128)), 8), apart);
+        store_bytes((int8_t *)p->lo + i, _mm512_srli_epi16(_mm512_adds_epi16(lo, _mm512_set1_epi16(128)), 8));
 }
 
 /* New masters: hi (rounded) and lo. */

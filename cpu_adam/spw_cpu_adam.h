@@ -1,5 +1,5 @@
 /*
- * spw_cpu_adam.h - the optimizers on the CPU: one pass over one chunk, in place, in any state format.
+ * spw_cpu_adam.h - the optimizers on the CPU: one pass over one chunk, in place, in any state format, and back.
  *
  * Every instruction set gives the same bits. It knows neither tiers nor threads: the caller brings a chunk whose bytes
  * are in memory, and may run different chunks on different threads.
@@ -146,28 +146,38 @@ typedef struct spw_opt_chunk {
     spw_state_format format;
     uint64_t elems; /* a multiple of SPW_STATE_GROUP */
     void *weights, *record;
-    /* The state before, which stays as it is where that is elsewhere. Both NULL: in place. */
-    const void *weights_from, *record_from;
+    /* What takes the update back is left there, spw_opt_log_bytes_32() for every 32 elements; lines are fastest. NULL: nowhere. */
+    void *log;
+    bool log_weights; /* of the weights too; else of the record alone */
     const void *grad;
     spw_dtype grad_dtype; /* SPW_F32, SPW_BF16 or SPW_F16 */
     uint64_t first;       /* the chunk's place among all elements, so that stochastic rounding ignores the cut */
     uint64_t begin, end;  /* update only these elements; multiples of SPW_STATE_GROUP; both 0: all */
 } spw_opt_chunk;
 /*
- * spw_opt_step - one update of a chunk, one pass over memory. The last range ends at elems. Of state that goes elsewhere only what
- * is updated is written there.
- * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same).
+ * spw_opt_step - one update of a chunk, one pass over memory. The last range ends at elems. Parts of a chunk that has a log come in
+ * order, from its first element on.
+ * Returns  the number of elements whose gradient times grad_scale was not finite (they are computed all the same). Or
+ *          SPW_OPT_NO_ROOM: what would take it back does not fit the log, and of what was to be updated nothing is changed.
  * Threads  any; different chunks on different threads at once. Does not block.
  */
+#define SPW_OPT_NO_ROOM UINT64_MAX
 uint64_t spw_opt_step(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count);
-/*
- * State that goes elsewhere is written past the caches, and no more bytes move than in place: Adam's fused kernels do so. Others copy
- * a little at a time first, and take about twice as long. nearest: spw_opt_hp's.
- */
-bool spw_opt_streams(spw_state_format f, const spw_optimizer *optimizer, bool nearest);
 /* The same on a given instruction set; SPW_EUNSUPPORTED when CPU or build lack it. For tests and benchmarks. */
 spw_status spw_opt_step_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count,
                             uint64_t *nonfinite_out);
+/*
+ * Bytes of a log for 32 elements. Adam's with fp32 moments is 2.25 an element, which is undo.c's; of others, and of a record alone, a
+ * copy of what changes.
+ */
+uint32_t spw_opt_log_bytes_32(spw_state_format f, const spw_optimizer *optimizer, bool weights);
+/*
+ * spw_opt_undo - takes the update of elements [begin, end) back, to the bit: the chunk, its gradient, its log and the ranges are those of
+ * the update. Weights and masters that were no format's rounding of each other come back as if they had been.
+ * Threads  as spw_opt_step. Costs as much; a copy's less.
+ */
+void spw_opt_undo(const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count);
+spw_status spw_opt_undo_isa(spw_isa isa, const spw_opt_chunk *chunk, const spw_opt_range *ranges, uint32_t range_count);
 
 /* ---------------------------------------------------------------- Adam's fused kernels */
 

@@ -1,16 +1,16 @@
 /*
  * Updates ahead of the gate. Whether a step clips its gradient is known when all of it is there; nearly always it does not, and
- * then the updates are those that would have run at once. So they do run at once, and what they change goes to a second place, in
- * swap or in host memory: until the gate opens the state before lies untouched in the first. Then the places have changed their
- * roles, and nothing is moved. If the norm says otherwise, the new state is dropped, and the update is done again from the old one:
- * the same bits, at the price of what was done in vain. Whoever computes the norm decides whether to try (runtime/ahead.c).
+ * then the updates are those that would have run at once. So they do run at once. What they change on nvme goes to a second place
+ * there: until the gate opens the state before lies untouched in the first, and then the places change their roles. What is in memory
+ * is changed where it lies, and a log beside it takes that back (cpu_adam/undo.c). If the norm says otherwise, all becomes as it was,
+ * and the update is done again: the same bits, at the price of what was done in vain. Whoever computes the norm decides whether to try
+ * (runtime/ahead.c). Where a log has no room for an update the chunk waits for the gate, and is not tried for some steps.
  *
- *   chunk   ahead (its job began before the gate) -> undoable (the job has ended) -> final, or as before
+ *   chunk   ahead (its job began before the gate) -> undoable (the job has ended) -> final, or as before, in memory by a job (taking_back)
  *
- * A gradient stays until then. Weights in memory beside a record on nvme are changed where they lie; what they were goes out behind
- * the record. Beside a record in memory they have a second place as it has.
- * Source: speculation-then-validation in SuperOffload (Lian et al. 2025, 2509.21271), here with the old bytes kept and not computed
- * back, so that nothing hangs on arithmetic.
+ * A gradient stays until then. Weights in memory beside a record on nvme go out behind it as they were.
+ * Source: speculation-then-validation in SuperOffload (Lian et al. 2025, 2509.21271), where the state before is computed back; here
+ * to the last bit.
  */
 #include "offload_internal.h"
 
@@ -48,14 +48,6 @@ swap_u64(uint64_t *a, uint64_t *b)
     *b = t;
 }
 
-static void
-swap_places(void **a, void **b)
-{
-    void *t = *a;
-    *a = *b;
-    *b = t;
-}
-
 /* Both copies of what is on nvme: from one place to the other. */
 static void
 change_offsets(chunk *c)
@@ -64,25 +56,18 @@ change_offsets(chunk *c)
     swap_u64(&c->record_offset, &c->record_spare);
 }
 
-/* Tests: nobody has anything of the places that have been given up. */
-static void
-poison_other(const spw_store *s, const chunk *c)
+uint64_t
+spw__log_bytes(const spw_store_config *cfg, const spw_store_chunk *c)
 {
-    if (s->cfg.chaos_seed == 0)
-        return;
-    if (c->weights_other != NULL)
-        memset(c->weights_other, 0xff, c->plan.elems * s->cfg.weight_bytes);
-    if (c->record_other != NULL)
-        memset(c->record_other, 0xff, c->plan.elems / 32 * s->cfg.record_bytes_32);
+    return c->spare && c->record_tier == SPW_TIER_HOST ? c->elems / 32 * cfg->log_bytes_32[spw__logs_weights(c)] : 0;
 }
 
-void
-spw__change_memory(chunk *c)
+/* Tests: nobody has anything of a log that has served. */
+static void
+poison_log(const spw_store *s, const chunk *c)
 {
-    if (c->weights_other != NULL)
-        swap_places(&c->weights, &c->weights_other);
-    if (c->record_other != NULL)
-        swap_places(&c->record, &c->record_other);
+    if (s->cfg.chaos_seed != 0 && c->log != NULL)
+        memset(c->log, 0xff, spw__log_bytes(&s->cfg, &c->plan));
 }
 
 /* Lock held. Jobs ahead that no worker has begun are jobs no more. Those that hold a slot stay, they are few. */
@@ -101,7 +86,7 @@ recall(spw_store *s)
         }
         c->w = W_CLEAN;
         c->r = R_READY;
-        c->ahead = c->apart = c->started = false;
+        c->ahead = c->started = false;
         u->job_next = k < u->job_next ? k : u->job_next;
     }
 }
@@ -111,7 +96,6 @@ spw__ahead_done(chunk *c)
 {
     c->undoable = true;
     change_offsets(c);
-    spw__change_memory(c);
 }
 
 void
@@ -123,9 +107,10 @@ spw__ahead_commit(spw_store *s)
             chunk *c = &s->chunks[u->plan.chunk_first + k];
             if (c->undoable) {
                 s->stats.ahead++;
+                c->rest_next /= 2;
                 if (s->cfg.chaos_seed != 0)
                     memset(spw__store_grad_of(s, c), 0xff, c->plan.elems * spw_dtype_bytes(s->cfg.grad_dtype));
-                poison_other(s, c);
+                poison_log(s, c);
                 spw__store_hold_grad(s, c, false);
             }
             c->ahead = c->undoable = false; /* a job under way ends like any other */
@@ -149,7 +134,7 @@ take_back(spw_store *s, chunk *c)
 {
     const uint64_t undo = spw__undo_bytes(&s->cfg, &c->plan);
     const bool in_memory = c->r == R_DIRTY;
-    SPW_ASSERT(c->pins == 0 && (c->r == R_DIRTY || c->r == R_EMPTY || c->record_other != NULL));
+    SPW_ASSERT(c->pins == 0 && (c->r == R_DIRTY || c->r == R_EMPTY || c->log != NULL));
     if (in_memory && undo > 0)
         memcpy(c->weights, spw__undo_of(s, c), c->plan.elems * s->cfg.weight_bytes);
     if (in_memory)
@@ -165,14 +150,32 @@ take_back(spw_store *s, chunk *c)
         s->undo_head = c;
         s->undo_left++;
     }
+    if (c->log != NULL) {
+        c->taking_back = true;
+        c->w = spw__logs_weights(&c->plan) ? W_UPDATING : c->w;
+        c->r = R_UPDATING;
+        spw__store_push_job(&s->job_head, &s->job_tail, c);
+        pthread_cond_signal(&s->work_cond);
+        s->undo_left++;
+    }
     change_offsets(c);
-    spw__change_memory(c);
-    poison_other(s, c);
     c->weight_sum = c->weight_sum_before;
     c->record_sum = c->record_sum_before;
     c->generation--;
     c->ahead = c->undoable = c->started = false;
     s->stats.undone++;
+}
+
+/* Lock held: the job of a chunk in memory has ended. */
+void
+spw__ahead_is_back(spw_store *s, chunk *c)
+{
+    poison_log(s, c);
+    c->taking_back = false;
+    c->w = spw__logs_weights(&c->plan) ? W_CLEAN : c->w;
+    c->r = R_READY;
+    s->undo_left--;
+    pthread_cond_broadcast(&s->main_cond);
 }
 
 /* Weights of before, from behind the record that is not to be. */

@@ -32,7 +32,7 @@ struct chunk {
     uint32_t idx;
     uint64_t weight_offset, record_offset, grad_offset; /* in the swap file */
     uint64_t weight_spare, record_spare;                /* the other places, of one that has some (ahead.c) */
-    void *weights_other, *record_other;                 /* and in memory */
+    void *log;                                          /* or what takes its update back, of one in memory */
     w_state w;
     r_state r;
     g_state g;
@@ -48,7 +48,9 @@ struct chunk {
     uint64_t weight_sum, record_sum, grad_sum;
     /* ahead: its update began before the gate opened; undoable: it has ended, and what was before lies in the spare places. */
     bool ahead, undoable, undo_read; /* undo_read: its weights of before are to be read back */
-    bool apart;                      /* its job leaves what it changes in the other places in memory */
+    bool taking_back;                /* its job takes its update back by its log */
+    /* The log had no room: steps in which it is not tried, this one among them; and what they last were, less for each that stood. */
+    uint32_t rest, rest_next;
     uint64_t weight_sum_before, record_sum_before, undo_sum;
     uint32_t piece_next; /* in place: the piece that is being read */
     bool summed;         /* in place: weight_sum is that of its first read */
@@ -115,7 +117,7 @@ struct spw_store {
     spw_store_config cfg;
     uint32_t chunk_count, unit_count;
     uint64_t slot_weight_bytes, slot_record_bytes;
-    spw_region host, others; /* others: second places of records, which no device and no disk sees */
+    spw_region host, logs; /* logs: of chunks in memory that may be updated ahead, which no device and no disk sees */
     void *device_memory;
     char *device_cache;
     uint32_t compute_bytes;
@@ -164,7 +166,7 @@ struct spw_store {
     bool undoing;   /* no record is read: what was done is on its way back */
     chunk *
         undo_head; /* whose weights are to be read back, by next_grad; a unit that has spare places has no use for that */
-    uint32_t undo_left; /* weights that are not back yet */
+    uint32_t undo_left; /* chunks that are not back yet */
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
     chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;
     bool passing_turn;
@@ -228,6 +230,14 @@ spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, sp
 
 /* What goes out behind a record on nvme, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
 uint64_t spw__undo_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
+/* Its log takes back the weights too: they are in memory. */
+static inline bool
+spw__logs_weights(const spw_store_chunk *c)
+{
+    return c->weight_tier != SPW_TIER_NVME;
+}
+/* Of the log of a record in memory; 0: it has none. */
+uint64_t spw__log_bytes(const spw_store_config *cfg, const spw_store_chunk *c);
 /* In memory, behind the record. */
 char *spw__undo_of(const spw_store *s, const chunk *c);
 /* And in swap, of a chunk that was taken back. */
@@ -236,10 +246,10 @@ uint64_t spw__undo_offset(const spw_store *s, const chunk *c);
 bool spw__before_gate(const spw_store *s);
 /* Those of the unit may, and are not final yet. */
 bool spw__runs_ahead(const spw_store *s, const unit *u);
-/* The update of a chunk that is ahead has ended: it lives in the other place from now on. */
+/* The update of a chunk that is ahead has ended: on nvme it lives in the other place from now on. */
 void spw__ahead_done(chunk *c);
-/* The places in memory change their roles: of a chunk whose job wrote to the others. */
-void spw__change_memory(chunk *c);
+/* The job that took its update back has ended. */
+void spw__ahead_is_back(spw_store *s, chunk *c);
 /* The gate opens: all that was done stays. */
 void spw__ahead_commit(spw_store *s);
 void spw__ahead_reads(spw_store *s); /* the mover's */

@@ -133,22 +133,20 @@ spw_store_stage_bytes(const spw_store_config *cfg)
     return spw_store_stages(cfg->worker_count) * (need.weights + need.codes + need.record) + need.told;
 }
 
-/* Of each of its copies, in swap or in host memory. */
+/* Of what it has on nvme. */
 static uint64_t
-places(const spw_store_chunk *c, spw_tier tier)
+places(const spw_store_chunk *c)
 {
-    return c->spare && (tier == SPW_TIER_NVME || c->record_tier == SPW_TIER_HOST) ? 2 : 1;
+    return c->spare ? 2 : 1;
 }
 
-/* Second places of records in host memory: apart from the arena, for nothing but the processor looks at them. */
+/* Apart from the arena, for nothing but the processor looks at them. */
 static uint64_t
-others_bytes(const spw_store_config *cfg)
+all_logs(const spw_store_config *cfg)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < cfg->chunk_count; i++) {
-        const spw_store_chunk *c = &cfg->chunks[i];
-        bytes += c->spare && c->record_tier == SPW_TIER_HOST ? page_up(chunk_bytes(cfg, c, true)) : 0;
-    }
+    for (uint32_t i = 0; i < cfg->chunk_count; i++)
+        bytes += page_up(spw__log_bytes(cfg, &cfg->chunks[i]));
     return bytes;
 }
 
@@ -167,12 +165,12 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
             if (records && !cfg->units[c->unit_idx].trainable)
                 continue;
             if (tier == SPW_TIER_HOST)
-                need->host_bytes += places(c, tier) * bytes;
+                need->host_bytes += bytes;
             else if (tier == SPW_TIER_DEVICE)
                 need->device_bytes += bytes;
             else if (need->path_bytes != NULL && (records || !spw__in_place(c)))
-                need->path_bytes[c->path_idx] += places(c, tier) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) +
-                                                 (records ? chunk_grad(cfg, c) : 0);
+                need->path_bytes[c->path_idx] +=
+                    places(c) * (bytes + (records ? spw__undo_bytes(cfg, c) : 0)) + (records ? chunk_grad(cfg, c) : 0);
         }
     }
     for (uint32_t i = 0; i < cfg->unit_count; i++) {
@@ -180,7 +178,7 @@ spw_store_compute_need(const spw_store_config *cfg, spw_store_need *need)
         if (cfg->units[i].trainable && !cfg->units[i].spills)
             *(spw__store_on_device(cfg, i) ? &need->device_bytes : &need->host_bytes) += grad;
     }
-    need->host_bytes += spw_store_stage_bytes(cfg) + cfg->grad_window_count * largest_spilled(cfg);
+    need->host_bytes += all_logs(cfg) + spw_store_stage_bytes(cfg) + cfg->grad_window_count * largest_spilled(cfg);
     need->host_bytes += cfg->weight_slot_count * largest_nvme_chunk(cfg, false);
     need->host_bytes += cfg->record_slot_count * largest_nvme_chunk(cfg, true);
 }
@@ -230,8 +228,8 @@ spw__store_carve(spw_store *s, spw_error *err)
 {
     const spw_store_config *cfg = &s->cfg;
     spw_store_need need = {.path_bytes = spw_mem_calloc(cfg->path_count + 1, sizeof(uint64_t))};
-    const uint64_t others = others_bytes(cfg);
-    spw_carve host, device, apart;
+    const uint64_t logs_bytes = all_logs(cfg);
+    spw_carve host, device, logs;
     stage_need staged;
     spw_id_set nodes = {{0}};
     spw_status st = SPW_OK;
@@ -240,9 +238,10 @@ spw__store_carve(spw_store *s, spw_error *err)
     spw_store_compute_need(cfg, &need);
     if (cfg->topology != NULL) /* any worker may take any chunk: no node is nearer to its memory than another */
         (void)spw_topology_nodes(cfg->topology, &nodes);
-    st = spw_region_map_over(&s->host, need.host_bytes - others, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
-    if (st == SPW_OK && others > 0)
-        st = spw_region_map_over(&s->others, others, 0, &nodes, err);
+    st =
+        spw_region_map_over(&s->host, need.host_bytes - logs_bytes, cfg->pin_memory ? SPW_REGION_LOCK : 0, &nodes, err);
+    if (st == SPW_OK && logs_bytes > 0)
+        st = spw_region_map_over(&s->logs, logs_bytes, 0, &nodes, err);
     if (st == SPW_OK)
         st = spw_gpu_alloc(cfg->gpu, &s->device_memory, need.device_bytes > 0 ? need.device_bytes : 4096, err);
     if (st != SPW_OK)
@@ -253,7 +252,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 (unsigned long long)s->host.bytes);
     host = (spw_carve){.base = s->host.base, .bytes = s->host.bytes};
     device = (spw_carve){.base = s->device_memory, .bytes = need.device_bytes};
-    apart = (spw_carve){.base = s->others.base, .bytes = s->others.bytes};
+    logs = (spw_carve){.base = s->logs.base, .bytes = s->logs.bytes};
     s->slot_weight_bytes = largest_nvme_chunk(cfg, false);
     s->slot_record_bytes = largest_nvme_chunk(cfg, true);
     s->weight_slots = spw_carve_take(&host, cfg->weight_slot_count * s->slot_weight_bytes);
@@ -285,14 +284,13 @@ spw__store_carve(spw_store *s, spw_error *err)
             chunk *c = &s->chunks[i];
             spw_tier tier = records ? c->plan.record_tier : c->plan.weight_tier;
             uint64_t bytes = page_up(chunk_bytes(cfg, &c->plan, records));
-            void *home, *other = NULL;
+            void *home;
             if (records && !cfg->units[c->plan.unit_idx].trainable)
                 continue;
             home = tier == SPW_TIER_NVME ? NULL : spw_carve_take(tier == SPW_TIER_HOST ? &host : &device, bytes);
-            if (tier == SPW_TIER_HOST && places(&c->plan, tier) > 1)
-                other = spw_carve_take(records ? &apart : &host, bytes);
-            *(records ? &c->record_other : &c->weights_other) = other;
             if (records) {
+                uint64_t log_bytes = page_up(spw__log_bytes(cfg, &c->plan));
+                c->log = log_bytes > 0 ? spw_carve_take(&logs, log_bytes) : NULL;
                 c->record = home;
                 c->r = tier == SPW_TIER_NVME ? R_EMPTY : R_READY;
             } else {
@@ -308,7 +306,7 @@ spw__store_carve(spw_store *s, spw_error *err)
                 bytes += records ? spw__undo_bytes(cfg, &c->plan) : 0;
                 *(records ? &c->record_offset : &c->weight_offset) = *at;
                 *(records ? &c->record_spare : &c->weight_spare) = *at + bytes;
-                *at += places(&c->plan, tier) * bytes;
+                *at += places(&c->plan) * bytes;
             }
             if (records && cfg->units[c->plan.unit_idx].spills) {
                 c->grad_offset = need.path_bytes[c->plan.path_idx];
@@ -358,15 +356,18 @@ spw__store_check_config(const spw_store_config *cfg, spw_error *err)
         if (c->spare && (!u->trainable || u->spills || c->record_tier == SPW_TIER_DEVICE ||
                          (c->record_tier == SPW_TIER_HOST && c->weight_tier == SPW_TIER_DEVICE)))
             return SPW_RAISE(err, SPW_EINVAL,
-                             "chunk %u of unit %u: second places are for what is trained, with a gradient that stays "
-                             "in memory, a record "
-                             "on nvme, or in host memory and weights there or on nvme",
+                             "chunk %u of unit %u: updated ahead of the gate may be what is trained, with a gradient "
+                             "that stays in memory, a record on nvme, or in host memory and weights there or on nvme",
                              i, c->unit_idx);
+        if (spw__log_bytes(cfg, c) > 0 && cfg->undo == NULL)
+            return SPW_RAISE(err, SPW_EINVAL, "chunk %u of unit %u has a log, and nothing takes updates back by it", i,
+                             c->unit_idx);
         if (next->unit_idx == c->unit_idx && next->spare != c->spare && c->record_tier == SPW_TIER_NVME &&
             next->record_tier == SPW_TIER_NVME)
-            return SPW_RAISE(err, SPW_EINVAL,
-                             "chunk %u of unit %u: of a unit's records on nvme all have second places or none", i,
-                             c->unit_idx);
+            return SPW_RAISE(
+                err, SPW_EINVAL,
+                "chunk %u of unit %u: of a unit's records on nvme all are updated ahead of the gate or none", i,
+                c->unit_idx);
         if (u->spills && (!u->trainable || cfg->chunks[i].record_tier != SPW_TIER_NVME || cfg->grad_window_count == 0))
             return SPW_RAISE(err, SPW_EINVAL,
                              "chunk %u of unit %u: a gradient that spills needs a record on nvme and a window", i,

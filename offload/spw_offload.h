@@ -52,8 +52,8 @@ typedef struct spw_store_chunk {
     /* Frozen weights on nvme that stay where they are: of spw_store_config's pieces. Count 0: in swap, like all others. */
     uint32_t piece_first, piece_count;
     /*
-     * It may be updated before the gate opens: record and weights have a second place in their tiers, but weights in memory beside a
-     * record on nvme, which go out behind it. Of a unit's records on nvme all have one or none.
+     * It may be updated before the gate opens: what is on nvme has a second place there, and weights in memory beside a record on nvme
+     * go out behind it; a record in memory, and weights there beside it, have a log. Of a unit's records on nvme all are so or none.
      */
     bool spare;
 } spw_store_chunk;
@@ -93,16 +93,19 @@ typedef struct spw_store_use {
 /* What is stored as codes comes as what they decode to; what is left there becomes codes (spw__quant_settle). */
 typedef spw_status (*spw_store_fn)(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad,
                                    spw_error *err);
-/* A chunk's state: where it goes, and where it is; the same memory, or apart, and then what was there before stays. */
+/* A chunk's state, changed in place. */
 typedef struct spw_store_state {
     void *weights, *record;
-    const void *weights_from, *record_from;
+    void *log;        /* what takes the update back goes there; NULL: nothing does */
+    bool log_weights; /* for the weights too */
+    bool no_room;     /* out, with log_weights: the log does not hold it; of this piece nothing was changed */
 } spw_store_state;
 /*
  * The same for an update, of elements [first, first + count) of the chunk: piece by piece, in order, so that what is read
- * from nvme, verified, updated and summed again comes from memory once. first and count are multiples of 4096.
+ * from nvme, verified, updated and summed again comes from memory once. first and count are multiples of 4096. As undo it takes the
+ * update of such a piece back by its log; weights that the log leaves out may be missing then.
  */
-typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad,
+typedef spw_status (*spw_store_update_fn)(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad,
                                           uint64_t first, uint64_t count, spw_error *err);
 /*
  * An update on a device that the host cannot address: puts all of it into queue and returns. The arrays are device memory; *bad,
@@ -125,6 +128,7 @@ typedef struct spw_store_config {
     uint32_t record_bytes_32;                    /* per 32 elements: 8-bit state shares scales */
     uint32_t record_parts[SPW_RECORD_PARTS_MAX]; /* the record's arrays, in bytes per 32 elements; they add up to it */
     uint32_t record_part_count;
+    uint32_t log_bytes_32[2]; /* of the record alone, and of the weights too; with undo */
     bool update_reads_weights;
     uint32_t weight_slot_count, record_slot_count; /* used only by chunks on nvme; at least 1 then */
     uint32_t grad_window_count; /* for units that spill: so many gradients are in host memory; at least 1 then */
@@ -143,7 +147,7 @@ typedef struct spw_store_config {
     const char *job; /* NULL: unique to this process */
     uint32_t rank;
     spw_aio_options aio;
-    spw_store_update_fn update;
+    spw_store_update_fn update, undo;  /* undo: where chunks in memory are updated before the gate opens */
     spw_store_device_fn update_device; /* for units on a device that the host cannot address, with bad_fn */
     spw_store_bad_fn bad_fn;
     void *update_ctx;
@@ -293,6 +297,7 @@ typedef struct spw_store_stats {
     uint64_t read_busy_ns, write_busy_ns;
     uint64_t updates;       /* chunks */
     uint64_t ahead, undone; /* of them: before the gate opened; and taken back, to be done again or not at all */
+    uint64_t no_room;       /* begun before the gate opened and not done then, for the log had no room */
     uint64_t loans;         /* records that passed through the memory of consumed gradients */
     uint64_t frozen_edits;  /* sweeps that may have changed a chunk that has no record */
 } spw_store_stats;

@@ -215,7 +215,7 @@ spw_store_destroy(spw_store *s)
     if (s->pinned)
         spw_gpu_unpin_host(s->cfg.gpu, s->host.base);
     spw_region_unmap(&s->host);
-    spw_region_unmap(&s->others);
+    spw_region_unmap(&s->logs);
     pthread_cond_destroy(&s->main_cond);
     pthread_cond_destroy(&s->work_cond);
     pthread_cond_destroy(&s->mover_cond);
@@ -499,6 +499,8 @@ spw_store_step_begin(spw_store *s, const bool *takes_part, spw_step_mode mode)
         }
         spw__store_hold_unit(s, u);
     }
+    for (uint32_t i = 0; i < s->chunk_count; i++)
+        s->chunks[i].rest -= s->chunks[i].rest > 0;
     s->step_open = true;
     s->mode = mode;
     spw__store_kick(s);

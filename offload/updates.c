@@ -125,7 +125,6 @@ start_job(spw_store *s, unit *u, chunk *c)
     else
         c->w = W_UPDATING;
     c->ahead = spw__runs_ahead(s, u);
-    c->apart = c->ahead && c->record_other != NULL;
     if (c->r == R_READY)
         c->r = R_UPDATING;
     c->started = true;
@@ -209,7 +208,7 @@ advance_unit(spw_store *s, unit *u, bool may_load)
     for (uint32_t k = u->job_next; k < u->load_next; k++) {
         chunk *c = spw__unit_chunk(s, u, k);
         bool ready;
-        if (c->started || (ahead && !c->plan.spare))
+        if (c->started || (ahead && (!c->plan.spare || c->rest > 0)))
             continue;
         if (u->op == OP_INIT && spw__in_place(&c->plan)) {
             c->started = true;

@@ -237,28 +237,48 @@ take_snapshot(spw_store *s, const chunk *c, sums *count, spw_error *err)
     return call_with(s, c, s->snap_fn, s->snap_ctx, true, false, err);
 }
 
+static spw_store_state
+state_of(const spw_store *s, const chunk *c, bool logged)
+{
+    bool trainable = s->units[c->plan.unit_idx].plan.trainable;
+    return (spw_store_state){.weights = c->weights,
+                             .record = trainable ? c->record : NULL,
+                             .log = logged ? c->log : NULL,
+                             .log_weights = spw__logs_weights(&c->plan)};
+}
+
+/* No lock held: the update of elements up to `end`, by the chunk's log. */
+static spw_status
+take_back_pieces(spw_store *s, const chunk *c, uint64_t end, spw_error *err)
+{
+    spw_store_state state = state_of(s, c, true);
+    spw_status st = SPW_OK;
+    spw__store_chaos_delay(s, c->idx);
+    for (uint64_t first = 0; first < end && st == SPW_OK; first += piece_at(c, first))
+        st = s->cfg.undo(s->cfg.update_ctx, c->idx, &state, spw__store_grad_of(s, c), first, piece_at(c, first), err);
+    return st;
+}
+
+enum { REST_MAX = 63 }; /* steps */
+
 /*
  * The job itself; no lock held, the chunk is this worker's. Checksums run along, piece by piece.
- * snap: the snapshot gets the chunk before it is updated. ahead: what the update changes may have to come back.
+ * snap: the snapshot gets the chunk before it is updated. ahead: what the update changes may have to come back; where the log has no
+ * room for that nothing is changed, and the chunk rests.
  */
 static spw_status
 run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     const char *grad = op == OP_UPDATE ? spw__store_grad_of(s, c) : NULL;
-    void *record = u->plan.trainable ? c->record : NULL;
+    spw_store_state state = state_of(s, c, ahead);
     bool verify = c->record_fresh && s->cfg.integrity, writes = op != OP_VISIT && s->cfg.integrity;
     bool grad_read = grad != NULL && c->g == G_THERE && s->cfg.integrity;
     bool sum_w = writes && c->plan.weight_tier == SPW_TIER_NVME;
-    bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && record != NULL;
-    spw_store_state state = {c->weights, record, c->weights, record};
+    bool sum_r = writes && c->plan.record_tier == SPW_TIER_NVME && state.record != NULL;
     char *undo = ahead && spw__undo_bytes(&s->cfg, &c->plan) > 0 ? spw__undo_of(s, c) : NULL;
     uint64_t found = 0, grad_found = 0, weight_sum = 0, record_sum = 0, undo_sum = 0;
     spw_status st = SPW_OK;
-    if (c->apart) {
-        state.weights = c->weights_other != NULL ? c->weights_other : c->weights;
-        state.record = c->record_other;
-    }
     spw__store_chaos_delay(s, c->idx);
     if (op == OP_EDIT && verify) {
         SPW_TRY(verify_record(s, c, count, err));
@@ -282,6 +302,11 @@ run_job(spw_store *s, chunk *c, unit_op op, bool snap, bool ahead, sums *count, 
             undo_sum = keep_weights(s, c, undo, undo_sum, first, n, count);
         if (op == OP_UPDATE)
             st = s->cfg.update(s->cfg.update_ctx, c->idx, &state, grad, first, n, err);
+        if (state.no_room && st == SPW_OK) {
+            SPW_ASSERT(state.log_weights); /* else the piece's weights are not what they were */
+            c->rest = c->rest_next = 2 * c->rest_next + 1 < REST_MAX ? 2 * c->rest_next + 1 : REST_MAX;
+            return take_back_pieces(s, c, first, err);
+        }
         if (sum_w)
             weight_sum = sum_weights(s, c, weight_sum, first, n, count);
         if (sum_r)
@@ -372,7 +397,7 @@ snap_idle(spw_store *s, chunk *c, sums *count, spw_error *err)
     pthread_cond_broadcast(&s->main_cond);
 }
 
-/* Under the lock. The snapshot has seen a chunk whose update was to run on the device: it still is. */
+/* Under the lock. The update is still to be: the snapshot has seen a chunk of the device, or a log had no room. */
 static void
 hand_back(spw_store *s, chunk *c)
 {
@@ -380,8 +405,9 @@ hand_back(spw_store *s, chunk *c)
     uint32_t k = c->idx - u->plan.chunk_first;
     c->w = W_CLEAN;
     c->r = R_READY;
-    c->started = false;
+    c->started = c->ahead = false;
     u->job_next = k < u->job_next ? k : u->job_next;
+    pthread_cond_broadcast(&s->main_cond);
 }
 
 /* What the unit shows from now on is what its chunks have reached. */
@@ -419,8 +445,6 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         if (op == OP_UPDATE && c->ahead) {
             spw__ahead_done(c);
         } else if (op == OP_UPDATE) {
-            if (c->apart) /* the gate has opened meanwhile */
-                spw__change_memory(c);
             spw__store_hold_grad(s, c, false);
             if (c->g == G_WINDOW)
                 spw__store_leave_window(s, c, G_NONE);
@@ -483,7 +507,7 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
 {
     const unit *u = &s->units[c->plan.unit_idx];
     unit_op op = u->op;
-    bool snap = spw__snap_wants(c), ahead = c->ahead;
+    bool snap = spw__snap_wants(c), ahead = c->ahead, refused;
     uint64_t begin;
     pthread_mutex_unlock(&s->lock);
     begin = spw_now_ns();
@@ -493,10 +517,25 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
         snapshot_has(s, c);
     s->stats.update_busy_ns += spw_now_ns() - begin;
     spw_timeline_add(SPW_LANE_ADAM, op == OP_UPDATE ? "update" : "sweep", c->plan.unit_idx, begin, spw_now_ns());
-    if (err->status == SPW_OK && op == OP_UPDATE && u->on_device)
+    s->stats.no_room += refused = op == OP_UPDATE && ahead && c->rest > 0;
+    if (err->status == SPW_OK && ((op == OP_UPDATE && u->on_device) || refused))
         hand_back(s, c);
     else if (err->status == SPW_OK)
         spw__store_finish_job(s, c, op);
+}
+
+static void
+take_back(spw_store *s, chunk *c, spw_error *err)
+{
+    uint64_t begin;
+    pthread_mutex_unlock(&s->lock);
+    begin = spw_now_ns();
+    (void)take_back_pieces(s, c, c->plan.elems, err);
+    pthread_mutex_lock(&s->lock);
+    s->stats.update_busy_ns += spw_now_ns() - begin;
+    spw_timeline_add(SPW_LANE_ADAM, "undo", c->plan.unit_idx, begin, spw_now_ns());
+    if (err->status == SPW_OK)
+        spw__ahead_is_back(s, c);
 }
 
 /* Lock held, released while it works. False: there is nothing to do. What others wait for comes first. */
@@ -517,7 +556,10 @@ work_once(spw_store *s)
         verify_weights(s, c, &count, &err);
     } else if ((c = *(jobs = next_jobs(s))) != NULL) {
         *jobs = c->next_job;
-        change(s, c, &count, &err);
+        if (c->taking_back)
+            take_back(s, c, &err);
+        else
+            change(s, c, &count, &err);
     } else if (!s->stop && may_snap_idle(s) && (c = idle_chunk(s)) != NULL) {
         snap_idle(s, c, &count, &err);
     }

@@ -384,9 +384,9 @@ const key_row spw__config_rows[] = {
          "is there"),
     TEXT(
         "spillway.update_ahead", run.update_ahead, "\"auto\"", "auto|always|never",
-        "offloaded state is updated before the gradient's norm is known, at a second place in its tier, and taken back "
-        "if the step clips; auto: while steps do not clip, on nvme if the disk has room for twice the state, in host "
-        "memory as far as nothing else wants it and a GPU computes"),
+        "offloaded state is updated before the gradient's norm is known, on nvme at a second place, in host memory "
+        "with a log, and taken back if the step clips; auto: while steps do not clip, on nvme if the disk has room for "
+        "twice the state, in host memory as far as nothing else wants it and a GPU computes"),
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0",

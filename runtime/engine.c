@@ -160,12 +160,15 @@ make_store(spw_engine *e, const spw_topology *topology, spw_error *err)
                           .file_count = e->in_place.file_count,
                           .aio = spw__engine_aio(c),
                           .update = spw__update_chunk,
+                          .undo = spw__undo_chunk,
                           .update_device = spw__update_on_device,
                           .bad_fn = spw__raise_nonfinite,
                           .update_ctx = e,
                           .chaos_seed = c->run.chaos_seed,
                           .aio_faults = c->run.aio_faults};
     s.record_part_count = spw_state_record_parts(c->run.state_format, e->optimizer, s.record_parts);
+    for (int weights = 0; weights < 2; weights++)
+        s.log_bytes_32[weights] = spw_opt_log_bytes_32(c->run.state_format, e->optimizer, weights);
     return spw_store_create(&e->store, &s, err);
 }
 

@@ -116,29 +116,46 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
     return SPW_OK;
 }
 
-spw_status
-spw__update_chunk(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
-                  uint64_t count, spw_error *err)
+static spw_opt_chunk
+opt_chunk(const spw_engine *e, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
+          uint64_t count)
 {
-    spw_engine *e = ctx;
     const spw_store_chunk *c = &e->layout.chunks[chunk_idx];
-    spw_opt_chunk chunk = {.format = e->config.run.state_format,
+    return (spw_opt_chunk){.format = e->config.run.state_format,
                            .elems = c->elems,
                            .weights = state->weights,
                            .record = state->record,
+                           .log = state->log,
+                           .log_weights = state->log_weights,
                            .grad = grad,
                            .grad_dtype = e->config.run.grad_dtype,
                            .first = e->layout.bases[c->unit_idx] + c->first,
                            .begin = first,
                            .end = first + count};
-    const spw_opt_range *ranges = e->ranges + e->range_first[chunk_idx];
-    uint64_t bad;
-    if (state->record != state->record_from) {
-        chunk.weights_from = state->weights_from;
-        chunk.record_from = state->record_from;
-    }
-    bad = spw_opt_step(&chunk, ranges, e->range_first[chunk_idx + 1] - e->range_first[chunk_idx]);
-    return bad > 0 ? spw__raise_nonfinite(e, chunk_idx, bad, err) : SPW_OK;
+}
+
+spw_status
+spw__update_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad, uint64_t first,
+                  uint64_t count, spw_error *err)
+{
+    const spw_engine *e = ctx;
+    const spw_opt_chunk chunk = opt_chunk(e, chunk_idx, state, grad, first, count);
+    const uint32_t at = e->range_first[chunk_idx];
+    uint64_t bad = spw_opt_step(&chunk, e->ranges + at, e->range_first[chunk_idx + 1] - at);
+    state->no_room = bad == SPW_OPT_NO_ROOM;
+    return bad > 0 && !state->no_room ? spw__raise_nonfinite(ctx, chunk_idx, bad, err) : SPW_OK;
+}
+
+spw_status
+spw__undo_chunk(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad, uint64_t first, uint64_t count,
+                spw_error *err)
+{
+    const spw_engine *e = ctx;
+    const spw_opt_chunk chunk = opt_chunk(e, chunk_idx, state, grad, first, count);
+    const uint32_t at = e->range_first[chunk_idx];
+    (void)err;
+    spw_opt_undo(&chunk, e->ranges + at, e->range_first[chunk_idx + 1] - at);
+    return SPW_OK;
 }
 
 spw_status

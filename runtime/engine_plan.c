@@ -474,7 +474,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .coded_grads = e->zeropp.grads,
         .replicas = spw__replicas(e),
         .update_reads_weights = spw_state_update_reads_weights(e->config.run.state_format),
-        .update_streams = spw_opt_streams(e->config.run.state_format, e->optimizer, e->config.run.nearest_moments),
+        .log_bytes_32 = {spw_opt_log_bytes_32(e->config.run.state_format, e->optimizer, false),
+                         spw_opt_log_bytes_32(e->config.run.state_format, e->optimizer, true)},
         .tokens = e->config.accumulation * e->rows * e->world};
     plan_use *uses;
     uint32_t *users;

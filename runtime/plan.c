@@ -21,7 +21,7 @@ add_up(spw_plan *p, const plan_input *in)
             p->ahead = true;
             p->spare_nvme += plan_in_swap(in, c) + plan_undo(in, c);
             p->undo_write += plan_undo(in, c);
-            p->spare_host += plan_spare(in, c);
+            p->spare_host += plan_log(in, c);
             p->spared_host += c->record_tier == SPW_TIER_HOST ? plan_record(in, c->elems) : 0;
         }
         uint64_t w = plan_weights(in, c), r = plan_has_record(in, c) ? plan_record(in, c->elems) : 0;
@@ -50,7 +50,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     (void)spw__plan_device(p, in, &device); /* first: how often weights are read depends on what the device holds */
     st = spw__plan_host(p, in, err);
     if (st == SPW_OK)
-        spw__plan_spares(p, in);
+        spw__plan_logs(p, in);
     add_up(p, in);
     spw__plan_activations_place(p, in);
     if (!plan_on_nvme(in->config) && p->activation_count[SPW_TIER_NVME] == 0)

@@ -96,7 +96,7 @@ fill_host(const plan_input *in, bool records, const uint32_t *reads, uint32_t le
             continue; /* its gradient comes back to the record's slot */
         if (*tier == SPW_TIER_NVME && bytes <= *left && (records || (reads[i] >= least && reads[i] <= most))) {
             *tier = SPW_TIER_HOST;
-            c->spare = c->spare && !records; /* in host memory second places come last */
+            c->spare = c->spare && !records; /* logs in host memory come last */
             *left -= bytes;
         }
     }
@@ -179,12 +179,12 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
 }
 
 /*
- * What nothing else wants gives records in host memory second places: those of the last units first, whose gradients come first. Of a
- * machine without a budget at most half of what is left. Where the host computes too, its processors have nothing to gain, and where
- * updates to other memory take longer than in place perhaps something to lose.
+ * What nothing else wants gives records in host memory logs, by which updates ahead of the norm are taken back: those of the last units
+ * first, whose gradients come first. Of a machine without a budget at most half of what is left. Where the host computes too, its
+ * processors have nothing to gain.
  */
 void
-spw__plan_spares(const spw_plan *p, const plan_input *in)
+spw__plan_logs(const spw_plan *p, const plan_input *in)
 {
     const plan_places placed = spw__plan_count(in);
     const bool always = strcmp(in->config->run.update_ahead, "always") == 0;
@@ -192,13 +192,13 @@ spw__plan_spares(const spw_plan *p, const plan_input *in)
                      p->activations_host + placed.weights[SPW_TIER_HOST] + placed.records[SPW_TIER_HOST] +
                      placed.padding[SPW_TIER_HOST];
     uint64_t room = p->host_budget != SPW_AUTO ? p->host_budget : spw__plan_host_room(p, in) / 8 * 7, left;
-    if (!in->ahead || in->spill || ((in->device_in_host || !in->update_streams) && !always))
+    if (!in->ahead || in->spill || (in->device_in_host && !always))
         return;
     left = room > taken ? room - taken : 0;
     left = p->host_budget != SPW_AUTO ? left : left / 2;
     for (uint32_t i = in->layout->chunk_count; i-- > 0;) {
         spw_store_chunk *c = &in->layout->chunks[i];
-        const uint64_t bytes = plan_spare(in, c);
+        const uint64_t bytes = plan_log(in, c);
         if (!plan_has_record(in, c) || bytes == 0 || bytes > left || c->weight_tier == SPW_TIER_DEVICE)
             continue;
         c->spare = true;

@@ -58,12 +58,13 @@ plan_in_swap(const plan_input *in, const spw_store_chunk *c)
     return bytes;
 }
 
-/* Of a chunk that may be updated ahead in host memory. */
+/* Of a chunk's log, if it may be updated ahead in host memory. */
 static inline uint64_t
-plan_spare(const plan_input *in, const spw_store_chunk *c)
+plan_log(const plan_input *in, const spw_store_chunk *c)
 {
-    uint64_t weights = c->weight_tier == SPW_TIER_HOST ? spw_round_up(plan_weights(in, c), 4096) : 0;
-    return c->record_tier == SPW_TIER_HOST ? weights + plan_record_room(in, c->elems) : 0;
+    return c->record_tier == SPW_TIER_HOST
+               ? spw_round_up(c->elems / 32 * in->log_bytes_32[c->weight_tier != SPW_TIER_NVME], 4096)
+               : 0;
 }
 
 static inline bool
@@ -107,8 +108,8 @@ double spw__plan_kept_share(const spw_plan *plan, const plan_input *in);
  * there; lack and least_bytes say what would.
  */
 spw_status spw__plan_host(spw_plan *plan, const plan_input *in, spw_error *err);
-/* Then: second places for records in memory that nothing else wants. */
-void spw__plan_spares(const spw_plan *plan, const plan_input *in);
+/* Then: logs for records in memory, of what nothing else wants. */
+void spw__plan_logs(const spw_plan *plan, const plan_input *in);
 /* Bytes that all of the process may have in host memory. */
 uint64_t spw__plan_host_room(const spw_plan *plan, const plan_input *in);
 

@@ -34,7 +34,7 @@ explain_host(spw_plan *p, const plan_input *in)
     if (p->host_budget == SPW_AUTO)
         decide(p, "spillway.host_memory", spw_format_bytes(value, sizeof value, p->host_bytes),
                "auto: what the process, gradients, slots and everything on host need, and %s",
-               p->spare_host > 0 ? "second places of records, in at most half of what is left" : "no more");
+               p->spare_host > 0 ? "logs to take updates back by, in at most half of what is left" : "no more");
     for (int records = 0; records < 2; records++) {
         const spw_config *c = in->config;
         spw_tier asked = records ? c->zero.offload_optimizer : c->zero.offload_param;
@@ -149,8 +149,7 @@ why_not_ahead(const spw_plan *p, const plan_input *in)
     if (p->record_nvme == 0 && (!in->ahead || in->device_in_host || p->record_host == 0))
         return NULL; /* of a host that computes too nobody expects it */
     if (p->record_nvme == 0)
-        return in->update_streams ? "no host memory is left for second places of records"
-                                  : "this optimizer or state format takes twice as long from one place to another";
+        return "no host memory is left for what takes them back";
     return p->grad_nvme > 0                   ? "gradients that wait on nvme"
            : in->config->run.write_budget > 0 ? "spillway.write_budget, and nothing is written in vain"
                                               : "no room for second places of state on nvme";
@@ -178,10 +177,10 @@ explain_ahead(spw_plan *p, const plan_input *in)
         snprintf(undo, sizeof undo, "; weights of before, up to %s a step, are written too",
                  spw_format_bytes(bytes, sizeof bytes, p->undo_write));
     decide(p, "spillway.update_ahead", spw_format_bytes(value, sizeof value, p->spare_nvme + p->spare_host),
-           "second places %s%s: updates begin before the norm is known, and are taken back if the step clips%s",
-           p->spare_host == 0    ? "on nvme"
-           : p->record_nvme == 0 ? "in host memory"
-                                 : "on nvme and in host memory",
+           "%s%s: updates begin before the norm is known, and are taken back if the step clips%s",
+           p->spare_host == 0    ? "second places on nvme"
+           : p->record_nvme == 0 ? "logs in host memory"
+                                 : "second places on nvme, and logs in host memory",
            share, undo);
 }
 

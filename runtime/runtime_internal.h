@@ -57,7 +57,7 @@ typedef struct plan_input {
     uint32_t future_max;   /* uses that the store is told at most */
     uint32_t optimizer_threads;
     bool update_reads_weights;
-    bool update_streams;           /* state that an update leaves elsewhere in memory costs no more than in place */
+    uint32_t log_bytes_32[2];      /* what takes an update back, of a record and of its weights too (spw_offload.h) */
     uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
 } plan_input;

@@ -53,7 +53,7 @@ typedef struct spw_plan {
     uint32_t grad_windows;
     bool ahead;                      /* updates may begin before the norm is known (spw_offload.h) */
     bool undo_room;                  /* record slots have room for the weights of before */
-    uint64_t spare_nvme, spare_host; /* second places of what is updated so */
+    uint64_t spare_nvme, spare_host; /* second places of what is updated so; in memory logs that take it back */
     uint64_t spared_host;            /* of the records in host memory: those that have one */
     uint64_t undo_write;             /* weights of before, in memory, that go to nvme in a step if all of it is */
     uint64_t grad_device;            /* gradients that stay on the device; grads_device is where they are made */

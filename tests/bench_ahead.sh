@@ -3,7 +3,8 @@
 # wait for the norm, with updates ahead of it, and without clipping (the best that could be), in turns. Shown are medians over all runs'
 # steps from the fifth on: the step, its ratio to the one that waits, and what was read and written. Fails where updating ahead takes more
 # than 1.05 of the time of waiting, or nothing is updated ahead. "memory" has its state in host memory, one thread that computes and one
-# that updates, without vector instructions: about as long, as beside a GPU. It fails above 0.90. RATE=bytes/s bounds the disk each way where a cgroup can (version 1, root): what is noise of the disk
+# that updates, 16 tokens, so that updates take a good part of a step, as beside a GPU, and memory beside the state for a log of 2.25 bytes
+# per parameter and no more. It fails above 0.96. RATE=bytes/s bounds the disk each way where a cgroup can (version 1, root): what is noise of the disk
 # goes, and how computing and disk compare can be chosen.
 # usage: bench_ahead.sh [ROUNDS] [FOLDER]
 set -eu
@@ -29,13 +30,13 @@ mkdir "$dir/swap"
 export XDG_CACHE_HOME="$dir/cache"
 cp docs/DESIGN.md "$dir/text"
 one() { # name case clipping ahead: lines of step_s read write ahead done
-    tokens=$2 isa= where=
+    tokens=$2 where=
     if [ "$2" = memory ]; then
-        tokens=128 isa=scalar
+        tokens=16
         where="--set zero_optimization.offload_param.device=cpu --set zero_optimization.offload_optimizer.device=cpu
-            --set spillway.host_memory=auto --set spillway.compute_threads=1 --set spillway.optimizer_threads=1"
+            --set spillway.host_memory=1010MiB --set spillway.compute_threads=1 --set spillway.optimizer_threads=1"
     fi
-    SPW_ISA=$isa ./spillway train examples/demo.json --set "data.path=$dir/text" --set spillway.checkpoint_dir= --set spillway.eval_interval=0 \
+    ./spillway train examples/demo.json --set "data.path=$dir/text" --set spillway.checkpoint_dir= --set spillway.eval_interval=0 \
         --set spillway.device_memory=auto --set spillway.run_log="$dir/log" --set spillway.host_memory=400MiB \
         --set zero_optimization.offload_param.nvme_path="$dir/swap" --set zero_optimization.offload_optimizer.nvme_path="$dir/swap" \
         --set model.n_embd=768 --set model.n_layer=8 --set model.n_head=12 --set train_micro_batch_size_per_gpu=1 \
@@ -64,7 +65,7 @@ echo "# bench ahead  56.9 M parameters, split, cpu device; medians of $rounds ru
 echo "#  tokens  updates         step s  of waiting  read MB  written MB  ahead"
 for tokens in 32 128 memory; do
     most=1.05
-    [ $tokens != memory ] || most=0.90
+    [ $tokens != memory ] || most=0.96
     for name in waits ahead unclipped; do
         f=$name-$tokens
         ratio=$(awk -v a="$(column $f 2)" -v b="$(column waits-$tokens 2)" 'BEGIN { print a / b }')
@@ -75,4 +76,4 @@ for tokens in 32 128 memory; do
             failed="$failed $tokens"
     done
 done
-[ -z "$failed" ] || { echo "# FAILED: ahead took more than 1.05 of the time of waiting (memory: 0.90), or never came to be: $failed" && exit 1; }
+[ -z "$failed" ] || { echo "# FAILED: ahead took more than 1.05 of the time of waiting (memory: 0.96), or never came to be: $failed" && exit 1; }

@@ -53,6 +53,14 @@ random_float(bool special)
     return (spw_uniform_f32(random_u32()) - 0.5f) * ldexpf(1.0f, (int)random_below(24) - 20);
 }
 
+/* Box and Muller 1958. */
+static double
+normal(void)
+{
+    double u = (random_u32() + 1.0) * 0x1p-32, v = random_u32() * 0x1p-32;
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+
 static spw_opt_hp
 usual_hp(void)
 {
@@ -177,70 +185,192 @@ test_isa_identity(void **state)
     assert_true(compared > 0 || spw_cpu_isa_native() == SPW_ISA_SCALAR);
 }
 
-/* State that goes elsewhere, all of it or the record alone: the same bytes there, the old one untouched, and nothing written beside what was to be updated. */
 static void
-test_apart(void **state)
+draw_gradient(chunk *c, spw_dtype dtype, uint64_t n)
 {
-    static chunk start, old;
+    for (uint64_t i = 0; i < n; i++) {
+        float g = (spw_uniform_f32(random_u32()) - 0.5f) * ldexpf(1.0f, -(int)(i / 100 % 9));
+        spw_convert(c->grad + i * spw_dtype_bytes(dtype), dtype, &g, SPW_F32, 1);
+    }
+}
+
+/* About as many elements as a list has room for are anything; gradients of as many others are up to 256 times as large. */
+static void
+strew(chunk *c, spw_state_format f, const spw_optimizer *o, spw_dtype grad_dtype, uint64_t n)
+{
+    const uint64_t grad_bytes = spw_dtype_bytes(grad_dtype);
+    for (uint32_t k = random_below((uint32_t)(n / SPW_STATE_GROUP) + 2); k > 0; k--) {
+        const uint64_t at = random_below((uint32_t)n), other = random_below((uint32_t)n);
+        const uint32_t part = random_below(o->moment_count + 2);
+        float x = random_float(true), g;
+        if (part <= o->moment_count)
+            spw_state_set(f, o, c->weights, c->record, n, (spw_state_part)part, at, 1,
+                          &(float){part > 0 && o->moment_unsigned[part - 1] ? fabsf(x) : x});
+        else
+            spw_convert(c->grad + at * grad_bytes, grad_dtype, &x, SPW_F32, 1);
+        spw_convert(&g, SPW_F32, c->grad + other * grad_bytes, grad_dtype, 1);
+        g = ldexpf(g, (int)random_below(9));
+        spw_convert(c->grad + other * grad_bytes, grad_dtype, &g, SPW_F32, 1);
+    }
+}
+
+/* A log of just the bytes it takes, between bytes that nobody may touch. */
+typedef struct tight_log {
+    _Alignas(64) char bytes[64 + ELEMS * 16 + 64];
+} tight_log;
+
+static void
+check_around(const tight_log *log, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < 64; i++)
+        assert_true(log->bytes[i] == 0x33 && log->bytes[64 + bytes + i] == 0x33);
+}
+
+/*
+ * Taken back, an update leaves no trace, whichever instruction set did it and whichever takes it back, in whatever pieces; while it
+ * stands it is the update in place. Where the log has no room, which few-element chunks and numbers that are no training's bring about,
+ * the piece is as before. Of a record alone the weights stay as the update left them.
+ */
+static void
+test_undo(void **state)
+{
+    static const uint64_t sizes[] = {64, 192, 576, 1024, 4096};
+    static chunk start, want, before;
+    static tight_log log;
+    uint32_t stood = 0, backwards = 0, no_room = 0;
     (void)state;
     for (int o = 0; o < OPTIMIZERS; o++)
         for (int f = 0; f < SPW_STATE_COUNT; f++)
-            for (uint32_t round = 0; round < 16; round++) {
-                const uint64_t n = round % 4 == 0 ? ELEMS : 4096,
-                               weight_bytes = spw_state_weight_bytes((spw_state_format)f);
-                const bool in_place = round % 5 == 4; /* the weights */
-                uint64_t bad_in = 0, bad_apart = 0;
+            for (uint32_t round = 0; round < 80; round++) {
+                const uint64_t n = sizes[round % 5], group = SPW_STATE_GROUP;
+                const bool special = round % 4 == 3, late = round % 8 >= 5, strewn = round % 8 % 3 == 2,
+                           weights = round % 7 < 5, adam = o == 0 && f <= SPW_STATE_SPLIT && weights;
+                const uint64_t log_bytes = n / 32 * spw_opt_log_bytes_32((spw_state_format)f, optimizers[o], weights);
+                const spw_isa forth = (spw_isa)random_below(spw_cpu_isa_native() + 1u),
+                              back = (spw_isa)random_below(spw_cpu_isa_native() + 1u);
                 spw_opt_range ranges[RANGES_MAX];
                 spw_opt_coef coefs[RANGES_MAX];
                 uint32_t count = draw_ranges(ranges, coefs, optimizers[o], n);
                 spw_opt_chunk x = opt_chunk(&a, (spw_state_format)f, round % 2 == 0 ? SPW_F32 : SPW_BF16, n),
                               y = opt_chunk(&b, (spw_state_format)f, x.grad_dtype, n);
-                if (round % 8 < 4) /* one group: kernels see whole lines */
-                    ranges[0].end = n, count = 1;
-                fill(&start, x.format, optimizers[o], x.grad_dtype, n, round >= 8);
-                a = b = old = start;
-                x.begin = y.begin =
-                    round % 3 == 0 ? 0 : random_below((uint32_t)(n / SPW_STATE_GROUP)) * SPW_STATE_GROUP;
-                x.end = y.end =
-                    round % 3 == 0
-                        ? n
-                        : x.begin + (1 + random_below((uint32_t)((n - x.begin) / SPW_STATE_GROUP))) * SPW_STATE_GROUP;
-                for (int isa = SPW_ISA_SCALAR; isa <= SPW_ISA_AVX512; isa++) {
-                    uint32_t parts[SPW_STATE_PARTS_MAX],
-                        part_count = spw_state_record_parts(x.format, optimizers[o], parts);
-                    uint64_t at = 0;
-                    if (isa > (int)spw_cpu_isa_native())
+                uint64_t cuts[3] = {group * random_below((uint32_t)(n / group)), n, n}, bad = 0, done = 0;
+                assert_int_equal(log_bytes, adam ? n * 9 / 4
+                                                 : spw_state_record_bytes(x.format, optimizers[o], n) +
+                                                       weights * n * spw_state_weight_bytes(x.format));
+                fill(&start, x.format, optimizers[o], x.grad_dtype, n, special);
+                if (round % 3 == 0) { /* from nothing, as a training */
+                    float zero[ELEMS] = {0};
+                    for (int part = 1; part <= (int)optimizers[o]->moment_count; part++)
+                        spw_state_set(x.format, optimizers[o], start.weights, start.record, n, (spw_state_part)part, 0,
+                                      n, zero);
+                }
+                b = start;
+                for (int t = 0; t < 24 && !special; t++) {
+                    draw_gradient(&b, x.grad_dtype, n);
+                    spw_opt_step(&y, ranges, count);
+                }
+                if (strewn)
+                    strew(&b, x.format, optimizers[o], x.grad_dtype, n);
+                if (late) { /* the list is full near the end: masters that are nothing beside their step */
+                    float nothing[ELEMS];
+                    for (int i = 0; i < ELEMS; i++)
+                        nothing[i] = 1e-30f;
+                    spw_state_set(x.format, optimizers[o], b.weights, b.record, n, SPW_PART_MASTER, n - n / 32, n / 32,
+                                  nothing);
+                }
+                a = start = want = b;
+                y = opt_chunk(&want, x.format, x.grad_dtype, n);
+                spw_opt_step(&y, ranges, count);
+                memset(&log, 0x33, sizeof log);
+                x.log = log.bytes + 64;
+                x.log_weights = weights;
+                for (int k = 0; k < 2 && bad != SPW_OPT_NO_ROOM; k++) {
+                    before = a;
+                    x.begin = done;
+                    x.end = cuts[k];
+                    if (x.begin == x.end)
                         continue;
-                    if (in_place)
-                        memcpy(a.weights, start.weights, sizeof a.weights);
-                    else
-                        memset(a.weights, 0x5a, sizeof a.weights);
-                    memset(a.record, 0x5a, sizeof a.record);
-                    b = start;
-                    x.weights_from = in_place ? a.weights : old.weights;
-                    x.record_from = old.record;
-                    assert_int_equal(spw_opt_step_isa((spw_isa)isa, &x, ranges, count, &bad_apart), SPW_OK);
-                    assert_int_equal(spw_opt_step_isa((spw_isa)isa, &y, ranges, count, &bad_in), SPW_OK);
-                    assert_int_equal(bad_in, bad_apart);
-                    assert_memory_equal(&old, &start, sizeof old);
-                    assert_memory_equal(a.weights + x.begin * weight_bytes, b.weights + x.begin * weight_bytes,
-                                        (x.end - x.begin) * weight_bytes);
-                    for (uint64_t i = 0; i < n * weight_bytes && !in_place; i++)
-                        assert_true((i >= x.begin * weight_bytes && i < x.end * weight_bytes) || a.weights[i] == 0x5a);
-                    for (uint32_t k = 0; k < part_count; at += n / 32 * parts[k], k++) {
-                        for (uint64_t i = 0; i < n / 32 * parts[k]; i++) {
-                            bool in = i >= x.begin / 32 * parts[k] && i < x.end / 32 * parts[k];
-                            unsigned char want = in ? ((unsigned char *)b.record)[at + i] : 0x5a;
-                            if (((unsigned char *)a.record)[at + i] != want)
-                                fail_msg("%s %s isa %s array %u byte %llu of [%llu, %llu) of %llu seed %llu",
-                                         optimizers[o]->name, spw_state_name((spw_state_format)f),
-                                         spw_isa_name((spw_isa)isa), k, (unsigned long long)i,
-                                         (unsigned long long)x.begin, (unsigned long long)x.end, (unsigned long long)n,
-                                         (unsigned long long)seed);
-                        }
+                    assert_int_equal(spw_opt_step_isa(forth, &x, ranges, count, &bad), SPW_OK);
+                    if (bad == SPW_OPT_NO_ROOM) {
+                        no_room++;
+                        assert_memory_equal(&a, &before, sizeof a);
+                    } else {
+                        done = x.end;
                     }
                 }
+                check_around(&log, log_bytes);
+                assert_true(adam || bad != SPW_OPT_NO_ROOM);
+                if (done == n && !special && !strewn)
+                    assert_memory_equal(&a, &want, sizeof a);
+                stood += done == n;
+                backwards += done == n && adam && !special;
+                if (!weights)
+                    x.weights = NULL;
+                for (int k = 1; k >= 0; k--) { /* the last piece first */
+                    x.begin = k == 0 ? 0 : cuts[0];
+                    x.end = k == 0 ? cuts[0] : n;
+                    if (x.end <= done && x.begin < x.end)
+                        assert_int_equal(spw_opt_undo_isa(back, &x, ranges, count), SPW_OK);
+                }
+                if (!weights)
+                    memcpy(start.weights, a.weights, sizeof a.weights);
+                if (memcmp(&a, &start, sizeof a) != 0)
+                    fail_msg("%s %s n %d round %u seed %llu", optimizers[o]->name, spw_state_name((spw_state_format)f),
+                             (int)n, round, (unsigned long long)seed);
             }
+    assert_true(stood > no_room && no_room > 0 && backwards > 15);
+}
+
+/*
+ * What of a training does not run backwards: gradients that are normal and vary by a factor of e^0.5 beside, masters of 0.02, from nothing
+ * on. The list of a log holds one in 64.
+ */
+static void
+test_misfits(void **state)
+{
+    enum { CHUNKS = 16, STEPS = 60 };
+    uint64_t misfits[STEPS + 1] = {0};
+    static tight_log log;
+    (void)state;
+    for (int round = 0; round < CHUNKS; round++) {
+        spw_opt_hp hp = usual_hp();
+        spw_opt_chunk x = opt_chunk(&a, SPW_STATE_SPLIT, SPW_F32, ELEMS);
+        float zero[ELEMS] = {0}, w[ELEMS];
+        memset(a.record, 0, sizeof a.record);
+        for (int i = 0; i < ELEMS; i++)
+            w[i] = 0.02f * (float)normal();
+        spw_state_set(x.format, &spw_opt_adam, a.weights, a.record, ELEMS, SPW_PART_MASTER, 0, ELEMS, w);
+        for (int part = SPW_PART_EXP_AVG; part <= SPW_PART_EXP_AVG_SQ; part++)
+            spw_state_set(x.format, &spw_opt_adam, a.weights, a.record, ELEMS, (spw_state_part)part, 0, ELEMS, zero);
+        hp.lr = 1e-4;
+        hp.beta2 = 0.95;
+        hp.grad_scale = 1;
+        x.log_weights = true;
+        for (hp.step = 1; hp.step <= STEPS; hp.step++) {
+            spw_opt_coef coef = prepared(&spw_opt_adam, &hp);
+            const spw_opt_range range = {ELEMS, &coef};
+            for (int i = 0; i < ELEMS; i++)
+                ((float *)(void *)a.grad)[i] = 1e-3f * (float)(normal() * exp(0.5 * normal()));
+            for (uint64_t at = 0; at < ELEMS; at += SPW_STATE_GROUP) { /* its room is the chunk's, 63 */
+                spw_opt_chunk probe = x;
+                probe.log = log.bytes;
+                probe.begin = at;
+                probe.end = at + SPW_STATE_GROUP;
+                *(uint32_t *)(void *)log.bytes = 0; /* the list's count */
+                b = a;
+                probe.weights = b.weights;
+                probe.record = b.record;
+                misfits[hp.step] += spw_opt_step(&probe, &range, 1) == SPW_OPT_NO_ROOM ? SPW_STATE_GROUP
+                                                                                       : *(uint32_t *)(void *)log.bytes;
+            }
+            spw_opt_step(&x, &range, 1);
+        }
+    }
+    printf("# does not run backwards: %.1f %% in step 2, %.2f %% in step 5, %.2f %% in step 10, %.2f %% in step %d\n",
+           100.0 * (double)misfits[2] / CHUNKS / ELEMS, 100.0 * (double)misfits[5] / CHUNKS / ELEMS,
+           100.0 * (double)misfits[10] / CHUNKS / ELEMS, 100.0 * (double)misfits[STEPS] / CHUNKS / ELEMS, STEPS);
+    for (int t = 10; t <= STEPS; t++)
+        assert_true(misfits[t] < CHUNKS * ELEMS / SPW_STATE_GROUP / 4);
 }
 
 static void
@@ -643,7 +773,8 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_isa_identity),
-        cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_undo),
+        cmocka_unit_test(test_misfits),
         cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_pieces),
         cmocka_unit_test(test_fused_equals_blocks),

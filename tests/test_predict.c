@@ -51,7 +51,7 @@ test_prediction_gated(void **state)
     assert_true(x.bound == SPW_RESOURCE_COMPUTE && fabs(x.bound_s - 4) < 1e-9 && fabs(x.step_s - (3 + 2.5)) < 1e-9);
     assert_true(fabs(x.tokens_per_s - 1000 / 5.5) < 1e-9);
     p.ahead = true;
-    p.spared_host = 4000000000u; /* two fifths of them have a second place */
+    p.spared_host = 4000000000u; /* two fifths of them have a log */
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - (3 + 2.5 * 0.6)) < 1e-9);
     p.spared_host = p.record_host;

@@ -171,8 +171,8 @@ typedef struct order {
 } order;
 
 static spw_status
-note_update(void *ctx, uint32_t chunk_idx, const spw_store_state *state, const void *grad, uint64_t first,
-            uint64_t count, spw_error *err)
+note_update(void *ctx, uint32_t chunk_idx, spw_store_state *state, const void *grad, uint64_t first, uint64_t count,
+            spw_error *err)
 {
     order *o = ctx;
     (void)state;
