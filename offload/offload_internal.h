@@ -226,6 +226,10 @@ bool spw__in_place_more(chunk *c);
 /* Takes the checksum of what was read, or compares it. No lock held, the chunk is the caller's. */
 spw_status spw__in_place_verify(const spw_store *s, chunk *c, uint64_t found, spw_error *err);
 
+/* view.c: one of the store's functions with the chunk as arguments, which begin as what is there (read), and change it (write). No lock held. */
+spw_status
+spw__store_call_with(spw_store *s, const chunk *c, spw_store_fn fn, void *ctx, bool read, bool write, spw_error *err);
+
 /* ---------------------------------------------------------------- ahead.c: updates before the gate opens */
 
 /* What goes out behind a record on nvme, to be able to undo: weights that are changed where they lie. Whole pages; 0: nothing. */
