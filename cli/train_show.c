@@ -160,11 +160,15 @@ cli_train_show_end(train_run *r)
     printf("  bound / measured %.0f%%, prefetch hits %.1f%% of %llu uses%s\n", 100 * s->bound_s / wall,
            stats.uses > 0 ? 100.0 * (double)stats.hits / (double)stats.uses : 0.0, (unsigned long long)stats.uses,
            r->skipped > 0 ? ", steps were skipped" : "");
-    if (p->ahead && stats.updates > stats.undone)
-        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps\n",
+    if (p->ahead && stats.updates > stats.undone) {
+        char no_room[64] = "";
+        if (stats.no_room > 0)
+            snprintf(no_room, sizeof no_room, "; %llu had no room in their logs", (unsigned long long)stats.no_room);
+        printf("  before the norm  %.1f%% of %llu updates of chunks; %llu were taken back, in %llu steps%s\n",
                100.0 * (double)stats.ahead / (double)(stats.updates - stats.undone),
                (unsigned long long)(stats.updates - stats.undone), (unsigned long long)stats.undone,
-               (unsigned long long)r->undone_steps);
+               (unsigned long long)r->undone_steps, no_room);
+    }
     if (stats.checked_bytes > 0 && s->cpu_s > 0)
         printf("  integrity        %s checked, %.1f%% of the processor time\n",
                spw_format_bytes(a, sizeof a, stats.checked_bytes), 100 * (double)stats.checksum_ns * 1e-9 / s->cpu_s);
