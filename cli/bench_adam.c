@@ -195,8 +195,7 @@ limit_of(const job *j, const spw_optimizer *o, spw_state_format f)
     spw_isa least = f <= SPW_STATE_SPLIT ? SPW_ISA_AVX2 : SPW_ISA_AVX512;
     if (j->check == 0 || o != &spw_opt_adam || j->isa < least)
         return (limit){0};
-    return (limit){limits[f].least * j->check, (j->isa == SPW_ISA_AVX512 ? limits[f].logged : 0.30) * j->check,
-                   limits[f].of_split};
+    return (limit){limits[f].least * j->check, limits[f].logged * j->check, limits[f].of_split};
 }
 
 /* ---------------------------------------------------------------- a row */

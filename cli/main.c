@@ -183,8 +183,8 @@ static const char bench_adam_usage[] =
     "  --check           Adam's rows have limits: 0.90 of the stream's rate in fp32, mixed and split, 0.80 in\n"
     "                    split-bf16, and split's parameters per second in split-int8 and split24-int8 (0.90 of them\n"
     "                    on one thread), in the time of the best quarter of the repetitions; and 70 % logged, 40 in\n"
-    "                    packed formats, 30 without AVX-512. A row below is measured again, up to two times, and\n"
-    "                    then makes the exit code 1\n"
+    "                    packed formats. A row below is measured again, up to two times, and then makes the exit\n"
+    "                    code 1\n"
     "  --check-factor X  the same, with every limit multiplied by X\n"
     "  --json, --smoke   one JSON object per row; few parameters: shows that it runs, measures nothing\n";
 

@@ -130,9 +130,61 @@ count_nonfinite(__m256 g)
     return (unsigned)__builtin_popcount((unsigned)lanes);
 }
 
-ALWAYS_INLINE uint64_t
-step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype)
+/* What runs an update backwards; opt_block.h has it element by element. */
+typedef struct backwards {
+    __m256 b1, step, back_m, back_v, back_w;
+} backwards;
+
+/* How far off it is, in 8 and twice 4 bits, and which elements are off by more. */
+typedef struct miss {
+    __m256i m, vw;
+    uint32_t fails;
+} miss;
+
+/* The difference of their bits, and bias. */
+ALWAYS_INLINE __m256i
+off_by(__m256 x, __m256 back, int bias)
 {
+    __m256i difference = _mm256_sub_epi32(_mm256_castps_si256(x), _mm256_castps_si256(back));
+    return _mm256_add_epi32(difference, _mm256_set1_epi32(bias));
+}
+
+/* From state w, m, v to w1, m1, v1 by g; q is m1 / d, gg (1 - beta2) g^2. */
+ALWAYS_INLINE miss
+look_back(const backwards *b, __m256 w, __m256 m, __m256 v, __m256 w1, __m256 m1, __m256 v1, __m256 g, __m256 q,
+          __m256 gg)
+{
+    __m256i off_m = off_by(m, _mm256_mul_ps(_mm256_fnmadd_ps(b->b1, g, m1), b->back_m), SPW__M_BIAS);
+    __m256i off_v = off_by(v, _mm256_mul_ps(_mm256_sub_ps(v1, gg), b->back_v), SPW__V_BIAS);
+    __m256i off_w = off_by(w, _mm256_mul_ps(_mm256_fmadd_ps(b->step, q, w1), b->back_w), SPW__W_BIAS);
+    __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(w1), _mm256_set1_epi32(0x7fffffff));
+    __m256i above = _mm256_or_si256(
+        _mm256_or_si256(_mm256_andnot_si256(_mm256_set1_epi32(0xff), off_m),
+                        _mm256_andnot_si256(_mm256_set1_epi32(SPW__V_MASK), _mm256_or_si256(off_v, off_w))),
+        _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32((int)SPW__SPLIT_MAX)));
+    __m256i fits = _mm256_cmpeq_epi32(above, _mm256_setzero_si256());
+    return (miss){off_m, _mm256_or_si256(off_v, _mm256_slli_epi32(off_w, SPW__W_SHIFT)),
+                  (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(fits)) ^ 0xffu};
+}
+
+/* The low bytes of a block. */
+ALWAYS_INLINE void
+store_low_bytes(uint8_t *p, __m256i a, __m256i b, __m256i c, __m256i d)
+{
+    const __m256i low = _mm256_set1_epi32(0xff), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i ab = _mm256_packus_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
+    __m256i cd = _mm256_packus_epi32(_mm256_and_si256(c, low), _mm256_and_si256(d, low));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order));
+}
+
+/* With a log what does not fill a block is left, and all from a block on for which the list has no room; returns how much was done. */
+ALWAYS_INLINE uint64_t
+step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype,
+          spw__adam_log *log)
+{
+    const backwards back = {_mm256_set1_ps(c->one_minus_beta1), _mm256_set1_ps(c->step_size),
+                            _mm256_set1_ps(1.0f / (1.0f - c->one_minus_beta1)), _mm256_set1_ps(1.0f / c->beta2),
+                            _mm256_set1_ps(1.0f / c->decay)};
     const __m256 grad_scale = _mm256_set1_ps(c->grad_scale), l2 = _mm256_set1_ps(c->l2);
     const __m256 one_minus_beta1 = _mm256_set1_ps(c->one_minus_beta1), beta2 = _mm256_set1_ps(c->beta2);
     const __m256 one_minus_beta2 = _mm256_set1_ps(c->one_minus_beta2), eps = _mm256_set1_ps(c->eps);
@@ -140,9 +192,12 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
     const __m256 minus_step_size = _mm256_set1_ps(-c->step_size);
     const bool has_l2 = c->l2 != 0.0f;
     uint64_t nonfinite_count = 0, i = 0;
+    _Alignas(32) float before[BLOCK]; /* masters */
     spw_adam_slice rest;
     for (; i + BLOCK <= s->elems; i += BLOCK) {
         __m256 g[VECTORS], w[VECTORS], m[VECTORS], v[VECTORS];
+        miss missed[VECTORS];
+        uint64_t bad = 0;
         prefetch_block(s, format, grad_dtype, i);
         for (int k = 0; k < VECTORS; k++)
             g[k] = _mm256_mul_ps(load_grad(s->grad, grad_dtype, i + (uint64_t)k * LANES), grad_scale);
@@ -153,15 +208,32 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
         for (int k = 0; k < VECTORS; k++)
             v[k] = _mm256_loadu_ps(s->v + i + k * LANES);
         for (int k = 0; k < VECTORS; k++) {
-            __m256 d;
-            nonfinite_count += count_nonfinite(g[k]);
+            const __m256 w0 = w[k], m0 = m[k], v0 = v[k];
+            __m256 d, q, gg;
+            bad += count_nonfinite(g[k]);
             if (has_l2)
                 g[k] = _mm256_fmadd_ps(l2, w[k], g[k]);
             m[k] = _mm256_fmadd_ps(one_minus_beta1, _mm256_sub_ps(g[k], m[k]), m[k]);
-            v[k] = _mm256_fmadd_ps(beta2, v[k], _mm256_mul_ps(_mm256_mul_ps(one_minus_beta2, g[k]), g[k]));
+            gg = _mm256_mul_ps(_mm256_mul_ps(one_minus_beta2, g[k]), g[k]);
+            v[k] = _mm256_fmadd_ps(beta2, v[k], gg);
             d = _mm256_fmadd_ps(_mm256_sqrt_ps(v[k]), inv_bc2_sqrt, eps);
-            w[k] = _mm256_fmadd_ps(minus_step_size, _mm256_div_ps(m[k], d), _mm256_mul_ps(w[k], decay));
+            q = _mm256_div_ps(m[k], d);
+            w[k] = _mm256_fmadd_ps(minus_step_size, q, _mm256_mul_ps(w[k], decay));
+            if (log != NULL) {
+                missed[k] = look_back(&back, w0, m0, v0, w[k], m[k], v[k], g[k], q, gg);
+                _mm256_store_ps(before + k * LANES, w0);
+            }
         }
+        if (log != NULL) {
+            uint32_t fails = 0;
+            for (int k = 0; k < VECTORS; k++)
+                fails |= missed[k].fails << k * LANES;
+            if (fails != 0 && !spw__log_misfits(log, s, i, before, fails))
+                break;
+            store_low_bytes(log->m_bits + i, missed[0].m, missed[1].m, missed[2].m, missed[3].m);
+            store_low_bytes(log->vw_bits + i, missed[0].vw, missed[1].vw, missed[2].vw, missed[3].vw);
+        }
+        nonfinite_count += bad;
         for (int k = 0; k < VECTORS; k++)
             _mm256_storeu_ps(s->m + i + k * LANES, m[k]);
         for (int k = 0; k < VECTORS; k++)
@@ -169,15 +241,20 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
         for (int k = 0; k < VECTORS; k++)
             store_master(s, format, i + (uint64_t)k * LANES, w[k]);
     }
+    if (log != NULL) {
+        log->nonfinite_count = nonfinite_count;
+        return i;
+    }
     rest = spw__adam_slice_rest(s, i);
     return nonfinite_count + spw__adam_ref(c, &rest);
 }
 
-static uint64_t
-step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice)
+/* log: NULL or not is known where it is called. */
+ALWAYS_INLINE uint64_t
+step_any(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log)
 {
 #define CASE(format, dtype)                                                                                            \
-    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return step_body(coef, slice, format, dtype)
+    case SPW_DTYPE_COUNT *(int)(format) + (int)(dtype): return step_body(coef, slice, format, dtype, log)
     switch (SPW_DTYPE_COUNT * (int)slice->format + (int)slice->grad_dtype) {
         CASE(SPW_STATE_FP32, SPW_F32);
         CASE(SPW_STATE_FP32, SPW_BF16);
@@ -188,12 +265,26 @@ step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice)
         CASE(SPW_STATE_SPLIT, SPW_F32);
         CASE(SPW_STATE_SPLIT, SPW_BF16);
         CASE(SPW_STATE_SPLIT, SPW_F16);
-    default: return spw__adam_ref(coef, slice);
+    default: return log != NULL ? 0 : spw__adam_ref(coef, slice);
     }
 #undef CASE
 }
 
+static uint64_t
+step_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice)
+{
+    return step_any(coef, slice, NULL);
+}
+
+static uint64_t
+logged_avx2(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log)
+{
+    return step_any(coef, slice, log);
+}
+
 const spw__adam_fn spw__adam_avx2 = step_avx2;
+const spw__adam_logged_fn spw__adam_logged_avx2 = logged_avx2;
 #else
 const spw__adam_fn spw__adam_avx2 = NULL;
+const spw__adam_logged_fn spw__adam_logged_avx2 = NULL;
 #endif

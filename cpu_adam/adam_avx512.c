@@ -145,19 +145,6 @@ look_back(const backwards *b, __m512 w, __m512 m, __m512 v, __m512 w1, __m512 m1
     return (miss){off_m, _mm512_or_si512(off_v, _mm512_slli_epi32(off_w, SPW__W_SHIFT)), fails};
 }
 
-/* A block's elements that fail, as they are in memory and were in w. False: the list has no room. */
-static __attribute__((noinline)) bool
-keep_misfits(spw__adam_log *log, const spw_adam_slice *s, uint64_t i, const float *w, uint32_t fails)
-{
-    if ((uint32_t)__builtin_popcount(fails) > log->most - *log->count)
-        return false;
-    for (; fails != 0; fails &= fails - 1) {
-        uint64_t k = (uint64_t)__builtin_ctz(fails);
-        log->misfits[(*log->count)++] = (spw__misfit){(uint32_t)(log->first + i + k), w[k], s->m[i + k], s->v[i + k]};
-    }
-    return true;
-}
-
 /* With a log what does not fill a block is left, and all from a block on for which the list has no room; returns how much was done. */
 ALWAYS_INLINE uint64_t
 step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format format, spw_dtype grad_dtype,
@@ -208,7 +195,7 @@ step_body(const spw_adam_coef *c, const spw_adam_slice *s, spw_state_format form
         }
         if (log != NULL) {
             uint32_t fails = missed[0].fails | (uint32_t)missed[1].fails << LANES;
-            if (fails != 0 && !keep_misfits(log, s, i, before, fails))
+            if (fails != 0 && !spw__log_misfits(log, s, i, before, fails))
                 break;
             for (int k = 0; k < VECTORS; k++)
                 _mm_storeu_si128((__m128i *)(log->m_bits + i + k * LANES), _mm512_cvtepi32_epi8(missed[k].m));

@@ -27,7 +27,9 @@ typedef struct spw__adam_log {
  * comes behind them is as it was. NULL when not built.
  */
 typedef uint64_t (*spw__adam_logged_fn)(const spw_adam_coef *coef, const spw_adam_slice *slice, spw__adam_log *log);
-extern const spw__adam_logged_fn spw__adam_logged_avx512;
+extern const spw__adam_logged_fn spw__adam_logged_avx2, spw__adam_logged_avx512;
+/* Of the slice's elements [i, i + 32) those whose bit is set, as they are in memory and were in w. False: the list has no room. */
+bool spw__log_misfits(spw__adam_log *log, const spw_adam_slice *slice, uint64_t i, const float *w, uint32_t bits);
 
 /* The log's two bytes of an element: how far what runs backwards is off, plus this; the second moment's low, the master's above. */
 enum { SPW__M_BIAS = 128, SPW__V_BIAS = 8, SPW__W_BIAS = 8, SPW__V_MASK = 15, SPW__W_SHIFT = 4 };

@@ -232,6 +232,18 @@ undo_blocks(walk *k, uint64_t from, uint64_t to, block *b)
     }
 }
 
+bool
+spw__log_misfits(spw__adam_log *log, const spw_adam_slice *s, uint64_t i, const float *w, uint32_t bits)
+{
+    if ((uint32_t)__builtin_popcount(bits) > log->most - *log->count)
+        return false;
+    for (; bits != 0; bits &= bits - 1) {
+        uint64_t k = (uint64_t)__builtin_ctz(bits);
+        log->misfits[(*log->count)++] = (spw__misfit){(uint32_t)(log->first + i + k), w[k], s->m[i + k], s->v[i + k]};
+    }
+    return true;
+}
+
 /* As much of elements [i, to) as the fused kernel takes: of one range, in whole vectors. Returns how many. */
 static uint64_t
 step_fused(walk *k, spw__adam_logged_fn kernel, uint64_t i, uint64_t to, uint64_t *nonfinite)
@@ -253,7 +265,9 @@ uint64_t
 spw__opt_step_logged(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges, uint64_t from,
                      uint64_t to)
 {
-    const spw__adam_logged_fn kernel = table == spw__opt_table_avx512 ? spw__adam_logged_avx512 : NULL;
+    const spw__adam_logged_fn kernel = table == spw__opt_table_avx512 ? spw__adam_logged_avx512
+                                       : table == spw__opt_table_avx2 ? spw__adam_logged_avx2
+                                                                      : NULL;
     walk k = walk_of(table, c, ranges);
     const uint32_t before = from == 0 ? 0 : *k.count;
     uint64_t nonfinite = 0, n;
