@@ -559,6 +559,37 @@ test_back(void **state)
     alarm(0);
 }
 
+/* One whose log had no room is tried again in the next step, and if that fails not in the next two; what stands makes up for it. */
+static void
+test_rest(void **state)
+{
+    const float step_by[] = {4, 1, 4, 4, 1, 1, 1};
+    const uint64_t may[] = {9, 11, 9, 9, 9, 9, 11}; /* of 12 chunks one has no log, and two are full of 4 */
+    float by, sum = 0;
+    alone a;
+    (void)state;
+    alarm(120);
+    open_alone(&a, SPW_TIER_HOST, SPW_TIER_HOST, 1, &by, 0);
+    for (int step = 0; step < 7; step++) {
+        spw_store_stats before, after;
+        by = step_by[step];
+        spw_store_get_stats(a.store, &before);
+        go_ahead(&a, may[step]);
+        do {
+            spw_sleep_ns(20000000); /* no more come */
+            spw_store_get_stats(a.store, &after);
+        } while (after.no_room - before.no_room < 2 && by > 3);
+        assert_int_equal(after.updates - before.updates, may[step]);
+        assert_int_equal(after.no_room - before.no_room, by > 3 ? 2 : 0);
+        spw_store_step_go(a.store);
+        sum += by;
+        assert_int_equal(spw_store_drain(a.store, NULL), SPW_OK);
+        assert_int_equal(spw_store_sweep(a.store, SPW_SWEEP_VISIT, compare, &sum, NULL), SPW_OK);
+    }
+    close_alone(&a);
+    alarm(0);
+}
+
 /* Weights of before that changed on disk are no weights: the error names them, file and offset. */
 static void
 test_spoiled(void **state)
@@ -619,9 +650,10 @@ test_policy(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits), cmocka_unit_test(test_others),  cmocka_unit_test(test_skipped),
-        cmocka_unit_test(test_resumes),   cmocka_unit_test(test_bytes),   cmocka_unit_test(test_without),
-        cmocka_unit_test(test_back),      cmocka_unit_test(test_spoiled), cmocka_unit_test(test_policy)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_bits), cmocka_unit_test(test_others),
+                                       cmocka_unit_test(test_skipped),   cmocka_unit_test(test_resumes),
+                                       cmocka_unit_test(test_bytes),     cmocka_unit_test(test_without),
+                                       cmocka_unit_test(test_back),      cmocka_unit_test(test_rest),
+                                       cmocka_unit_test(test_spoiled),   cmocka_unit_test(test_policy)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
