@@ -133,38 +133,12 @@ load_gradient(const walk *k, float *g, uint64_t i, uint32_t n, const spw_opt_coe
                                coef->grad_scale);
 }
 
-/* Hardware prefetchers stop at each page, and see no block coming while one is computed. */
-static void
-prefetch(const void *array, uint64_t at, uint64_t bytes)
-{
-    for (uint64_t line = 0; line < bytes; line += 64)
-        __builtin_prefetch((const char *)array + at + line, 1);
-}
-
-/* The block that comes next. */
-static void
-prefetch_block(const walk *k, uint64_t i)
-{
-    const spw_opt_chunk *c = k->c;
-    const uint64_t weight_bytes = spw_state_weight_bytes(c->format), low = spw_state_low_bytes(c->format),
-                   grad_bytes = spw_dtype_bytes(c->grad_dtype);
-    prefetch(k->m, i * 4, SPW_OPT_BLOCK * 4);
-    prefetch(k->v, i * 4, SPW_OPT_BLOCK * 4);
-    prefetch(c->grad, i * grad_bytes, SPW_OPT_BLOCK * grad_bytes);
-    prefetch(c->weights, i * weight_bytes, SPW_OPT_BLOCK * weight_bytes);
-    prefetch(c->record, i * low, SPW_OPT_BLOCK * low);
-    prefetch(k->m_bits, i, SPW_OPT_BLOCK);
-    prefetch(k->vw_bits, i, SPW_OPT_BLOCK);
-}
-
 /* False: the list has no room, and nothing was stored. */
 static bool
 step_block(walk *k, uint64_t i, uint32_t n, block *b, uint64_t *nonfinite)
 {
     const spw_opt_coef *coef;
     uint32_t misfits = 0;
-    if (i + n + SPW_OPT_BLOCK <= k->c->elems)
-        prefetch_block(k, i + n);
     load_master(k, i, n, b->w);
     for (uint64_t at = i, end; at < i + n; at = end) {
         const uint32_t first = (uint32_t)(at - i);
@@ -212,8 +186,6 @@ undo_blocks(walk *k, uint64_t from, uint64_t to, block *b)
     for (uint64_t i = from; i < to; i += n) {
         const spw_opt_coef *coef;
         n = to - i < SPW_OPT_BLOCK ? (uint32_t)(to - i) : SPW_OPT_BLOCK;
-        if (i + n + SPW_OPT_BLOCK <= k->c->elems)
-            prefetch_block(k, i + n);
         load_master(k, i, n, b->w);
         for (uint64_t at = i, end; at < i + n; at = end) {
             const uint32_t first = (uint32_t)(at - i);

@@ -46,7 +46,7 @@ struct chunk {
     bool rush;         /* its record lies where a gradient is to go */
     uint64_t generation;
     uint64_t weight_sum, record_sum, grad_sum;
-    /* ahead: its update began before the gate opened; undoable: it has ended, and what was before lies in the spare places. */
+    /* ahead: its update began before the gate opened; undoable: it has ended, and can be taken back. */
     bool ahead, undoable, undo_read; /* undo_read: its weights of before are to be read back */
     bool taking_back;                /* its job takes its update back by its log */
     /* The log had no room: steps in which it is not tried, this one among them; and what they last were, less for each that stood. */
@@ -164,8 +164,8 @@ struct spw_store {
     spw_step_mode mode;
     bool held_back; /* AHEAD: no further update begins before the gate opens */
     bool undoing;   /* no record is read: what was done is on its way back */
-    chunk *
-        undo_head; /* whose weights are to be read back, by next_grad; a unit that has spare places has no use for that */
+    chunk
+        *undo_head; /* whose weights are to be read back, by next_grad; a unit that may be ahead has no use for that */
     uint32_t undo_left; /* chunks that are not back yet */
     /* Work for the workers; passing: chunks that hold a slot, which other transfers wait for. They and the others take turns. */
     chunk *verify_head, *verify_tail, *job_head, *job_tail, *passing_head, *passing_tail;

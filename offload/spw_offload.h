@@ -259,14 +259,17 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
  *               would hold their slots for ever.
  * GATED  updates wait for go.
  * EARLY  go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first.
- * AHEAD  chunks that have spare places are updated as soon as the gradient is ready, in the hope that go will follow; what was
- *        there before stays in the other place. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
+ * AHEAD  chunks that may (spare) are updated as soon as the gradient is ready, in the hope that go will follow; what was there before
+ *        stays in the other place, or follows from the log. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
  */
 typedef enum spw_step_mode { SPW_STEP_GATED, SPW_STEP_EARLY, SPW_STEP_AHEAD } spw_step_mode;
 void spw_store_step_begin(spw_store *store, const bool *takes_part, spw_step_mode mode);
 /* AHEAD, before undo: no further update begins before go. Any thread; a gradient that must not be used becomes ready after it. */
 void spw_store_step_hold(spw_store *store);
-/* Everything is as it was at begin, and gradients are there still. Blocks. Without an update to take back it returns at once. */
+/*
+ * Everything is as it was at begin, and gradients are there still. Blocks, as long as updates of what was done in memory would take; the
+ * config's undo must see what update saw. Without an update to take back it returns at once.
+ */
 spw_status spw_store_step_undo(spw_store *store, spw_error *err);
 void spw_store_grad_ready(spw_store *store, uint32_t unit_idx); /* any thread, also from a queue's notify */
 void spw_store_step_go(spw_store *store);
