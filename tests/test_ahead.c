@@ -607,7 +607,7 @@ test_spoiled(void **state)
     assert_non_null(strstr(err.message, "weights of chunk"));
     assert_non_null(strstr(err.message, swap));
     snprintf(offset, sizeof offset, "at offset %d ",
-             3 * 16384); /* record, its weights of before, the other record, and those */
+             3 * CHUNK * 4); /* record, its weights of before, the other record, and those */
     if (strstr(err.message, "weights of chunk 0,") != NULL && strstr(err.message, offset) == NULL)
         fail_msg("%s", err.message);
     close_alone(&a);
