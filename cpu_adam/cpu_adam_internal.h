@@ -79,8 +79,9 @@ spw_isa spw__opt_isa(void);                                                     
 
 /* undo.c: updates of a chunk that has a log. These leave what their arithmetic misses when it runs backwards, others copies. */
 bool spw__runs_backwards(spw_state_format f, const spw_optimizer *o, bool weights);
+/* Elements [first, end) of every array that the log is for, to it or back. */
 void spw__log_copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first,
-                   uint64_t end);
+                   uint64_t end, bool back);
 uint64_t spw__opt_step_logged(const spw__opt_table *table, const spw_opt_chunk *c, const spw_opt_range *ranges,
                               uint64_t from, uint64_t to);
 

@@ -440,7 +440,7 @@ step_copied(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *ranges, ui
     uint64_t nonfinite_count = 0;
     for (uint64_t at = from, end; at < to; at = end) {
         end = to - at < PIECE ? to : at + PIECE;
-        spw__log_copy(spw__opt_table_of(isa), c, ranges[0].coef->optimizer, at, end);
+        spw__log_copy(spw__opt_table_of(isa), c, ranges[0].coef->optimizer, at, end, false);
         nonfinite_count += step_any(isa, c, ranges, at, end);
     }
     return nonfinite_count;

@@ -29,10 +29,9 @@ spw_opt_log_bytes_32(spw_state_format f, const spw_optimizer *o, bool weights)
 
 /* ---------------------------------------------------------------- copies */
 
-/* Elements [first, end) of every array, to the log or back. */
-static void
-copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end,
-     bool back)
+void
+spw__log_copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end,
+              bool back)
 {
     uint32_t parts[SPW_STATE_PARTS_MAX + 1], count = spw_state_record_parts(c->format, o, parts);
     char *state = c->record, *log = c->log;
@@ -49,12 +48,6 @@ copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o
         state += c->elems / 32 * parts[k];
         log += c->elems / 32 * parts[k];
     }
-}
-
-void
-spw__log_copy(const spw__opt_table *table, const spw_opt_chunk *c, const spw_optimizer *o, uint64_t first, uint64_t end)
-{
-    copy(table, c, o, first, end, false);
 }
 
 /* ---------------------------------------------------------------- forwards */
@@ -272,7 +265,7 @@ spw_opt_undo_isa(spw_isa isa, const spw_opt_chunk *c, const spw_opt_range *range
         block b;
         undo_blocks(&k, c->begin, to, &b);
     } else {
-        copy(table, c, ranges->coef->optimizer, c->begin, to, true);
+        spw__log_copy(table, c, ranges->coef->optimizer, c->begin, to, true);
     }
     return SPW_OK;
 }

@@ -399,7 +399,7 @@ change(spw_store *s, chunk *c, sums *count, spw_error *err)
 }
 
 static void
-take_back(spw_store *s, chunk *c, spw_error *err)
+bring_back(spw_store *s, chunk *c, spw_error *err)
 {
     uint64_t begin;
     pthread_mutex_unlock(&s->lock);
@@ -431,7 +431,7 @@ work_once(spw_store *s)
     } else if ((c = *(jobs = next_jobs(s))) != NULL) {
         *jobs = c->next_job;
         if (c->taking_back)
-            take_back(s, c, &err);
+            bring_back(s, c, &err);
         else
             change(s, c, &count, &err);
     } else if (!s->stop && may_snap_idle(s) && (c = idle_chunk(s)) != NULL) {
