@@ -4,6 +4,23 @@
 
 #include "spw_files.h"
 
+/* All types of the format (FORMATS S1); the first are those that are computed with. */
+typedef struct spw__st_type {
+    const char *name;
+    uint32_t bits;
+} spw__st_type;
+enum { SPW__ST_TYPE_COUNT = 22 };
+extern const spw__st_type spw__st_types[SPW__ST_TYPE_COUNT];
+/* What a tensor of elements of so many bits takes; false: no whole number of bytes, or more than there are. */
+bool spw__st_tensor_bytes(const spw_tensor_info *t, uint32_t bits, uint64_t *out);
+/* Adds to a sum, atomically, each member for itself. */
+static inline void
+spw__st_add_sum(spw_st_sum *sum, uint64_t parts, uint64_t bytes)
+{
+    __atomic_fetch_xor(&sum->parts, parts, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&sum->bytes, bytes, __ATOMIC_RELAXED);
+}
+
 extern const char *const spw__hf_architectures[SPW_FAMILY_CUSTOM]; /* "LlamaForCausalLM" */
 static inline bool
 spw__hf_is_gemma(spw_family family)

@@ -1,0 +1,290 @@
+/*
+ * Writing safetensors: tensors are laid out by element size, then name, and any range comes from any thread. The file's bytes are summed on
+ * their way; large runs of them go past the page cache.
+ */
+#include "files_internal.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096, SUM_BYTES = 256 << 10 };
+
+struct spw_st_writer {
+    char path[PATH_BYTES], tmp[PATH_BYTES + 32];
+    int fd;
+    uint64_t data_at, data_bytes;
+    uint32_t tensor_count;
+    uint64_t *begin, *bytes;
+    spw_st_sum sum; /* atomic, each member for itself */
+};
+
+typedef struct order {
+    const spw_tensor_info *t;
+    uint32_t i;
+} order;
+
+static int
+by_size_then_name(const void *a, const void *b)
+{
+    const order *x = a, *y = b;
+    uint32_t bx = spw_dtype_bytes(x->t->dtype), by = spw_dtype_bytes(y->t->dtype);
+    if (bx != by)
+        return bx > by ? -1 : 1;
+    if (strcmp(x->t->name, y->t->name) != 0)
+        return strcmp(x->t->name, y->t->name);
+    return x->t->slice < y->t->slice ? -1 : x->t->slice > y->t->slice;
+}
+
+static json_t *
+describe(const spw_tensor_info *t, uint64_t begin, uint64_t end)
+{
+    json_t *shape = json_array();
+    if (t->stack > 0)
+        json_array_append_new(shape, json_integer((json_int_t)t->stack));
+    for (uint32_t d = 0; d < t->ndim; d++)
+        json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", spw__st_types[t->dtype].name, "shape", shape, "data_offsets",
+                     (json_int_t)begin, (json_int_t)end);
+}
+
+static spw_status
+write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    uint64_t done = 0;
+    while (done < bytes) {
+        ssize_t rc = pwrite(fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return SPW_RAISE_SYS(err, errno, "write %s: wanted %llu bytes at offset %llu, got %llu", path,
+                                 (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)done);
+        done += (uint64_t)rc;
+    }
+    return SPW_OK;
+}
+
+/* In pieces that are still in the cache when they go to the file, and are summed before: what a bad write changes is seen. */
+static spw_status
+write_summed(spw_st_writer *w, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    uint64_t parts = 0, behind = w->data_at + w->data_bytes - offset;
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < SUM_BYTES ? bytes - at : SUM_BYTES;
+        parts ^= spw_crc64_part((const char *)data + at, n, behind - at - n);
+        SPW_TRY(write_at(w->fd, spw_st_writer_temporary(w), (const char *)data + at, n, offset + at, err));
+    }
+    spw__st_add_sum(&w->sum, parts, bytes);
+    return SPW_OK;
+}
+
+static bool
+follows(const spw_tensor_info *t, const spw_tensor_info *before)
+{
+    return t->slice < t->stack && t->slice == before->slice + 1 && t->stack == before->stack &&
+           t->dtype == before->dtype && t->ndim == before->ndim && strcmp(t->name, before->name) == 0 &&
+           memcmp(t->shape, before->shape, t->ndim * sizeof t->shape[0]) == 0;
+}
+
+/* Places the tensors and makes the padded header; header is the caller's to free(). */
+static spw_status
+lay_out(spw_st_writer *w, const spw_tensor_info *tensors, char **header_out, uint64_t *header_bytes, spw_error *err)
+{
+    order *sorted = spw_mem_calloc(w->tensor_count + 1, sizeof *sorted);
+    json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    spw_status st = sorted == NULL || root == NULL ? SPW_RAISE(err, SPW_ENOMEM, "header of %s", w->path) : SPW_OK;
+    char *text = NULL;
+    for (uint32_t i = 0; st == SPW_OK && i < w->tensor_count; i++)
+        sorted[i] = (order){&tensors[i], i};
+    if (st == SPW_OK)
+        qsort(sorted, w->tensor_count, sizeof *sorted, by_size_then_name);
+    for (uint32_t k = 0; st == SPW_OK && k < w->tensor_count; k++) {
+        uint32_t i = sorted[k].i;
+        if ((unsigned)tensors[i].dtype >= SPW_DTYPE_COUNT ||
+            !spw__st_tensor_bytes(&tensors[i], spw__st_types[tensors[i].dtype].bits, &w->bytes[i]) ||
+            (tensors[i].slice == 0 ? json_object_get(root, tensors[i].name) != NULL
+                                   : k == 0 || !follows(&tensors[i], sorted[k - 1].t)))
+            st = SPW_RAISE(err, SPW_EINVAL, "%s: tensor %s has a bad shape or dtype, or its name is taken", w->path,
+                           tensors[i].name);
+        w->begin[i] = w->data_bytes;
+        w->data_bytes += w->bytes[i];
+        if (st == SPW_OK && tensors[i].slice + 1 >= tensors[i].stack && /* the last of a stack has the end of all */
+            json_object_set_new(root, tensors[i].name,
+                                describe(&tensors[i], w->begin[i] - tensors[i].slice * w->bytes[i], w->data_bytes)) !=
+                0)
+            st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", w->path);
+    }
+    if (st == SPW_OK && (text = json_dumps(root, JSON_COMPACT)) == NULL)
+        st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", w->path);
+    json_decref(root);
+    spw_mem_free(sorted);
+    if (st != SPW_OK)
+        return st;
+    *header_bytes = spw_round_up(strlen(text), 8);
+    *header_out = malloc(*header_bytes + 8);
+    if (*header_out == NULL) {
+        free(text);
+        return SPW_RAISE(err, SPW_ENOMEM, "header of %s", w->path);
+    }
+    memset(*header_out + 8, ' ', *header_bytes);
+    memcpy(*header_out, header_bytes, 8); /* little-endian, as all machines this runs on */
+    memcpy(*header_out + 8, text, strlen(text));
+    free(text);
+    return SPW_OK;
+}
+
+/* A writer that knows where everything goes, without its file; *header is the caller's to free. */
+static spw_status
+lay_out_writer(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
+               char **header, spw_error *err)
+{
+    spw_st_writer *w = spw_mem_zalloc(sizeof *w);
+    uint64_t header_bytes = 0;
+    spw_status st;
+    *header = NULL;
+    *out = w;
+    if (w == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path);
+    w->fd = -1;
+    w->tensor_count = tensor_count;
+    snprintf(w->path, sizeof w->path, "%s", path);
+    w->begin = spw_mem_calloc(tensor_count + 1, sizeof *w->begin);
+    w->bytes = spw_mem_calloc(tensor_count + 1, sizeof *w->bytes);
+    st = w->begin == NULL || w->bytes == NULL ? SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path) : SPW_OK;
+    if (st == SPW_OK)
+        st = lay_out(w, tensors, header, &header_bytes, err);
+    w->data_at = 8 + header_bytes;
+    return st;
+}
+
+static spw_status
+reserve(spw_st_writer *w, spw_error *err)
+{
+    char need[32];
+    int rc;
+    do
+        rc = fallocate(w->fd, 0, 0, (off_t)(w->data_at + w->data_bytes));
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0 && errno == EOPNOTSUPP)
+        rc = ftruncate(w->fd, (off_t)(w->data_at + w->data_bytes));
+    return rc == 0 ? SPW_OK
+                   : SPW_RAISE_SYS(err, errno, "%s needs %s", w->tmp,
+                                   spw_format_bytes(need, sizeof need, w->data_at + w->data_bytes));
+}
+
+spw_status
+spw_st_writer_create(spw_st_writer **out, const char *path, const spw_tensor_info *tensors, uint32_t tensor_count,
+                     spw_error *err)
+{
+    spw_st_writer *w;
+    char *header;
+    spw_status st = lay_out_writer(&w, path, tensors, tensor_count, &header, err);
+    *out = NULL;
+    if (st == SPW_OK) {
+        snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%ld", path, (long)getpid());
+        w->fd = open(w->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (w->fd < 0)
+            st = SPW_RAISE_SYS(err, errno, "open %s", w->tmp);
+    }
+    if (st == SPW_OK)
+        st = reserve(w, err);
+    if (st == SPW_OK)
+        st = write_summed(w, header, w->data_at, 0, err);
+    free(header);
+    if (st != SPW_OK)
+        spw_st_writer_destroy(w);
+    else
+        *out = w;
+    return st;
+}
+
+spw_status
+spw_st_writer_join(spw_st_writer **out, const char *temporary, const spw_tensor_info *tensors, uint32_t tensor_count,
+                   spw_error *err)
+{
+    spw_st_writer *w;
+    char *header;
+    struct stat s;
+    spw_status st = lay_out_writer(&w, temporary, tensors, tensor_count, &header, err);
+    *out = NULL;
+    free(header);
+    if (st == SPW_OK) {
+        w->fd = open(temporary, O_RDWR | O_CLOEXEC);
+        if (w->fd < 0)
+            st = SPW_RAISE_SYS(err, errno, "open %s (a folder that all ranks see?)", temporary);
+        else if (fstat(w->fd, &s) != 0 || (uint64_t)s.st_size != w->data_at + w->data_bytes)
+            st = SPW_RAISE(err, SPW_ECORRUPT, "%s has %llu bytes, its tensors need %llu", temporary,
+                           (unsigned long long)s.st_size, (unsigned long long)(w->data_at + w->data_bytes));
+    }
+    if (st != SPW_OK)
+        spw_st_writer_destroy(w);
+    else
+        *out = w;
+    return st;
+}
+
+const char *
+spw_st_writer_temporary(const spw_st_writer *w)
+{
+    return w->tmp[0] != '\0' ? w->tmp : w->path;
+}
+
+spw_status
+spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    if (i >= w->tensor_count || offset > w->bytes[i] || bytes > w->bytes[i] - offset)
+        return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %u", w->path,
+                         (unsigned long long)offset, (unsigned long long)(offset + bytes), i);
+    return write_summed(w, data, bytes, w->data_at + w->begin[i] + offset, err);
+}
+
+spw_st_sum
+spw_st_writer_sum(const spw_st_writer *w)
+{
+    return w->sum;
+}
+
+uint64_t
+spw_st_writer_file_bytes(const spw_st_writer *w)
+{
+    return w->data_at + w->data_bytes;
+}
+
+spw_status
+spw_st_writer_commit(spw_st_writer *w, spw_error *err)
+{
+    if (fsync(w->fd) != 0)
+        return SPW_RAISE_SYS(err, errno, "fsync %s", spw_st_writer_temporary(w));
+    if (w->tmp[0] == '\0')
+        return SPW_OK; /* another's file */
+    if (rename(w->tmp, w->path) != 0)
+        return SPW_RAISE_SYS(err, errno, "renaming %s to %s", w->tmp, w->path);
+    w->tmp[0] = '\0';
+    return spw_dir_sync_above(w->path, err);
+}
+
+void
+spw_st_writer_destroy(spw_st_writer *w)
+{
+    if (w == NULL)
+        return;
+    if (w->fd >= 0) {
+        close(w->fd);
+        if (w->tmp[0] != '\0')
+            (void)unlink(w->tmp);
+    }
+    spw_mem_free(w->begin);
+    spw_mem_free(w->bytes);
+    spw_mem_free(w);
+}
+
+spw_status
+spw_st_write_terms(spw_st_writer *w, uint32_t i, uint64_t first, float *terms, uint64_t count, spw_error *err)
+{
+    SPW_ASSERT(first % SPW_TERMS == 0 && count % SPW_TERMS == 0);
+    spw_terms_sum(terms, terms, count / SPW_TERMS);
+    return spw_st_write(w, i, first / SPW_TERMS * sizeof *terms, terms, count / SPW_TERMS * sizeof *terms, err);
+}
