@@ -88,7 +88,7 @@ EX_BIN   := $(patsubst %.c,$(BUILD)/%,$(wildcard examples/*.c))
 .DEFAULT_GOAL := all
 .SECONDARY:
 GPU_KIT := build/gpu-kit
-.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
+.PHONY: gpu-kit gpu-test gpu-bench all deps objects demo demo-llama test test-large check bench bench-adam bench-ahead bench-aio bench-comm bench-deepspeed bench-formats bench-gradients bench-checkpoint bench-save bench-step bench-sweep bench-zeropp asan tsan fuzz mutants format lint install clean help tests tsan-tests
 
 all: deps
 	@$(MAKE) --no-print-directory -j$(NPROC) objects VARIANT=$(VARIANT)
@@ -254,6 +254,11 @@ bench-gradients: all
 bench-save: all
 	@sh tests/bench_save.sh $(or $(ROUNDS),5) $(DIR)
 
+# Rates of saving and loading beside the disk's; half a minute, 8 GB of DIR.
+bench-checkpoint: all
+	@$(MAKE) --no-print-directory build/release/tests/bench_checkpoint
+	@build/release/tests/bench_checkpoint $(or $(DIR),.) $(or $(ROUNDS),7)
+
 # Tokens/s over eleven host budgets, in about two minutes.
 bench-sweep: all
 	@sh tests/bench_sweep.sh $(or $(ROUNDS),5) $(DIR)
@@ -314,6 +319,7 @@ help:
 	@echo "make bench-gradients  what gradients on nvme cost: step, bytes, host memory (ROUNDS=4)"
 	@echo "make mutants  takes each wait for a queue out in turn: which test misses it (WAITS=file:line)"
 	@echo "make bench-save   a run that saves beside one that does not (ROUNDS=5)"
+	@echo "make bench-checkpoint  rates of saving and loading beside the disk's (DIR=folder on the disk, ROUNDS=7)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"
 	@echo "make bench-comm  ranks of this host beside a plain copy and MPI (MIB=256, ROUNDS=9)"

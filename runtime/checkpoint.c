@@ -112,41 +112,112 @@ compare(const spw_manifest *m, int file, const char *path, uint64_t digest, spw_
     return SPW_OK;
 }
 
+/* Of a file that nobody has read as a whole. */
 static spw_status
-check_digest(const spw_manifest *m, int file, const char *path, spw_error *err)
+check_digest(const spw_manifest *m, int file, const char *path, spw_bounce *bounce, spw_error *err)
 {
     char name[SPW_PATH_BYTES + 64];
     uint64_t digest = 0;
     snprintf(name, sizeof name, "%.1000s/%s", path, spw__digest_names[file]);
-    SPW_TRY(spw__checkpoint_digest(name, spw__checkpoint_spare(name), &digest, err));
+    SPW_TRY(spw_file_digest(name, bounce, &digest, err));
     return compare(m, file, path, digest, err);
 }
 
-/* Of the files that are read. */
-static spw_status
-check_digests(const spw_manifest *m, const char *path, bool adapter, bool optimizer, spw_error *err)
+static void
+warn_unchecked(const char *path)
 {
-    if (!m->digests_known) {
-        spw_log(SPW_LOG_WARN,
-                "%s is of an earlier version, whose digests are not computed any more: its files are not "
-                "checked for damage",
-                path);
-        return SPW_OK;
-    }
-    SPW_TRY(check_digest(m, SPW_DIGEST_MODEL, path, err));
-    if (adapter)
-        SPW_TRY(check_digest(m, SPW_DIGEST_ADAPTER, path, err));
-    return optimizer ? check_digest(m, SPW_DIGEST_OPTIMIZER, path, err) : SPW_OK;
+    spw_log(
+        SPW_LOG_WARN,
+        "%s is of an earlier version, whose digests are not computed any more: its files are not checked for damage",
+        path);
+}
+
+static spw_status
+check_digests(const spw_manifest *m, const char *path, bool optimizer, spw_error *err)
+{
+    spw_bounce *bounce;
+    spw_status st;
+    SPW_TRY(spw_bounce_create(&bounce, spw__checkpoint_buffers(spw_cpu_allowed_count()), err));
+    st = check_digest(m, SPW_DIGEST_MODEL, path, bounce, err);
+    if (st == SPW_OK && spw_dir_has(path, SPW_ADAPTER_FILE))
+        st = check_digest(m, SPW_DIGEST_ADAPTER, path, bounce, err);
+    if (st == SPW_OK && optimizer && spw_dir_has(path, SPW_OPTIMIZER_FILE))
+        st = check_digest(m, SPW_DIGEST_OPTIMIZER, path, bounce, err);
+    spw_bounce_destroy(bounce);
+    return st;
 }
 
 spw_status
 spw_checkpoint_verify(const char *path, bool optimizer, spw_error *err)
 {
     spw_manifest m;
+    spw_status st = SPW_OK;
+    SPW_TRY(spw__manifest_read(&m, path, err));
+    if (m.digests_known)
+        st = check_digests(&m, path, optimizer, err);
+    else
+        warn_unchecked(path);
+    spw__manifest_free(&m);
+    return st;
+}
+
+spw_status
+spw__checkpoint_sum_ranks(spw_engine *e, spw_st_sum sums[SPW_DIGEST_COUNT], spw_error *err)
+{
+    uint64_t bytes = SPW_DIGEST_COUNT * sizeof *sums;
+    void *said;
+    spw_status st = spw__engine_tell(e, sums, &said, bytes, err);
+    const spw_st_sum *all = said;
+    memset(sums, 0, bytes);
+    for (uint32_t i = 0; st == SPW_OK && i < spw__engine_world(e) * SPW_DIGEST_COUNT; i++) {
+        sums[i % SPW_DIGEST_COUNT].parts ^= all[i].parts;
+        sums[i % SPW_DIGEST_COUNT].bytes += all[i].bytes;
+    }
+    spw_mem_free(said);
+    return st;
+}
+
+/* What a rank has read of a file, the first with the header; of ranks that read the same one counts. */
+typedef struct file_read {
+    spw_st_sum sum;
+    uint64_t bytes; /* of the file; 0: none, or not to be checked */
+} file_read;
+
+/*
+ * Files are summed as they are read, each rank its parts. One that was not read as a whole (weights whose masters are the
+ * optimizer's, records of what is trained no more) is read for that. Collective.
+ */
+static spw_status
+check_read(spw_engine *e, const spw_manifest *m, const char *path, const file_read files[SPW_DIGEST_COUNT],
+           spw_bounce *bounce, spw_error *err)
+{
+    spw_st_sum sums[SPW_DIGEST_COUNT] = {{0}};
+    for (int i = 0; i < SPW_DIGEST_COUNT && spw__engine_writes(e); i++)
+        sums[i] = files[i].sum;
+    SPW_TRY(spw__checkpoint_sum_ranks(e, sums, err));
+    for (int i = 0; i < SPW_DIGEST_COUNT; i++) {
+        if (files[i].bytes == 0)
+            continue;
+        if (sums[i].bytes == files[i].bytes)
+            SPW_TRY(compare(m, i, path, spw_crc64_whole(sums[i].parts, files[i].bytes), err));
+        else if (spw__engine_rank(e) == 0)
+            SPW_TRY(check_digest(m, i, path, bounce, err));
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw__checkpoint_check_weights(spw_engine *e, const char *path, const spw_hf_reader *reader, spw_bounce *bounce,
+                              spw_error *err)
+{
+    file_read files[SPW_DIGEST_COUNT] = {{{0}, 0}};
+    spw_manifest m;
     spw_status st;
     SPW_TRY(spw__manifest_read(&m, path, err));
-    st = check_digests(&m, path, spw_dir_has(path, SPW_ADAPTER_FILE),
-                       optimizer && spw_dir_has(path, SPW_OPTIMIZER_FILE), err);
+    files[SPW_DIGEST_MODEL].sum = spw_hf_reader_sum(reader, spw__engine_rank(e) == 0, &files[SPW_DIGEST_MODEL].bytes);
+    if (!m.digests_known && spw__engine_rank(e) == 0)
+        warn_unchecked(path);
+    st = m.digests_known ? check_read(e, &m, path, files, bounce, err) : SPW_OK;
     spw__manifest_free(&m);
     return st;
 }
@@ -160,9 +231,35 @@ typedef struct load_job {
     spw_hf_reader *model;
     spw_st_reader *optimizer;        /* NULL: inference */
     spw_st_reader *adapter;          /* NULL: the model has none */
+    spw_bounce *bounce;              /* lent to all of them */
     const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored.
                                         An adapter's master is in the adapters' file */
 } load_job;
+
+/* Where a stretch of a parameter's part goes. */
+typedef struct chunk_view {
+    const load_job *job;
+    const spw_store_chunk *c;
+    void *weights, *record;
+    uint64_t param_first; /* of the unit's elements */
+    spw_state_part part;
+} chunk_view;
+
+static spw_status
+take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
+{
+    const chunk_view *v = ctx;
+    (void)err;
+    spw_state_set(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, v->part,
+                  v->param_first + first - v->c->first, count, data);
+    return SPW_OK;
+}
+
+static spw_status
+take_bytes(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    return take_elems(ctx, offset / 4, data, bytes / 4, err);
+}
 
 static spw_status
 load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
@@ -176,42 +273,36 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
-        uint32_t id = s.id;
-        for (uint64_t i = s.first; i < s.end; i += SPW_BLOCK_ELEMS) {
-            float block[SPW_BLOCK_ELEMS];
-            uint64_t n = s.end - i < SPW_BLOCK_ELEMS ? s.end - i : SPW_BLOCK_ELEMS, at = i - l->places[id].first;
-            if (spw_engine_model(job->e)->params[id].adapter)
-                SPW_TRY(spw_st_read(job->adapter, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
-            else if (record != NULL && t[SPW_PART_MASTER] != NULL)
-                SPW_TRY(spw_st_read_summed(job->optimizer, t[SPW_PART_MASTER], at * 4, block, n * 4, err));
-            else
-                SPW_TRY(spw_hf_read_param(job->model, id, at, n, block, err));
-            spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
-            for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
-                SPW_TRY(spw_st_read_summed(job->optimizer, t[p], at * 4, block, n * 4, err));
-                spw_state_set(job->format, job->rule, weights, record, c->elems, (spw_state_part)p, i - c->first, n,
-                              block);
-            }
+        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        chunk_view v = {job, c, weights, record, from, SPW_PART_MASTER};
+        if (spw_engine_model(job->e)->params[s.id].adapter)
+            SPW_TRY(spw_st_read_run(job->adapter, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
+        else if (record != NULL && t[SPW_PART_MASTER] != NULL)
+            SPW_TRY(spw_st_read_run(job->optimizer, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
+        else
+            SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, take_elems, &v, err));
+        for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
+            v.part = (spw_state_part)p;
+            SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));
         }
     }
     return SPW_OK;
 }
 
-/*
- * The optimizer's file, which is the most of a checkpoint, is summed as it is read, each rank its part. One that was not read as a
- * whole, where less is trained now than then, is read again for it. Collective.
- */
+/* Collective, after all of it was read. */
 static spw_status
-check_read(const load_job *job, const spw_manifest *m, const char *path, spw_error *err)
+check_files(const load_job *job, const spw_manifest *m, const char *path, spw_error *err)
 {
-    spw_st_sum sums[SPW_DIGEST_COUNT] = {{0}}, *sum = &sums[SPW_DIGEST_OPTIMIZER];
-    uint64_t bytes = spw_st_reader_file_bytes(job->optimizer);
-    if (spw__engine_writes(job->e)) /* the others read the same */
-        *sum = spw_st_reader_sum(job->optimizer, spw__engine_rank(job->e) == 0);
-    SPW_TRY(spw__checkpoint_sum_ranks(job->e, sums, err));
-    if (sum->bytes != bytes)
-        return spw__engine_rank(job->e) == 0 ? check_digest(m, SPW_DIGEST_OPTIMIZER, path, err) : SPW_OK;
-    return compare(m, SPW_DIGEST_OPTIMIZER, path, spw_crc64_whole(sum->parts, bytes), err);
+    bool first = spw__engine_rank(job->e) == 0;
+    file_read files[SPW_DIGEST_COUNT] = {{{0}, 0}};
+    files[SPW_DIGEST_MODEL].sum = spw_hf_reader_sum(job->model, first, &files[SPW_DIGEST_MODEL].bytes);
+    if (job->optimizer != NULL)
+        files[SPW_DIGEST_OPTIMIZER] =
+            (file_read){spw_st_reader_sum(job->optimizer, first), spw_st_reader_file_bytes(job->optimizer)};
+    if (job->adapter != NULL)
+        files[SPW_DIGEST_ADAPTER] =
+            (file_read){spw_st_reader_sum(job->adapter, first), spw_st_reader_file_bytes(job->adapter)};
+    return check_read(job->e, m, path, files, job->bounce, err);
 }
 
 static spw_status
@@ -245,9 +336,12 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
     snprintf(file, sizeof file, "%.1000s/" SPW_MODEL_FILE, path);
     SPW_TRY(spw_hf_reader_open(&job->model, file, err));
     SPW_TRY(spw_hf_reader_bind(job->model, m, err));
+    SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
+    spw_hf_reader_past_cache(job->model, job->bounce);
     if (m->lora.rank > 0) {
         snprintf(file, sizeof file, "%.1000s/" SPW_ADAPTER_FILE, path);
         SPW_TRY(spw_st_reader_open(&job->adapter, file, err));
+        spw_st_reader_past_cache(job->adapter, job->bounce);
         for (uint32_t id = spw__base_count(m); id < m->param_count; id++)
             SPW_TRY(find_tensor(job->adapter, file, &m->params[id], NULL,
                                 &job->tensors[(size_t)id * SPW_PART_COUNT + SPW_PART_MASTER], err));
@@ -256,6 +350,7 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
         return SPW_OK;
     snprintf(file, sizeof file, "%.1000s/" SPW_OPTIMIZER_FILE, path);
     SPW_TRY(spw_st_reader_open(&job->optimizer, file, err));
+    spw_st_reader_past_cache(job->optimizer, job->bounce);
     for (uint32_t id = 0; id < m->param_count; id++) {
         for (int p = 0; spw__checkpoint_trains(job->e, id) && p < (int)spw__checkpoint_part_end(job->rule); p++) {
             const spw_tensor_info **slot = &job->tensors[(size_t)id * SPW_PART_COUNT + (size_t)p];
@@ -306,17 +401,17 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         if (manifest.scaled) /* without one (of bf16, say) the scale is where it begins */
             spw_engine_set_loss_scaler(e, &manifest.scaler);
         st = open_tensors(&job, path, with_optimizer, &own);
-        if (st == SPW_OK && spw__engine_rank(e) == 0) /* one reads all of them, for all */
-            st = check_digests(&manifest, path, job.adapter != NULL, false, &own);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
     if (st == SPW_OK) {
         st = spw__engine_fill(e, load_chunk, &job, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
     }
-    if (st == SPW_OK && with_optimizer && manifest.digests_known) {
-        st = check_read(&job, &manifest, path, &own);
+    if (st == SPW_OK && manifest.digests_known) {
+        st = check_files(&job, &manifest, path, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
+    } else if (st == SPW_OK && spw__engine_rank(e) == 0) {
+        warn_unchecked(path);
     }
     if (st == SPW_OK && manifest.digests_known && same_types(&job))
         spw__checkpoint_saved(e, path, manifest.digests[SPW_DIGEST_MODEL], spw__checkpoint_contents(e));
@@ -329,6 +424,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     spw_hf_reader_close(job.model);
     spw_st_reader_close(job.optimizer);
     spw_st_reader_close(job.adapter);
+    spw_bounce_destroy(job.bounce);
     spw_mem_free(job.tensors);
     spw__manifest_free(&manifest);
     return st;

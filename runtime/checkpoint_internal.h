@@ -26,15 +26,6 @@ bool spw__checkpoint_trains(const spw_engine *e, uint32_t param_id);
 /* The tensor of a parameter, or of one of its parts. */
 void spw__checkpoint_info(spw_tensor_info *t, const spw_param *p, const char *suffix, spw_dtype dtype);
 /*
- * The CRC-64/XZ of a file (checkpoint_digest.c), by several threads; waits for them. spare: leaves no
- * pages in the page cache that were not there. spw__checkpoint_spare: memory is so short that they would be missed.
- */
-spw_status spw__checkpoint_digest(const char *path, bool spare, uint64_t *digest, spw_error *err);
-bool spw__checkpoint_spare(const char *path);
-/* Memory that it takes meanwhile. */
-uint64_t spw__checkpoint_digest_bytes(uint64_t file_bytes);
-
-/*
  * The model's file of the last checkpoint (checkpoint_link.c), for engines that train none of it. contents: a number that an
  * edit of what is frozen changes. saved: that folder holds what was there at this number; digest: of its file, for rank 0.
  * unchanged: this rank still has what is in it. link, on rank 0 and if all ranks have: gives the file a second name in folder;
@@ -89,6 +80,13 @@ void spw__checkpoint_trim(const char *dir, uint64_t step, uint64_t keep);
 uint32_t spw__base_count(const spw_model *model);
 /* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
 json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
+
+/*
+ * Compares weights of a checkpoint with their digest after they were read by runs (of a file that was not read as a whole by reading
+ * it). Collective. Errors  SPW_ECORRUPT naming the file.
+ */
+spw_status spw__checkpoint_check_weights(spw_engine *e, const char *path, const spw_hf_reader *reader,
+                                         spw_bounce *bounce, spw_error *err);
 
 /* Does a key of the configuration decide what training computes? */
 bool spw__config_decides(const char *key);

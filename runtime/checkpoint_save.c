@@ -21,6 +21,7 @@ struct spw_checkpoint_job {
     const spw_optimizer *rule;
     spw_st_writer *model, *optimizer, *adapter; /* written to by any worker; committed and destroyed by the thread.
                                                    model NULL: it is a link; adapter NULL: the model has none */
+    spw_bounce *bounce;                         /* lent to them */
     uint32_t base;                              /* parameters that are no adapters: those come behind them */
     uint32_t *rank; /* (param_count) of a trained parameter among those: they have tensors in the optimizer's file */
     char dir[SPW_PATH_BYTES], partial[NAME_BYTES], final[NAME_BYTES];
@@ -58,18 +59,34 @@ first_part(spw_state_format f)
     return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
 }
 
-/* Elements [first, end) of a unit, all of one parameter and one chunk, as fp32 to a tensor. */
+/* What a chunk has of one parameter. */
+typedef struct chunk_view {
+    const spw_checkpoint_job *job;
+    const spw_store_chunk *c;
+    const void *weights, *record;
+    uint64_t param_first; /* of the unit's elements */
+    spw_state_part part;
+} chunk_view;
+
+/* A part as fp32. */
 static spw_status
-write_part(const spw_checkpoint_job *job, spw_st_writer *w, uint32_t tensor, spw_state_part part,
-           const spw_store_chunk *c, const void *weights, const void *record, uint64_t param_first, uint64_t first,
-           uint64_t end, spw_error *err)
+make_part(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
 {
-    float block[SPW_BLOCK_ELEMS];
-    for (uint64_t i = first; i < end; i += SPW_BLOCK_ELEMS) {
-        uint64_t n = end - i < SPW_BLOCK_ELEMS ? end - i : SPW_BLOCK_ELEMS;
-        spw_state_get(job->format, job->rule, weights, record, c->elems, part, i - c->first, n, block);
-        SPW_TRY(spw_st_write(w, tensor, (i - param_first) * 4, block, n * 4, err));
-    }
+    const chunk_view *v = ctx;
+    (void)err;
+    spw_state_get(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, v->part,
+                  v->param_first + offset / 4 - v->c->first, bytes / 4, out);
+    return SPW_OK;
+}
+
+/* The weights as they are. */
+static spw_status
+make_weights(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
+{
+    const chunk_view *v = ctx;
+    uint64_t size = spw_state_weight_bytes(v->job->format), at = v->param_first + offset / size - v->c->first;
+    (void)err;
+    memcpy(out, (const char *)v->weights + at * size, bytes);
     return SPW_OK;
 }
 
@@ -88,26 +105,25 @@ write_terms(const spw_checkpoint_job *job, uint32_t id, const spw_store_chunk *c
 }
 
 static spw_status
-write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weights, void *record, spw_error *err)
+write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, const void *weights, const void *record,
+            spw_error *err)
 {
     const spw_layout *l = spw_engine_layout(job->e);
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        uint32_t id = s.id;
-        uint64_t first = s.first, end = s.end, from = l->places[id].first;
-        if (id >= job->base)
-            SPW_TRY(write_part(job, job->adapter, id - job->base, SPW_PART_MASTER, c, weights, record, from, first, end,
-                               err));
-        else if (job->model != NULL && spw_engine_model(job->e)->params[id].in_terms)
-            SPW_TRY(write_terms(job, id, c, weights, record, from, first, end, err));
+        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        chunk_view v = {job, c, weights, record, from, SPW_PART_MASTER};
+        if (s.id >= job->base)
+            SPW_TRY(spw_st_write_run(job->adapter, s.id - job->base, at * 4, n * 4, make_part, &v, err));
+        else if (job->model != NULL && spw_engine_model(job->e)->params[s.id].in_terms)
+            SPW_TRY(write_terms(job, s.id, c, weights, record, from, s.first, s.end, err));
         else if (job->model != NULL)
-            SPW_TRY(spw_st_write(job->model, id, (first - from) * wb, (char *)weights + (first - c->first) * wb,
-                                 (end - first) * wb, err));
-        for (uint32_t k = 0; record != NULL && k < parts; k++)
-            SPW_TRY(write_part(job, job->optimizer, job->rank[id] * parts + k,
-                               (spw_state_part)(first_part(job->format) + (int)k), c, weights, record, from, first, end,
-                               err));
+            SPW_TRY(spw_st_write_run(job->model, s.id, at * wb, n * wb, make_weights, &v, err));
+        for (uint32_t k = 0; record != NULL && k < parts; k++) {
+            v.part = (spw_state_part)(first_part(job->format) + (int)k);
+            SPW_TRY(spw_st_write_run(job->optimizer, job->rank[s.id] * parts + k, at * 4, n * 4, make_part, &v, err));
+        }
     }
     return SPW_OK;
 }
@@ -169,10 +185,13 @@ open_writer(const spw_checkpoint_job *job, spw_st_writer **out, const char *name
     char path[NAME_BYTES + 128];
     if (owner == 0) {
         snprintf(path, sizeof path, "%s/%s", job->partial, name);
-        return spw_st_writer_create(out, path, infos, count, err);
+        SPW_TRY(spw_st_writer_create(out, path, infos, count, err));
+    } else {
+        snprintf(path, sizeof path, "%s/%s.tmp-%lld", job->partial, name, (long long)owner);
+        SPW_TRY(spw_st_writer_join(out, path, infos, count, err));
     }
-    snprintf(path, sizeof path, "%s/%s.tmp-%lld", job->partial, name, (long long)owner);
-    return spw_st_writer_join(out, path, infos, count, err);
+    spw_st_writer_past_cache(*out, job->bounce);
+    return SPW_OK;
 }
 
 static spw_status
@@ -202,7 +221,9 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
         job->rank[id] = trained++;
     }
     skip = job->linked ? job->base : 0;
-    st = first ? check_space(job->partial, infos + skip, m->param_count - skip + trained * parts, err) : SPW_OK;
+    st = spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err);
+    if (st == SPW_OK && first)
+        st = check_space(job->partial, infos + skip, m->param_count - skip + trained * parts, err);
     if (st == SPW_OK && !job->linked)
         st = open_writer(job, &job->model, SPW_MODEL_FILE, infos, job->base, owner, err);
     if (st == SPW_OK && job->base < m->param_count)
@@ -214,6 +235,14 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
     return st;
 }
 
+enum { BUFFERS_MAX = 8 }; /* no disk is faster with more transfers of a MiB */
+
+uint32_t
+spw__checkpoint_buffers(uint32_t workers)
+{
+    return workers < BUFFERS_MAX ? workers : BUFFERS_MAX;
+}
+
 /* A tensor's entry in the header: as text, and as what the JSON library makes of it. */
 enum { HEADER_TENSOR_BYTES = 1536, TEXT_BYTES = 64 << 10 };
 
@@ -221,15 +250,13 @@ uint64_t
 spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                       uint32_t workers)
 {
-    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count, loading, saving;
-    uint64_t model_file = layout->elems * layout->parts * sizeof(float);
-    uint64_t optimizer_file = spw__layout_trained(layout) * layout->parts * sizeof(float) * parts;
+    uint64_t parts = spw__checkpoint_part_end(optimizer), tensors = model->param_count;
     for (uint32_t id = 0; id < model->param_count; id++)
         tensors += layout->units[layout->places[id].unit_idx].trainable ? parts : 0;
-    loading = spw__checkpoint_digest_bytes(model_file > optimizer_file ? model_file : optimizer_file);
-    saving = sizeof(spw_checkpoint_job) + TEXT_BYTES + spw_touched_bytes(SPW_STACK_BYTES) +
-             workers * spw_touched_bytes(2 * SPW_BLOCK_ELEMS * sizeof(float));
-    return tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + (loading > saving ? loading : saving);
+    return tensors * (2 * sizeof(spw_tensor_info) + HEADER_TENSOR_BYTES) + sizeof(spw_checkpoint_job) + TEXT_BYTES +
+           spw_touched_bytes(SPW_STACK_BYTES) + spw_file_digest_bytes() +
+           workers * spw_touched_bytes(SPW_BLOCK_ELEMS * sizeof(float)) +
+           spw_bounce_bytes(spw__checkpoint_buffers(workers));
 }
 
 uint64_t
@@ -382,6 +409,7 @@ release(spw_checkpoint_job *job, bool remove)
     spw_st_writer_destroy(job->model);
     spw_st_writer_destroy(job->optimizer);
     spw_st_writer_destroy(job->adapter);
+    spw_bounce_destroy(job->bounce);
     spw_mem_free(job->rank);
     free(job->adapter_config);
     if (remove && spw__engine_rank(job->e) == 0 && access(job->partial, F_OK) == 0)

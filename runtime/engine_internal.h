@@ -216,7 +216,6 @@ uint32_t spw__count_sharers(const spw_engine *e, bool tell);
 
 /* Counts everything the run needs and plans; with the plan in e, and in o->plan_out if there is one. */
 spw_status spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err);
-uint32_t spw__engine_workers(const spw_engine *e);
 uint32_t spw__engine_cpus(const spw_engine *e); /* this rank's share */
 spw_aio_options spw__engine_aio(const spw_config *c);
 /* Keys and values of running sequences: elements of a row, of a layer's keys, of all; positions of the rotary table. */

@@ -3,6 +3,7 @@
  * the planner as plain numbers.
  */
 #include "engine_internal.h"
+#include "spw_files.h"
 #include "spw_data.h"
 
 /* ---------------------------------------------------------------- measuring, before anything is allocated */
@@ -348,6 +349,8 @@ table_bytes(const spw_engine *e, const spw_engine_options *o, uint32_t trace_cap
     store.record_slot_count = store.record_slot_count > chunks ? store.record_slot_count : e->layout.chunk_count;
     if (o->resumes || c->run.checkpoint_dir[0] != '\0' || (!e->inference && c->model_path[0] != '\0'))
         own += spw__checkpoint_bytes(e->model, &e->layout, e->optimizer, spw__engine_workers(e));
+    else if (c->model_path[0] != '\0')
+        own += spw_bounce_bytes(spw__checkpoint_buffers(spw__engine_workers(e)));
     return spw_round_up(o->caller_bytes + own + batches + spw_store_table_bytes(&store) + spw_gpu_work_bytes(e->gpu) +
                             product_bytes(e) + LIBRARY_BYTES,
                         4096);

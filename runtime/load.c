@@ -1,9 +1,9 @@
 /*
  * Where training starts: drawn at random, or from the weights of a Hugging Face folder (adapters are always drawn). Each byte of the folder is read
- * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier; of a checkpoint's folder all of it
- * is compared with its digest before.
+ * once, by the worker that fills the chunk it belongs to, and goes straight to the chunk's tier; what comes from a checkpoint's folder is
+ * summed on the way, and compared with its digest.
  */
-#include "runtime_internal.h"
+#include "checkpoint_internal.h"
 #include "spw_files.h"
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,39 @@ typedef struct load_job {
     spw_state_format format;
     const spw_optimizer *rule;
     spw_hf_reader *reader;
+    spw_bounce *bounce; /* lent to it */
 } load_job;
+
+/* What a chunk has of one parameter. */
+typedef struct chunk_view {
+    const load_job *job;
+    const spw_store_chunk *c;
+    void *weights, *record;
+    uint64_t param_first; /* of the unit's elements */
+} chunk_view;
+
+static spw_status
+take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
+{
+    const chunk_view *v = ctx;
+    (void)err;
+    spw_state_set(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, SPW_PART_MASTER,
+                  v->param_first + first - v->c->first, count, data);
+    return SPW_OK;
+}
+
+static spw_status
+draw(const chunk_view *v, uint32_t id, uint64_t first, uint64_t count, spw_error *err)
+{
+    spw_engine *e = v->job->e;
+    for (uint64_t at = 0, n; at < count; at += n) {
+        float block[BLOCK_ELEMS];
+        n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
+        spw__draw_param(block, &spw_engine_model(e)->params[id], id, spw__engine_config(e)->run.seed, first + at, n);
+        SPW_TRY(take_elems((void *)(uintptr_t)v, first + at, block, n, err));
+    }
+    return SPW_OK;
+}
 
 static spw_status
 load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
@@ -23,31 +55,24 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     load_job *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
-    float block[BLOCK_ELEMS];
     (void)grad;
     memset(weights, 0, c->elems * spw_state_weight_bytes(job->format));
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        uint32_t id = s.id;
-        const spw_param *p = &spw_engine_model(job->e)->params[id];
-        for (uint64_t i = s.first; i < s.end; i += BLOCK_ELEMS) {
-            uint64_t n = s.end - i < BLOCK_ELEMS ? s.end - i : BLOCK_ELEMS;
-            if (p->adapter)
-                spw__draw_param(block, p, id, spw__engine_config(job->e)->run.seed, i - l->places[id].first, n);
-            else
-                SPW_TRY(spw_hf_read_param(job->reader, id, i - l->places[id].first, n, block, err));
-            spw_state_set(job->format, job->rule, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
-        }
+        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        chunk_view v = {job, c, weights, record, from};
+        if (spw_engine_model(job->e)->params[s.id].adapter)
+            SPW_TRY(draw(&v, s.id, at, n, err));
+        else
+            SPW_TRY(spw_hf_read_run(job->reader, s.id, at, n, take_elems, &v, err));
     }
     return SPW_OK;
 }
 
 static spw_status
-load_own_part(spw_engine *e, const char *path, spw_error *err)
+open_folder(load_job *job, const char *path, spw_error *err)
 {
-    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    spw_status st;
     if (spw_dir_has(
             path,
             "adapter_model.safetensors")) /* they are part of what was trained, and would be left out without a word */
@@ -56,24 +81,33 @@ load_own_part(spw_engine *e, const char *path, spw_error *err)
             "%s/adapter_model.safetensors: there are adapters beside the weights; merge them with spillway "
             "export, or go on with --resume",
             path);
-    SPW_TRY(spw__in_place_check(e, path, err));
-    if (spw__engine_rank(e) == 0 && spw_dir_has(path, "spillway.json")) /* a checkpoint: one reads all of it, for all */
-        SPW_TRY(spw_checkpoint_verify(path, false, err));
-    st = spw_hf_reader_open(&job.reader, path, err);
-    if (st == SPW_OK)
-        st = spw_hf_reader_bind(job.reader, spw_engine_model(e), err);
-    if (st == SPW_OK)
-        st = spw__engine_fill(e, load_chunk, &job, err);
-    spw_hf_reader_close(job.reader);
-    return st;
+    SPW_TRY(spw__in_place_check(job->e, path, err));
+    SPW_TRY(spw_hf_reader_open(&job->reader, path, err));
+    SPW_TRY(spw_hf_reader_bind(job->reader, spw_engine_model(job->e), err));
+    SPW_TRY(spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err));
+    spw_hf_reader_past_cache(job->reader, job->bounce);
+    return SPW_OK;
 }
 
 spw_status
 spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
 {
+    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    int64_t checkpoint = spw_dir_has(path, SPW_MANIFEST_FILE); /* the first rank's word counts */
     spw_error own = {0};
-    spw_status st = load_own_part(e, path, &own);
-    return spw__engine_agree_loaded(e, st, &own, err);
+    spw_status st = open_folder(&job, path, &own);
+    if (st == SPW_OK)
+        st = spw__engine_fill(e, load_chunk, &job, &own);
+    st = spw__engine_agree_loaded(e, st, &own, err);
+    if (st == SPW_OK)
+        st = spw__engine_agree(e, st, &own, &checkpoint, err);
+    if (st == SPW_OK && checkpoint) {
+        st = spw__checkpoint_check_weights(e, path, job.reader, job.bounce, &own);
+        st = spw__engine_agree_loaded(e, st, &own, err);
+    }
+    spw_hf_reader_close(job.reader);
+    spw_bounce_destroy(job.bounce);
+    return st;
 }
 
 const char *

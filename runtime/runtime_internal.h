@@ -226,6 +226,9 @@ unsigned spw__name_distance(const char *a, const char *b);
 uint64_t spw__checkpoint_bytes(const spw_model *model, const spw_layout *layout, const spw_optimizer *optimizer,
                                uint32_t workers);
 
+/* How many transfers of files are under way at a time, with so many workers. Pure. */
+uint32_t spw__checkpoint_buffers(uint32_t workers);
+
 /* Initial values of elements [at, at + n) of a parameter. Pure. */
 void spw__draw_param(float *out, const spw_param *p, uint32_t param_id, uint64_t seed, uint64_t at, uint64_t n);
 /*
@@ -274,6 +277,7 @@ spw_status spw__engine_agree_loaded(spw_engine *e, spw_status st, const spw_erro
  */
 spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t what, spw_error *err);
 bool spw__engine_writes(const spw_engine *e); /* of those that hold what this rank holds, this one saves it */
+uint32_t spw__engine_workers(const spw_engine *e);
 uint32_t spw__engine_rank(const spw_engine *e);
 uint32_t spw__engine_world(const spw_engine *e); /* ranks, 1 at least */
 spw_state_format spw__engine_format(const spw_engine *e);

@@ -120,43 +120,84 @@ bytes_read(void)
     return n;
 }
 
+/* A save reads nothing, a load the optimizer's file and the model's once each, whatever of them it takes: in split no weight. */
 static void
 test_bytes_read(void **state)
 {
-    enum { SLACK = 64 << 10 };
-    rig saved, loaded;
-    char folder[400], path[600];
-    uint64_t before, model_bytes, opt_bytes, by_save, by_load;
+    enum { SLACK = 16 << 10 };
+    static const spw_state_format formats[] = {SPW_STATE_SPLIT, SPW_STATE_FP32, SPW_STATE_MIXED};
     (void)state;
-    rig_config(&saved, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
+    for (int k = 0; k < 3; k++) {
+        rig saved, loaded;
+        char folder[400], path[600];
+        uint64_t before, model_bytes, opt_bytes, by_save, by_load, by_start;
+        rig_config(&saved, SPW_FAMILY_GPT2, formats[k], SPW_TIER_HOST);
+        rig_need(&saved, rig_begin(&saved));
+        rig_train(&saved, 0, 1);
+        rig_save(&saved, 1);
+        before = bytes_read();
+        rig_save(&saved, 2);
+        by_save = bytes_read() - before;
+        snprintf(folder, sizeof folder, "%s/step-2", saved.dir);
+        snprintf(path, sizeof path, "%s/%s", folder, model_file);
+        model_bytes = file_bytes(path);
+        snprintf(path, sizeof path, "%s/%s", folder, optimizer_file);
+        opt_bytes = file_bytes(path);
+        rig_config(&loaded, SPW_FAMILY_GPT2, formats[k], SPW_TIER_HOST);
+        rig_open(&loaded);
+        before = bytes_read();
+        rig_need(&loaded, spw_checkpoint_load(loaded.e, folder, &loaded.err));
+        by_load = bytes_read() - before;
+        before = bytes_read();
+        rig_need(&loaded, spw_engine_load_weights(loaded.e, folder, &loaded.err));
+        by_start = bytes_read() - before;
+        printf(
+            "# of %llu and %llu bytes of model and optimizer, a save reads %llu, a load %llu, a start from it %llu\n",
+            (unsigned long long)model_bytes, (unsigned long long)opt_bytes, (unsigned long long)by_save,
+            (unsigned long long)by_load, (unsigned long long)by_start);
+        assert_true(model_bytes > 2 * SLACK && by_save < SLACK);
+        assert_true(by_load >= opt_bytes + model_bytes && by_load < opt_bytes + model_bytes + SLACK);
+        assert_true(by_start >= model_bytes && by_start < model_bytes + SLACK);
+        rig_remove(&saved);
+        rig_remove(&loaded);
+    }
+}
+
+/* Weights that training starts from are a checkpoint's too, and are compared as they are read. */
+static void
+test_start(void **state)
+{
+    rig saved, started;
+    char folder[400], path[600];
+    uint64_t header, bytes;
+    (void)state;
+    rig_config(&saved, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_HOST);
     rig_need(&saved, rig_begin(&saved));
-    rig_train(&saved, 0, 1);
     rig_save(&saved, 1);
-    before = bytes_read();
-    rig_save(&saved, 2);
-    by_save = bytes_read() - before;
-    snprintf(folder, sizeof folder, "%s/step-2", saved.dir);
+    snprintf(folder, sizeof folder, "%s/step-1", saved.dir);
     snprintf(path, sizeof path, "%s/%s", folder, model_file);
-    model_bytes = file_bytes(path);
-    snprintf(path, sizeof path, "%s/%s", folder, optimizer_file);
-    opt_bytes = file_bytes(path);
-    rig_config(&loaded, SPW_FAMILY_GPT2, SPW_STATE_SPLIT, SPW_TIER_HOST);
-    rig_open(&loaded);
-    before = bytes_read();
-    rig_need(&loaded, spw_checkpoint_load(loaded.e, folder, &loaded.err));
-    by_load = bytes_read() - before;
-    printf("# of %llu and %llu bytes of model and optimizer, a save reads %llu, a load %llu\n",
-           (unsigned long long)model_bytes, (unsigned long long)opt_bytes, (unsigned long long)by_save,
-           (unsigned long long)by_load);
-    assert_true(opt_bytes > 4 * SLACK && by_save < SLACK);
-    assert_true(by_load >= opt_bytes && by_load < opt_bytes + model_bytes + SLACK);
+    header = header_bytes(path);
+    bytes = file_bytes(path);
+    rig_config(&started, SPW_FAMILY_LLAMA, SPW_STATE_SPLIT, SPW_TIER_NVME);
+    rig_open(&started);
+    for (uint64_t k = 0; k <= 7; k++) {
+        uint64_t at = k == 7 ? header - 1 : header + (bytes - header - 1) * k / 6;
+        spw_error err = {0};
+        flip(path, at);
+        assert_int_equal(spw_engine_load_weights(started.e, folder, &err), SPW_ECORRUPT);
+        flip(path, at);
+        if (strstr(err.message, model_file) == NULL)
+            fail_msg("byte %llu flipped: %s", (unsigned long long)at, err.message);
+    }
+    rig_need(&started, spw_engine_load_weights(started.e, folder, &started.err));
+    rig_remove(&started);
     rig_remove(&saved);
-    rig_remove(&loaded);
 }
 
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_flips), cmocka_unit_test(test_bytes_read)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_flips), cmocka_unit_test(test_bytes_read),
+                                       cmocka_unit_test(test_start)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,13 @@
 /*
- * A checkpoint's manifest: what is written is read back, and each field that is not what it must be is refused by name. And the
- * digests in it.
+ * A checkpoint's manifest: what is written is read back, and each field that is not what it must be is refused by name.
  */
 #include "checkpoint_internal.h"
 #include "spw_files.h"
 #include "lib_tiny.h"
-#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 #define BEGIN   "{\"format\":2,\"step\":3,\"data_position\":12,\"updates\":3,\"bytes_written\":9,\"tokens\":384.0"
@@ -149,189 +145,10 @@ test_decay(void **state)
     }
 }
 
-/* ---------------------------------------------------------------- digests of files */
-
-enum { BLOCK = 1 << 20, BYTES_MAX = 5 * BLOCK + 77777 };
-
-/* CRC-64/XZ bit by bit, from its definition: polynomial 42f0e1eba9ea3693, reflected, begun with ones and inverted at the end. */
-static uint64_t
-crc64(const unsigned char *bytes, uint64_t count)
-{
-    uint64_t crc = UINT64_MAX;
-    for (uint64_t i = 0; i < count; i++) {
-        crc ^= bytes[i];
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? 0xc96c5795d7870f42u : 0);
-    }
-    return ~crc;
-}
-
-/* However many threads sum it, a file's digest is that of its definition. Of every length around a block's, and what a byte changes. */
-static void
-test_digest(void **state)
-{
-    static const uint64_t lengths[] = {0, 1, 4095, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, BYTES_MAX};
-    static unsigned char bytes[BYTES_MAX];
-    char dir[256], path[300];
-    (void)state;
-    tiny_dir_make(dir);
-    snprintf(path, sizeof path, "%s/file", dir);
-    for (uint64_t i = 0; i < BYTES_MAX; i++)
-        bytes[i] = (unsigned char)(i * 2654435761u >> 13);
-    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
-        uint64_t got = 0;
-        spw_error err = {0};
-        FILE *f = fopen(path, "w");
-        assert_non_null(f);
-        assert_int_equal(fwrite(bytes, 1, lengths[k], f), lengths[k]);
-        assert_int_equal(fclose(f), 0);
-        if (spw__checkpoint_digest(path, false, &got, &err) != SPW_OK)
-            fail_msg("%s", err.message);
-        assert_true(got == crc64(bytes, lengths[k]));
-    }
-    for (int k = 0; k < 6; k++) {
-        uint64_t before = 0, after = 0;
-        FILE *f = fopen(path, "r+");
-        assert_non_null(f);
-        assert_int_equal(spw__checkpoint_digest(path, false, &before, NULL), SPW_OK);
-        assert_int_equal(fseek(f, k < 5 ? (long)k * BLOCK + 5 : BYTES_MAX - 1, SEEK_SET), 0);
-        assert_int_equal(fputc(k < 5 ? ~bytes[k * BLOCK + 5] & 255 : ~bytes[BYTES_MAX - 1] & 255, f) >= 0, 1);
-        assert_int_equal(fclose(f), 0);
-        assert_int_equal(spw__checkpoint_digest(path, false, &after, NULL), SPW_OK);
-        assert_true(before != after);
-    }
-    tiny_dir_remove(dir);
-}
-
-/* The published check value; and stretches in any order, cut anywhere, some empty, give what the bytes give in one. */
-static void
-test_crc64(void **state)
-{
-    static unsigned char bytes[70001];
-    uint64_t draw = 1;
-    (void)state;
-    assert_true(spw_crc64_whole(spw_crc64_part("123456789", 9, 0), 9) == 0x995dc9bbdf1939fau);
-    assert_true(crc64((const unsigned char *)"123456789", 9) == 0x995dc9bbdf1939fau);
-    assert_true(spw_crc64_whole(0, 0) == 0);
-    for (uint64_t i = 0; i < sizeof bytes; i++)
-        bytes[i] = (unsigned char)((draw = draw * 6364136223846793005u + 1442695040888963407u) >> 56);
-    for (int k = 0; k < 200; k++) {
-        uint64_t cuts[9] = {0}, parts = 0, length = sizeof bytes - (uint64_t)k * 300;
-        for (int i = 1; i < 8; i++) {
-            draw = draw * 6364136223846793005u + 1442695040888963407u;
-            cuts[i] = cuts[i - 1] + (draw >> 32) % (1 + (length - cuts[i - 1]) / 2);
-        }
-        cuts[8] = length;
-        for (int i = 0; i < 8; i++) {
-            int at = (i * 5 + k) % 8;
-            parts ^= spw_crc64_part(bytes + cuts[at], cuts[at + 1] - cuts[at], length - cuts[at + 1]);
-        }
-        assert_true(spw_crc64_whole(parts, length) == crc64(bytes, length));
-    }
-    /* Places as in files of terabytes: a byte moves by one and by many as by their sum. */
-    for (uint64_t far = 1; far < 1ull << 50; far = far * 3 + 1) {
-        uint64_t once = spw_crc64_part("x", 1, far + 5), zeros[2] = {0};
-        unsigned char six[6] = "x";
-        assert_true(once == spw_crc64_part(six, 6, far) && spw_crc64_part(zeros, 16, far) == 0);
-    }
-}
-
-/* Pages of a file that are in the page cache. */
-static uint64_t
-cached_pages(const char *path, uint64_t length)
-{
-    static unsigned char pages[BYTES_MAX / 4096 + 1];
-    uint64_t count = 0, most = (length + (uint64_t)sysconf(_SC_PAGESIZE) - 1) / (uint64_t)sysconf(_SC_PAGESIZE);
-    int fd = open(path, O_RDONLY);
-    void *map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
-    assert_true(fd >= 0 && map != MAP_FAILED && mincore(map, length, pages) == 0);
-    for (uint64_t i = 0; i < most; i++)
-        count += pages[i] & 1;
-    munmap(map, length);
-    close(fd);
-    return count;
-}
-
-/* A digest leaves nothing in the page cache that was not there, and gives the same wherever its bytes come from. */
-static void
-test_digest_leaves_no_pages(void **state)
-{
-    static unsigned char bytes[BYTES_MAX];
-    char dir[256], path[300];
-    uint64_t cached = 0, direct = 0, refused = 0, mixed = 0;
-    bool through = false;
-    int fd;
-    (void)state;
-    tiny_dir_make(dir);
-    snprintf(path, sizeof path, "%s/file", dir);
-    for (uint64_t i = 0; i < BYTES_MAX; i++)
-        bytes[i] = (unsigned char)(i * 2246822519u >> 11);
-    fd = open(path, O_RDWR | O_CREAT, 0600);
-    assert_true(fd >= 0 && write(fd, bytes, BYTES_MAX) == (ssize_t)BYTES_MAX && fsync(fd) == 0);
-    assert_int_equal(spw__checkpoint_digest(path, false, &cached, NULL), SPW_OK);
-    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    if (cached_pages(path, BYTES_MAX) > 0) { /* tmpfs */
-        print_message("the file system keeps pages: no more to see here\n");
-        skip();
-    }
-    assert_int_equal(spw__checkpoint_digest(path, true, &direct, NULL), SPW_OK);
-    assert_int_equal(cached_pages(path, BYTES_MAX), 0);
-    assert_true(direct == cached);
-    for (unsigned k = 1; !through; k++) { /* direct I/O is refused, all of it or a piece */
-        spw_test_fail_call(k);
-        assert_int_equal(spw__checkpoint_digest(path, true, &refused, NULL), SPW_OK);
-        through = !spw_test_fault_fired();
-        assert_true(refused == cached);
-    }
-    spw_test_fail_call(0);
-    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    assert_true(pread(fd, bytes, 1 << 20, 1 << 20) == 1 << 20); /* a block of it */
-    assert_int_equal(spw__checkpoint_digest(path, true, &mixed, NULL), SPW_OK);
-    assert_true(mixed == cached);
-    close(fd);
-    tiny_dir_remove(dir);
-}
-
-/* What refuses memory is told and leaves nothing; nor does a file that is not there. */
-static void
-test_digest_faults(void **state)
-{
-    char dir[256], path[300];
-    static const unsigned char bytes[3 * BLOCK];
-    bool through = false;
-    FILE *f;
-    (void)state;
-    tiny_dir_make(dir);
-    snprintf(path, sizeof path, "%s/file", dir);
-    f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, sizeof bytes, f), sizeof bytes);
-    assert_int_equal(fclose(f), 0);
-    for (unsigned k = 1; !through; k++) {
-        spw_error err = {0};
-        uint64_t digest;
-        long live = spw_test_live_allocs();
-        spw_test_fail_alloc(k);
-        spw_status st = spw__checkpoint_digest(path, false, &digest, &err);
-        through = !spw_test_fault_fired();
-        assert_int_equal(st, through ? SPW_OK : SPW_ENOMEM);
-        assert_int_equal(spw_test_live_allocs(), live);
-    }
-    spw_test_fail_alloc(0);
-    snprintf(path, sizeof path, "%s/none", dir);
-    assert_int_equal(spw__checkpoint_digest(path, false, &(uint64_t){0}, NULL), SPW_ENOENT);
-    tiny_dir_remove(dir);
-}
-
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip),
-                                       cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_decay),
-                                       cmocka_unit_test(test_crc64),
-                                       cmocka_unit_test(test_digest),
-                                       cmocka_unit_test(test_digest_faults),
-                                       cmocka_unit_test(test_digest_leaves_no_pages)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_decay)};
     return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
 }

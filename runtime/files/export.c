@@ -1,18 +1,27 @@
 /*
  * export.c - from one form of a model to a Hugging Face folder: another type, other shards, from a checkpoint or llm.c. One
- * tensor after the other, a block at a time, with its adapter added if there is one; the folder is written beside its name and renamed when it is complete.
+ * parameter after the other, each by all threads, with its adapter added if there is one; the folder is written beside its name and renamed when
+ * it is complete.
  */
-#include "spw_files.h"
+#include "files_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BLOCK_ELEMS = 16384, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
+enum {
+    BLOCK_ELEMS = 16384,
+    RUN_ELEMS = 1 << 20,
+    THREADS_MAX = 4,
+    BUFFERS = 4 /* of a thread */,
+    PATH_MAX_BYTES = 1100,
+    CONFIG_BYTES_MAX = 1 << 20
+};
 
 typedef struct job {
     const spw_export_options *o;
@@ -33,6 +42,8 @@ typedef struct job {
     uint32_t *file_of; /* (param_count) */
     uint32_t merged;   /* adapters */
     uint64_t done, all;
+    spw_bounce *bounce; /* two of each thread: what it reads, what it writes */
+    spw_pool *pool;     /* NULL: one thread */
 } job;
 
 /* adapter_model.safetensors and adapter_config.json, if the folder has them. */
@@ -88,17 +99,6 @@ open_source(job *j, spw_error *err)
     SPW_TRY(spw_llmc_reader_open(&j->llmc, j->o->source, err));
     j->config = *spw_llmc_reader_config(j->llmc);
     return spw_model_build(&j->model, &j->config, err);
-}
-
-/* fp32, whatever the source has. */
-static spw_status
-read_block(job *j, const spw_tensor_info *master, uint32_t id, uint64_t first, uint64_t n, float *out, spw_error *err)
-{
-    if (master != NULL)
-        return spw_st_read(j->masters, master, first * sizeof *out, out, n * sizeof *out, err);
-    if (j->llmc != NULL)
-        return spw_llmc_read_param(j->llmc, j->model, id, first, n, out, err);
-    return spw_hf_read_param(j->folder, id, first, n, out, err);
 }
 
 static spw_status
@@ -167,37 +167,126 @@ merge(const job *j, const spw_param *p, uint64_t first, uint64_t n, float *w)
     }
 }
 
+/* A parameter on its way, by all threads. */
+typedef struct move {
+    job *j;
+    const spw_param *p;
+    const spw_tensor_info *master; /* NULL: not from the masters */
+    spw_st_writer *w;
+    uint32_t id, in_file;
+    pthread_mutex_t lock;
+    spw_error error; /* under lock: the first */
+} move;
+
+/* What is asked for of one, filled from the first element on. */
+typedef struct piece {
+    const move *m;
+    char *out;
+    uint64_t first;
+} piece;
+
+static spw_status
+take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
+{
+    const piece *to = ctx;
+    const spw_dtype dtype = to->m->j->report->dtype;
+    (void)err;
+    for (uint64_t at = 0, n; at < count; at += n) {
+        float block[BLOCK_ELEMS];
+        n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
+        memcpy(block, data + at, n * sizeof *block);
+        merge(to->m->j, to->m->p, first + at, n, block);
+        spw_convert(to->out + (first + at - to->first) * spw_dtype_bytes(dtype), dtype, block, SPW_F32, n);
+    }
+    return SPW_OK;
+}
+
+static spw_status
+take_masters(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    return take_elems(ctx, offset / sizeof(float), data, bytes / sizeof(float), err);
+}
+
+static spw_status
+make_elems(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
+{
+    const move *m = ctx;
+    const uint32_t size = spw_dtype_bytes(m->j->report->dtype);
+    const uint64_t first = offset / size, count = bytes / size;
+    piece to = {m, out, first};
+    if (m->master != NULL)
+        return spw_st_read_run(m->j->masters, m->master, first * sizeof(float), count * sizeof(float), take_masters,
+                               &to, err);
+    if (m->j->folder != NULL)
+        return spw_hf_read_run(m->j->folder, m->id, first, count, take_elems, &to, err);
+    for (uint64_t at = 0, n; at < count; at += n) {
+        float block[BLOCK_ELEMS];
+        n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
+        SPW_TRY(spw_llmc_read_param(m->j->llmc, m->j->model, m->id, first + at, n, block, err));
+        SPW_TRY(take_elems(&to, first + at, block, n, err));
+    }
+    return SPW_OK;
+}
+
+static void
+write_run(void *ctx, uint32_t run, uint32_t worker_idx)
+{
+    move *m = ctx;
+    const uint64_t all = m->p->rows * m->p->cols, first = (uint64_t)run * RUN_ELEMS,
+                   count = all - first < RUN_ELEMS ? all - first : RUN_ELEMS,
+                   size = spw_dtype_bytes(m->j->report->dtype);
+    spw_error own = {0};
+    (void)worker_idx;
+    if (spw_st_write_run(m->w, m->in_file, first * size, count * size, make_elems, m, &own) == SPW_OK)
+        return;
+    pthread_mutex_lock(&m->lock);
+    spw_error_keep_first(&m->error, &own);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* In terms: their sums are in the file. No such parameter is large. */
+static spw_status
+write_terms(const move *m, spw_error *err)
+{
+    float block[BLOCK_ELEMS];
+    for (uint64_t at = 0, n; at < m->p->cols; at += n) {
+        n = m->p->cols - at < BLOCK_ELEMS ? m->p->cols - at : BLOCK_ELEMS;
+        SPW_TRY(spw_hf_read_param(m->j->folder, m->id, at, n, block, err));
+        SPW_TRY(spw_st_write_terms(m->w, m->in_file, at, block, n, err));
+    }
+    return SPW_OK;
+}
+
 static spw_status
 write_param(job *j, spw_st_writer *w, uint32_t in_file, uint32_t id, spw_error *err)
 {
     const spw_param *p = &j->model->params[id];
-    uint64_t elems = p->rows * p->cols, bytes = spw_dtype_bytes(j->report->dtype);
-    const spw_tensor_info *master = NULL;
+    move m = {.j = j, .p = p, .w = w, .id = id, .in_file = in_file};
+    uint64_t elems = p->rows * p->cols;
+    spw_status st = SPW_OK;
     if (j->masters != NULL) {
         char name[SPW_TENSOR_NAME_BYTES];
         snprintf(name, sizeof name, "%.100s.master", p->name);
-        master = spw_st_reader_find(j->masters, name);
-        if (master != NULL && (master->dtype != SPW_F32 || master->bytes != elems * sizeof(float)))
+        m.master = spw_st_reader_find(j->masters, name);
+        if (m.master != NULL && (m.master->dtype != SPW_F32 || m.master->bytes != elems * sizeof(float)))
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: the checkpoint's %s has %llu bytes, not %llu", j->o->source, name,
-                             (unsigned long long)master->bytes, (unsigned long long)(elems * sizeof(float)));
+                             (unsigned long long)m.master->bytes, (unsigned long long)(elems * sizeof(float)));
     }
     SPW_TRY(find_adapter(j, p, err));
-    for (uint64_t at = 0, n; at < elems; at += n) {
-        float block[BLOCK_ELEMS];
-        char out[BLOCK_ELEMS * sizeof(float)];
-        n = elems - at < BLOCK_ELEMS ? elems - at : BLOCK_ELEMS;
-        SPW_TRY(read_block(j, master, id, at, n, block, err));
-        merge(j, p, at, n, block);
-        spw_convert(out, j->report->dtype, block, SPW_F32, n);
-        if (p->in_terms)
-            SPW_TRY(spw_st_write_terms(w, in_file, at, block, n, err));
-        else
-            SPW_TRY(spw_st_write(w, in_file, at * bytes, out, n * bytes, err));
-        j->done += p->in_terms ? n / SPW_TERMS * sizeof(float) : n * bytes;
-        if (j->o->progress != NULL && (at + n == elems || j->done % (64 << 20) < n * bytes))
-            j->o->progress(j->o->progress_ctx, j->done, j->all);
+    if (p->in_terms) {
+        st = write_terms(&m, err);
+    } else {
+        pthread_mutex_init(&m.lock, NULL);
+        spw_pool_run(j->pool, (uint32_t)((elems + RUN_ELEMS - 1) / RUN_ELEMS), write_run, &m);
+        pthread_mutex_destroy(&m.lock);
+        st = m.error.status;
+        if (st != SPW_OK && err != NULL)
+            *err = m.error;
     }
-    return SPW_OK;
+    j->done += p->in_terms ? elems / SPW_TERMS * sizeof(float) : elems * spw_dtype_bytes(j->report->dtype);
+    if (st == SPW_OK && j->o->progress != NULL)
+        j->o->progress(j->o->progress_ctx, j->done, j->all);
+    return st;
 }
 
 /* Which file each parameter goes to: in order, a new one when the last is full, but between slices of one tensor. */
@@ -248,6 +337,8 @@ write_file(job *j, uint32_t file, spw_tensor_info *infos, spw_error *err)
     file_name(j, file, name, sizeof name);
     snprintf(path, sizeof path, "%s/%s", j->partial, name);
     st = spw_st_writer_create(&w, path, infos, end - first, err);
+    if (st == SPW_OK)
+        spw_st_writer_past_cache(w, j->bounce);
     for (uint32_t id = first; st == SPW_OK && id < end; id++)
         st = write_param(j, w, id - first, id, err);
     if (st == SPW_OK)
@@ -433,10 +524,24 @@ stored_dtype(const job *j)
     return dtype;
 }
 
+/* llm.c's reader is for one thread. */
+static spw_status
+open_threads(job *j, spw_error *err)
+{
+    uint32_t cpus = spw_cpu_allowed_count(), threads = j->llmc != NULL ? 1 : cpus < THREADS_MAX ? cpus : THREADS_MAX;
+    SPW_TRY(spw_bounce_create(&j->bounce, 2 * threads, err));
+    if (j->folder != NULL)
+        spw_hf_reader_past_cache(j->folder, j->bounce);
+    if (j->masters != NULL)
+        spw_st_reader_past_cache(j->masters, j->bounce);
+    return threads > 1 ? spw_pool_create(&j->pool, threads, "spw-export", err) : SPW_OK;
+}
+
 static spw_status
 export_to_partial(job *j, spw_error *err)
 {
     SPW_TRY(open_source(j, err));
+    SPW_TRY(open_threads(j, err));
     j->report->dtype = j->o->dtype != SPW_DTYPE_COUNT ? j->o->dtype : stored_dtype(j);
     if (access(j->partial, F_OK) == 0)
         SPW_TRY(spw_dir_remove(j->partial, err)); /* of one that was killed */
@@ -473,6 +578,8 @@ spw_export(const spw_export_options *o, spw_export_report *report, spw_error *er
     spw_llmc_reader_close(j.llmc);
     spw_st_reader_close(j.masters);
     spw_st_reader_close(j.adapters);
+    spw_pool_destroy(j.pool);
+    spw_bounce_destroy(j.bounce);
     forget_adapter(&j);
     spw_model_destroy(j.model);
     return st;

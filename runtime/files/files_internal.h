@@ -4,6 +4,33 @@
 
 #include "spw_files.h"
 
+/* All bytes at offset of a file. Errors  SPW_ENOSPC, SPW_EIO with what was written. */
+spw_status
+spw__file_write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t offset, spw_error *err);
+
+/* A large file that is open, by direct I/O too where there is such (-1: not here). It stays where it is until it is flushed. */
+typedef struct spw__large_file {
+    const char *path;
+    int fd, direct_fd;
+} spw__large_file;
+/* Opens it a second time, for direct I/O, if that is possible; fd is the caller's. path is borrowed. */
+void spw__large_open(spw__large_file *f, const char *path, int flags);
+/* A buffer that nobody else has, waited for. */
+char *spw__bounce_take(spw_bounce *b);
+void spw__bounce_give(spw_bounce *b, char *buffer);
+/* Where in it the byte at this offset of a file belongs. */
+char *spw__bounce_at(char *buffer, uint64_t offset);
+/*
+ * [at, at + bytes) of a file, at most SPW_BOUNCE_BYTES, to or from that place in a buffer.
+ *   read   what the page cache has as a whole is read there; nothing is left in it
+ *   write  parts of pages at both ends wait for the rest of theirs, until a flush at the latest
+ *   flush  after a file's last write: nothing of it waits any more
+ */
+spw_status spw__bounce_read(const spw__large_file *f, char *buffer, uint64_t at, uint64_t bytes, spw_error *err);
+spw_status
+spw__bounce_write(spw_bounce *b, spw__large_file *f, const char *buffer, uint64_t at, uint64_t bytes, spw_error *err);
+spw_status spw__bounce_flush(spw_bounce *b, spw__large_file *f, spw_error *err);
+
 /* All types of the format (FORMATS S1); the first are those that are computed with. */
 typedef struct spw__st_type {
     const char *name;

@@ -1,9 +1,9 @@
 /*
  * The weights of a Hugging Face folder: one safetensors file, or shards with an index that says where each tensor is. All
- * of it is checked when it is opened and when a model is bound, by name; reading then is by ranges, from any thread.
- * Source: FORMATS S1, S8 (tensor names; what old files hold besides parameters).
+ * of it is checked when it is opened and when a model is bound (hf_bind.c); reading then is by ranges, from any thread.
+ * Source: FORMATS S1.
  */
-#include "files_internal.h"
+#include "hf_reader.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fnmatch.h>
@@ -15,36 +15,11 @@
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
-enum { PATH_BYTES = 4096, INDEX_BYTES_MAX = 64 << 20, BLOCK = 4096 };
+enum { PATH_BYTES = SPW__HF_PATH_BYTES, INDEX_BYTES_MAX = 64 << 20, BLOCK = SPW__HF_BLOCK };
 
-typedef struct shard {
-    char *name; /* as messages call it */
-    spw_st_reader *reader;
-} shard;
-
-typedef struct entry {
-    const spw_tensor_info *info; /* in the shard's reader */
-    uint32_t shard_idx;
-} entry;
-
-/* Of a parameter (rows, cols) in MXFP4; its blocks are its tensor. */
-typedef struct coded {
-    const uint8_t *blocks, *scales; /* mapped, of this slice; NULL: not seen */
-    uint64_t rows, cols, read;      /* read: elements so far; atomic */
-} coded;
-
-struct spw_hf_reader {
-    char path[PATH_BYTES];
-    shard *shards;
-    entry *tensors;
-    uint32_t *of_param; /* (param_count) index of each parameter's tensor; NULL: not bound */
-    uint64_t *first;    /* (param_count) the parameter's first element in it */
-    coded *coded;       /* (param_count) of those that are MXFP4 */
-    bool *in_terms;     /* (param_count) as spw_param has it */
-    uint32_t *scale_of; /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
-    spw_fp8_blocks blocks;
-    uint32_t shard_count, tensor_count, param_count;
-};
+typedef spw__hf_shard shard;
+typedef spw__hf_entry entry;
+typedef spw__hf_coded coded;
 
 /* ---------------------------------------------------------------- files */
 
@@ -269,55 +244,8 @@ spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t 
 
 /* ---------------------------------------------------------------- a model's parameters */
 
-static bool
-begins_with(const char *text, const char *begin)
-{
-    return strncmp(text, begin, strlen(begin)) == 0;
-}
-
-/* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
-static const char *
-without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
-{
-    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
-    if (begins_with(name, "model.language_model.")) {
-        snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
-        return room;
-    }
-    return begins_with(name, prefix) ? name + strlen(prefix) : name;
-}
-
-static bool
-ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
-/*
- * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, and those
- * of GLM and DeepSeek layers behind the last one, which predict further tokens.
- */
-static bool
-is_passed_over(const char *name, const spw_model_config *c)
-{
-    spw_family family = c->family;
-    const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
-    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
-        (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
-        return true;
-    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))
-        return true;
-    if (c->sigmoid && begins_with(name, "model.layers.") &&
-        strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
-        return true;
-    if (family == SPW_FAMILY_GPT2)
-        return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
-    return ends_with(name, ".rotary_emb.inv_freq");
-}
-
-static spw_status
-read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
+spw_status
+spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     const spw_tensor_info *t = r->tensors[i].info;
     uint32_t size = spw_dtype_bytes(t->dtype);
@@ -358,7 +286,7 @@ read_scaled(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float
         uint8_t codes[BLOCK];
         float scales[BLOCK];
         SPW_TRY(spw_hf_read(r, r->of_param[id], first, codes, p.count, err));
-        SPW_TRY(read_floats(r, r->scale_of[id], p.scale_first, p.scale_count, scales, err));
+        SPW_TRY(spw__hf_read_floats(r, r->scale_of[id], p.scale_first, p.scale_count, scales, err));
         spw__fp8_read(out, &r->blocks, cols, codes, scales, first, &p);
         first += p.count;
         out += p.count;
@@ -375,7 +303,7 @@ read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *
         float x, terms[SPW_TERMS];
         n = SPW_TERMS - at % SPW_TERMS;
         n = n < first + count - at ? n : first + count - at;
-        SPW_TRY(read_floats(r, i, at / SPW_TERMS, 1, &x, err));
+        SPW_TRY(spw__hf_read_floats(r, i, at / SPW_TERMS, 1, &x, err));
         spw_terms_split(x, terms);
         memcpy(out + (at - first), terms + at % SPW_TERMS, n * sizeof *out);
     }
@@ -383,8 +311,8 @@ read_terms(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *
 }
 
 /* Of a parameter that has its tensors. */
-static spw_status
-read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
+spw_status
+spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err)
 {
     if (r->coded[id].blocks != NULL)
         return read_coded(&r->coded[id], first, count, out);
@@ -392,292 +320,7 @@ read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float 
         return read_scaled(r, id, first, count, out, err);
     if (r->in_terms[id])
         return read_terms(r, r->of_param[id], first, count, out, err);
-    return read_floats(r, r->of_param[id], r->first[id] + first, count, out, err);
-}
-
-/* A tied model's lm_head.weight, where a file has one, must be the embedding. */
-static spw_status
-compare_tied(spw_hf_reader *r, uint32_t head, uint32_t embedding, spw_error *err)
-{
-    const spw_tensor_info *a = r->tensors[head].info, *b = r->tensors[r->of_param[embedding]].info;
-    uint64_t n = b->shape[0] * b->shape[1];
-    bool same = a->ndim == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
-    for (uint64_t at = 0; same && at < n; at += BLOCK) {
-        float x[BLOCK], y[BLOCK];
-        uint64_t count = n - at < BLOCK ? n - at : BLOCK;
-        SPW_TRY(read_floats(r, head, at, count, x, err));
-        SPW_TRY(read_bound(r, embedding, at, count, y, err));
-        same = memcmp(x, y, count * sizeof *x) == 0;
-    }
-    if (!same)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s differs from %s, and tie_word_embeddings says they are one",
-                         r->path, a->name, b->name);
-    return SPW_OK;
-}
-
-/* "[2, 3]" */
-static const char *
-shape_text(char *buf, size_t bytes, const uint64_t *shape, uint32_t ndim)
-{
-    size_t at = (size_t)snprintf(buf, bytes, "[");
-    for (uint32_t d = 0; d < ndim; d++)
-        at += (size_t)snprintf(buf + at, bytes - at, d > 0 ? ", %llu" : "%llu", (unsigned long long)shape[d]);
-    snprintf(buf + at, bytes - at, "]");
-    return buf;
-}
-
-static spw_status
-check_type(const spw_hf_reader *r, const entry *e, spw_error *err)
-{
-    if (e->info->dtype != SPW_DTYPE_COUNT)
-        return SPW_OK;
-    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; F32, BF16 and F16 are read", r->shards[e->shard_idx].name,
-                     e->info->name, e->info->type);
-}
-
-static spw_status
-check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
-{
-    const spw_tensor_info *t = e->info;
-    uint64_t want[3] = {p->stack, p->ndim > 1 ? p->rows : p->in_terms ? p->cols / SPW_TERMS : p->cols, p->cols};
-    uint32_t ndim = p->ndim + (p->stack > 0);
-    const uint64_t *shape = p->stack > 0 ? want : want + 1;
-    char is[120], needed[80];
-    if (t->ndim == ndim && memcmp(t->shape, shape, ndim * sizeof *shape) == 0)
-        return SPW_OK;
-    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s", r->shards[e->shard_idx].name,
-                     t->name, shape_text(is, sizeof is, t->shape, t->ndim),
-                     shape_text(needed, sizeof needed, shape, ndim));
-}
-
-/* A parameter as files name it. */
-typedef struct named {
-    char name[SPW_TENSOR_NAME_BYTES];
-    uint32_t id; /* of a stack's slices the first */
-} named;
-
-static int
-by_name_in_files(const void *a, const void *b)
-{
-    return strcmp(((const named *)a)->name, ((const named *)b)->name);
-}
-
-static int
-compare_name(const void *name, const void *param)
-{
-    return strcmp(name, ((const named *)param)->name);
-}
-
-/* Tensor i is that of a parameter, or of all of a stack's. */
-static void
-bind_tensor(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i)
-{
-    const spw_param *p = &m->params[id];
-    for (uint32_t slice = 0; slice < (p->stack > 0 ? p->stack : 1); slice++) {
-        r->of_param[id + slice] = i;
-        r->first[id + slice] = slice * p->rows * p->cols;
-    }
-}
-
-/* "..._blocks" or "..._scales" of a stack of matrices; *id is the first one's. */
-static bool
-is_coded(const spw_model *m, const named *names, uint32_t count, const char *name, uint32_t *id)
-{
-    char plain[SPW_TENSOR_NAME_BYTES];
-    const named *found;
-    if (!ends_with(name, "_blocks") && !ends_with(name, "_scales"))
-        return false;
-    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen("_blocks")), name);
-    found = bsearch(plain, names, count, sizeof *names, compare_name);
-    if (found == NULL || m->params[found->id].stack == 0 || m->params[found->id].ndim != 2)
-        return false;
-    *id = found->id;
-    return true;
-}
-
-/* One of the two tensors that a stack is in MXFP4. */
-static spw_status
-bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
-{
-    const spw_param *p = &m->params[id];
-    const spw_tensor_info *t = r->tensors[i].info;
-    bool blocks = ends_with(t->name, "_blocks");
-    uint64_t groups = p->rows / SPW_MXFP4_GROUP, bytes = p->cols * groups * (blocks ? SPW_MXFP4_GROUP / 2 : 1);
-    uint64_t want[4] = {p->stack, p->cols, groups, SPW_MXFP4_GROUP / 2};
-    const uint8_t *at;
-    char is[120], needed[100];
-    if (strcmp(t->type, "U8") != 0 || p->rows % SPW_MXFP4_GROUP != 0 || t->ndim != (blocks ? 4u : 3u) ||
-        memcmp(t->shape, want, t->ndim * sizeof *want) != 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, MXFP4 of this model is U8 of %s",
-                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
-                         shape_text(is, sizeof is, t->shape, t->ndim),
-                         shape_text(needed, sizeof needed, want, blocks ? 4 : 3));
-    SPW_TRY(spw__st_map(r->shards[r->tensors[i].shard_idx].reader, t, &at, err));
-    for (uint32_t slice = 0; slice < p->stack; slice++, at += bytes) {
-        coded *c = &r->coded[id + slice];
-        if (blocks)
-            r->of_param[id + slice] = i;
-        *(blocks ? &c->blocks : &c->scales) = at;
-        c->rows = p->rows;
-        c->cols = p->cols;
-    }
-    return SPW_OK;
-}
-
-static bool
-is_fp8(const spw_tensor_info *t, const spw_param *p)
-{
-    return strcmp(t->type, "F8_E4M3") == 0 && p->ndim == 2 && p->stack == 0;
-}
-
-/* A parameter's tensor of numbers that are read, or of codes. */
-static spw_status
-bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
-{
-    const spw_param *p = &m->params[id];
-    if (!is_fp8(r->tensors[i].info, p))
-        SPW_TRY(check_type(r, &r->tensors[i], err));
-    else if (r->blocks.rows == 0)
-        SPW_TRY(spw__fp8_blocks_of(&r->blocks, r->path, err));
-    SPW_TRY(check_shape(r, &r->tensors[i], p, err));
-    bind_tensor(r, m, id, i);
-    return SPW_OK;
-}
-
-/* "X.weight_scale_inv" of a parameter "X.weight". */
-static bool
-is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
-{
-    static const char *const suffix = "_scale_inv";
-    char plain[SPW_TENSOR_NAME_BYTES];
-    const named *found;
-    if (!ends_with(name, ".weight_scale_inv"))
-        return false;
-    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen(suffix)), name);
-    found = bsearch(plain, names, count, sizeof *names, compare_name);
-    *id = found != NULL ? found->id : *id;
-    return found != NULL;
-}
-
-/* A scale for each block of weights in 8-bit floats, and none elsewhere. */
-static spw_status
-check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, const entry *scales, spw_error *err)
-{
-    bool fp8 = weights != NULL && is_fp8(weights->info, p);
-    const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
-    uint64_t want[2];
-    char is[120], needed[80];
-    if (s == NULL && fp8)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is F8_E4M3, and its scales are missing (%s_scale_inv)",
-                         r->shards[weights->shard_idx].name, weights->info->name, weights->info->name);
-    if (s == NULL)
-        return SPW_OK;
-    if (!fp8)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3, and %s is %s",
-                         r->shards[scales->shard_idx].name, s->name, p->name,
-                         weights != NULL ? weights->info->type : "missing");
-    SPW_TRY(check_type(r, scales, err));
-    want[0] = (p->rows - 1) / r->blocks.rows + 1;
-    want[1] = (p->cols - 1) / r->blocks.cols + 1;
-    if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
-        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
-                         r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
-                         (unsigned long long)r->blocks.rows, (unsigned long long)r->blocks.cols,
-                         shape_text(needed, sizeof needed, want, 2));
-    return SPW_OK;
-}
-
-/* Every parameter has a tensor, or the two of MXFP4, or of 8-bit floats and their scales. */
-static spw_status
-check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
-{
-    for (uint32_t id = 0; id < m->param_count; id++) {
-        const coded *c = &r->coded[id];
-        const entry *weights = r->of_param[id] != UINT32_MAX ? &r->tensors[r->of_param[id]] : NULL;
-        const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
-        SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
-        if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
-                             r->path, m->params[id].name);
-        if ((c->blocks == NULL) != (c->scales == NULL))
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: of the MXFP4 tensors of %s, the %s are missing", r->path,
-                             m->params[id].name, c->blocks == NULL ? "blocks" : "scales");
-    }
-    return SPW_OK;
-}
-
-/* names: (count) of the model's parameters in files, in order. */
-static spw_status
-bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
-{
-    spw_family family = m->config.family;
-    uint32_t head = UINT32_MAX;
-    for (uint32_t i = 0; i < r->tensor_count; i++) {
-        char room[SPW_TENSOR_NAME_BYTES];
-        const char *name = without_prefix(r->tensors[i].info->name, family, room);
-        const named *found = bsearch(name, names, count, sizeof *names, compare_name);
-        uint32_t id = found != NULL ? found->id : m->param_count;
-        if (found == NULL && is_coded(m, names, count, name, &id) &&
-            (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
-            SPW_TRY(bind_coded(r, m, id, i, err));
-        } else if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
-            SPW_TRY(bind_weights(r, m, id, i, err));
-        } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
-            r->scale_of[id] = i;
-        } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
-            SPW_TRY(check_type(r, &r->tensors[i], err));
-            head = i;
-        } else if (id < m->param_count || !is_passed_over(name, &m->config)) {
-            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
-                             r->tensors[i].info->name,
-                             id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
-        }
-    }
-    SPW_TRY(check_bound(r, m, err));
-    if (head != UINT32_MAX)
-        SPW_TRY(compare_tied(r, head, m->blocks[0].param_ids[0], err));
-    r->param_count = m->param_count;
-    for (uint32_t id = 0; id < m->param_count; id++)
-        r->in_terms[id] = m->params[id].in_terms;
-    return SPW_OK;
-}
-
-spw_status
-spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
-{
-    named *names = spw_mem_calloc(m->param_count + 1, sizeof *names);
-    uint32_t count = 0;
-    spw_status st;
-    spw_mem_free(r->of_param);
-    spw_mem_free(r->first);
-    spw_mem_free(r->coded);
-    spw_mem_free(r->in_terms);
-    r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
-    spw_mem_free(r->scale_of);
-    r->scale_of = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of);
-    r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
-    r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
-    r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
-    r->param_count = 0;
-    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || r->scale_of == NULL ||
-        names == NULL) {
-        spw_mem_free(names);
-        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
-    }
-    memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
-    memset(r->scale_of, 0xff, m->param_count * sizeof *r->scale_of);
-    for (uint32_t id = 0; id < m->param_count; id++) {
-        spw_tensor_info t;
-        spw_st_describe(&t, &m->params[id], SPW_F32);
-        if (t.slice > 0)
-            continue;
-        memcpy(names[count].name, t.name, sizeof t.name);
-        names[count++].id = id;
-    }
-    qsort(names, count, sizeof *names, by_name_in_files);
-    st = bind_tensors(r, m, names, count, err);
-    spw_mem_free(names);
-    return st;
+    return spw__hf_read_floats(r, r->of_param[id], r->first[id] + first, count, out, err);
 }
 
 bool
@@ -700,5 +343,96 @@ spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t 
     if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
         return SPW_RAISE(err, SPW_EINVAL, "%s: parameter %u is none of the %u that are bound", r->path, param_id,
                          r->param_count);
-    return read_bound(r, param_id, first, count, out, err);
+    return spw__hf_read_bound(r, param_id, first, count, out, err);
+}
+
+/* ---------------------------------------------------------------- runs */
+
+void
+spw_hf_reader_past_cache(spw_hf_reader *r, spw_bounce *bounce)
+{
+    for (uint32_t i = 0; i < r->shard_count; i++)
+        spw_st_reader_past_cache(r->shards[i].reader, bounce);
+}
+
+/* Of a run: who takes its elements, and what they are in the file. */
+typedef struct run {
+    spw_hf_take_fn take;
+    void *ctx;
+    spw_dtype dtype;
+    uint64_t first; /* the parameter's first element in its tensor */
+} run;
+
+static spw_status
+take_numbers(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    const run *job = ctx;
+    const uint32_t size = spw_dtype_bytes(job->dtype);
+    const uint64_t count = bytes / size, first = offset / size - job->first;
+    if (job->dtype == SPW_F32)
+        return job->take(job->ctx, first, data, count, err);
+    for (uint64_t at = 0, n; at < count; at += n) {
+        float block[BLOCK];
+        n = count - at < BLOCK ? count - at : BLOCK;
+        spw_convert(block, SPW_F32, (const char *)data + at * size, job->dtype, n);
+        SPW_TRY(job->take(job->ctx, first + at, block, n, err));
+    }
+    return SPW_OK;
+}
+
+/* One number for SPW_TERMS elements. */
+static spw_status
+take_terms(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    const run *job = ctx;
+    const uint32_t size = spw_dtype_bytes(job->dtype);
+    for (uint64_t at = 0; at < bytes; at += size) {
+        float x, terms[SPW_TERMS];
+        spw_convert(&x, SPW_F32, (const char *)data + at, job->dtype, 1);
+        spw_terms_split(x, terms);
+        SPW_TRY(job->take(job->ctx, (offset + at) / size * SPW_TERMS, terms, SPW_TERMS, err));
+    }
+    return SPW_OK;
+}
+
+static spw_status
+read_blocks(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, spw_hf_take_fn take, void *ctx,
+            spw_error *err)
+{
+    for (uint64_t at = 0, n; at < count; at += n) {
+        float block[BLOCK];
+        n = count - at < BLOCK ? count - at : BLOCK;
+        SPW_TRY(spw_hf_read_param(r, id, first + at, n, block, err));
+        SPW_TRY(take(ctx, first + at, block, n, err));
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw_hf_read_run(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, spw_hf_take_fn take, void *ctx,
+                spw_error *err)
+{
+    bool bound = id < r->param_count && r->of_param[id] != UINT32_MAX;
+    const entry *e = bound ? &r->tensors[r->of_param[id]] : NULL;
+    run job = {.take = take, .ctx = ctx};
+    uint64_t size;
+    if (!bound || r->coded[id].blocks != NULL || r->scale_of[id] != UINT32_MAX)
+        return read_blocks(r, id, first, count, take, ctx, err);
+    job.dtype = e->info->dtype;
+    job.first = r->first[id];
+    size = spw_dtype_bytes(job.dtype);
+    if (!r->in_terms[id])
+        return spw_st_read_run(r->shards[e->shard_idx].reader, e->info, (job.first + first) * size, count * size,
+                               take_numbers, &job, err);
+    SPW_ASSERT(first % SPW_TERMS == 0 && count % SPW_TERMS == 0);
+    return spw_st_read_run(r->shards[e->shard_idx].reader, e->info, first / SPW_TERMS * size, count / SPW_TERMS * size,
+                           take_terms, &job, err);
+}
+
+spw_st_sum
+spw_hf_reader_sum(const spw_hf_reader *r, bool header, uint64_t *file_bytes)
+{
+    SPW_ASSERT(r->shard_count == 1);
+    *file_bytes = spw_st_reader_file_bytes(r->shards[0].reader);
+    return spw_st_reader_sum(r->shards[0].reader, header);
 }

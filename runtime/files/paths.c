@@ -1,7 +1,7 @@
 /*
  * Small files and folders: read whole, replaced by rename after fsync, made with parents, removed without following links.
  */
-#include "spw_files.h"
+#include "files_internal.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -25,6 +25,22 @@ spw_file_read_at(int fd, const char *path, void *data, uint64_t bytes, uint64_t 
             return SPW_RAISE(err, SPW_ECORRUPT, "%s ends at byte %llu, %llu bytes at %llu are needed", path,
                              (unsigned long long)(offset + done), (unsigned long long)bytes,
                              (unsigned long long)offset);
+        done += (uint64_t)rc;
+    }
+    return SPW_OK;
+}
+
+spw_status
+spw__file_write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+{
+    uint64_t done = 0;
+    while (done < bytes) {
+        ssize_t rc = pwrite(fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return SPW_RAISE_SYS(err, errno, "write %s: wanted %llu bytes at offset %llu, got %llu", path,
+                                 (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)done);
         done += (uint64_t)rc;
     }
     return SPW_OK;

@@ -6,29 +6,28 @@
 #include <stdio.h>
 
 /* All types of the format (FORMATS S1); the first are those that are computed with. */
-const spw__st_type spw__st_types[SPW__ST_TYPE_COUNT] = {
-    [SPW_F32] = {"F32", 32},
-             [SPW_BF16] = {"BF16", 16},
-             [SPW_F16] = {"F16", 16},
-             {"BOOL", 8},
-             {"U8", 8},
-             {"I8", 8},
-             {"I16", 16},
-             {"U16", 16},
-             {"I32", 32},
-             {"U32", 32},
-             {"F64", 64},
-             {"I64", 64},
-             {"U64", 64},
-             {"C64", 64},
-             {"F8_E5M2", 8},
-             {"F8_E4M3", 8},
-             {"F8_E8M0", 8},
-             {"F8_E4M3FNUZ", 8},
-             {"F8_E5M2FNUZ", 8},
-             {"F4", 4},
-             {"F6_E2M3", 6},
-             {"F6_E3M2", 6}};
+const spw__st_type spw__st_types[SPW__ST_TYPE_COUNT] = {[SPW_F32] = {"F32", 32},
+                                                        [SPW_BF16] = {"BF16", 16},
+                                                        [SPW_F16] = {"F16", 16},
+                                                        {"BOOL", 8},
+                                                        {"U8", 8},
+                                                        {"I8", 8},
+                                                        {"I16", 16},
+                                                        {"U16", 16},
+                                                        {"I32", 32},
+                                                        {"U32", 32},
+                                                        {"F64", 64},
+                                                        {"I64", 64},
+                                                        {"U64", 64},
+                                                        {"C64", 64},
+                                                        {"F8_E5M2", 8},
+                                                        {"F8_E4M3", 8},
+                                                        {"F8_E8M0", 8},
+                                                        {"F8_E4M3FNUZ", 8},
+                                                        {"F8_E5M2FNUZ", 8},
+                                                        {"F4", 4},
+                                                        {"F6_E2M3", 6},
+                                                        {"F6_E3M2", 6}};
 
 bool
 spw__st_tensor_bytes(const spw_tensor_info *t, uint32_t bits, uint64_t *out)

@@ -16,6 +16,21 @@
 uint64_t spw_crc64_part(const void *data, uint64_t bytes, uint64_t behind);
 uint64_t spw_crc64_whole(uint64_t parts, uint64_t bytes);
 
+/*
+ * Buffers of SPW_BOUNCE_BYTES that runs of large files pass through on their way past the page cache. Any threads may share them: as many
+ * transfers are under way as there are buffers, and who finds none waits. Who makes bytes of one run out of another's has one while it
+ * waits for the next, so there must be more than threads that do. spw_bounce_bytes: the memory of so many.
+ */
+typedef struct spw_bounce spw_bounce;
+enum { SPW_BOUNCE_BYTES = 1 << 20 };
+spw_status spw_bounce_create(spw_bounce **out, uint32_t count, spw_error *err);
+void spw_bounce_destroy(spw_bounce *b); /* NULL is fine */
+uint64_t spw_bounce_bytes(uint32_t count);
+
+/* The CRC-64/XZ of a file, by up to four threads. spw_file_digest_bytes: their memory, beside the buffers. */
+spw_status spw_file_digest(const char *path, spw_bounce *bounce, uint64_t *digest, spw_error *err);
+uint64_t spw_file_digest_bytes(void);
+
 enum { SPW_TENSOR_NAME_BYTES = 160, SPW_TENSOR_DIMS_MAX = 5 }; /* 5: what reads images in Qwen2-VL */
 
 typedef struct spw_tensor_info {
@@ -51,6 +66,16 @@ const char *spw_st_writer_temporary(const spw_st_writer *w);
 /* bytes at offset of tensor i, i as given to create. Errors: SPW_ENOSPC, SPW_EIO naming the file. */
 spw_status
 spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, uint64_t bytes, spw_error *err);
+/*
+ * spw_st_writer_past_cache - lends buffers for the runs of this writer, until it is destroyed. Other writers may have them too.
+ * spw_st_write_run - bytes at offset of tensor i, which make writes to memory: at most SPW_BOUNCE_BYTES at a time, in order, elements whole.
+ *          They go past the page cache, parts of pages at the run's ends when the rest of theirs has come, or with the commit.
+ *          Errors: those of make, and of spw_st_write.
+ */
+typedef spw_status (*spw_st_make_fn)(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err);
+void spw_st_writer_past_cache(spw_st_writer *w, spw_bounce *bounce);
+spw_status spw_st_write_run(spw_st_writer *w, uint32_t i, uint64_t offset, uint64_t bytes, spw_st_make_fn make,
+                            void *ctx, spw_error *err);
 spw_status spw_st_writer_commit(spw_st_writer *w, spw_error *err);
 void spw_st_writer_destroy(spw_st_writer *w); /* NULL is fine */
 /*
@@ -72,9 +97,16 @@ const spw_tensor_info *spw_st_reader_tensor(const spw_st_reader *r, uint32_t i);
 const spw_tensor_info *spw_st_reader_find(const spw_st_reader *r, const char *name); /* NULL: not there */
 spw_status
 spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
-/* The same, and the bytes are summed: from any thread, each byte once. spw_st_reader_sum: what was, with the header if asked for. */
-spw_status spw_st_read_summed(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes,
-                              spw_error *err);
+/*
+ * spw_st_reader_past_cache - lends buffers for the runs of this reader, until it is closed. Other readers may have them too.
+ * spw_st_read_run - the same bytes, handed to take in order, SPW_BOUNCE_BYTES at a time and at the end what is left. They come past the page
+ *          cache but for what it has, and are summed: from any thread, each byte once. Errors: those of take too.
+ * spw_st_reader_sum - of what was read so, with the header if asked for.
+ */
+typedef spw_status (*spw_st_take_fn)(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err);
+void spw_st_reader_past_cache(spw_st_reader *r, spw_bounce *bounce);
+spw_status spw_st_read_run(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, uint64_t bytes,
+                           spw_st_take_fn take, void *ctx, spw_error *err);
 spw_st_sum spw_st_reader_sum(const spw_st_reader *r, bool header);
 uint64_t spw_st_reader_file_bytes(const spw_st_reader *r);
 
@@ -167,6 +199,17 @@ spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_erro
 /* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as codes. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
 /* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored; of 8-bit floats the product in fp32. */
+/*
+ * spw_hf_read_run - the same elements, handed to take in order, a multiple of 64 at a time but for the last: numbers of one tensor come past
+ * the page cache and are summed, codes as spw_hf_read_param reads them. Of terms first and count are multiples of SPW_TERMS, and so
+ * many come at a time. Needs spw_hf_reader_past_cache, which lends buffers until the reader is closed.
+ * spw_hf_reader_sum: of a reader of one file, and its bytes.
+ */
+spw_st_sum spw_hf_reader_sum(const spw_hf_reader *r, bool header, uint64_t *file_bytes);
+typedef spw_status (*spw_hf_take_fn)(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err);
+void spw_hf_reader_past_cache(spw_hf_reader *r, spw_bounce *bounce);
+spw_status spw_hf_read_run(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, spw_hf_take_fn take,
+                           void *ctx, spw_error *err);
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
 

@@ -14,6 +14,8 @@ enum { HEADER_MAX = 100000000, PATH_BYTES = 4096 };
 struct spw_st_reader {
     char path[PATH_BYTES];
     int fd;
+    spw__large_file large;                     /* the same, for runs */
+    spw_bounce *bounce;                        /* lent; NULL: there are no runs */
     uint64_t data_at, data_bytes, header_part; /* of the file's CRC-64 */
     spw_st_sum sum;                            /* atomic, each member for itself */
     int64_t mtime_ns;
@@ -145,6 +147,7 @@ spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
     if (r == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
     snprintf(r->path, sizeof r->path, "%s", path);
+    r->large.direct_fd = -1;
     r->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (r->fd < 0 || fstat(r->fd, &info) != 0)
         st = SPW_RAISE_SYS(err, errno, "open %s", path);
@@ -189,6 +192,8 @@ spw_st_reader_close(spw_st_reader *r)
         return;
     if (r->map != NULL)
         munmap(r->map, r->data_at + r->data_bytes);
+    if (r->large.direct_fd >= 0)
+        close(r->large.direct_fd);
     if (r->fd >= 0)
         close(r->fd);
     spw_mem_free(r->tensors);
@@ -260,13 +265,33 @@ spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *d
     return spw_file_read_at(r->fd, r->path, data, bytes, r->data_at + t->begin + offset, err);
 }
 
-spw_status
-spw_st_read_summed(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes,
-                   spw_error *err)
+void
+spw_st_reader_past_cache(spw_st_reader *r, spw_bounce *bounce)
 {
-    SPW_TRY(spw_st_read(r, t, offset, data, bytes, err));
-    spw__st_add_sum(&r->sum, spw_crc64_part(data, bytes, r->data_bytes - t->begin - offset - bytes), bytes);
-    return SPW_OK;
+    r->bounce = bounce;
+    r->large.fd = r->fd;
+    spw__large_open(&r->large, r->path, O_RDONLY);
+}
+
+spw_status
+spw_st_read_run(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, uint64_t bytes, spw_st_take_fn take,
+                void *ctx, spw_error *err)
+{
+    uint64_t begin = r->data_at + t->begin;
+    char *buffer = spw__bounce_take(r->bounce);
+    spw_status st = SPW_OK;
+    SPW_ASSERT(offset <= t->bytes && bytes <= t->bytes - offset);
+    for (uint64_t n; st == SPW_OK && bytes > 0; offset += n, bytes -= n) {
+        const char *data = spw__bounce_at(buffer, begin + offset);
+        n = bytes < SPW_BOUNCE_BYTES ? bytes : SPW_BOUNCE_BYTES;
+        st = spw__bounce_read(&r->large, buffer, begin + offset, n, err);
+        if (st == SPW_OK) {
+            spw__st_add_sum(&r->sum, spw_crc64_part(data, n, r->data_bytes - t->begin - offset - n), n);
+            st = take(ctx, offset, data, n, err);
+        }
+    }
+    spw__bounce_give(r->bounce, buffer);
+    return st;
 }
 
 spw_st_sum

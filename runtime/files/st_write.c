@@ -16,6 +16,8 @@ enum { PATH_BYTES = 4096, SUM_BYTES = 256 << 10 };
 struct spw_st_writer {
     char path[PATH_BYTES], tmp[PATH_BYTES + 32];
     int fd;
+    spw__large_file large; /* the same, for runs */
+    spw_bounce *bounce;    /* lent; NULL: there are no runs */
     uint64_t data_at, data_bytes;
     uint32_t tensor_count;
     uint64_t *begin, *bytes;
@@ -51,33 +53,22 @@ describe(const spw_tensor_info *t, uint64_t begin, uint64_t end)
                      (json_int_t)begin, (json_int_t)end);
 }
 
-static spw_status
-write_at(int fd, const char *path, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
+/* Summed before it goes, still in the processor's cache: what a bad write changes is seen. */
+static void
+sum(spw_st_writer *w, const void *data, uint64_t bytes, uint64_t offset)
 {
-    uint64_t done = 0;
-    while (done < bytes) {
-        ssize_t rc = pwrite(fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
-        if (rc < 0 && errno == EINTR)
-            continue;
-        if (rc < 0)
-            return SPW_RAISE_SYS(err, errno, "write %s: wanted %llu bytes at offset %llu, got %llu", path,
-                                 (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)done);
-        done += (uint64_t)rc;
-    }
-    return SPW_OK;
+    spw__st_add_sum(&w->sum, spw_crc64_part(data, bytes, w->data_at + w->data_bytes - offset - bytes), bytes);
 }
 
-/* In pieces that are still in the cache when they go to the file, and are summed before: what a bad write changes is seen. */
+/* Through the page cache. */
 static spw_status
 write_summed(spw_st_writer *w, const void *data, uint64_t bytes, uint64_t offset, spw_error *err)
 {
-    uint64_t parts = 0, behind = w->data_at + w->data_bytes - offset;
     for (uint64_t at = 0, n; at < bytes; at += n) {
         n = bytes - at < SUM_BYTES ? bytes - at : SUM_BYTES;
-        parts ^= spw_crc64_part((const char *)data + at, n, behind - at - n);
-        SPW_TRY(write_at(w->fd, spw_st_writer_temporary(w), (const char *)data + at, n, offset + at, err));
+        sum(w, (const char *)data + at, n, offset + at);
+        SPW_TRY(spw__file_write_at(w->fd, spw_st_writer_temporary(w), (const char *)data + at, n, offset + at, err));
     }
-    spw__st_add_sum(&w->sum, parts, bytes);
     return SPW_OK;
 }
 
@@ -148,7 +139,7 @@ lay_out_writer(spw_st_writer **out, const char *path, const spw_tensor_info *ten
     *out = w;
     if (w == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "writer of %s", path);
-    w->fd = -1;
+    w->fd = w->large.direct_fd = -1;
     w->tensor_count = tensor_count;
     snprintf(w->path, sizeof w->path, "%s", path);
     w->begin = spw_mem_calloc(tensor_count + 1, sizeof *w->begin);
@@ -241,6 +232,37 @@ spw_st_write(spw_st_writer *w, uint32_t i, uint64_t offset, const void *data, ui
     return write_summed(w, data, bytes, w->data_at + w->begin[i] + offset, err);
 }
 
+void
+spw_st_writer_past_cache(spw_st_writer *w, spw_bounce *bounce)
+{
+    w->bounce = bounce;
+    w->large.fd = w->fd;
+    spw__large_open(&w->large, spw_st_writer_temporary(w), O_WRONLY);
+}
+
+/* Cut where the file's own blocks of a buffer's size end: whole pages, but for the run's ends. */
+spw_status
+spw_st_write_run(spw_st_writer *w, uint32_t i, uint64_t offset, uint64_t bytes, spw_st_make_fn make, void *ctx,
+                 spw_error *err)
+{
+    uint64_t first = w->data_at + w->begin[i] + offset, at = first, end = first + bytes;
+    char *buffer = spw__bounce_take(w->bounce);
+    spw_status st = SPW_OK;
+    SPW_ASSERT(offset <= w->bytes[i] && bytes <= w->bytes[i] - offset);
+    for (uint64_t n; st == SPW_OK && at < end; at += n) {
+        char *data = spw__bounce_at(buffer, at);
+        n = SPW_BOUNCE_BYTES - at % SPW_BOUNCE_BYTES;
+        n = n < end - at ? n : end - at;
+        st = make(ctx, offset + (at - first), data, n, err);
+        if (st == SPW_OK) {
+            sum(w, data, n, at);
+            st = spw__bounce_write(w->bounce, &w->large, buffer, at, n, err);
+        }
+    }
+    spw__bounce_give(w->bounce, buffer);
+    return st;
+}
+
 spw_st_sum
 spw_st_writer_sum(const spw_st_writer *w)
 {
@@ -256,6 +278,8 @@ spw_st_writer_file_bytes(const spw_st_writer *w)
 spw_status
 spw_st_writer_commit(spw_st_writer *w, spw_error *err)
 {
+    if (w->bounce != NULL)
+        SPW_TRY(spw__bounce_flush(w->bounce, &w->large, err));
     if (fsync(w->fd) != 0)
         return SPW_RAISE_SYS(err, errno, "fsync %s", spw_st_writer_temporary(w));
     if (w->tmp[0] == '\0')
@@ -271,6 +295,10 @@ spw_st_writer_destroy(spw_st_writer *w)
 {
     if (w == NULL)
         return;
+    if (w->bounce != NULL)
+        (void)spw__bounce_flush(w->bounce, &w->large, NULL);
+    if (w->large.direct_fd >= 0)
+        close(w->large.direct_fd);
     if (w->fd >= 0) {
         close(w->fd);
         if (w->tmp[0] != '\0')

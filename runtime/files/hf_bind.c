@@ -1,0 +1,342 @@
+/*
+ * Which tensor of a Hugging Face folder is which parameter of a model: by name, whatever files call it, with every type and shape
+ * checked. Source: FORMATS S8 (tensor names; what old files hold besides parameters).
+ */
+#include "hf_reader.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef spw__hf_entry entry;
+typedef spw__hf_coded coded;
+
+static bool
+begins_with(const char *text, const char *begin)
+{
+    return strncmp(text, begin, strlen(begin)) == 0;
+}
+
+/* GPT-2's files may have a prefix, and the text part of a model with images has, older or newer ("model.language_model.norm.weight"). */
+static const char *
+without_prefix(const char *name, spw_family family, char room[SPW_TENSOR_NAME_BYTES])
+{
+    const char *prefix = family == SPW_FAMILY_GPT2 ? "transformer." : "language_model.";
+    if (begins_with(name, "model.language_model.")) {
+        snprintf(room, SPW_TENSOR_NAME_BYTES, "model.%s", name + strlen("model.language_model."));
+        return room;
+    }
+    return begins_with(name, prefix) ? name + strlen(prefix) : name;
+}
+
+static bool
+ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/*
+ * What files hold besides a text model's parameters: old ones masks and the table of frequencies, some what reads images, and those
+ * of GLM and DeepSeek layers behind the last one, which predict further tokens.
+ */
+static bool
+is_passed_over(const char *name, const spw_model_config *c)
+{
+    spw_family family = c->family;
+    const char *inner = begins_with(name, "model.") ? name + strlen("model.") : name; /* in newer files all are there */
+    if ((family == SPW_FAMILY_GEMMA3 || family == SPW_FAMILY_MISTRAL) &&
+        (begins_with(inner, "vision_tower.") || begins_with(inner, "multi_modal_projector.")))
+        return true;
+    if ((family == SPW_FAMILY_QWEN2 || family == SPW_FAMILY_QWEN3) && begins_with(inner, "visual."))
+        return true;
+    if (c->sigmoid && begins_with(name, "model.layers.") &&
+        strtoull(name + strlen("model.layers."), NULL, 10) >= c->layers)
+        return true;
+    if (family == SPW_FAMILY_GPT2)
+        return begins_with(name, "h.") && (ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias"));
+    return ends_with(name, ".rotary_emb.inv_freq");
+}
+
+/* A tied model's lm_head.weight, where a file has one, must be the embedding. */
+static spw_status
+compare_tied(spw_hf_reader *r, uint32_t head, uint32_t embedding, spw_error *err)
+{
+    const spw_tensor_info *a = r->tensors[head].info, *b = r->tensors[r->of_param[embedding]].info;
+    uint64_t n = b->shape[0] * b->shape[1];
+    bool same = a->ndim == 2 && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+    for (uint64_t at = 0; same && at < n; at += SPW__HF_BLOCK) {
+        float x[SPW__HF_BLOCK], y[SPW__HF_BLOCK];
+        uint64_t count = n - at < SPW__HF_BLOCK ? n - at : SPW__HF_BLOCK;
+        SPW_TRY(spw__hf_read_floats(r, head, at, count, x, err));
+        SPW_TRY(spw__hf_read_bound(r, embedding, at, count, y, err));
+        same = memcmp(x, y, count * sizeof *x) == 0;
+    }
+    if (!same)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s differs from %s, and tie_word_embeddings says they are one",
+                         r->path, a->name, b->name);
+    return SPW_OK;
+}
+
+/* "[2, 3]" */
+static const char *
+shape_text(char *buf, size_t bytes, const uint64_t *shape, uint32_t ndim)
+{
+    size_t at = (size_t)snprintf(buf, bytes, "[");
+    for (uint32_t d = 0; d < ndim; d++)
+        at += (size_t)snprintf(buf + at, bytes - at, d > 0 ? ", %llu" : "%llu", (unsigned long long)shape[d]);
+    snprintf(buf + at, bytes - at, "]");
+    return buf;
+}
+
+static spw_status
+check_type(const spw_hf_reader *r, const entry *e, spw_error *err)
+{
+    if (e->info->dtype != SPW_DTYPE_COUNT)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s; F32, BF16 and F16 are read", r->shards[e->shard_idx].name,
+                     e->info->name, e->info->type);
+}
+
+static spw_status
+check_shape(const spw_hf_reader *r, const entry *e, const spw_param *p, spw_error *err)
+{
+    const spw_tensor_info *t = e->info;
+    uint64_t want[3] = {p->stack, p->ndim > 1 ? p->rows : p->in_terms ? p->cols / SPW_TERMS : p->cols, p->cols};
+    uint32_t ndim = p->ndim + (p->stack > 0);
+    const uint64_t *shape = p->stack > 0 ? want : want + 1;
+    char is[120], needed[80];
+    if (t->ndim == ndim && memcmp(t->shape, shape, ndim * sizeof *shape) == 0)
+        return SPW_OK;
+    return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, this model needs %s", r->shards[e->shard_idx].name,
+                     t->name, shape_text(is, sizeof is, t->shape, t->ndim),
+                     shape_text(needed, sizeof needed, shape, ndim));
+}
+
+/* A parameter as files name it. */
+typedef struct named {
+    char name[SPW_TENSOR_NAME_BYTES];
+    uint32_t id; /* of a stack's slices the first */
+} named;
+
+static int
+by_name_in_files(const void *a, const void *b)
+{
+    return strcmp(((const named *)a)->name, ((const named *)b)->name);
+}
+
+static int
+compare_name(const void *name, const void *param)
+{
+    return strcmp(name, ((const named *)param)->name);
+}
+
+/* Tensor i is that of a parameter, or of all of a stack's. */
+static void
+bind_tensor(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i)
+{
+    const spw_param *p = &m->params[id];
+    for (uint32_t slice = 0; slice < (p->stack > 0 ? p->stack : 1); slice++) {
+        r->of_param[id + slice] = i;
+        r->first[id + slice] = slice * p->rows * p->cols;
+    }
+}
+
+/* "..._blocks" or "..._scales" of a stack of matrices; *id is the first one's. */
+static bool
+is_coded(const spw_model *m, const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    char plain[SPW_TENSOR_NAME_BYTES];
+    const named *found;
+    if (!ends_with(name, "_blocks") && !ends_with(name, "_scales"))
+        return false;
+    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen("_blocks")), name);
+    found = bsearch(plain, names, count, sizeof *names, compare_name);
+    if (found == NULL || m->params[found->id].stack == 0 || m->params[found->id].ndim != 2)
+        return false;
+    *id = found->id;
+    return true;
+}
+
+/* One of the two tensors that a stack is in MXFP4. */
+static spw_status
+bind_coded(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
+{
+    const spw_param *p = &m->params[id];
+    const spw_tensor_info *t = r->tensors[i].info;
+    bool blocks = ends_with(t->name, "_blocks");
+    uint64_t groups = p->rows / SPW_MXFP4_GROUP, bytes = p->cols * groups * (blocks ? SPW_MXFP4_GROUP / 2 : 1);
+    uint64_t want[4] = {p->stack, p->cols, groups, SPW_MXFP4_GROUP / 2};
+    const uint8_t *at;
+    char is[120], needed[100];
+    if (strcmp(t->type, "U8") != 0 || p->rows % SPW_MXFP4_GROUP != 0 || t->ndim != (blocks ? 4u : 3u) ||
+        memcmp(t->shape, want, t->ndim * sizeof *want) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s of shape %s, MXFP4 of this model is U8 of %s",
+                         r->shards[r->tensors[i].shard_idx].name, t->name, t->type,
+                         shape_text(is, sizeof is, t->shape, t->ndim),
+                         shape_text(needed, sizeof needed, want, blocks ? 4 : 3));
+    SPW_TRY(spw__st_map(r->shards[r->tensors[i].shard_idx].reader, t, &at, err));
+    for (uint32_t slice = 0; slice < p->stack; slice++, at += bytes) {
+        coded *c = &r->coded[id + slice];
+        if (blocks)
+            r->of_param[id + slice] = i;
+        *(blocks ? &c->blocks : &c->scales) = at;
+        c->rows = p->rows;
+        c->cols = p->cols;
+    }
+    return SPW_OK;
+}
+
+static bool
+is_fp8(const spw_tensor_info *t, const spw_param *p)
+{
+    return strcmp(t->type, "F8_E4M3") == 0 && p->ndim == 2 && p->stack == 0;
+}
+
+/* A parameter's tensor of numbers that are read, or of codes. */
+static spw_status
+bind_weights(spw_hf_reader *r, const spw_model *m, uint32_t id, uint32_t i, spw_error *err)
+{
+    const spw_param *p = &m->params[id];
+    if (!is_fp8(r->tensors[i].info, p))
+        SPW_TRY(check_type(r, &r->tensors[i], err));
+    else if (r->blocks.rows == 0)
+        SPW_TRY(spw__fp8_blocks_of(&r->blocks, r->path, err));
+    SPW_TRY(check_shape(r, &r->tensors[i], p, err));
+    bind_tensor(r, m, id, i);
+    return SPW_OK;
+}
+
+/* "X.weight_scale_inv" of a parameter "X.weight". */
+static bool
+is_scale(const named *names, uint32_t count, const char *name, uint32_t *id)
+{
+    static const char *const suffix = "_scale_inv";
+    char plain[SPW_TENSOR_NAME_BYTES];
+    const named *found;
+    if (!ends_with(name, ".weight_scale_inv"))
+        return false;
+    snprintf(plain, sizeof plain, "%.*s", (int)(strlen(name) - strlen(suffix)), name);
+    found = bsearch(plain, names, count, sizeof *names, compare_name);
+    *id = found != NULL ? found->id : *id;
+    return found != NULL;
+}
+
+/* A scale for each block of weights in 8-bit floats, and none elsewhere. */
+static spw_status
+check_scales(const spw_hf_reader *r, const spw_param *p, const entry *weights, const entry *scales, spw_error *err)
+{
+    bool fp8 = weights != NULL && is_fp8(weights->info, p);
+    const spw_tensor_info *s = scales != NULL ? scales->info : NULL;
+    uint64_t want[2];
+    char is[120], needed[80];
+    if (s == NULL && fp8)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is F8_E4M3, and its scales are missing (%s_scale_inv)",
+                         r->shards[weights->shard_idx].name, weights->info->name, weights->info->name);
+    if (s == NULL)
+        return SPW_OK;
+    if (!fp8)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is for weights that are F8_E4M3, and %s is %s",
+                         r->shards[scales->shard_idx].name, s->name, p->name,
+                         weights != NULL ? weights->info->type : "missing");
+    SPW_TRY(check_type(r, scales, err));
+    want[0] = (p->rows - 1) / r->blocks.rows + 1;
+    want[1] = (p->cols - 1) / r->blocks.cols + 1;
+    if (s->ndim != 2 || memcmp(s->shape, want, sizeof want) != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s has shape %s, blocks of %llu x %llu need %s",
+                         r->shards[scales->shard_idx].name, s->name, shape_text(is, sizeof is, s->shape, s->ndim),
+                         (unsigned long long)r->blocks.rows, (unsigned long long)r->blocks.cols,
+                         shape_text(needed, sizeof needed, want, 2));
+    return SPW_OK;
+}
+
+/* Every parameter has a tensor, or the two of MXFP4, or of 8-bit floats and their scales. */
+static spw_status
+check_bound(const spw_hf_reader *r, const spw_model *m, spw_error *err)
+{
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const coded *c = &r->coded[id];
+        const entry *weights = r->of_param[id] != UINT32_MAX ? &r->tensors[r->of_param[id]] : NULL;
+        const entry *scales = r->scale_of[id] != UINT32_MAX ? &r->tensors[r->scale_of[id]] : NULL;
+        SPW_TRY(check_scales(r, &m->params[id], weights, scales, err));
+        if (r->of_param[id] == UINT32_MAX && !m->params[id].adapter)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is missing; these are the weights of another model",
+                             r->path, m->params[id].name);
+        if ((c->blocks == NULL) != (c->scales == NULL))
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: of the MXFP4 tensors of %s, the %s are missing", r->path,
+                             m->params[id].name, c->blocks == NULL ? "blocks" : "scales");
+    }
+    return SPW_OK;
+}
+
+/* names: (count) of the model's parameters in files, in order. */
+static spw_status
+bind_tensors(spw_hf_reader *r, const spw_model *m, const named *names, uint32_t count, spw_error *err)
+{
+    spw_family family = m->config.family;
+    uint32_t head = UINT32_MAX;
+    for (uint32_t i = 0; i < r->tensor_count; i++) {
+        char room[SPW_TENSOR_NAME_BYTES];
+        const char *name = without_prefix(r->tensors[i].info->name, family, room);
+        const named *found = bsearch(name, names, count, sizeof *names, compare_name);
+        uint32_t id = found != NULL ? found->id : m->param_count;
+        if (found == NULL && is_coded(m, names, count, name, &id) &&
+            (r->of_param[id] == UINT32_MAX || r->coded[id].blocks != NULL)) {
+            SPW_TRY(bind_coded(r, m, id, i, err));
+        } else if (id < m->param_count && r->of_param[id] == UINT32_MAX) {
+            SPW_TRY(bind_weights(r, m, id, i, err));
+        } else if (found == NULL && is_scale(names, count, name, &id) && r->scale_of[id] == UINT32_MAX) {
+            r->scale_of[id] = i;
+        } else if (id == m->param_count && m->config.tied && strcmp(name, "lm_head.weight") == 0) {
+            SPW_TRY(check_type(r, &r->tensors[i], err));
+            head = i;
+        } else if (id < m->param_count || !is_passed_over(name, &m->config)) {
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is %s", r->shards[r->tensors[i].shard_idx].name,
+                             r->tensors[i].info->name,
+                             id < m->param_count ? "there twice, with and without its prefix" : "not in this model");
+        }
+    }
+    SPW_TRY(check_bound(r, m, err));
+    if (head != UINT32_MAX)
+        SPW_TRY(compare_tied(r, head, m->blocks[0].param_ids[0], err));
+    r->param_count = m->param_count;
+    for (uint32_t id = 0; id < m->param_count; id++)
+        r->in_terms[id] = m->params[id].in_terms;
+    return SPW_OK;
+}
+
+spw_status
+spw_hf_reader_bind(spw_hf_reader *r, const spw_model *m, spw_error *err)
+{
+    named *names = spw_mem_calloc(m->param_count + 1, sizeof *names);
+    uint32_t count = 0;
+    spw_status st;
+    spw_mem_free(r->of_param);
+    spw_mem_free(r->first);
+    spw_mem_free(r->coded);
+    spw_mem_free(r->in_terms);
+    r->in_terms = spw_mem_calloc(m->param_count + 1, sizeof *r->in_terms);
+    spw_mem_free(r->scale_of);
+    r->scale_of = spw_mem_calloc(m->param_count + 1, sizeof *r->scale_of);
+    r->coded = spw_mem_calloc(m->param_count + 1, sizeof *r->coded);
+    r->of_param = spw_mem_calloc(m->param_count + 1, sizeof *r->of_param);
+    r->first = spw_mem_calloc(m->param_count + 1, sizeof *r->first);
+    r->param_count = 0;
+    if (r->of_param == NULL || r->first == NULL || r->coded == NULL || r->in_terms == NULL || r->scale_of == NULL ||
+        names == NULL) {
+        spw_mem_free(names);
+        return SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
+    }
+    memset(r->of_param, 0xff, m->param_count * sizeof *r->of_param);
+    memset(r->scale_of, 0xff, m->param_count * sizeof *r->scale_of);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        spw_tensor_info t;
+        spw_st_describe(&t, &m->params[id], SPW_F32);
+        if (t.slice > 0)
+            continue;
+        memcpy(names[count].name, t.name, sizeof t.name);
+        names[count++].id = id;
+    }
+    qsort(names, count, sizeof *names, by_name_in_files);
+    st = bind_tensors(r, m, names, count, err);
+    spw_mem_free(names);
+    return st;
+}

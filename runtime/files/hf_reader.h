@@ -1,0 +1,44 @@
+/* Inside the reader of a Hugging Face folder's weights: what opens and reads them (hf_weights.c), and what finds a model's (hf_bind.c). */
+#ifndef SPW_HF_READER_H
+#define SPW_HF_READER_H
+
+#include "files_internal.h"
+
+enum { SPW__HF_PATH_BYTES = 4096, SPW__HF_BLOCK = 4096 };
+
+typedef struct spw__hf_shard {
+    char *name; /* as messages call it */
+    spw_st_reader *reader;
+} spw__hf_shard;
+
+typedef struct spw__hf_entry {
+    const spw_tensor_info *info; /* in the shard's reader */
+    uint32_t shard_idx;
+} spw__hf_entry;
+
+/* Of a parameter (rows, cols) in MXFP4; its blocks are its tensor. */
+typedef struct spw__hf_coded {
+    const uint8_t *blocks, *scales; /* mapped, of this slice; NULL: not seen */
+    uint64_t rows, cols, read;      /* read: elements so far; atomic */
+} spw__hf_coded;
+
+struct spw_hf_reader {
+    char path[SPW__HF_PATH_BYTES];
+    spw__hf_shard *shards;
+    spw__hf_entry *tensors;
+    uint32_t *of_param;   /* (param_count) index of each parameter's tensor; NULL: not bound */
+    uint64_t *first;      /* (param_count) the parameter's first element in it */
+    spw__hf_coded *coded; /* (param_count) of those that are MXFP4 */
+    bool *in_terms;       /* (param_count) as spw_param has it */
+    uint32_t *scale_of;   /* (param_count) of those that are 8-bit floats: index of their scales' tensor */
+    spw_fp8_blocks blocks;
+    uint32_t shard_count, tensor_count, param_count;
+};
+
+/* Elements [first, first + count) of tensor i, numbers; and of a parameter that has its tensors. */
+spw_status
+spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count, float *out, spw_error *err);
+spw_status
+spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err);
+
+#endif
