@@ -156,7 +156,7 @@ read_direct(int fd, char *buffer, uint64_t at, uint64_t end, uint64_t wanted)
         ssize_t rc = SPW_CALL(EIO, pread(fd, buffer + got, end - at - got, (off_t)(at + got)));
         if (rc < 0 && errno == EINTR)
             continue;
-        if (rc <= 0 || ((uint64_t)rc % page_bytes() != 0 && got + (uint64_t)rc < wanted))
+        if (rc <= 0)
             return false;
         got += (uint64_t)rc;
     }
@@ -189,7 +189,7 @@ write_pages(const spw__large_file *f, const char *data, uint64_t at, uint64_t by
         ssize_t rc = SPW_CALL(EIO, pwrite(f->direct_fd, data + done, bytes - done, (off_t)(at + done)));
         if (rc < 0 && errno == EINTR)
             continue;
-        if (rc <= 0 || (uint64_t)rc % page_bytes() != 0)
+        if (rc <= 0)
             break;
         done += (uint64_t)rc;
     }
