@@ -61,11 +61,27 @@ move(uint64_t sum, uint64_t behind)
     return sum;
 }
 
+/*
+ * ISA-L's sums leave the upper halves of vector registers in use, and what runs next of code for SSE, such as ours that every
+ * processor takes, is three times as slow until they are given back.
+ */
+static void
+give_back_vectors(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx"))
+        __asm__ volatile("vzeroupper" ::
+                             : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+                               "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+#endif
+}
+
 uint64_t
 spw_crc64_part(const void *data, uint64_t bytes, uint64_t behind)
 {
-    return move(~crc64_ecma_refl(UINT64_MAX, data, bytes),
-                behind); /* begins with zero, and ends without its inversion */
+    uint64_t sum = ~crc64_ecma_refl(UINT64_MAX, data, bytes); /* begins with zero, and ends without its inversion */
+    give_back_vectors();
+    return move(sum, behind);
 }
 
 uint64_t
