@@ -233,7 +233,7 @@ spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint3
  *   Adapters in the folder (adapter_model.safetensors, fp32, with adapter_config.json) are merged: W + alpha / rank B A, in
  *   fp32 and rounded once.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
- * Memory  a few hundred KiB, the names and one adapter (llm.c: two of the largest parameter).
+ * Memory  3 MiB for each of up to four threads, the names and one adapter (llm.c: two of the largest parameter).
  * Errors  SPW_ESYS (EEXIST) when `to` exists, SPW_ENOSPC, and the readers'. Nothing is left behind.
  */
 typedef struct spw_export_options {
