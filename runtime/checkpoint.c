@@ -211,13 +211,16 @@ spw__checkpoint_check_weights(spw_engine *e, const char *path, const spw_hf_read
                               spw_error *err)
 {
     file_read files[SPW_DIGEST_COUNT] = {{{0}, 0}};
-    spw_manifest m;
-    spw_status st;
-    SPW_TRY(spw__manifest_read(&m, path, err));
+    spw_manifest m = {0};
+    spw_error own = {0};
+    int64_t none = 0;
+    spw_status st = spw__manifest_read(&m, path, &own);
+    st = spw__engine_agree(e, st, &own, &none, err);
     files[SPW_DIGEST_MODEL].sum = spw_hf_reader_sum(reader, spw__engine_rank(e) == 0, &files[SPW_DIGEST_MODEL].bytes);
-    if (!m.digests_known && spw__engine_rank(e) == 0)
+    if (st == SPW_OK && m.digests_known)
+        st = check_read(e, &m, path, files, bounce, err);
+    else if (st == SPW_OK && spw__engine_rank(e) == 0)
         warn_unchecked(path);
-    st = m.digests_known ? check_read(e, &m, path, files, bounce, err) : SPW_OK;
     spw__manifest_free(&m);
     return st;
 }
@@ -236,29 +239,10 @@ typedef struct load_job {
                                         An adapter's master is in the adapters' file */
 } load_job;
 
-/* Where a stretch of a parameter's part goes. */
-typedef struct chunk_view {
-    const load_job *job;
-    const spw_store_chunk *c;
-    void *weights, *record;
-    uint64_t param_first; /* of the unit's elements */
-    spw_state_part part;
-} chunk_view;
-
-static spw_status
-take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
-{
-    const chunk_view *v = ctx;
-    (void)err;
-    spw_state_set(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, v->part,
-                  v->param_first + first - v->c->first, count, data);
-    return SPW_OK;
-}
-
 static spw_status
 take_bytes(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
 {
-    return take_elems(ctx, offset / 4, data, bytes / 4, err);
+    return spw__chunk_take(ctx, offset / 4, data, bytes / 4, err);
 }
 
 static spw_status
@@ -274,13 +258,13 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
         uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
-        chunk_view v = {job, c, weights, record, from, SPW_PART_MASTER};
+        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
             SPW_TRY(spw_st_read_run(job->adapter, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
         else if (record != NULL && t[SPW_PART_MASTER] != NULL)
             SPW_TRY(spw_st_read_run(job->optimizer, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));
         else
-            SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, take_elems, &v, err));
+            SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, spw__chunk_take, &v, err));
         for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
             v.part = (spw_state_part)p;
             SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));

@@ -18,33 +18,25 @@ typedef struct load_job {
     spw_bounce *bounce; /* lent to it */
 } load_job;
 
-/* What a chunk has of one parameter. */
-typedef struct chunk_view {
-    const load_job *job;
-    const spw_store_chunk *c;
-    void *weights, *record;
-    uint64_t param_first; /* of the unit's elements */
-} chunk_view;
-
-static spw_status
-take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
+spw_status
+spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err)
 {
-    const chunk_view *v = ctx;
+    const spw__chunk_view *v = ctx;
     (void)err;
-    spw_state_set(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, SPW_PART_MASTER,
-                  v->param_first + first - v->c->first, count, data);
+    spw_state_set(v->format, v->rule, v->weights, v->record, v->c->elems, v->part, v->param_first + first - v->c->first,
+                  count, data);
     return SPW_OK;
 }
 
 static spw_status
-draw(const chunk_view *v, uint32_t id, uint64_t first, uint64_t count, spw_error *err)
+draw(const load_job *job, spw__chunk_view *v, uint32_t id, uint64_t first, uint64_t count, spw_error *err)
 {
-    spw_engine *e = v->job->e;
     for (uint64_t at = 0, n; at < count; at += n) {
         float block[BLOCK_ELEMS];
         n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
-        spw__draw_param(block, &spw_engine_model(e)->params[id], id, spw__engine_config(e)->run.seed, first + at, n);
-        SPW_TRY(take_elems((void *)(uintptr_t)v, first + at, block, n, err));
+        spw__draw_param(block, &spw_engine_model(job->e)->params[id], id, spw__engine_config(job->e)->run.seed,
+                        first + at, n);
+        SPW_TRY(spw__chunk_take(v, first + at, block, n, err));
     }
     return SPW_OK;
 }
@@ -61,11 +53,11 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
-        chunk_view v = {job, c, weights, record, from};
+        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
-            SPW_TRY(draw(&v, s.id, at, n, err));
+            SPW_TRY(draw(job, &v, s.id, at, n, err));
         else
-            SPW_TRY(spw_hf_read_run(job->reader, s.id, at, n, take_elems, &v, err));
+            SPW_TRY(spw_hf_read_run(job->reader, s.id, at, n, spw__chunk_take, &v, err));
     }
     return SPW_OK;
 }
@@ -93,7 +85,7 @@ spw_status
 spw_engine_load_weights(spw_engine *e, const char *path, spw_error *err)
 {
     load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
-    int64_t checkpoint = spw_dir_has(path, SPW_MANIFEST_FILE); /* the first rank's word counts */
+    int64_t checkpoint = spw_dir_has(path, SPW_MANIFEST_FILE) && spw_dir_has(path, SPW_MODEL_FILE); /* rank 0's word */
     spw_error own = {0};
     spw_status st = open_folder(&job, path, &own);
     if (st == SPW_OK)

@@ -14,14 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum {
-    BLOCK_ELEMS = 16384,
-    RUN_ELEMS = 1 << 20,
-    THREADS_MAX = 4,
-    BUFFERS = 4 /* of a thread */,
-    PATH_MAX_BYTES = 1100,
-    CONFIG_BYTES_MAX = 1 << 20
-};
+enum { BLOCK_ELEMS = 16384, RUN_ELEMS = 1 << 20, THREADS_MAX = 4, PATH_MAX_BYTES = 1100, CONFIG_BYTES_MAX = 1 << 20 };
 
 typedef struct job {
     const spw_export_options *o;
@@ -157,7 +150,7 @@ merge(const job *j, const spw_param *p, uint64_t first, uint64_t n, float *w)
 {
     bool in_out = j->config.family == SPW_FAMILY_GPT2;
     uint64_t in = in_out ? p->rows : p->cols, rank = j->adapter.rank;
-    for (uint64_t i = 0; i < n && rank > 0; i++) {
+    for (uint64_t i = 0; i < n; i++) {
         uint64_t row = (first + i) / p->cols, col = (first + i) % p->cols;
         const float *b = j->adapter.b + (in_out ? col : row) * rank, *a = j->adapter.a + (in_out ? row : col);
         float sum = 0;
@@ -190,13 +183,16 @@ take_elems(void *ctx, uint64_t first, const float *data, uint64_t count, spw_err
 {
     const piece *to = ctx;
     const spw_dtype dtype = to->m->j->report->dtype;
+    char *out = to->out + (first - to->first) * spw_dtype_bytes(dtype);
     (void)err;
-    for (uint64_t at = 0, n; at < count; at += n) {
+    if (to->m->j->adapter.rank == 0)
+        spw_convert(out, dtype, data, SPW_F32, count);
+    for (uint64_t at = 0, n; to->m->j->adapter.rank > 0 && at < count; at += n) {
         float block[BLOCK_ELEMS];
         n = count - at < BLOCK_ELEMS ? count - at : BLOCK_ELEMS;
         memcpy(block, data + at, n * sizeof *block);
         merge(to->m->j, to->m->p, first + at, n, block);
-        spw_convert(to->out + (first + at - to->first) * spw_dtype_bytes(dtype), dtype, block, SPW_F32, n);
+        spw_convert(out + at * spw_dtype_bytes(dtype), dtype, block, SPW_F32, n);
     }
     return SPW_OK;
 }
