@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { BLOCK = 1 << 20, BYTES_MAX = 5 * BLOCK + 77777 };
+enum { BLOCK = 1 << 20, BYTES_MAX = 5 * BLOCK + 77777, FILE_MAX = 8 << 20 };
 
 /* CRC-64/XZ bit by bit, from its definition: polynomial 42f0e1eba9ea3693, reflected, begun with ones and inverted at the end. */
 static uint64_t
@@ -114,7 +114,7 @@ test_crc64(void **state)
 static uint64_t
 cached_pages(const char *path, uint64_t length)
 {
-    static unsigned char pages[BYTES_MAX / 4096 + 1];
+    static unsigned char pages[FILE_MAX / 4096 + 1];
     uint64_t count = 0, most = (length + (uint64_t)sysconf(_SC_PAGESIZE) - 1) / (uint64_t)sysconf(_SC_PAGESIZE);
     int fd = open(path, O_RDONLY);
     void *map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
@@ -201,7 +201,7 @@ test_digest_faults(void **state)
 
 /* ---------------------------------------------------------------- runs of tensors */
 
-enum { TENSORS_MAX = 400, CUTS = 9, THREADS = 3, FILE_MAX = 8 << 20 };
+enum { TENSORS_MAX = 400, CUTS = 9, THREADS = 3 };
 
 /* Of a file: its tensors and, for each, stretches of whole elements, one of them empty; in what order they come is drawn. */
 typedef struct runs {
@@ -468,6 +468,59 @@ test_runs_refused(void **state)
     tiny_dir_remove(dir);
 }
 
+static spw_status
+take_ints(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
+{
+    const uint32_t *ints = data;
+    if ((uintptr_t)data % 4 != 0)
+        return SPW_RAISE(err, SPW_ECORRUPT, "byte %llu is not aligned", (unsigned long long)offset);
+    for (uint64_t k = 0; k < bytes / 4; k++)
+        if (ints[k] != offset / 4 + k)
+            return SPW_RAISE(err, SPW_ECORRUPT, "number %llu", (unsigned long long)(offset / 4 + k));
+    *(uint64_t *)ctx += bytes;
+    return SPW_OK;
+}
+
+/* A file of others: three bytes in front of a tensor of four-byte numbers. */
+static void
+test_misaligned(void **state)
+{
+    enum { COUNT = 700000 };
+    static uint32_t ints[COUNT];
+    char dir[256], path[300], header[256];
+    uint64_t length, taken = 0;
+    spw_bounce *bounce;
+    spw_st_reader *r;
+    spw_error err = {0};
+    FILE *f;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/x", dir);
+    for (uint32_t i = 0; i < COUNT; i++)
+        ints[i] = i;
+    length =
+        (uint64_t)snprintf(header, sizeof header,
+                           "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"b\":{\"dtype\":\"F32\","
+                           "\"shape\":[%d],\"data_offsets\":[3,%d]}}",
+                           COUNT, 3 + 4 * COUNT);
+    while (length % 8 != 0)
+        header[length++] = ' ';
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fwrite(&length, 8, 1, f) == 1 && fwrite(header, length, 1, f) == 1 && fwrite("abc", 3, 1, f) == 1);
+    assert_int_equal(fwrite(ints, sizeof ints, 1, f), 1);
+    fclose(f);
+    assert_int_equal(spw_bounce_create(&bounce, 1, NULL), SPW_OK);
+    assert_int_equal(spw_st_reader_open(&r, path, NULL), SPW_OK);
+    spw_st_reader_past_cache(r, bounce);
+    if (spw_st_read_run(r, spw_st_reader_find(r, "b"), 0, sizeof ints, take_ints, &taken, &err) != SPW_OK)
+        fail_msg("%s", err.message);
+    assert_true(taken == sizeof ints && spw_st_reader_sum(r, false).bytes == sizeof ints);
+    spw_st_reader_close(r);
+    spw_bounce_destroy(bounce);
+    tiny_dir_remove(dir);
+}
+
 /* But for the header's end, the file's and what is short. In order, a page is whole as soon as its last part comes. */
 static void
 test_runs_leave_no_pages(void **state)
@@ -529,10 +582,15 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc64),         cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_digest_faults), cmocka_unit_test(test_digest_leaves_no_pages),
-        cmocka_unit_test(test_runs),          cmocka_unit_test(test_two_files),
-        cmocka_unit_test(test_runs_refused),  cmocka_unit_test(test_runs_leave_no_pages),
+        cmocka_unit_test(test_crc64),
+        cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_digest_faults),
+        cmocka_unit_test(test_digest_leaves_no_pages),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_two_files),
+        cmocka_unit_test(test_runs_refused),
+        cmocka_unit_test(test_misaligned),
+        cmocka_unit_test(test_runs_leave_no_pages),
     };
     return cmocka_run_group_tests_name("large files", tests, NULL, NULL);
 }

@@ -99,7 +99,7 @@ spw_status
 spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
 /*
  * spw_st_reader_past_cache - lends buffers for the runs of this reader, until it is closed. Other readers may have them too.
- * spw_st_read_run - the same bytes, handed to take in order, SPW_BOUNCE_BYTES at a time and at the end what is left. They come past the page
+ * spw_st_read_run - the same bytes, handed to take in order and aligned for their type, SPW_BOUNCE_BYTES at a time and at the end what is left. They come past the page
  *          cache but for what it has, and are summed: from any thread, each byte once. Errors: those of take too.
  * spw_st_reader_sum - of what was read so, with the header if asked for.
  */

@@ -273,6 +273,15 @@ spw_st_reader_past_cache(spw_st_reader *r, spw_bounce *bounce)
     spw__large_open(&r->large, r->path, O_RDONLY);
 }
 
+/* Files of others may begin a tensor anywhere; who takes its elements finds them where their type may be. */
+static const char *
+aligned(char *buffer, uint64_t at, uint64_t bytes, spw_dtype dtype)
+{
+    char *data = spw__bounce_at(buffer, at);
+    uint64_t off = dtype < SPW_DTYPE_COUNT ? (uintptr_t)data % spw_dtype_bytes(dtype) : 0;
+    return off == 0 ? data : memmove(data - off, data, bytes);
+}
+
 spw_status
 spw_st_read_run(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, uint64_t bytes, spw_st_take_fn take,
                 void *ctx, spw_error *err)
@@ -282,10 +291,10 @@ spw_st_read_run(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, uin
     spw_status st = SPW_OK;
     SPW_ASSERT(offset <= t->bytes && bytes <= t->bytes - offset);
     for (uint64_t n; st == SPW_OK && bytes > 0; offset += n, bytes -= n) {
-        const char *data = spw__bounce_at(buffer, begin + offset);
         n = bytes < SPW_BOUNCE_BYTES ? bytes : SPW_BOUNCE_BYTES;
         st = spw__bounce_read(&r->large, buffer, begin + offset, n, err);
         if (st == SPW_OK) {
+            const char *data = aligned(buffer, begin + offset, n, t->dtype);
             spw__st_add_sum(&r->sum, spw_crc64_part(data, n, r->data_bytes - t->begin - offset - n), n);
             st = take(ctx, offset, data, n, err);
         }
