@@ -81,7 +81,7 @@ uint32_t spw__base_count(const spw_model *model);
 /* What adapter_config.json says of the model's adapters (checkpoint_adapter.c); NULL: no memory. */
 json_t *spw__adapter_config(const spw_model *model, const spw_config *config);
 
-/* What a chunk has of one parameter, and which part of it is read (load.c). */
+/* What a chunk has of one parameter, and which part of it is read or written. */
 typedef struct spw__chunk_view {
     spw_state_format format;
     const spw_optimizer *rule;
@@ -90,7 +90,7 @@ typedef struct spw__chunk_view {
     uint64_t param_first; /* of the unit's elements */
     spw_state_part part;
 } spw__chunk_view;
-/* An spw_hf_take_fn; ctx is an spw__chunk_view. */
+/* An spw_hf_take_fn (load.c); ctx is an spw__chunk_view. */
 spw_status spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_t count, spw_error *err);
 /*
  * Compares weights of a checkpoint with their digest after they were read by runs (of a file that was not read as a whole by reading

@@ -59,22 +59,13 @@ first_part(spw_state_format f)
     return f == SPW_STATE_FP32 ? SPW_PART_EXP_AVG : SPW_PART_MASTER;
 }
 
-/* What a chunk has of one parameter. */
-typedef struct chunk_view {
-    const spw_checkpoint_job *job;
-    const spw_store_chunk *c;
-    const void *weights, *record;
-    uint64_t param_first; /* of the unit's elements */
-    spw_state_part part;
-} chunk_view;
-
 /* A part as fp32. */
 static spw_status
 make_part(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
 {
-    const chunk_view *v = ctx;
+    const spw__chunk_view *v = ctx;
     (void)err;
-    spw_state_get(v->job->format, v->job->rule, v->weights, v->record, v->c->elems, v->part,
+    spw_state_get(v->format, v->rule, v->weights, v->record, v->c->elems, v->part,
                   v->param_first + offset / 4 - v->c->first, bytes / 4, out);
     return SPW_OK;
 }
@@ -83,8 +74,8 @@ make_part(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
 static spw_status
 make_weights(void *ctx, uint64_t offset, void *out, uint64_t bytes, spw_error *err)
 {
-    const chunk_view *v = ctx;
-    uint64_t size = spw_state_weight_bytes(v->job->format), at = v->param_first + offset / size - v->c->first;
+    const spw__chunk_view *v = ctx;
+    uint64_t size = spw_state_weight_bytes(v->format), at = v->param_first + offset / size - v->c->first;
     (void)err;
     memcpy(out, (const char *)v->weights + at * size, bytes);
     return SPW_OK;
@@ -105,15 +96,14 @@ write_terms(const spw_checkpoint_job *job, uint32_t id, const spw_store_chunk *c
 }
 
 static spw_status
-write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, const void *weights, const void *record,
-            spw_error *err)
+write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weights, void *record, spw_error *err)
 {
     const spw_layout *l = spw_engine_layout(job->e);
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
-        chunk_view v = {job, c, weights, record, from, SPW_PART_MASTER};
+        spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (s.id >= job->base)
             SPW_TRY(spw_st_write_run(job->adapter, s.id - job->base, at * 4, n * 4, make_part, &v, err));
         else if (job->model != NULL && spw_engine_model(job->e)->params[s.id].in_terms)
