@@ -318,7 +318,7 @@ help:
 	@echo "make bench-ahead  updates before the norm is known, beside those that wait and those without clipping (ROUNDS=5, RATE=bytes/s)"
 	@echo "make bench-gradients  what gradients on nvme cost: step, bytes, host memory (ROUNDS=4)"
 	@echo "make mutants  takes each wait for a queue out in turn: which test misses it (WAITS=file:line)"
-	@echo "make bench-save   a run that saves beside one that does not (ROUNDS=5)"
+	@echo "make bench-save   a run that saves beside one that does not (ROUNDS=5; RATE=bytes/s: to a slow disk)"
 	@echo "make bench-checkpoint  rates of saving and loading beside the disk's (DIR=folder on the disk, ROUNDS=7)"
 	@echo "make bench-sweep  tokens/s over eleven host budgets; fails where more memory is slower (ROUNDS=5)"
 	@echo "make bench-aio  file transfers beside fio (DIR=folder on the disk, ROUNDS=5)"

@@ -1,8 +1,9 @@
 /*
  * Saving while training goes on. The store hands over every chunk once, as it is after the step that is saved: its next
- * update does that before it changes it, idle workers before that. The chunk's part of each tensor is summed and goes to the page
+ * update does that before it changes it, idle workers before that. The chunk's part of each tensor is summed and goes past the page
  * cache; when all have come, a thread of the save flushes, describes and renames, while the next steps run. Nothing is read
- * back, and nothing kept twice in memory, so a save needs none but for its blocks and tables.
+ * back, and nothing kept twice in memory, so a save needs none but for its blocks and tables; but updates that a slow disk would hold up
+ * leave their bytes to the page cache, as far as there is memory that nobody wants.
  */
 #include "checkpoint_internal.h"
 #include <errno.h>
@@ -184,6 +185,15 @@ open_writer(const spw_checkpoint_job *job, spw_st_writer **out, const char *name
     return SPW_OK;
 }
 
+/* Slower than this a disk holds up updates for longer than a copy would; the kernel holds up who has made a larger part of memory dirty. */
+enum { SLOW_DISK = 1000000000, SPARE_PART = 8 };
+
+static void
+spill_on_slow_disks(const spw_checkpoint_job *job)
+{
+    spw_bounce_spill(job->bounce, spw_memory_room_bytes(0) / SPARE_PART / spw__engine_machine_ranks(job->e), SLOW_DISK);
+}
+
 static spw_status
 open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
 {
@@ -212,6 +222,8 @@ open_writers(spw_checkpoint_job *job, int64_t owner, spw_error *err)
     }
     skip = job->linked ? job->base : 0;
     st = spw_bounce_create(&job->bounce, spw__checkpoint_buffers(spw__engine_workers(job->e)), err);
+    if (st == SPW_OK)
+        spill_on_slow_disks(job);
     if (st == SPW_OK && first)
         st = check_space(job->partial, infos + skip, m->param_count - skip + trained * parts, err);
     if (st == SPW_OK && !job->linked)

@@ -129,6 +129,12 @@ spw__engine_rank(const spw_engine *e)
 }
 
 uint32_t
+spw__engine_machine_ranks(const spw_engine *e)
+{
+    return e->local_world;
+}
+
+uint32_t
 spw__engine_world(const spw_engine *e)
 {
     return e->world;

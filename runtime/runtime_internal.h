@@ -279,7 +279,8 @@ spw_status spw__engine_consent(spw_engine *e, const spw_error *own, uint64_t wha
 bool spw__engine_writes(const spw_engine *e); /* of those that hold what this rank holds, this one saves it */
 uint32_t spw__engine_workers(const spw_engine *e);
 uint32_t spw__engine_rank(const spw_engine *e);
-uint32_t spw__engine_world(const spw_engine *e); /* ranks, 1 at least */
+uint32_t spw__engine_world(const spw_engine *e);         /* ranks, 1 at least */
+uint32_t spw__engine_machine_ranks(const spw_engine *e); /* of them on this machine, 1 at least */
 spw_state_format spw__engine_format(const spw_engine *e);
 /* May weights come from path (a folder or file as given to create)? SPW_EINVAL when frozen ones stay elsewhere. */
 spw_status spw__in_place_check(const spw_engine *e, const char *path, spw_error *err);

@@ -402,6 +402,53 @@ test_runs(void **state)
     tiny_dir_remove(dir);
 }
 
+/* What a slow disk would hold up goes to the page cache, no more than may, and is the same; what was committed is not there any more. */
+static void
+test_slow_disk(void **state)
+{
+    enum { SPARE = 3 << 20, AT_ONCE = 32 << 20, ROUNDS = 12 };
+    static runs job;
+    char dir[256], path[300];
+    spw_bounce *bounce;
+    bool keeps_all = false;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/x", dir);
+    for (int slow = 0; slow < 2; slow++) {
+        uint64_t spilled = 0, written = 0, page = (uint64_t)sysconf(_SC_PAGESIZE);
+        assert_int_equal(spw_bounce_create(&bounce, THREADS, NULL), SPW_OK);
+        spw_bounce_spill(bounce, SPARE, slow ? UINT64_MAX : 1); /* no disk is as fast, or as slow */
+        for (uint64_t seed = 1; seed <= ROUNDS; seed++) {
+            uint64_t bytes, cached;
+            make_tensors(&job, false);
+            cut_runs(&job, seed);
+            assert_int_equal(spw_st_writer_create(&job.w, path, job.tensors, job.count, NULL), SPW_OK);
+            bytes = spw_st_writer_file_bytes(job.w);
+            spw_st_writer_past_cache(job.w, bounce);
+            assert_int_equal(run_all(&job, THREADS), SPW_OK);
+            cached = cached_pages(spw_st_writer_temporary(job.w), bytes);
+            keeps_all = keeps_all || (!slow && seed == 1 && cached == spw_round_up(bytes, page) / page);
+            spilled += written < AT_ONCE / 2 ? 0 : cached * page;
+            if (!keeps_all && written < AT_ONCE / 2) /* header, and pages whose parts wait */
+                assert_true(cached < 64);
+            written += bytes;
+            assert_int_equal(spw_st_writer_commit(job.w, NULL), SPW_OK);
+            assert_true(keeps_all || cached_pages(path, bytes) == 0);
+            check_file(&job, path);
+            end_writer(&job);
+        }
+        assert_true(written > AT_ONCE + 2 * SPARE);
+        if (!keeps_all)
+            assert_true(slow ? spilled > SPARE / 2 && spilled < SPARE + (1 << 20) : spilled < 1 << 20);
+        spw_bounce_destroy(bounce);
+    }
+    tiny_dir_remove(dir);
+    if (keeps_all) { /* tmpfs */
+        print_message("the file system keeps pages: how many waited there cannot be seen\n");
+        skip();
+    }
+}
+
 /* Two writers share buffers and table; one of them is given up in the middle, and what waited of it is nowhere. */
 static void
 test_two_files(void **state)
@@ -582,15 +629,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc64),
-        cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_digest_faults),
-        cmocka_unit_test(test_digest_leaves_no_pages),
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_two_files),
-        cmocka_unit_test(test_runs_refused),
-        cmocka_unit_test(test_misaligned),
-        cmocka_unit_test(test_runs_leave_no_pages),
+        cmocka_unit_test(test_crc64),         cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_digest_faults), cmocka_unit_test(test_digest_leaves_no_pages),
+        cmocka_unit_test(test_runs),          cmocka_unit_test(test_slow_disk),
+        cmocka_unit_test(test_two_files),     cmocka_unit_test(test_runs_refused),
+        cmocka_unit_test(test_misaligned),    cmocka_unit_test(test_runs_leave_no_pages),
     };
     return cmocka_run_group_tests_name("large files", tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PAGE_LEAST = 4096, CACHED_LEAST = 64 << 10, EDGES = 64, STRETCHES = 4 };
+enum { PAGE_LEAST = 4096, CACHED_LEAST = 64 << 10, EDGES = 64, STRETCHES = 4, MEASURED_LEAST = 32 << 20 };
 
 /* A page of a file of which not all has come. */
 typedef struct edge {
@@ -35,6 +35,9 @@ struct spw_bounce {
     /* Under lock. */
     edge edges[EDGES];
     uint32_t next_edge;
+    uint64_t spare, rate;              /* bytes that may go to the page cache where the disk takes fewer a second */
+    uint64_t direct, busy_ns, busy_at; /* bytes that it took, in how long, since when, */
+    uint32_t writing;                  /* while so many write */
     uint32_t free_count;
     uint32_t free[]; /* (count) */
 };
@@ -196,6 +199,40 @@ write_pages(const spw__large_file *f, const char *data, uint64_t at, uint64_t by
     return spw__file_write_at(f->fd, f->path, data + done, bytes - done, at + done, err);
 }
 
+void
+spw_bounce_spill(spw_bounce *b, uint64_t bytes, uint64_t rate)
+{
+    b->spare = bytes;
+    b->rate = rate;
+}
+
+/* To the disk, or where that is too slow to be waited for, as far as there is memory for it, to the page cache. */
+static spw_status
+write_paced(spw_bounce *b, const spw__large_file *f, const char *data, uint64_t at, uint64_t bytes, spw_error *err)
+{
+    uint64_t busy_ns;
+    bool spilled;
+    spw_status st;
+    pthread_mutex_lock(&b->lock);
+    busy_ns = b->busy_ns + (b->writing > 0 ? spw_now_ns() - b->busy_at : 0);
+    spilled =
+        b->spare >= bytes && b->direct >= MEASURED_LEAST && (double)b->direct * 1e9 < (double)b->rate * (double)busy_ns;
+    if (spilled)
+        b->spare -= bytes;
+    else if (b->writing++ == 0)
+        b->busy_at = spw_now_ns();
+    pthread_mutex_unlock(&b->lock);
+    if (spilled)
+        return spw__file_write_at(f->fd, f->path, data, bytes, at, err);
+    st = write_pages(f, data, at, bytes, err);
+    pthread_mutex_lock(&b->lock);
+    b->direct += bytes;
+    if (--b->writing == 0)
+        b->busy_ns += spw_now_ns() - b->busy_at;
+    pthread_mutex_unlock(&b->lock);
+    return st;
+}
+
 static char *
 edge_data(const spw_bounce *b, const edge *e)
 {
@@ -300,7 +337,7 @@ spw__bounce_write(spw_bounce *b, spw__large_file *f, const char *buffer, uint64_
         return write_edge(b, f, data + (cut - at), cut, end - cut, err);
     }
     SPW_TRY(write_edge(b, f, data, at, first - at, err));
-    SPW_TRY(write_pages(f, data + (first - at), first, last - first, err));
+    SPW_TRY(write_paced(b, f, data + (first - at), first, last - first, err));
     return write_edge(b, f, data + (last - at), last, end - last, err);
 }
 

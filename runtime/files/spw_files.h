@@ -19,13 +19,15 @@ uint64_t spw_crc64_whole(uint64_t parts, uint64_t bytes);
 /*
  * Buffers of SPW_BOUNCE_BYTES that runs of large files pass through on their way past the page cache. Any threads may share them: as many
  * transfers are under way as there are buffers, and who finds none waits. Who makes bytes of one run out of another's has one while it
- * waits for the next, so there must be more than threads that do. spw_bounce_bytes: the memory of so many.
+ * waits for the next, so there must be more than threads that do. spw_bounce_bytes: the memory of so many. spw_bounce_spill, before the
+ * first run: where the disk takes fewer than rate bytes a second, so many may wait for it in the page cache instead of whoever writes.
  */
 typedef struct spw_bounce spw_bounce;
 enum { SPW_BOUNCE_BYTES = 1 << 20 };
 spw_status spw_bounce_create(spw_bounce **out, uint32_t count, spw_error *err);
 void spw_bounce_destroy(spw_bounce *b); /* NULL is fine */
 uint64_t spw_bounce_bytes(uint32_t count);
+void spw_bounce_spill(spw_bounce *b, uint64_t bytes, uint64_t rate);
 
 /* The CRC-64/XZ of a file, by up to four threads. spw_file_digest_bytes: their memory, beside the buffers. */
 spw_status spw_file_digest(const char *path, spw_bounce *bounce, uint64_t *digest, spw_error *err);

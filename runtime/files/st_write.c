@@ -282,6 +282,8 @@ spw_st_writer_commit(spw_st_writer *w, spw_error *err)
         SPW_TRY(spw__bounce_flush(w->bounce, &w->large, err));
     if (fsync(w->fd) != 0)
         return SPW_RAISE_SYS(err, errno, "fsync %s", spw_st_writer_temporary(w));
+    if (w->bounce != NULL)
+        (void)posix_fadvise(w->fd, 0, 0, POSIX_FADV_DONTNEED); /* what went there after all */
     if (w->tmp[0] == '\0')
         return SPW_OK; /* another's file */
     if (rename(w->tmp, w->path) != 0)
