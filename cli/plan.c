@@ -151,6 +151,10 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
             printf("  updates wait for the gradient's norm: the backward pass, then the longer of them and the next "
                    "forward "
                    "pass\n");
+        if (x->clipped_s > 1.05 * x->step_s)
+            printf("  %.4g s while the gradient's norm is above gradient_clipping in every step: then no update begins "
+                   "before it is known\n",
+                   x->clipped_s);
         printf("  the bound is the longest of them: a step takes longer by what does not overlap\n");
     }
     if (rates != NULL)
@@ -248,6 +252,7 @@ print_json(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, c
         json_object_set_new(root, "step_s", number(x->timed ? x->step_s : NAN));
         json_object_set_new(root, "bound_s", number(x->timed ? x->bound_s : NAN));
         json_object_set_new(root, "gated_s", number(x->timed ? x->gated_s : NAN));
+        json_object_set_new(root, "clipped_s", number(x->timed ? x->clipped_s : NAN));
         json_object_set_new(root, "bound_by", x->timed ? json_string(spw_resource_name(x->bound)) : json_null());
         json_object_set_new(root, "tokens_per_s", number(x->tokens_per_s));
         json_object_set_new(root, "written_per_day", number(x->written_per_day));

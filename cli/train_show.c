@@ -62,9 +62,13 @@ cli_train_show_start(const train_run *r)
 void
 cli_train_show_prediction(const train_run *r, const spw_prediction *x)
 {
-    if (x->timed && !r->quiet)
-        printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s\n", x->step_s, x->tokens_per_s,
-               spw_resource_name(x->bound));
+    if (!x->timed || r->quiet)
+        return;
+    printf("plan     at least %.3g s a step, %.0f tokens/s at most, bound by %s", x->step_s, x->tokens_per_s,
+           spw_resource_name(x->bound));
+    if (x->clipped_s > 1.05 * x->step_s)
+        printf("; %.3g s while every step clips", x->clipped_s);
+    printf("\n");
 }
 
 void

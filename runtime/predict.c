@@ -58,11 +58,11 @@ share(double part, double all)
 
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
- * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm as many as the backward
- * pass has time for are done by then.
+ * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
+ * as many as the backward pass has time for are done by then.
  */
 static double
-gated_seconds(const spw_plan *p, const spw_prediction *x)
+gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
 {
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
     const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
@@ -74,7 +74,7 @@ gated_seconds(const spw_plan *p, const spw_prediction *x)
              s[SPW_RESOURCE_NVME] * share(reads * (records + weights) + writes * (1 - held), reads + writes));
     const double both = fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME] * records);
     const double may =
-        p->ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
+        ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
     const double done = both > 0 ? fmin(may, backward / both) : 0;
     return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
 }
@@ -115,7 +115,8 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
             out->bound = (spw_resource)k;
         }
     }
-    out->gated_s = p->gated && out->timed ? gated_seconds(p, out) : 0;
+    out->gated_s = p->gated && out->timed ? gated_seconds(p, out, p->ahead) : 0;
+    out->clipped_s = p->gated && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->bound_s;
     out->step_s = fmax(out->bound_s, out->gated_s);
 }
 

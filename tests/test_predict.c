@@ -42,7 +42,7 @@ test_prediction_gated(void **state)
     p.device_apart = true;
     p.record_host = 10000000000u;
     spw_plan_predict(&p, &r, 0, &x);
-    assert_true(x.gated_s <= 0 && fabs(x.step_s - 4) < 1e-9);
+    assert_true(x.gated_s <= 0 && fabs(x.step_s - 4) < 1e-9 && fabs(x.clipped_s - 4) < 1e-9);
     p.gated = true;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.gated_s - 4) < 1e-9 && fabs(x.step_s - 4) < 1e-9); /* 1 s of updates beside 1 s of computing */
@@ -53,13 +53,14 @@ test_prediction_gated(void **state)
     p.ahead = true;
     p.spared_host = 4000000000u; /* two fifths of them have a log */
     spw_plan_predict(&p, &r, 0, &x);
-    assert_true(fabs(x.step_s - (3 + 2.5 * 0.6)) < 1e-9);
+    assert_true(fabs(x.step_s - (3 + 2.5 * 0.6)) < 1e-9 && fabs(x.clipped_s - (3 + 2.5)) < 1e-9);
     p.spared_host = p.record_host;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - 4) < 1e-9);
     r.optimizer = 0.2e9; /* the backward pass has time for three fifths */
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - (3 + 5 * 0.4)) < 1e-9 && fabs(x.bound_s - 5) < 1e-9);
+    assert_true(fabs(x.clipped_s - (3 + 5)) < 1e-9);
     p.ahead = false;
     p.record_nvme = p.record_host; /* now 10 of 14 GB that are read, and all that is written */
     p.record_host = p.spared_host = 0;
