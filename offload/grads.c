@@ -183,6 +183,13 @@ spw__store_schedule_grads(spw_store *s)
 
 /* ---------------------------------------------------------------- the caller's part */
 
+/* LATE: the gradient of the step before is still there for its update. */
+static bool
+in_use(const spw_store *s, const unit *u)
+{
+    return s->mode == SPW_STEP_LATE && u->op == OP_UPDATE;
+}
+
 bool
 spw_store_grad_ask(spw_store *s, uint32_t unit_idx)
 {
@@ -190,7 +197,8 @@ spw_store_grad_ask(spw_store *s, uint32_t unit_idx)
     bool free;
     pthread_mutex_lock(&s->lock);
     spw__store_hold_unit(s, u);
-    free = u->plan.spills ? s->window_free > 0 : in_the_way(s, u) == NULL; /* not taken: another's may come first */
+    free = u->plan.spills ? s->window_free > 0
+                          : !in_use(s, u) && in_the_way(s, u) == NULL; /* not taken: another's may come first */
     if (!free)
         spw__store_kick(s);
     pthread_mutex_unlock(&s->lock);
@@ -205,8 +213,10 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
     still watch = {0};
     pthread_mutex_lock(&s->lock);
     spw__store_hold_unit(s, u);
-    while (s->poison.status == SPW_OK && ((c = in_the_way(s, u)) != NULL || (u->plan.spills && !take_window(s, u)))) {
-        spw_stall cause = c != NULL && c->r == R_READING                              ? SPW_STALL_NVME_READ
+    while (s->poison.status == SPW_OK &&
+           (in_use(s, u) || (c = in_the_way(s, u)) != NULL || (u->plan.spills && !take_window(s, u)))) {
+        spw_stall cause = in_use(s, u)                     ? spw__store_stall_cause(s, u, u->generation)
+                          : c != NULL && c->r == R_READING ? SPW_STALL_NVME_READ
                           : (c != NULL && c->r == R_UPDATING) || (!c && s->gate_open) ? SPW_STALL_OPTIMIZER
                                                                                       : SPW_STALL_NVME_WRITE;
         uint64_t begin = spw_now_ns();

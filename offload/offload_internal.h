@@ -290,6 +290,8 @@ void spw__store_poison(spw_store *s, const spw_error *err);
 void spw__store_begin_op(spw_store *s, unit *u, unit_op op, uint32_t first, uint32_t end); /* its chunks [first, end) */
 void spw__store_wait_idle(spw_store *s); /* until no unit has an operation that can run */
 void spw__store_wait_a_moment(spw_store *s);
+/* What is waited for where somebody waits for this unit. Lock held. */
+spw_stall spw__store_stall_cause(const spw_store *s, const unit *u, uint64_t generation);
 /* Idle. Units whose update did not come to run keep their state; records read ahead stay for the next step. */
 void spw__store_close_step(spw_store *s);
 void spw__store_drop_records(spw_store *s, const unit *u); /* those read ahead for an operation it no longer has */

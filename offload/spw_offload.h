@@ -261,8 +261,11 @@ spw_status spw_store_grad_open(spw_store *store, uint32_t unit_idx, spw_error *e
  * EARLY  go comes before the gradients: nothing is read ahead, slots are for those whose gradient comes first.
  * AHEAD  chunks that may (spare) are updated as soon as the gradient is ready, in the hope that go will follow; what was there before
  *        stays in the other place, or follows from the log. go makes it final. If updates must differ: undo, then go. skip undoes by itself.
+ * LATE   go comes first, and the gradients are there since the step before: ready says that the unit's weights are not used with this
+ *        generation any more. Highest first, records are read ahead in that order, and grad_open waits for the unit's update, whose gradient
+ *        the next one replaces: ready once more, when that has come, says nothing. Not for units that spill, nor for those on a device.
  */
-typedef enum spw_step_mode { SPW_STEP_GATED, SPW_STEP_EARLY, SPW_STEP_AHEAD } spw_step_mode;
+typedef enum spw_step_mode { SPW_STEP_GATED, SPW_STEP_EARLY, SPW_STEP_AHEAD, SPW_STEP_LATE } spw_step_mode;
 void spw_store_step_begin(spw_store *store, const bool *takes_part, spw_step_mode mode);
 /* AHEAD, before undo: no further update begins before go. Any thread; a gradient that must not be used becomes ready after it. */
 void spw_store_step_hold(spw_store *store);

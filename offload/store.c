@@ -305,12 +305,11 @@ spw_store_forget(spw_store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* What the engine waits for when it waits for this unit. */
-static spw_stall
-stall_cause(const spw_store *s, const unit *u, uint64_t generation)
+spw_stall
+spw__store_stall_cause(const spw_store *s, const unit *u, uint64_t generation)
 {
     bool reading = false, writing = false;
-    if (u->generation < generation || u->op == OP_UPDATE) {
+    if (u->generation < generation || (u->op == OP_UPDATE && u->grad_ready)) {
         for (uint32_t k = 0; k < u->plan.chunk_count; k++) {
             const chunk *c = &s->chunks[u->plan.chunk_first + k];
             if (!c->started && (c->r == R_READING || c->w == W_READING || c->r == R_EMPTY))
@@ -372,7 +371,7 @@ spw_store_acquire(spw_store *s, const spw_store_use *uses, uint32_t count, const
     }
     while (s->poison.status == SPW_OK && (k = first_missing(s, uses, count)) < count) {
         const unit *u = &s->units[uses[k].unit_idx];
-        spw_stall cause = stall_cause(s, u, uses[k].generation);
+        spw_stall cause = spw__store_stall_cause(s, u, uses[k].generation);
         uint64_t begin = spw_now_ns();
         if (u->generation > uses[k].generation) {
             st = SPW_RAISE(err, SPW_ESTALE, "unit %u is at generation %llu, generation %llu was asked for",

@@ -92,18 +92,25 @@ start_on_device(spw_store *s, chunk *c)
 }
 
 /*
- * Jobs whose chunk is in memory: the lowest first. Gradients come from the highest on, so what is left when the last of them has come
- * is done in the order of the next forward pass.
+ * The lowest first: gradients come from the highest on, so what is left when the last of them has come is done in the order of the next
+ * forward pass. LATE: the highest, for whose next gradient somebody may wait.
  */
+static bool
+goes_before(const spw_store *s, const chunk *a, const chunk *b)
+{
+    return s->mode == SPW_STEP_LATE ? a->idx > b->idx : a->idx < b->idx;
+}
+
+/* Jobs whose chunk is in memory. */
 static void
 insert_job(spw_store *s, chunk *c)
 {
     chunk **at = &s->job_head;
-    if (s->job_tail == NULL || s->job_head == NULL || s->job_tail->idx < c->idx) {
+    if (s->job_tail == NULL || s->job_head == NULL || goes_before(s, s->job_tail, c)) {
         spw__store_push_job(&s->job_head, &s->job_tail, c);
         return;
     }
-    while ((*at)->idx < c->idx)
+    while (goes_before(s, *at, c))
         at = &(*at)->next_job;
     c->next_job = *at;
     *at = c;
@@ -149,6 +156,8 @@ leaving(const spw_store *s)
 static bool
 may_read_ahead(const spw_store *s)
 {
+    if (s->mode == SPW_STEP_LATE) /* it is the turn of the next */
+        return true;
     return spw__before_gate(s) ? s->rushed == 0 && s->record_slot_free_count > s->cfg.record_slot_count / 2
                                : !leaving(s);
 }
@@ -259,11 +268,11 @@ read_ahead(spw_store *s, bool may_load)
 void
 spw__store_schedule_updates(spw_store *s)
 {
-    bool may_load = true, before = spw__before_gate(s),
-         only_running = s->gate_open || s->mode == SPW_STEP_EARLY || before;
+    bool may_load = true, before = spw__before_gate(s), late = s->mode == SPW_STEP_LATE;
+    bool only_running = !late && (s->gate_open || s->mode == SPW_STEP_EARLY || before);
     s->out_of_slots = s->backward = false;
     for (uint32_t i = 0; i < s->unit_count && !s->undoing; i++) {
-        unit *u = &s->units[i];
+        unit *u = &s->units[late ? s->unit_count - 1 - i : i];
         bool runs = spw__may_run(s, u) || spw__runs_ahead(s, u);
         s->backward = s->backward || (u->op == OP_UPDATE && !u->grad_ready);
         if (u->op == OP_NONE || (only_running && !runs))

@@ -319,7 +319,7 @@ spw__store_finish_job(spw_store *s, chunk *c, unit_op op)
         if (op == OP_UPDATE && c->ahead) {
             spw__ahead_done(c);
         } else if (op == OP_UPDATE) {
-            spw__store_hold_grad(s, c, false);
+            spw__store_hold_grad(s, c, s->mode == SPW_STEP_LATE); /* then the next gradient is about to come */
             if (c->g == G_WINDOW)
                 spw__store_leave_window(s, c, G_NONE);
             c->g = G_NONE;

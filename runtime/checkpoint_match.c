@@ -30,6 +30,8 @@ static const char *const deciding[] = {"model.",
                                        "spillway.param_groups",
                                        "spillway.freeze",
                                        "spillway.frozen_codes",
+                                       "spillway.delayed_update",
+                                       "spillway.checkpoint_interval",
                                        "spillway.router_balance",
                                        "spillway.fp8",
                                        "spillway.lora.",
@@ -58,7 +60,7 @@ typedef struct match {
 
 /*
  * Two state formats that hold the same numbers and turn into each other without loss. And with another number of ranks the
- * same batch is shared out in another way.
+ * same batch is shared out in another way. When saves come decides only where they apply updates that would have been made a step late.
  */
 static bool
 excused(const match *m, const char *key)
@@ -66,6 +68,8 @@ excused(const match *m, const char *key)
     if (m->saved->run.ranks != m->now->run.ranks && m->saved->train_batch_size == m->now->train_batch_size &&
         (strcmp(key, "train_micro_batch_size_per_gpu") == 0 || strcmp(key, "gradient_accumulation_steps") == 0))
         return true;
+    if (strcmp(key, "spillway.checkpoint_interval") == 0)
+        return m->saved->run.delayed_update == 0 || m->now->run.delayed_update == 0;
     return strcmp(key, "spillway.state_format") == 0 && spw_state_exact(m->saved->run.state_format) &&
            spw_state_exact(m->now->run.state_format);
 }

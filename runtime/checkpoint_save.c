@@ -497,6 +497,7 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
     spw_status st;
     *out = NULL;
     SPW_TRY(spw__checkpoint_fits(dir, err));
+    SPW_TRY(spw__engine_settle(e, err));
     job = spw_mem_zalloc(sizeof *job);
     if (job == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");

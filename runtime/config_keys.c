@@ -387,6 +387,9 @@ const key_row spw__config_rows[] = {
         "offloaded state is updated before the gradient's norm is known, on nvme at a second place, in host memory "
         "with a log, and taken back if the step clips; auto: while steps do not clip, on nvme if the disk has room for "
         "twice the state, in host memory as far as nothing else wants it and a GPU computes"),
+    U64("spillway.delayed_update", NULL, run.delayed_update, 0, 1e9, "0",
+        "updates after so many are each made a step late, beside the next backward pass, whether steps clip or not "
+        "(ZeRO-Offload's delayed parameter update): other losses, and a save applies what is left; 0: none is"),
     BOOL("spillway.fill_device", NULL, run.fill_device, "false",
          "offloaded state of the first units stays in device memory that nothing else takes, and is updated there"),
     U64("spillway.micro_batches_per_pass", NULL, run.micro_batches_per_pass, 0, 1e6, "0",

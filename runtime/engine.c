@@ -266,6 +266,14 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
             err, SPW_ECONFIG,
             "spillway.gradients nvme needs zero_optimization.offload_optimizer.device nvme, and all micro-batches "
             "of a step in one pass (spillway.micro_batches_per_pass 0)");
+    if (c->run.delayed_update > 0 && !o->inference &&
+        (group < accumulation || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 ||
+         c->run.fill_device || strcmp(c->run.gradients, "nvme") == 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.delayed_update is for state that the host updates with gradients in its memory: it needs "
+            "zero_optimization.offload_optimizer.device cpu or nvme with ratio 1, all micro-batches of a step in one "
+            "pass (spillway.micro_batches_per_pass 0), no spillway.fill_device and spillway.gradients not nvme");
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
@@ -299,6 +307,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     e->first_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->first_use);
     e->grad_begun = spw_mem_calloc(e->model->param_count, sizeof *e->grad_begun);
     e->takes_part = spw_mem_calloc(e->layout.unit_count, sizeof *e->takes_part);
+    e->late.units = spw_mem_calloc(e->layout.unit_count, sizeof *e->late.units);
     e->last_use = spw_mem_calloc(e->layout.unit_count, sizeof *e->last_use);
     e->generations = spw_mem_calloc(e->layout.unit_count, sizeof *e->generations);
     e->future = spw_mem_calloc(2 * (uint64_t)e->future_max, sizeof *e->future);
@@ -316,7 +325,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     if (!e->flow_lent || (!e->host_addressable && e->losses_host == NULL) ||
         (spw__documents_bytes(e) > 0 && e->window == NULL) || !e->activation_places || !e->notes || !e->buffers ||
         !e->partials || !e->unit_partial || !e->chain || !e->first_use || !e->last_use || !e->grad_begun ||
-        !e->takes_part || !e->generations || !e->future)
+        !e->takes_part || !e->late.units || !e->generations || !e->future)
         return SPW_RAISE(err, SPW_ENOMEM, "engine");
     for (uint32_t u = 0; u < e->layout.unit_count; u++)
         e->unit_partial[u + 1] =
@@ -474,6 +483,7 @@ spw_engine_destroy(spw_engine *e)
     spw_mem_free(e->chain);
     spw_mem_free(e->first_use);
     spw_mem_free(e->takes_part);
+    spw_mem_free(e->late.units);
     spw_mem_free(e->grad_begun);
     spw_mem_free(e->ranges);
     spw_mem_free(e->range_first);

@@ -202,6 +202,7 @@ static spw_status
 send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, spw_error *err)
 {
     grad_buffer *b = buffer_of(e, unit_idx);
+    spw__late_may(e, unit_idx);
     clear_grad(e, unit_idx, b->at, true);
     if (e->ranks != NULL) {
         b->unit_idx = UINT32_MAX;

@@ -158,6 +158,12 @@ struct spw_engine {
     uint32_t future_max;
     uint64_t updates, step_count;
     ahead_policy ahead;
+    struct {
+        bool pending;     /* the last step left its update to the next one, and gradients lie in the store */
+        bool runs;        /* and now it is made */
+        double lr, scale; /* of those gradients */
+        bool *units;      /* (unit_count) that have one */
+    } late;
     bool goes_ahead; /* in the step under way updates may begin before its norm is known */
     pthread_mutex_t squares_lock;
     exact_sum squares; /* under squares_lock: of the gradients of this step that are there, on this rank */
@@ -290,6 +296,15 @@ void spw__end_compute(spw_engine *e, const block_run *run);
 /* ---------------------------------------------------------------- engine_grads.c: gradients' buffers, and their way out */
 
 /* Of the run's units from the first on. A buffer will be free for each gradient that is made here first. */
+/*
+ * late.c. step: does the next one leave its update to the one after it? keep: at its end, with what its update goes by. begin: with the
+ * next backward pass. may: the unit's weights are not needed as they are any more. end: of that pass; what is left of updates runs on.
+ */
+bool spw__late_step(const spw_engine *e);
+void spw__late_keep(spw_engine *e, double lr, double scale);
+spw_status spw__late_begin(spw_engine *e, spw_error *err);
+void spw__late_may(spw_engine *e, uint32_t unit_idx);
+void spw__late_end(spw_engine *e);
 spw_status spw__free_grad_buffers(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
 /* They have their buffers, in run->grads. */
 spw_status spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err);

@@ -227,6 +227,7 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw
     const spw_config *c = &e->config;
     bool gate_was_open = mode == SPW_STEP_EARLY, stands = true;
     double scale = 1.0 / e->scaler.scale;
+    spw__late_end(e);
     if (!e->host_addressable)
         spw_gpu_queue_sync(e->compute); /* it has told then what it computed (computed()) */
     SPW_TRY(spw__wait_grads(e, err));
@@ -244,12 +245,19 @@ decide(spw_engine *e, uint32_t micro_batches, double lr, spw_step_mode mode, spw
         spw_loss_scale_update(&e->scaler, c, !isfinite(r->grad_norm));
         if (!isfinite(r->grad_norm)) {
             r->skipped = true;
+            if (mode == SPW_STEP_LATE)
+                return SPW_OK;
             undo(e);
             spw_store_step_skip(e->store);
             return SPW_OK;
         }
         if (!stands)
             scale *= c->gradient_clipping / (r->grad_norm + 1e-6);
+    }
+    if (mode == SPW_STEP_LATE) {
+        e->grads_there = false;
+        spw__late_keep(e, lr, scale);
+        return SPW_OK;
     }
     if (!gate_was_open) {
         e->grads_there = false;
@@ -274,7 +282,9 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     memset(r, 0, sizeof *r);
     if (e->inference)
         return SPW_RAISE(err, SPW_EINVAL, "an engine made for inference cannot train");
-    if (!norm_decides(&e->config) && e->on_gradients == NULL)
+    if (spw__late_step(e))
+        mode = SPW_STEP_LATE;
+    else if (!norm_decides(&e->config) && e->on_gradients == NULL)
         mode = SPW_STEP_EARLY;
     else if (norm_decides(&e->config) && spw__ahead_try(e))
         mode = SPW_STEP_AHEAD;
@@ -283,6 +293,7 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
     begin_account(e, &start);
     SPW_TRY(load_batch(e, tokens, targets, micro_batches, err));
     e->step_count++;
+    SPW_TRY(spw__late_begin(e, err));
     spw_trace_begin(&e->traces[MODE_TRAIN]);
     spw__tell_future(e, MODE_TRAIN);
     for (uint32_t first = 0; first < micro_batches; first += e->group_max) {
@@ -293,11 +304,12 @@ run_step(spw_engine *e, const int32_t *tokens, const int32_t *targets, uint32_t 
             uint64_t begin = spw_now_ns();
             e->goes_ahead = mode == SPW_STEP_AHEAD;
             e->squares = (exact_sum){.adds = 0};
-            spw_store_step_begin(e->store, e->takes_part,
-                                 mode); /* all updates of the last step are done: forward has waited for them */
+            if (mode != SPW_STEP_LATE)
+                spw_store_step_begin(e->store, e->takes_part,
+                                     mode); /* all updates of the last step are done: forward has waited for them */
             e->stall_ns[SPW_STALL_OPTIMIZER] += spw_now_ns() - begin;
             SPW_TRY(spw_store_check(e->store, err));
-            if (mode != SPW_STEP_GATED)
+            if (mode == SPW_STEP_EARLY || mode == SPW_STEP_AHEAD)
                 SPW_TRY(spw__set_coefficients(e, lr, 1.0 / e->scaler.scale, err));
             if (mode == SPW_STEP_EARLY)
                 spw_store_step_go(e->store);

@@ -84,7 +84,7 @@ spw_engine_model(const spw_engine *e)
 uint64_t
 spw_engine_updates(const spw_engine *e)
 {
-    return e->updates;
+    return e->updates + e->late.pending;
 }
 
 void
@@ -176,6 +176,6 @@ spw__engine_fill(spw_engine *e, spw_store_fn fn, void *ctx, spw_error *err)
     SPW_TRY(spw__engine_forget(e, err));
     SPW_TRY(spw_store_sweep(e->store, SPW_SWEEP_INIT, fn, ctx, err));
     memset(e->generations, 0, e->layout.unit_count * sizeof *e->generations); /* as the store counts them now */
-    e->grads_there = false;
+    e->grads_there = e->late.pending = false;
     return SPW_OK;
 }

@@ -42,6 +42,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
     p->gated = !in->inference && !spw__plan_early_gate(in);
+    p->late = !in->inference && in->config->run.delayed_update > 0;
     p->flops = in->flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
@@ -105,7 +106,7 @@ may_go_ahead(const plan_input *in)
 {
     const spw_config *c = in->config;
     return !in->inference && c->zero.offload_optimizer != SPW_TIER_DEVICE && !spw__plan_early_gate(in) &&
-           strcmp(c->run.update_ahead, "never") != 0 &&
+           c->run.delayed_update == 0 && strcmp(c->run.update_ahead, "never") != 0 &&
            (c->run.write_budget == 0 || !plan_on_nvme(c) || strcmp(c->run.update_ahead, "always") == 0);
 }
 
@@ -134,7 +135,7 @@ spw__plan_make(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const spw_config *c = in->config;
     plan_input own = *in;
-    bool possible = !in->inference && c->zero.offload_optimizer == SPW_TIER_NVME;
+    bool possible = !in->inference && c->zero.offload_optimizer == SPW_TIER_NVME && c->run.delayed_update == 0;
     spw_error first = {0}, second = {0};
     spw_status st;
     own.spill = possible && strcmp(c->run.gradients, "nvme") == 0;

@@ -30,7 +30,7 @@ spw__plan_rehearse(const spw_plan *p, const plan_input *in, double pace, rehears
                          .prefetch_elems = in->config->zero.prefetch_bucket_size / in->layout->parts,
                          .update_reads_weights = in->update_reads_weights,
                          .prefetch = in->config->run.prefetch,
-                         .early_gate = spw__plan_early_gate(in) || in->ahead,
+                         .early_gate = spw__plan_early_gate(in) || in->ahead || p->late,
                          .gathers_again = in->kept_host > 0,
                          .backward = 3 - spw__plan_kept_share(p, in),
                          .pace = pace};

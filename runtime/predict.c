@@ -59,7 +59,7 @@ share(double part, double all)
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
- * as many as the backward pass has time for are done by then.
+ * as many as the backward pass has time for are done by then. Late ones have that pass, and all of their reads and writes with it.
  */
 static double
 gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
@@ -76,6 +76,8 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double may =
         ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
     const double done = both > 0 ? fmin(may, backward / both) : 0;
+    if (p->late)
+        return forward + fmax(backward, fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME]));
     return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
 }
 
@@ -115,8 +117,9 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
             out->bound = (spw_resource)k;
         }
     }
-    out->gated_s = p->gated && out->timed ? gated_seconds(p, out, p->ahead) : 0;
-    out->clipped_s = p->gated && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->bound_s;
+    out->gated_s = (p->gated || p->late) && out->timed ? gated_seconds(p, out, p->ahead) : 0;
+    out->clipped_s =
+        (p->gated || p->late) && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->bound_s;
     out->step_s = fmax(out->bound_s, out->gated_s);
 }
 

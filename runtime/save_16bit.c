@@ -211,7 +211,7 @@ save(job *j, spw_error *err)
     (void)check(j, &own);
     SPW_TRY(spw__engine_consent(e, &own, spw_checksum(said, sizeof said), err));
     (void)spw_dir_partial(j->folder, j->partial, sizeof j->partial);
-    if (e->rank == 0)
+    if (spw__engine_settle(e, &own) == SPW_OK && e->rank == 0)
         (void)make_folder(j, &own);
     SPW_TRY(spw__engine_agree(e, own.status, &own, &owner, err));
     if (e->rank > 0 && j->writes)

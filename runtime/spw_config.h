@@ -134,6 +134,7 @@ typedef struct spw_config {
         char recompute[16];                  /* auto, always */
         char gradients[8];                   /* auto, host, nvme: where they wait for their update */
         char update_ahead[8];                /* auto, always, never: before the norm is known */
+        uint64_t delayed_update;             /* updates after so many are made a step late; 0: none is */
         bool fill_device;                    /* offloaded state takes device memory that nothing else does */
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;

@@ -92,6 +92,8 @@ run_steps(const world *w, spw_engine *e, uint32_t rank, uint64_t vocab, spw_erro
             for (int k = 0; k < 2; k++)
                 memcpy(own[k] + i * one, all[k] + (i * w->ranks + rank) * one, one * 4);
         }
+        if (s > 0 && s == w->settles)
+            SPW_TRY(spw__engine_settle(e, err));
         SPW_TRY(spw_engine_step(e, own[0], own[1], (uint32_t)each, c->optimizer.lr, &r, err));
         if (rank == 0)
             w->out->losses[s] = r.loss;

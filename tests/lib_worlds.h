@@ -34,6 +34,7 @@ typedef struct world {
     uint64_t mlp_width; /* 0: the family's tiny one */
     uint64_t last_room; /* bytes that the last rank may still take; 0: what there is */
     double dropout;
+    uint32_t settles;   /* before this step what waits of delayed updates is made, as by a save; 0: never */
     double late_s;      /* so much later than the others the last rank gets its weights */
     const char *plugin; /* the emulated device's, or NULL */
     uint32_t per_host;  /* so many ranks are on each host; 0: all on one */

@@ -146,6 +146,16 @@ check "and the masters in split again" train --resume "$dir/w" $(to s2) --set sp
 check "chain of formats, again" train --resume "$dir/w" $(to s3) --set spillway.steps=5 --set spillway.state_format='"mixed"'
 check "the same weights and moments" same "$dir/s2/step-5" "$dir/s3/step-5"
 
+# Updates that are made a step late: a save makes what waits, so when saves come decides what is computed.
+late="--set spillway.delayed_update=2 --set spillway.checkpoint_interval=3"
+check "late updates" train $(to late) $late
+check "resume with late updates" train --resume "$dir/late/step-3" $(to late2) $late
+check "the same bytes with late updates" same "$dir/late/step-6" "$dir/late2/step-6"
+fails() { ! "$@"; }
+check "which others have not" fails same "$dir/late/step-6" "$dir/a/step-6" 2>/dev/null
+expect 2 "spillway.checkpoint_interval: 3 in the checkpoint, 2 now" "then the interval is named" --resume "$dir/late/step-3" $(to late2) --set spillway.delayed_update=2 --set spillway.checkpoint_interval=2
+expect 2 "spillway.delayed_update: 2 in the checkpoint, 0 now" "late updates are named" --resume "$dir/late/step-3" $(to late2) --set spillway.checkpoint_interval=2
+
 # A folder that cannot hold checkpoints is said before the first step, and before the state is on disk.
 expect 1 "$dir/text.txt" "a folder that is a file" --set spillway.checkpoint_dir="$dir/text.txt"
 check "before a step" test "$(grep -c '^step' "$dir/out")" -eq 0

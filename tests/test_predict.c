@@ -78,6 +78,13 @@ test_prediction_gated(void **state)
     p.grad_host = 10000000000u;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.step_s - (3 + 12 / 8.0)) < 1e-9);
+    p.late = true; /* 24 GB beside 3 s of the backward pass, with or without a norm */
+    for (int k = 0; k < 4; k++) {
+        p.gated = k % 2 == 0;
+        r.nvme_read[0] = r.nvme_write[0] = r.nvme_mixed[0] = k < 2 ? 8e9 : 6e9;
+        spw_plan_predict(&p, &r, 0, &x);
+        assert_true(fabs(x.step_s - (k < 2 ? 4 : 5)) < 1e-9 && fabs(x.clipped_s - x.step_s) < 1e-9);
+    }
 }
 
 /* Bytes over rates; the longest is the bound; what is unknown is not guessed. */

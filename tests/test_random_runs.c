@@ -64,6 +64,8 @@ draw_model(uint64_t run, rig *r)
     }
     if (format != SPW_STATE_FP32 && c->run.micro_batches_per_pass == c->accumulation && random_pick(run, 14, 2) == 0)
         c->run.grad_dtype = c->fp16 ? SPW_F16 : SPW_BF16;
+    if (c->run.micro_batches_per_pass == c->accumulation && random_pick(run, 46, 4) == 0)
+        c->run.delayed_update = 1 + random_pick(run, 47, 2);
     if (random_pick(run, 23, 4) == 0)
         snprintf(c->data.documents, sizeof c->data.documents, "separate");
     if (random_pick(run, 15, 4) == 0)
@@ -152,6 +154,12 @@ draw_placement(uint64_t at, rig *r)
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 20, 2) == 0 ? "always" : "auto");
     if (c->zero.offload_optimizer == SPW_TIER_NVME && whole && c->run.expert_turns < 2)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 21, 3)]);
+    if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
+        c->zero.offload_optimizer = random_pick(at, 37, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
+        c->zero.optimizer_ratio = 1;
+        c->run.fill_device = false;
+        snprintf(c->run.gradients, sizeof c->run.gradients, "%s", random_pick(at, 38, 2) == 0 ? "auto" : "host");
+    }
     if (plan_of(r, &all) != SPW_OK)
         return;
     if (random_pick(at, 22, 3) > 0) {
@@ -264,12 +272,13 @@ static void
 place_and_train(uint64_t model, uint64_t placement, const outcome *want)
 {
     uint64_t at = (model + 1) * 1000 + placement;
-    bool saves = random_pick(at, 30, 2) == 0;
+    bool saves;
     outcome got;
     char path[400];
     rig r, next;
     draw_model(model, &r);
     draw_placement(at, &r);
+    saves = r.c.run.delayed_update > 0 || random_pick(at, 30, 2) == 0;
     name_run(&r, model, placement, "");
     if (begin(&r, NULL)) {
         train_from(&r, 0, saves, &got);
@@ -303,7 +312,7 @@ test_random_runs(void **state)
         draw_model(model, &r);
         name_run(&r, model, 0, ", all in host memory");
         assert_true(begin(&r, NULL));
-        train_from(&r, 0, false, &want);
+        train_from(&r, 0, r.c.run.delayed_update > 0, &want); /* then a save decides about bits */
         rig_remove(&r);
         for (uint64_t placement = 1; placement <= PLACEMENTS; placement++)
             place_and_train(model, placement, &want);

@@ -34,11 +34,17 @@ draw_world(uint64_t run, spw_config *c, world *w)
                  .config = c,
                  .family = families[random_pick(run, 4, sizeof families / sizeof families[0])],
                  .mlp_width = 32 + 8 * random_pick(run, 5, 12)};
+    w->settles = random_pick(run, 22, 2) == 0 ? STEPS - 1 : 0;
     w->frozen = w->family == SPW_FAMILY_GPT2 && random_pick(run, 6, 3) == 0;
-    c->run.micro_batches_per_pass = random_pick(run, 7, 3) == 0 ? 1 : random_pick(run, 7, 3) == 1 ? 3 : 0;
+    c->run.delayed_update = random_pick(run, 21, 4) == 0 ? 1 : 0;
+    c->run.micro_batches_per_pass = c->run.delayed_update > 0     ? 0
+                                    : random_pick(run, 7, 3) == 0 ? 1
+                                    : random_pick(run, 7, 3) == 1 ? 3
+                                                                  : 0;
     c->zero.quantized_weights = random_pick(run, 8, 6) == 0;
     c->zero.mics_shard_size = w->ranks == 4 && random_pick(run, 9, 2) == 0 ? 2 : 0; /* the order of sums */
     c->zero.stage = c->zero.quantized_weights || c->zero.mics_shard_size > 0 ? 3 : 1;
+    c->zero.offload_optimizer = c->run.delayed_update > 0 ? SPW_TIER_HOST : SPW_TIER_DEVICE;
 }
 
 /* What must not. */
@@ -66,6 +72,12 @@ draw_placement(uint64_t at, spw_config *c, world *w)
         c->zero.mics_shard_size = weights || random_pick(at, 20, 2) == 0 ? (int32_t)w->ranks : 1;
     if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == 0)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 16, 3)]);
+    if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
+        c->zero.offload_optimizer = random_pick(at, 22, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;
+        c->zero.optimizer_ratio = 1;
+        c->run.fill_device = false;
+        snprintf(c->run.gradients, sizeof c->run.gradients, "auto");
+    }
     snprintf(c->run.recompute, sizeof c->run.recompute, "%s", random_pick(at, 17, 2) == 0 ? "always" : "auto");
     w->least_device = c->zero.stage == 3 && random_pick(at, 18, 3) == 0;
 }
