@@ -1,8 +1,9 @@
 /*
  * Updates that are made a step late (Ren et al. 2021, ZeRO-Offload, section 5.2, delayed parameter update): a step's gradient stays in
- * host memory, and each unit's update with it runs beside the next step's backward pass, from the unit's last use there on; records are read
- * ahead beside its forward pass. Both passes of a step see the same weights, those before that update. Nothing waits for a norm, and nothing has to be taken back. The
- * next gradient of a unit comes where the last one was, so it waits for the unit's update, and all of them are done when the step is.
+ * host memory, and each unit's update with it runs beside the next step's backward pass, from the unit's last use there on; records are
+ * read ahead beside its forward pass. Both passes of a step see the same weights, those before that update. Nothing waits for a norm, and
+ * nothing has to be taken back. The next gradient of a unit comes where the last one was, so it waits for the unit's update, and all of
+ * them are done when the step is. Whoever saves settles first: what waits is made, and the next step has nothing to make.
  */
 #include "engine_internal.h"
 

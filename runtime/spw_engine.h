@@ -213,7 +213,7 @@ spw_status spw_engine_set_chain(spw_engine *engine, const uint32_t *blocks, uint
 void spw_engine_set_rates(spw_engine *engine, const spw_rates *rates);
 /* Waits for all updates. */
 spw_status spw_engine_drain(spw_engine *engine, spw_error *err);
-/* Optimizer steps applied (Adam's t) and where it goes on after loading. */
+/* Optimizer steps applied, or to be applied a step late (Adam's t), and where it goes on after loading. */
 uint64_t spw_engine_updates(const spw_engine *engine);
 void spw_engine_set_updates(spw_engine *engine, uint64_t updates);
 
