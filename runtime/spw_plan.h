@@ -124,8 +124,7 @@ typedef struct spw_prediction {
     /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; 0: they do
      * not wait. */
     double gated_s;
-    double
-        clipped_s; /* the same while every step clips, where nothing is updated ahead: the longer of that and bound_s */
+    double clipped_s;            /* the longer of that and bound_s while every step clips: nothing is updated ahead */
     double step_s, tokens_per_s; /* of a step that is as long as the longer of both */
     double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */

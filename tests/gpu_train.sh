@@ -2,11 +2,11 @@
 # Whole training runs on a GPU, as the kit (gpu_kit.sh) brings them there:
 #   curves   GPT-2 124M from one seed in fp32 on the cpu device and on cuda, 20 losses within 1e-4; bf16 beside them
 #   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit;
-#            in tiles of tokens (spillway.tile_tokens) on the device and on nvme
+#            updates a step late (spillway.delayed_update) with all, or records, in host memory and on nvme; in tiles of tokens (spillway.tile_tokens)
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters (81 GB of state and 27 GB
 #            of gradients in host memory): with 76 GiB of the card, as of one of 80 GB, and 131072 tokens a step, and with all of it and 32768 tokens, where
-#            every step clips and where none does (12 steps: in the first ones logs have no room), with half of the records on the card, and with gradients that cross the link as bf16
+#            every step clips and where none does (12 steps: in the first ones logs have no room), with half of the records on the card, and with updates a step late, every step clipping
 #   profile  where a step's time goes, by kernel (Nsight Compute's ncu): four layers of GPT-2 1.5B's and of 124M's
 # Times are medians of the steps from the fourth on; of runs of four, which have long steps, from the second on. Exits 1 where a comparison fails.
 # usage: train.sh [--small] PROGRAM DATA PHASE...    --small: shapes for the emulated device; DATA: tokens, below 512 then
@@ -89,6 +89,15 @@ places() {
         losses $label | cmp -s - "$dir/want" && echo "state $label: losses and norms of state on the device, to the last digit" ||
             fail "state $label: other losses than with state on the device"
     done
+    run gpt2-124M late 6 --set zero_optimization="$host" --set spillway.delayed_update=1 &&
+        run gpt2-124M late-records 6 --set zero_optimization="$records" --set spillway.delayed_update=1 &&
+        run gpt2-124M late-nvme 6 --set zero_optimization="$nvme" --set spillway.delayed_update=1 || return
+    losses late >"$dir/late"
+    cmp -s "$dir/late" "$dir/want" && fail "updates a step late: the losses of updates at once"
+    for label in late-records late-nvme; do
+        losses $label | cmp -s - "$dir/late" && echo "$label: losses and norms of all state in host memory, to the last digit" ||
+            fail "$label: other losses than with all state in host memory"
+    done
     tile=700
     [ -n "$small" ] && tile=12
     run gpt2-124M tiles 6 --set spillway.tile_tokens=$tile &&
@@ -138,7 +147,7 @@ offload() {
     run llama-7B "7B" 6 --set zero_optimization="$host" && show "7B"
     run llama-7B "7B, no step clips" 12 --set zero_optimization="$host" --set gradient_clipping=1e9 && show "7B, no step clips"
     run llama-7B "7B, half on the device" 5 --set zero_optimization="$host" --set zero_optimization.offload_optimizer.ratio=0.5 && show "7B, half on the device"
-    run llama-7B "7B, gradients as bf16" 5 --set zero_optimization="$host" --set spillway.grad_dtype=bf16 && show "7B, gradients as bf16"
+    run llama-7B "7B, a step late" 6 --set zero_optimization="$host" --set spillway.delayed_update=1 && show "7B, a step late"
 }
 for phase in "$@"; do
     echo "== $phase"
