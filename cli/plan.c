@@ -145,9 +145,14 @@ print_times(const spw_plan *p, const spw_rates *rates, const spw_prediction *x, 
     } else {
         const bool gated = x->gated_s > 1.005 * x->bound_s;
         printf("  predicted step %.4g s, bound by %s (*)%s; %.*f tokens/s, %.3g days per 10^9 tokens\n", x->step_s,
-               spw_resource_name(x->bound), gated ? " and by the norm's gate" : "", x->tokens_per_s < 10 ? 2 : 0,
-               x->tokens_per_s, 1e9 / x->tokens_per_s / 86400);
-        if (gated)
+               spw_resource_name(x->bound),
+               !gated    ? ""
+               : p->late ? " beside the backward pass"
+                         : " and by the norm's gate",
+               x->tokens_per_s < 10 ? 2 : 0, x->tokens_per_s, 1e9 / x->tokens_per_s / 86400);
+        if (gated && p->late)
+            printf("  late updates have the backward pass: the forward pass, then the longer of it and them\n");
+        else if (gated)
             printf("  updates wait for the gradient's norm: the backward pass, then the longer of them and the next "
                    "forward "
                    "pass\n");

@@ -42,6 +42,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     p->trained = spw__layout_trained(in->layout);
     p->tokens = in->tokens;
     p->gated = !in->inference && !spw__plan_early_gate(in);
+    p->clips = p->gated && in->config->gradient_clipping > 0;
     p->late = !in->inference && in->config->run.delayed_update > 0;
     p->flops = in->flops;
     p->model_flops = in->flops - in->recompute_flops;

@@ -118,9 +118,8 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
         }
     }
     out->gated_s = (p->gated || p->late) && out->timed ? gated_seconds(p, out, p->ahead) : 0;
-    out->clipped_s =
-        (p->gated || p->late) && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->bound_s;
     out->step_s = fmax(out->bound_s, out->gated_s);
+    out->clipped_s = p->clips && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->step_s;
 }
 
 /* How often the store could do all its updates while the step computes. */

@@ -79,6 +79,7 @@ typedef struct spw_plan {
     uint64_t trained;                    /* of elems: with gradient and record */
     uint64_t trained_device;             /* of them: updated on the device, which their gradients do not leave */
     bool gated;                          /* updates wait for the gradient's norm, but for those ahead of it */
+    bool clips;                          /* and a norm above a limit changes them */
     double flops;                        /* that the device is to do */
     double model_flops;                  /* without what is computed again: what a model's utilisation counts */
     spw_traffic traffic[SPW_PACE_COUNT]; /* by the pace of updates: how far they run ahead changes what is read twice */
@@ -121,10 +122,10 @@ typedef struct spw_prediction {
     bool timed;                         /* all that is needed was known: the fields below hold */
     spw_resource bound;
     double bound_s; /* the longest of seconds */
-    /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; 0: they do
-     * not wait. */
+    /* The backward pass, and behind it the longer of the next forward pass and what is left of the updates, which run beside it; of late
+     * ones the forward pass, and the longer of the backward pass and updates. 0: they do not wait. */
     double gated_s;
-    double clipped_s;            /* the longer of that and bound_s while every step clips: nothing is updated ahead */
+    double clipped_s;            /* of a step while every one clips: nothing is updated ahead */
     double step_s, tokens_per_s; /* of a step that is as long as the longer of both */
     double written_per_day;      /* bytes on all paths together, by all ranks that swap to their disks */
     double tbw_years;            /* until tbw_bytes are written; infinite: nothing is written; NaN: no rating */

@@ -43,7 +43,7 @@ test_prediction_gated(void **state)
     p.record_host = 10000000000u;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(x.gated_s <= 0 && fabs(x.step_s - 4) < 1e-9 && fabs(x.clipped_s - 4) < 1e-9);
-    p.gated = true;
+    p.gated = p.clips = true;
     spw_plan_predict(&p, &r, 0, &x);
     assert_true(fabs(x.gated_s - 4) < 1e-9 && fabs(x.step_s - 4) < 1e-9); /* 1 s of updates beside 1 s of computing */
     r.optimizer = 0.4e9;
