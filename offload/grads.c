@@ -205,6 +205,15 @@ spw_store_grad_ask(spw_store *s, uint32_t unit_idx)
     return free;
 }
 
+/* c: whose record lies in the way; NULL: a window is wanted. */
+static spw_stall
+memory_cause(const spw_store *s, const chunk *c)
+{
+    if (c == NULL)
+        return s->gate_open ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
+    return c->r == R_READING ? SPW_STALL_NVME_READ : c->r == R_UPDATING ? SPW_STALL_OPTIMIZER : SPW_STALL_NVME_WRITE;
+}
+
 spw_status
 spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
 {
@@ -215,10 +224,7 @@ spw_store_grad_open(spw_store *s, uint32_t unit_idx, spw_error *err)
     spw__store_hold_unit(s, u);
     while (s->poison.status == SPW_OK &&
            (in_use(s, u) || (c = in_the_way(s, u)) != NULL || (u->plan.spills && !take_window(s, u)))) {
-        spw_stall cause = in_use(s, u)                     ? spw__store_stall_cause(s, u, u->generation)
-                          : c != NULL && c->r == R_READING ? SPW_STALL_NVME_READ
-                          : (c != NULL && c->r == R_UPDATING) || (!c && s->gate_open) ? SPW_STALL_OPTIMIZER
-                                                                                      : SPW_STALL_NVME_WRITE;
+        spw_stall cause = in_use(s, u) ? spw__store_stall_cause(s, u, u->generation) : memory_cause(s, c);
         uint64_t begin = spw_now_ns();
         spw__store_kick(s);
         spw__store_wait_a_moment(s);

@@ -475,7 +475,8 @@ prepare_together(spw_checkpoint_job *job, const spw_config *config, spw_error *e
     SPW_TRY(spw_engine_sum(job->e, &changed, 1, err));
     job->unchanged = changed == 0;
     job->contents = spw__checkpoint_contents(job->e);
-    (void)prepare(job, config, &own);
+    if (spw__engine_settle(job->e, &own) == SPW_OK)
+        (void)prepare(job, config, &own);
     owner = job->linked ? -(int64_t)getpid() : (int64_t)getpid();
     SPW_TRY(spw__engine_agree(job->e, own.status, &own, &owner, err));
     job->linked = owner < 0;
@@ -497,7 +498,6 @@ spw_checkpoint_begin(spw_checkpoint_job **out, spw_engine *e, const spw_config *
     spw_status st;
     *out = NULL;
     SPW_TRY(spw__checkpoint_fits(dir, err));
-    SPW_TRY(spw__engine_settle(e, err));
     job = spw_mem_zalloc(sizeof *job);
     if (job == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");

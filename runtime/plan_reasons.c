@@ -163,12 +163,14 @@ explain_ahead(spw_plan *p, const plan_input *in)
     const double all = (double)(p->record_nvme + p->record_host), there = (double)(p->record_nvme + p->spared_host);
     char value[64], bytes[32], share[128] = "", undo[128] = "";
     bool waits = c->gradient_clipping > 0 || c->bf16_check_overflow || c->fp16;
-    if (p->late)
+    if (p->late) {
         decide(p, "spillway.delayed_update", "yes",
                "from update %llu on each is made beside the next backward pass: what it computes differs from what "
                "updates at once compute",
                (unsigned long long)c->run.delayed_update + 1);
-    if (p->late || in->inference || !waits || strcmp(c->run.update_ahead, "never") == 0 || (!p->ahead && why == NULL))
+        return;
+    }
+    if (in->inference || !waits || strcmp(c->run.update_ahead, "never") == 0 || (!p->ahead && why == NULL))
         return;
     if (!p->ahead) {
         decide(p, "spillway.update_ahead", "no", "%s: updates wait for the gradient's norm", why);

@@ -56,10 +56,24 @@ share(double part, double all)
     return all > 0 ? fmin(part / all, 1) : 0;
 }
 
+static double
+forward_seconds(const spw_plan *p, const spw_prediction *x)
+{
+    return x->seconds[SPW_RESOURCE_COMPUTE] * share(p->model_flops / 3, p->flops);
+}
+
+/* Late updates have the backward pass, and all that is read and written with it. */
+static double
+late_seconds(const spw_plan *p, const spw_prediction *x)
+{
+    const double *s = x->seconds, forward = forward_seconds(p, x);
+    return forward + fmax(s[SPW_RESOURCE_COMPUTE] - forward, fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME]));
+}
+
 /*
  * Records, and gradients that wait on nvme, are read when the norm is known, beside the next forward pass and its share of weights. What
  * memory of gradients and slots can hold of them is written beside the next backward pass. Of updates ahead of the norm, where there are any,
- * as many as the backward pass has time for are done by then. Late ones have that pass, and all of their reads and writes with it.
+ * as many as the backward pass has time for are done by then.
  */
 static double
 gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
@@ -67,7 +81,7 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double *s = x->seconds, reads = (double)x->traffic.nvme_read, writes = (double)x->traffic.nvme_write;
     const double records = share((double)(p->record_nvme + p->grad_nvme), reads), weights = (1 - records) / 2;
     const double held = share((double)(p->grad_host + p->slots_host), (double)p->record_nvme);
-    const double forward = s[SPW_RESOURCE_COMPUTE] * share(p->model_flops / 3, p->flops);
+    const double forward = forward_seconds(p, x);
     const double backward = fmax(s[SPW_RESOURCE_COMPUTE] - forward, s[SPW_RESOURCE_NVME_READ] * weights);
     const double disk =
         fmax(s[SPW_RESOURCE_NVME_READ] * (records + weights),
@@ -76,8 +90,6 @@ gated_seconds(const spw_plan *p, const spw_prediction *x, bool ahead)
     const double may =
         ahead ? share((double)(p->record_nvme + p->spared_host), (double)(p->record_nvme + p->record_host)) : 0;
     const double done = both > 0 ? fmin(may, backward / both) : 0;
-    if (p->late)
-        return forward + fmax(backward, fmax(s[SPW_RESOURCE_OPTIMIZER], s[SPW_RESOURCE_NVME]));
     return backward + fmax(forward, fmax(s[SPW_RESOURCE_OPTIMIZER], disk) * (1 - done));
 }
 
@@ -117,9 +129,10 @@ fill_seconds(const spw_plan *p, const spw_rates *r, spw_prediction *out)
             out->bound = (spw_resource)k;
         }
     }
-    out->gated_s = (p->gated || p->late) && out->timed ? gated_seconds(p, out, p->ahead) : 0;
+    out->gated_s = !out->timed ? 0 : p->late ? late_seconds(p, out) : p->gated ? gated_seconds(p, out, p->ahead) : 0;
     out->step_s = fmax(out->bound_s, out->gated_s);
-    out->clipped_s = p->clips && out->timed ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->step_s;
+    out->clipped_s =
+        out->timed && p->clips && !p->late ? fmax(out->bound_s, gated_seconds(p, out, false)) : out->step_s;
 }
 
 /* How often the store could do all its updates while the step computes. */
