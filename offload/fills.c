@@ -161,14 +161,6 @@ better_victim(const unit *o, const unit *than)
     return o->next_use != than->next_use ? o->next_use > than->next_use : o->last_use < than->last_use;
 }
 
-/* It has a place on the device, and its next chunk no slot: what is nearer has them, and may need that place to give them back. */
-static bool
-stuck(spw_store *s, const unit *u)
-{
-    return u->d == D_FILLING && u->copies_inflight == 0 && u->fill_next < u->plan.chunk_count &&
-           spw__unit_chunk(s, u, u->fill_next)->w == W_EMPTY;
-}
-
 static bool
 make_room(spw_store *s, unit *u, uint64_t nearer_than)
 {
@@ -178,8 +170,7 @@ make_room(spw_store *s, unit *u, uint64_t nearer_than)
             unit *o = &s->units[s->resident.list[i].owner];
             bool idle = (o->d == D_READY &&
                          o->pins == 0) || /* or it was begun for a use that is not fetched any more, or not now */
-                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight)) ||
-                        (nearer_than == 0 && stuck(s, o));
+                        (o->d == D_FILLING && o->copies_inflight == 0 && (o->next_use >= s->fetch_count || s->tight));
             if (idle && (uint64_t)o->next_use + 1 > nearer_than && (!o->wanted || nearer_than == 0) &&
                 better_victim(o, victim))
                 victim = o;
@@ -227,11 +218,21 @@ reserve_use(spw_store *s, spw_store_use use, uint64_t nearer_than, bool urgent)
     return true;
 }
 
+/*
+ * May this use be fetched, and those behind it? Where its weights are not promised yet they would get a place on the device that it needs
+ * first, and be brought twice; and with few slots two of them could wait for each other.
+ */
+static bool
+in_turn(const spw_store *s, uint32_t i)
+{
+    return promised(s, &s->units[s->future[i].unit_idx], s->future[i].generation);
+}
+
 void
 spw__store_reserve(spw_store *s)
 {
     for (uint32_t i = 0; i < s->fetch_count && s->poison.status == SPW_OK && !s->tight; i++) {
-        if (!reserve_use(s, s->future[i], (uint64_t)i + 1, false))
+        if (!in_turn(s, i) || !reserve_use(s, s->future[i], (uint64_t)i + 1, false))
             break;
     }
 }
@@ -273,7 +274,7 @@ spw__store_schedule_fills(spw_store *s)
     for (uint32_t i = 0; i < s->fetch_count; i++) {
         if (s->tight && !s->units[s->future[i].unit_idx].wanted)
             continue;
-        if (!serve_use(s, s->future[i], (uint64_t)i + 1, false))
+        if (!in_turn(s, i) || !serve_use(s, s->future[i], (uint64_t)i + 1, false))
             return;
     }
 }

@@ -116,7 +116,9 @@ static spw_status
 acquire(spw_engine *e, block_run *run, const spw_store_use *uses, uint32_t count, spw_error *err)
 {
     const void **weights = run->weights + run->unit_count;
-    if (count == 0)
+    if (run->gradients_alone)
+        run->unit_count += count;
+    if (run->gradients_alone || count == 0)
         return SPW_OK;
     SPW_TRY(e->layout.parts > 1 ? spw__ranks_acquire(e->ranks, uses, count, weights, err)
                                 : spw_store_acquire(e->store, uses, count, weights, err));
@@ -148,7 +150,7 @@ spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
 static void
 release(spw_engine *e, const block_run *run, uint32_t first)
 {
-    for (uint32_t k = first; k < run->unit_count; k++) {
+    for (uint32_t k = first; k < run->unit_count && !run->gradients_alone; k++) {
         if (e->layout.parts > 1)
             spw__ranks_release(e->ranks, run->units[k]);
         else
@@ -289,9 +291,10 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
             !there || run->weights[j] == NULL ? NULL : (const char *)run->weights[j] + at->first * e->compute_bytes,
             !there || run->grads[j] == NULL ? NULL : run->grads[j] + at->first, &e->grad_begun[b->param_ids[k]],
             p->rows, p->cols);
-        if (run->params[k] != NULL)
-            run->params[k]->fp8 =
-                e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
+        if (run->params[k] == NULL)
+            continue;
+        run->params[k]->absent = run->gradients_alone;
+        run->params[k]->fp8 = e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
     }
     if (training)
         spw_tape_on_route(e->tape, note_peak, e);

@@ -207,7 +207,8 @@ typedef struct block_run {
     const void *weights[SPW_BLOCK_PARAMS_MAX]; /* by unit, parallel to units */
     float *grads[SPW_BLOCK_PARAMS_MAX];
     uint32_t units[SPW_BLOCK_PARAMS_MAX], unit_count;
-    uint32_t held; /* units that stay while those of experts come and go */
+    uint32_t held;        /* units that stay while those of experts come and go */
+    bool gradients_alone; /* no weights are needed, so none are acquired */
     int mode;
 } block_run;
 

@@ -139,8 +139,19 @@ static void
 note_together(plan_use *uses, uint32_t *n, const uint32_t *units, uint32_t count, uint32_t until)
 {
     for (uint32_t k = 0; uses != NULL && k < count; k++)
-        uses[*n + k] = (plan_use){units[k], *n + count, until};
+        uses[*n + k] = (plan_use){units[k], *n + count, until, false};
     *n += count;
+}
+
+/* Those of the uses from `first` on whose units a block before them uses, whose backward pass reads no weights. */
+static void
+note_later_ends(const spw_engine *e, plan_use *uses, uint32_t first, uint32_t n, uint32_t block_idx)
+{
+    uint32_t units[SPW_BLOCK_PARAMS_MAX], count = spw__block_units(e, block_idx, units);
+    for (uint32_t i = first; uses != NULL && i < n; i++) {
+        for (uint32_t k = 0; k < count; k++)
+            uses[i].ends_later |= uses[i].unit_idx == units[k];
+    }
 }
 
 /* The units of one pass in the order of their use; returns how many. uses may be NULL. */
@@ -150,10 +161,15 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = 0, last = e->chain_count - 1;
     for (uint32_t at = 0; at < last + e->chain_count - e->lowest;
          at++) { /* the last block runs in the backward pass only */
-        uint32_t count = spw__block_units(e, e->chain[at < last ? at : 2 * last - at], units);
+        uint32_t block_idx = e->chain[at < last ? at : 2 * last - at];
+        uint32_t count = spw__block_units(e, block_idx, units);
         uint32_t held = spw__block_turns(e, units, count), turns = count - held, each;
         if (at == last)
             *forward_count = n;
+        if (at > last && spw_model_is_embedding(e->model, block_idx)) {
+            note_later_ends(e, uses, *forward_count, n, block_idx);
+            continue;
+        }
         note_together(uses, &n, units, held, n + count);
         for (uint32_t done = 0; done < turns; done += each) {
             const uint32_t *rest = units + held, *turn;

@@ -194,8 +194,11 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
 {
     for (uint32_t c = e->chain_count; c-- > e->lowest;) {
         const bool for_all = e->defers && c == 0;
-        block_run run = {
-            .block_idx = e->chain[c], .at = c, .later_group = later_group && !for_all, .final_group = final_group};
+        block_run run = {.block_idx = e->chain[c],
+                         .at = c,
+                         .later_group = later_group && !for_all,
+                         .final_group = final_group,
+                         .gradients_alone = spw_model_is_embedding(e->model, e->chain[c])};
         spw_status st;
         if (for_all && !final_group)
             break;

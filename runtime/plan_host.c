@@ -148,6 +148,16 @@ fill_gradients(spw_plan *p, const plan_input *in, uint64_t *left)
     *left += before - p->slots_host;
 }
 
+/* Weights that are on nvme would take no more than the slots do that are there for them alone. */
+static bool
+outweigh_slots(const spw_plan *p, const plan_input *in, uint64_t left)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++)
+        bytes += in->layout->chunks[i].weight_tier == SPW_TIER_NVME ? plan_weights(in, &in->layout->chunks[i]) : 0;
+    return bytes <= left && bytes <= p->weight_slots * largest_weights(in);
+}
+
 /* Water-filling: everything where the configuration says, then from nvme to what is left of the host budget. */
 static spw_status
 place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
@@ -168,6 +178,8 @@ place(spw_plan *p, const plan_input *in, uint64_t *left, spw_error *err)
         most = reads[i] > most ? reads[i] : most;
     for (uint32_t k = most; st == SPW_OK && k >= 1; k--)
         fill_host(in, false, reads, k, k, left);
+    if (st == SPW_OK && outweigh_slots(p, in, *left))
+        fill_host(in, false, reads, 0, UINT32_MAX, left);
     if (st == SPW_OK && !in->inference) {
         fill_gradients(p, in, left);
         fill_host(in, true, NULL, 0, 0, left);

@@ -305,7 +305,8 @@ serve_future(sim *s)
 {
     s->settled = s->settled > s->position ? s->settled : s->position;
     for (uint64_t at = s->settled; at < s->fetch_end; at++) {
-        if (!serve(s, use_at(s, at), at - s->position + 1))
+        const spw_store_use use = use_at(s, at);
+        if (!promised(s, &s->units[use.unit_idx], use.generation) || !serve(s, use, at - s->position + 1))
             return;
         s->settled += s->settled == at;
     }
@@ -406,7 +407,7 @@ let_go(sim *s, uint32_t open, uint32_t end, bool makes_gradients)
             continue; /* before */
         u->pinned = false;
         u->last_use = ++s->let_go_count;
-        if (makes_gradients && !u->grad_ready &&
+        if (makes_gradients && !in->uses[i].ends_later && !u->grad_ready &&
             i + s->until_again[i] >= in->use_count) { /* the last time in the step */
             u->grad_ready = true;
             s->ready_count += u->updating;
@@ -435,6 +436,10 @@ step(sim *s)
             open = let_go(s, open, end, p + 1 == in->passes && at >= in->forward_count);
             serve_future(s);
         }
+    }
+    for (uint32_t u = 0; u < in->layout->unit_count; u++) { /* gradients that ended without weights */
+        s->ready_count += s->units[u].last_use > 0 && s->units[u].updating && !s->units[u].grad_ready;
+        s->units[u].grad_ready = s->units[u].last_use > 0;
     }
     s->gate_open = true;
     for (uint32_t u = 0; u < in->layout->unit_count; u++)

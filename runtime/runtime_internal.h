@@ -4,9 +4,13 @@
 
 #include "spw_engine.h"
 
-/* One of the uses of a pass, in their order. Those up to `end` are made together; it stays on the device until the use `until`. */
+/*
+ * One of the uses of a pass, in their order, of a unit's weights. Those up to `end` are made together; it stays on the device until the
+ * use `until`. ends_later: its gradient goes on when weights have been used for the last time, and is there when the pass is over.
+ */
 typedef struct plan_use {
     uint32_t unit_idx, end, until;
+    bool ends_later;
 } plan_use;
 
 /* Measured or derived before planning; plain numbers. */

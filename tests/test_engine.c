@@ -107,7 +107,7 @@ test_prefetch_hits(void **state)
         spw_store_get_stats(spw_engine_store(r.e), &after);
         uses = after.uses - before.uses;
         hits = after.hits - before.hits;
-        assert_true(uses >= STEPS * 28);
+        assert_true(uses >= STEPS * 27);
     }
     if ((double)hits < 0.99 * (double)uses)
         fail_msg("%llu of %llu uses were fetched ahead", (unsigned long long)hits, (unsigned long long)uses);

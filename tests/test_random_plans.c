@@ -249,7 +249,7 @@ test_random_plans(void **state)
         n = 0;
         for (uint32_t k = 0; k < 2 * l.unit_count - 1; k++) {
             in.forward_count += k + 1 < l.unit_count;
-            uses[n++] = (plan_use){k < l.unit_count ? k : 2 * (l.unit_count - 1) - k, k + 1, k + 1};
+            uses[n++] = (plan_use){k < l.unit_count ? k : 2 * (l.unit_count - 1) - k, k + 1, k + 1, false};
         }
         in.uses = uses;
         in.use_count = n;

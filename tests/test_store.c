@@ -461,8 +461,8 @@ one_gradient(fixture *f)
 }
 
 /*
- * Unit 0's next weights do not exist yet, so unit 1 gets the place on the device; but the slot holds unit 0's, which are used before
- * unit 1's, and only a place on the device for unit 0 frees it. Unit 1's fill has begun with nothing, and gives way.
+ * Unit 0's next weights do not exist yet, and the one slot holds those it has, which are used before unit 1's. Were unit 1 given the place on
+ * the device meanwhile, its fill would wait for the slot, and the slot for the place.
  */
 static void
 test_place_without_slot(void **state)
@@ -480,7 +480,7 @@ test_place_without_slot(void **state)
     assert_int_equal(spw_store_sweep_some(f.store, SPW_SWEEP_VISIT, 0, 1, look, NULL, NULL), SPW_OK);
     one_gradient(&f);
     spw_store_set_future(f.store, future, 2, 2);
-    spw_sleep_ns(20000000); /* time enough for the fill to begin */
+    spw_sleep_ns(20000000); /* time enough for a fill to begin */
     spw_store_step_go(f.store);
     for (uint32_t i = 0; i < 2; i++) {
         if (spw_store_acquire(f.store, &future[i], 1, &weights, &err) != SPW_OK)

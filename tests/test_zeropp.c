@@ -312,14 +312,14 @@ test_kept_bytes(void **state)
         once = unit * (double)exact->padded / 2; /* half of the parts are on the other host */
         for (uint32_t r = 0; r < w.ranks; r++) {
             uint64_t taken = kept->taken[r] - exact->taken[r], want = (uint64_t)(unit * (double)exact->padded / 2);
-            assert_true((double)exact->far_gather[r] > 1.5 * (STEPS + 1) * once);
+            assert_true((double)exact->far_gather[r] > 1.4 * (STEPS + 1) * once);
             assert_true(fabs((double)kept->far_gather[r] - (STEPS + 1) * once) < 0.01 * once);
             assert_true(kept->gather[r] < exact->gather[r]);
             assert_int_equal(kept->plan[r].traffic[SPW_PACE_DEFAULT].h2d, kept->held[r] * 4);
             /* The store is asked once, too; now and then a part that came early had to make room before it was used. */
             assert_true(kept->h2d[r] >= (STEPS + 1) * kept->held[r] * 4);
             assert_true((double)kept->h2d[r] < 1.2 * (STEPS + 1) * (double)kept->held[r] * 4);
-            assert_true(kept->parts[r] % (STEPS + 1) == 0 && exact->parts[r] * 2 > kept->parts[r] * 3);
+            assert_true(kept->parts[r] % (STEPS + 1) == 0 && exact->parts[r] * 5 > kept->parts[r] * 7);
             assert_int_equal(kept->plan[r].kept_host, spw_round_up(want, 4096));
             assert_int_equal(kept->plan[r].host_bytes - exact->plan[r].host_bytes - kept->plan[r].kept_host,
                              kept->plan[r].tables_host - exact->plan[r].tables_host);

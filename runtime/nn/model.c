@@ -89,6 +89,13 @@ spw_model_freeze(spw_model *m, const char *glob)
     return count;
 }
 
+bool
+spw_model_is_embedding(const spw_model *m, uint32_t block_idx)
+{
+    spw_forward_fn forward = m->blocks[block_idx].forward;
+    return forward == spw_gpt2_embed_forward || forward == spw_llama_embed_forward;
+}
+
 uint64_t
 spw_model_elems(const spw_model *m)
 {

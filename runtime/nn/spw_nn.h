@@ -42,7 +42,8 @@ typedef struct spw_value {
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
     bool there;                       /* data were computed in an earlier call */
-    spw_routed *routed;               /* it is a routing (rows, choices): data are weights in fp32 */
+    bool absent; /* parameters: data are nowhere, because the call needs the gradient alone (spw_model_is_embedding) */
+    spw_routed *routed; /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
 
 /* What one micro-batch brings. Arrays on the device, one int32 per token. */
@@ -402,6 +403,8 @@ float spw_lora_scale(const spw_lora *lora);
 uint32_t spw_model_freeze(spw_model *model, const char *glob);
 /* Whether this is a dense linear weight of a layer of a family's: not an expert's, a router's or an adapter's. */
 bool spw_model_is_dense(const spw_model *model, const spw_block *block, uint32_t param_id);
+/* Whether the block is a family's embedding: its backward pass reads none of its weights, nor what forward gave. */
+bool spw_model_is_embedding(const spw_model *model, uint32_t block_idx);
 /* Elements of all parameters, each counted once. */
 uint64_t spw_model_elems(const spw_model *model);
 /* Blocks that others may reuse in their own chains. */

@@ -14,7 +14,7 @@ embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_
     y = spw__tape_value(t, count, table->cols, onto != NULL ? onto->data : NULL);
     if (y == NULL || (o = spw__tape_op(t, T_EMBEDDING, y)) == NULL)
         return spw__tape_fail(t);
-    if (spw__tape_computes(t))
+    if (spw__tape_computes(t) && !table->absent)
         spw_gpu_embedding(t->queue, y->data, ids, table->data, count, table->rows, table->cols, onto != NULL);
     o->in[0] = onto;
     o->param[0] = table;
