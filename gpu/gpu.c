@@ -316,17 +316,17 @@ spw_gpu_linear_backward(spw_gpu_queue *q, act *dx, float *dw, float *db, const a
 }
 
 void
-spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
-                  bool add)
+spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t first, uint64_t M,
+                  uint64_t V, uint64_t C, bool add)
 {
-    q->calls->embedding(q, y, ids, table, M, V, C, add);
+    q->calls->embedding(q, y, ids, table, first, M, V, C, add);
 }
 
 void
-spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
-                           uint64_t C)
+spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t first,
+                           uint64_t M, uint64_t V, uint64_t C)
 {
-    q->calls->embedding_backward(q, dtable, dy, ids, M, V, C);
+    q->calls->embedding_backward(q, dtable, dy, ids, first, M, V, C);
 }
 
 void
@@ -554,6 +554,30 @@ spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw
 {
     q->calls->linear_cross_entropy(q, losses, dx, dw, x, w, targets, logits, rows_per_chunk, M, V, C, grad_scale, cap,
                                    flags);
+}
+
+void
+spw_gpu_head_see(spw_gpu_queue *q, float *sums, const act *x, const act *w, const int32_t *targets, act *logits,
+                 uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V, uint64_t C, float cap)
+{
+    SPW_ASSERT(V > 0 && (M == 0 || rows_per_chunk > 0));
+    q->calls->head_see(q, sums, x, w, targets, logits, rows_per_chunk, M, first, V, C, cap);
+}
+
+void
+spw_gpu_head_losses(spw_gpu_queue *q, float *losses, const float *sums, const int32_t *targets, uint64_t M)
+{
+    q->calls->head_losses(q, losses, sums, targets, M);
+}
+
+void
+spw_gpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
+                      const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
+                      uint64_t C, float grad_scale, float cap, unsigned flags)
+{
+    SPW_ASSERT(V > 0 && (M == 0 || rows_per_chunk > 0));
+    q->calls->head_backward(q, dx, dw, x, w, targets, sums, logits, rows_per_chunk, M, first, V, C, grad_scale, cap,
+                            flags);
 }
 
 void

@@ -246,12 +246,15 @@ typedef struct spw_fp8_product {
 } spw_fp8_product;
 void spw_gpu_fp8_product(spw_gpu_queue *q, const spw_fp8_product *p);
 
-/* y(M,C) = table[ids[i]]; ids in device memory, each in [0, V). With add: y += table[ids[i]]. */
-void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
-                       uint64_t C, bool add);
-/* dtable(V,C) += rows of dy, in the order of M for each id (no atomics). */
-void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M,
-                                uint64_t V, uint64_t C);
+/*
+ * y(M,C) = table[ids[i] - first]; ids in device memory. With add: y += that. The table has rows [first, first + V) of a greater one, or with
+ * first 0 all of them: rows of y whose id is elsewhere stay as they are.
+ */
+void spw_gpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t first, uint64_t M,
+                       uint64_t V, uint64_t C, bool add);
+/* dtable(V,C) += rows of dy, in the order of M for each id (no atomics); but those whose id is elsewhere. */
+void spw_gpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t first,
+                                uint64_t M, uint64_t V, uint64_t C);
 
 /* y = (x - mean) * rstd * g + b over rows of C. mean, rstd (M) fp32 out. */
 void spw_gpu_layernorm(spw_gpu_queue *q, act *y, float *mean, float *rstd, const act *x, const act *g, const act *b,
@@ -466,6 +469,27 @@ spw_gpu_logits_stride(uint64_t V)
 void spw_gpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *dw, const act *x, const act *w,
                                   const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
                                   uint64_t C, float grad_scale, float cap, unsigned flags);
+
+/*
+ * The same of a head that comes in pieces of its rows: each is seen, in their order from row 0; then losses are there; then each gives its
+ * gradients, in any order. What is not said here is as above.
+ *   w     (V,C) the piece, rows [first, first + V) of the head, V > 0; targets count from the head's first row
+ *   sums  (M,3) fp32 in/out: the greatest logit so far, the sum of exp(logit - that) so far, the target's logit once it was seen; begun where
+ *         first is 0, whatever was there. Rows without a target stay as they are
+ */
+void spw_gpu_head_see(spw_gpu_queue *q, float *sums, const act *x, const act *w, const int32_t *targets, act *logits,
+                      uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V, uint64_t C, float cap);
+/* losses (M) fp32 out, when all pieces have been seen. */
+void spw_gpu_head_losses(spw_gpu_queue *q, float *losses, const float *sums, const int32_t *targets, uint64_t M);
+/*
+ * Makes the piece's logits again.
+ *   sums  when all pieces have been seen
+ *   dx    (M,C) fp32 written, or ACC_DX: what the piece adds to it; NULL: not wanted
+ *   dw    (V,C) fp32 added to, or SET_DW; NULL: not wanted
+ */
+void spw_gpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
+                           const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first,
+                           uint64_t V, uint64_t C, float grad_scale, float cap, unsigned flags);
 
 /*
  * out[i] = sum of squares of elements 4096 i .. of x (fp32), fp64; order depends on n alone. out is host memory, and like

@@ -21,6 +21,7 @@ CHECK(elements)
 CHECK(norms)
 CHECK(embedding_and_rope)
 CHECK(loss)
+CHECK(head)
 CHECK(attention)
 CHECK(attention_cached)
 CHECK(attention_bits)
@@ -51,6 +52,7 @@ static const struct CMUnitTest all[] = {
     cmocka_unit_test_teardown(test_norms, say_errors),
     cmocka_unit_test_teardown(test_embedding_and_rope, say_errors),
     cmocka_unit_test_teardown(test_loss, say_errors),
+    cmocka_unit_test_teardown(test_head, say_errors),
     cmocka_unit_test_teardown(test_attention, say_errors),
     cmocka_unit_test_teardown(test_attention_cached, say_errors),
     cmocka_unit_test_teardown(test_attention_bits, say_errors),
@@ -84,9 +86,8 @@ int
 parity_run_products(parity *p, const char *group)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_linear, say_errors),
-        cmocka_unit_test_teardown(test_linear_and_more, say_errors),
-        cmocka_unit_test_teardown(test_loss, say_errors),
+        cmocka_unit_test_teardown(test_linear, say_errors), cmocka_unit_test_teardown(test_linear_and_more, say_errors),
+        cmocka_unit_test_teardown(test_loss, say_errors),   cmocka_unit_test_teardown(test_head, say_errors),
         cmocka_unit_test_teardown(test_fp8, say_errors),
     };
     device = p;

@@ -392,10 +392,34 @@ parity_norms(const parity *p)
  * neighbors; heads d = M, H, D */
 
 static void
+expect_same(spw_gpu_queue *q, const void *a, const void *b, uint64_t bytes)
+{
+    void *of_a = subject_need(bytes), *of_b = subject_need(bytes);
+    spw_gpu_read_bytes(q, of_a, a, bytes);
+    spw_gpu_read_bytes(q, of_b, b, bytes);
+    assert_memory_equal(of_a, of_b, bytes);
+    free(of_a);
+    free(of_b);
+}
+
+/* As a whole and in three pieces of the table, the last one first: bit for bit the same. */
+static void
 run_embedding(const subject *s, spw_gpu_queue *q, void **p)
 {
-    spw_gpu_embedding(q, p[2], p[0], p[1], s->d[0], s->d[1], s->d[2], s->d[3]);
-    spw_gpu_embedding_backward(q, p[4], p[3], p[0], s->d[0], s->d[1], s->d[2]);
+    uint64_t M = s->d[0], V = s->d[1], C = s->d[2], ends[] = {0, (V + 3) / 4, (V + 1) / 2, V};
+    spw_gpu_copy_d2d(q, p[5], subject_type(), p[2], subject_type(), M * C, NULL);
+    spw_gpu_copy_d2d(q, p[6], SPW_F32, p[4], SPW_F32, V * C, NULL);
+    spw_gpu_embedding(q, p[2], p[0], p[1], 0, M, V, C, s->d[3]);
+    spw_gpu_embedding_backward(q, p[4], p[3], p[0], 0, M, V, C);
+    for (int k = 2; k >= 0; k--) {
+        uint64_t at = ends[k], n = ends[k + 1] - at;
+        spw_gpu_embedding(q, p[5], p[0], subject_elem(p[1], at * C), at, M, n, C, s->d[3]);
+        spw_gpu_embedding_backward(q, (float *)p[6] + at * C, p[3], p[0], at, M, n, C);
+        if (k == 2 && V > 1) /* rows of the other pieces are as they were */
+            spw_gpu_copy_d2d(q, p[7], subject_type(), p[5], subject_type(), M * C, NULL);
+    }
+    expect_same(q, p[2], p[5], M * C * spw_dtype_bytes(subject_type()));
+    expect_same(q, p[4], p[6], V * C * sizeof(float));
 }
 
 static void
@@ -431,7 +455,10 @@ parity_embedding_and_rope(const parity *p)
                                                 {ACT, V * C, 0, 0},
                                                 {add ? ACT : ACT_OUT, M * C, 0, 0},
                                                 {ACT, M * C, 0, 0},
-                                                {FP32, V * C, 0, 0}},
+                                                {FP32, V * C, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0},
+                                                {FP32_OUT, V * C, 0, 0},
+                                                {ACT_OUT, M * C, 0, 0}},
                                           .d = {M, V, C, (uint64_t)add},
                                           .run = run_embedding});
         }
@@ -498,6 +525,64 @@ parity_loss(const parity *p)
         }
 }
 
+/* The same in pieces of d[7] rows of the head. */
+static void
+run_head(const subject *s, spw_gpu_queue *q, void **p)
+{
+    const uint64_t *d = s->d, M = d[0], V = d[1], C = d[2], piece = d[7];
+    float cap = (float)d[6] / 4;
+    for (uint64_t first = 0; first < V; first += piece)
+        spw_gpu_head_see(q, p[7], p[0], subject_elem(p[1], first * C), p[5], p[6], d[3], M, first,
+                         V - first < piece ? V - first : piece, C, cap);
+    spw_gpu_head_losses(q, p[2], p[7], p[5], M);
+    for (uint64_t first = 0; first < V; first += piece)
+        spw_gpu_head_backward(q, d[4] ? p[3] : NULL, d[5] ? (float *)p[4] + first * C : NULL, p[0],
+                              subject_elem(p[1], first * C), p[5], p[7], p[6], d[3], M, first,
+                              V - first < piece ? V - first : piece, C, 64, cap,
+                              s->flags | (first > 0 ? SPW_OP_ACC_DX : 0));
+    spw_gpu_zero(q, p[6], s->a[6].n * 4); /* scratch: nothing to compare */
+    spw_gpu_zero(q, p[7], M * 3 * 4);     /* losses and gradients are made of these */
+}
+
+static void
+reference_head(const subject *s, spw_dtype type, unsigned way, float **a, int32_t **ints)
+{
+    reference_loss(s, type, way, a, ints);
+    memset(a[7], 0, s->a[7].n * sizeof *a[7]);
+}
+
+void
+parity_head(const parity *p)
+{
+    /* M, V, C, rows per chunk, rows of a piece */
+    static const uint64_t sizes[][5] = {{1, 2, 1, 1, 1},       {5, 61, 16, 2, 61},           {9, 17, 33, 4, 5},
+                                        {40, 104, 24, 40, 64}, {2, 1500, 8, 2, 700},         {70, 200, 40, 32, 67},
+                                        {5, 256, 8, 2, 64},    {200, 50257, 768, 128, 16400}};
+    for (size_t i = 0; i < (p->large ? 8 : 7); i++)
+        for (unsigned f = 0; f < 10; f++) {
+            const uint64_t *d = sizes[i];
+            if (i == 7 && f != 0 && f != 2 && f != 3 && f != 9)
+                continue;
+            subject_examine(p, &(subject){.name = f < 5 ? "head in pieces" : "capped head in pieces",
+                                          .a = {{ACT, d[0] * d[2], 0, 0},
+                                                {ACT, d[1] * d[2], 0, 0},
+                                                {FP32_OUT, d[0], 0, 0},
+                                                {f % 5 & 1 || f % 5 == 2 ? FP32 : FP32_OUT, d[0] * d[2], 0, 0},
+                                                {f % 5 == 4 ? FP32_OUT : FP32, d[1] * d[2], 0, 0},
+                                                {INT, d[0], d[1] + 1, -1},
+                                                {FP32_OUT, d[3] * spw_gpu_logits_stride(d[4]), 0, 0},
+                                                {FP32_OUT, d[0] * 3, 0, 0}},
+                                          .d = {d[0], d[1], d[2], d[3], f % 5 != 2, f % 5 != 3, f < 5 ? 0 : 12, d[4]},
+                                          .flags = (f % 5 & 1 ? SPW_OP_ACC_DX : 0) | (f % 5 == 4 ? SPW_OP_SET_DW : 0),
+                                          .row = {[3] = d[2], [4] = d[2]},
+                                          .worst = {8e-6, f < 5 ? 3.5e-3 : 7e-3, f < 5 ? 4e-4 : 8e-4}, /* logits */
+                                          .reference = i < 7 ? reference_head : NULL,
+                                          .ways = 1,
+                                          .run = run_head,
+                                          .prepare = scale_weights});
+        }
+}
+
 /* ---------------------------------------------------------------- NaN */
 
 static void
@@ -510,6 +595,13 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
     spw_gpu_rmsnorm(q, subject_elem(p[2], 3 * C), (float *)p[4] + 2, p[0], p[1], 0, 1, C, 1e-5f);
     spw_gpu_linear(q, subject_elem(p[2], 4 * C), p[0], p[1], NULL, 1, C, C, 0);
     spw_gpu_linear_cross_entropy(q, (float *)p[4] + 3, NULL, NULL, p[0], p[1], p[3], p[5], 1, 1, C, C, 1, 0, 0);
+    for (uint64_t k = 0; k < 2; k++) { /* in one of two pieces, the first or the last */
+        float *sums = (float *)p[4] + 5;
+        spw_gpu_head_see(q, sums, p[1], subject_elem(p[6], k * C * C), p[3], p[5], 1, 1, 0, C, C, k > 0 ? 30 : 0);
+        spw_gpu_head_see(q, sums, p[1], subject_elem(p[6], (1 - k) * C * C), p[3], p[5], 1, 1, C, C, C, k > 0 ? 30 : 0);
+        spw_gpu_head_losses(q, sums + 3 + k, sums, p[3], 1);
+    }
+    spw_gpu_zero(q, (float *)p[4] + 5, 3 * 4);
     spw_gpu_zero(q, p[5], spw_gpu_logits_stride(C) * 4);
     spw_gpu_attention(
         q, subject_elem(p[2], 5 * C), (float *)p[4] + 4, p[0], p[0], p[0],
@@ -519,9 +611,9 @@ run_nan(const subject *s, spw_gpu_queue *q, void **p)
 static void
 one_nan(const subject *s, float **host, int32_t **ints)
 {
-    (void)s;
     (void)ints;
     host[0][21] = NAN;
+    host[6][s->d[1] * 13 + 21] = NAN; /* one logit of many */
 }
 
 /* A NaN in the input is a NaN in the output: it must reach the loss and the norm. */
@@ -534,8 +626,9 @@ parity_nan_spreads(const parity *p)
                                         {ACT, C * C, 0, 0},
                                         {ACT_OUT, 6 * C, 0, 0},
                                         {INT, 1, C, 0},
-                                        {FP32_OUT, 5, 0, 0},
-                                        {FP32_OUT, spw_gpu_logits_stride(C), 0, 0}},
+                                        {FP32_OUT, 10, 0, 0},
+                                        {FP32_OUT, spw_gpu_logits_stride(C), 0, 0},
+                                        {ACT, 2 * C * C, 0, 0}},
                                   .d = {1, C},
                                   .run = run_nan,
                                   .prepare = one_nan});

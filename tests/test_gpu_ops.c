@@ -721,7 +721,7 @@ embedding_ref(const ops_subject *s, double *const *in, double *out)
 static void
 embedding_fwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, float *out)
 {
-    spw_gpu_embedding(q, out, ops_ids, in[0], s->d[0], s->d[1], s->d[2], false);
+    spw_gpu_embedding(q, out, ops_ids, in[0], 0, s->d[0], s->d[1], s->d[2], false);
 }
 
 static void
@@ -730,7 +730,7 @@ embedding_bwd(const ops_subject *s, spw_gpu_queue *q, float *const *in, const fl
 {
     (void)in;
     (void)out;
-    spw_gpu_embedding_backward(q, g[0], dout, ops_ids, s->d[0], s->d[1], s->d[2]);
+    spw_gpu_embedding_backward(q, g[0], dout, ops_ids, 0, s->d[0], s->d[1], s->d[2]);
 }
 
 static void
@@ -796,7 +796,7 @@ test_embedding_and_rope(void **state)
         y[i] = 100;
         want[i] = 100 + table[(uint64_t)ops_ids[i / 4] * 4 % 20 + (uint64_t)i % 4];
     }
-    spw_gpu_embedding(q, y, ops_ids, table, 3, 5, 4, true);
+    spw_gpu_embedding(q, y, ops_ids, table, 0, 3, 5, 4, true);
     assert_memory_equal(y, want, sizeof y);
     spw_gpu_queue_destroy(q);
     spw_gpu_close(gpu);

@@ -384,7 +384,10 @@ embedding_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     (void)worker_idx;
     for (uint64_t r = first; r < first + n; r++) {
         float *y = (float *)g->out + r * g->cols;
-        const float *row = g->a + (uint64_t)g->ids[r] * g->cols;
+        uint64_t of_table = (uint64_t)g->ids[r] - g->at;
+        const float *row = g->a + of_table * g->cols;
+        if (of_table >= g->n)
+            continue;
         if (g->flags)
             g->k->axpy(y, 1.0f, row, g->cols);
         else
@@ -393,12 +396,11 @@ embedding_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 }
 
 void
-spw__cpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V, uint64_t C,
-                   bool add)
+spw__cpu_embedding(spw_gpu_queue *q, act *y, const int32_t *ids, const act *table, uint64_t first, uint64_t M,
+                   uint64_t V, uint64_t C, bool add)
 {
-    (void)V;
-    run(q, &(args){.out = y, .a = table, .ids = ids, .rows = M, .cols = C, .flags = add}, M, row_grain(C),
-        embedding_part);
+    run(q, &(args){.out = y, .a = table, .ids = ids, .rows = M, .cols = C, .at = first, .n = V, .flags = add}, M,
+        row_grain(C), embedding_part);
 }
 
 /* Cut by columns, so that rows of equal ids meet in the order of M on one worker. */
@@ -408,16 +410,19 @@ embedding_backward_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
     const args *g = ctx;
     uint64_t first, n = slice(g, g->cols, part_idx, &first);
     (void)worker_idx;
-    for (uint64_t r = 0; r < g->rows; r++)
-        g->k->axpy(g->fout + (uint64_t)g->ids[r] * g->cols + first, 1.0f, g->a + r * g->cols + first, n);
+    for (uint64_t r = 0; r < g->rows; r++) {
+        uint64_t of_table = (uint64_t)g->ids[r] - g->at;
+        if (of_table < g->n)
+            g->k->axpy(g->fout + of_table * g->cols + first, 1.0f, g->a + r * g->cols + first, n);
+    }
 }
 
 void
-spw__cpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t M, uint64_t V,
-                            uint64_t C)
+spw__cpu_embedding_backward(spw_gpu_queue *q, float *dtable, const act *dy, const int32_t *ids, uint64_t first,
+                            uint64_t M, uint64_t V, uint64_t C)
 {
-    (void)V;
-    run(q, &(args){.fout = dtable, .a = dy, .ids = ids, .rows = M, .cols = C}, C, COL_GRAIN, embedding_backward_part);
+    run(q, &(args){.fout = dtable, .a = dy, .ids = ids, .rows = M, .cols = C, .at = first, .n = V}, C, COL_GRAIN,
+        embedding_backward_part);
 }
 
 /* ---------------------------------------------------------------- norms; b NULL means rmsnorm */
@@ -645,34 +650,48 @@ spw__cpu_sum_heads(spw_gpu_queue *q, act *y, uint64_t y_stride, const act *x, ui
 
 /* ---------------------------------------------------------------- loss */
 
-/*
- * One row of logits without their cap: the loss, and in place the gradient. The softmax goes through a buffer: what it is made of says
- * the slope of the cap, too.
- */
-static void
-capped_row(const args *g, float *row, int32_t target, float *loss)
+enum { PIECE = 1024 };
+
+/* The sum of exp(x - max) of a row, which with a cap keeps its logits, for the slope; else the exponentials take their place. */
+static float
+exp_row(const args *g, float *row, float max)
 {
-    enum { PIECE = 1024 };
-    float part[PIECE], max, sum = 0;
-    g->k->soft_cap(row, g->cap, g->cols);
-    max = g->k->max(row, g->cols);
+    float part[PIECE], sum = 0;
+    if (!(g->cap > 0))
+        return g->k->exp_sum(row, row, max, g->cols);
     for (uint64_t c = 0, n; c < g->cols; c += n) {
         n = g->cols - c < PIECE ? g->cols - c : PIECE;
         sum += g->k->exp_sum(part, row + c, max, n);
     }
-    *loss = logf(sum) + max - row[target];
+    return sum;
+}
+
+/*
+ * After exp_row(), in place the gradient scale * (softmax - one-hot), times the slope of the cap. sum: of the whole vocabulary; target: cols
+ * or more where the row has none.
+ */
+static void
+gradient_row(const args *g, float *row, uint64_t target, float max, float sum)
+{
+    float part[PIECE];
+    if (!(g->cap > 0)) {
+        g->k->scale(row, g->eps / sum, g->cols);
+        if (target < g->cols)
+            row[target] -= g->eps;
+        return;
+    }
     for (uint64_t c = 0, n; c < g->cols; c += n) {
         n = g->cols - c < PIECE ? g->cols - c : PIECE;
         g->k->exp_sum(part, row + c, max, n);
         g->k->scale(part, g->eps / sum, n);
-        if ((uint64_t)target >= c && (uint64_t)target < c + n)
-            part[(uint64_t)target - c] -= g->eps;
+        if (target >= c && target < c + n)
+            part[target - c] -= g->eps;
         g->k->soft_cap_backward(part, row + c, 0, g->cap, n);
         memcpy(row + c, part, n * sizeof *part);
     }
 }
 
-/* One row of logits: the loss, and in place the gradient scale * (softmax - one-hot) when wanted. */
+/* One row of logits without their cap: the loss, and in place the gradient. */
 static void
 cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
 {
@@ -687,16 +706,13 @@ cross_entropy_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
             memset(row, 0, g->cols * sizeof(float));
             continue;
         }
-        if (g->cap > 0) {
-            capped_row(g, row, target, &g->fout[r]);
-            continue;
-        }
+        if (g->cap > 0)
+            g->k->soft_cap(row, g->cap, g->cols);
         at_target = row[target];
         max = g->k->max(row, g->cols);
-        sum = g->k->exp_sum(row, row, max, g->cols);
+        sum = exp_row(g, row, max);
         g->fout[r] = logf(sum) + max - at_target;
-        g->k->scale(row, g->eps / sum, g->cols);
-        row[target] -= g->eps;
+        gradient_row(g, row, (uint64_t)target, max, sum);
     }
 }
 
@@ -724,6 +740,111 @@ spw__cpu_linear_cross_entropy(spw_gpu_queue *q, float *losses, act *dx, float *d
         if (dw != NULL)
             spw__cpu_gemm(q, true, false, V, C, m, logits, V, xs, C,
                           first == 0 && (flags & SPW_OP_SET_DW) ? 0.0f : 1.0f, dw, C);
+    }
+}
+
+/* Logits [at, at + cols) of a row, without their cap, into its three sums. */
+static void
+head_see_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *row = (float *)g->out + r * g->cols, *so_far = g->fout + r * 3, max, sum;
+        uint64_t target = (uint64_t)g->ids[r] - g->at;
+        if (g->ids[r] < 0)
+            continue;
+        if (g->cap > 0)
+            g->k->soft_cap(row, g->cap, g->cols);
+        if (target < g->cols || g->at == 0)
+            so_far[2] = target < g->cols ? row[target] : 0.0f;
+        max = g->k->max(row, g->cols);
+        sum = exp_row(g, row, max);
+        if (g->at > 0) { /* a NaN is in one of the sums, whatever becomes of the greatest */
+            float most = so_far[0] >= max ? so_far[0] : max;
+            sum = so_far[1] * expf(so_far[0] - most) + sum * expf(max - most);
+            max = most;
+        }
+        so_far[0] = max;
+        so_far[1] = sum;
+    }
+}
+
+void
+spw__cpu_head_see(spw_gpu_queue *q, float *sums, const act *x, const act *w, const int32_t *targets, act *logits,
+                  uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V, uint64_t C, float cap)
+{
+    for (uint64_t at = 0; at < M; at += rows_per_chunk) {
+        uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
+        spw__cpu_gemm(q, false, true, m, V, C, (const float *)x + at * C, C, w, C, 0.0f, logits, V);
+        run(q,
+            &(args){.out = logits,
+                    .fout = sums + at * 3,
+                    .ids = targets + at,
+                    .rows = m,
+                    .cols = V,
+                    .at = first,
+                    .cap = cap},
+            m, row_grain(V), head_see_part);
+    }
+}
+
+void
+spw__cpu_head_losses(spw_gpu_queue *q, float *losses, const float *sums, const int32_t *targets, uint64_t M)
+{
+    (void)q;
+    for (uint64_t i = 0; i < M; i++)
+        losses[i] = targets[i] < 0 ? 0.0f : logf(sums[i * 3 + 1]) + sums[i * 3] - sums[i * 3 + 2];
+}
+
+/* Logits [at, at + cols) of a row, without their cap, into their gradients. */
+static void
+head_gradient_part(void *ctx, uint32_t part_idx, uint32_t worker_idx)
+{
+    const args *g = ctx;
+    uint64_t first, n = slice(g, g->rows, part_idx, &first);
+    (void)worker_idx;
+    for (uint64_t r = first; r < first + n; r++) {
+        float *row = (float *)g->out + r * g->cols;
+        const float *sums = g->a + r * 3;
+        if (g->ids[r] < 0) {
+            memset(row, 0, g->cols * sizeof(float));
+            continue;
+        }
+        if (g->cap > 0)
+            g->k->soft_cap(row, g->cap, g->cols);
+        else
+            (void)exp_row(g, row, sums[0]);
+        gradient_row(g, row, (uint64_t)g->ids[r] - g->at, sums[0], sums[1]);
+    }
+}
+
+void
+spw__cpu_head_backward(spw_gpu_queue *q, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
+                       const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
+                       uint64_t C, float grad_scale, float cap, unsigned flags)
+{
+    for (uint64_t at = 0; at < M; at += rows_per_chunk) {
+        uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
+        const float *xs = (const float *)x + at * C;
+        spw__cpu_gemm(q, false, true, m, V, C, xs, C, w, C, 0.0f, logits, V);
+        run(q,
+            &(args){.out = logits,
+                    .a = sums + at * 3,
+                    .ids = targets + at,
+                    .rows = m,
+                    .cols = V,
+                    .at = first,
+                    .eps = grad_scale,
+                    .cap = cap},
+            m, row_grain(V), head_gradient_part);
+        if (dx != NULL)
+            spw__cpu_gemm(q, false, false, m, C, V, logits, V, w, C, flags & SPW_OP_ACC_DX ? 1.0f : 0.0f, dx + at * C,
+                          C);
+        if (dw != NULL)
+            spw__cpu_gemm(q, true, false, V, C, m, logits, V, xs, C, at == 0 && (flags & SPW_OP_SET_DW) ? 0.0f : 1.0f,
+                          dw, C);
     }
 }
 

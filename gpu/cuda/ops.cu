@@ -142,30 +142,29 @@ spw__cuda_dropout(spw_gpu_queue *queue, act *y, const act *x, uint64_t n, float 
 /* ---------------------------------------------------------------- embedding and rope */
 
 void
-spw__cuda_embedding(spw_gpu_queue *queue, act *y, const int32_t *ids, const act *table, uint64_t M, uint64_t V,
-                    uint64_t C, bool add)
+spw__cuda_embedding(spw_gpu_queue *queue, act *y, const int32_t *ids, const act *table, uint64_t first, uint64_t M,
+                    uint64_t V, uint64_t C, bool add)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    (void)V;
     if (M == 0)
         return;
-    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (embedding_kernel<T>), (T *)y, ids, (const T *)table, C, add,
-                      C % 8 == 0 && spw__cuda_aligned(y, table)));
+    BY_TYPE(q, LAUNCH(q, (unsigned)M, row_threads(C), 0, (embedding_kernel<T>), (T *)y, ids, (const T *)table, first, V,
+                      C, add, C % 8 == 0 && spw__cuda_aligned(y, table)));
 }
 
 void
-spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy, const int32_t *ids, uint64_t M,
-                             uint64_t V, uint64_t C)
+spw__cuda_embedding_backward(spw_gpu_queue *queue, float *dtable, const act *dy, const int32_t *ids, uint64_t first,
+                             uint64_t M, uint64_t V, uint64_t C)
 {
     cuda_queue *q = spw__cuda_queue_of(queue);
-    int *first;
+    int *leads;
     dim3 grid((unsigned)M, spw__cuda_blocks(C, EMBED_COLUMNS));
-    if (M == 0 || (first = (int *)spw__cuda_scratch(q, V * sizeof *first)) == NULL)
+    if (M == 0 || V == 0 || (leads = (int *)spw__cuda_scratch(q, V * sizeof *leads)) == NULL)
         return;
-    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(first, 0x7f, V * sizeof *first, q->stream), "zero");
-    LAUNCH(q, spw__cuda_blocks(M, 256), 256, 0, (first_rows_kernel), first, ids, M);
-    BY_TYPE(q,
-            LAUNCH(q, grid, EMBED_THREADS, 0, (embedding_backward_kernel<T>), dtable, (const T *)dy, ids, first, M, C));
+    (void)spw__cuda_ok(q->gpu, cudaMemsetAsync(leads, 0x7f, V * sizeof *leads, q->stream), "zero");
+    LAUNCH(q, spw__cuda_blocks(M, 256), 256, 0, (first_rows_kernel), leads, ids, M, first, V);
+    BY_TYPE(q, LAUNCH(q, grid, EMBED_THREADS, 0, (embedding_backward_kernel<T>), dtable, (const T *)dy, ids, leads, M,
+                      first, V, C));
 }
 
 template <class T, bool NEIGHBORS>
@@ -406,72 +405,135 @@ spw__cuda_rmsnorm_backward(spw_gpu_queue *queue, act *dx, const act *onto, float
 /* ---------------------------------------------------------------- loss */
 
 /*
- * A vocabulary in two: of a number of columns that is no multiple of 8 cuBLASLt's products take kernels for any alignment, 6 times slower (GPT-2's
- * 50257 on an H200). The last V % 64 columns are products of their own, of 64 columns with zeros behind, whose weights and gradients lie in
- * scratch memory.
+ * A head, some of whose rows of logits are in memory at a time. Its vocabulary is in two: of a number of columns that is no multiple of 8
+ * cuBLASLt's products take kernels for any alignment, 6 times slower (GPT-2's 50257 on an H200). The last V % 64 columns are products of
+ * their own, of 64 columns with zeros behind, whose weights and gradients lie in scratch memory.
  */
 enum { COLUMNS_TOGETHER = 64 };
 
-typedef struct vocabulary {
+typedef struct head {
+    cuda_queue *q;
+    uint64_t V, C, elem_bytes;
+    uint64_t stride;      /* of rows of logits */
     uint64_t whole, rest; /* V = whole + rest, whole a multiple of COLUMNS_TOGETHER, which is above rest */
-    act *w;               /* (COLUMNS_TOGETHER, C), zeros from rest on */
-    float *dw;            /* likewise; what lies from rest on is nobody's */
-} vocabulary;
+    const act *w;         /* (V, C) */
+    act *logits;
+    act *rest_w;    /* (COLUMNS_TOGETHER, C), zeros from rest on */
+    float *rest_dw; /* likewise; what lies from rest on is nobody's */
+    act *rest_logits;
+} head;
 
 static bool
-split_vocabulary(cuda_queue *q, vocabulary *v, const act *w, uint64_t V, uint64_t C)
+head_open(head *h, spw_gpu_queue *queue, const act *w, act *logits, uint64_t V, uint64_t C)
 {
-    uint64_t row = C * spw_dtype_bytes(q->gpu->info.compute_dtype), n = COLUMNS_TOGETHER * C;
-    v->rest = V % COLUMNS_TOGETHER;
-    v->whole = V - v->rest;
-    v->w = NULL;
-    v->dw = NULL;
-    if (v->rest == 0)
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    uint64_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype), row = C * elem_bytes, n = COLUMNS_TOGETHER * C;
+    *h = head{};
+    h->q = q;
+    h->V = V;
+    h->C = C;
+    h->elem_bytes = elem_bytes;
+    h->stride = spw_gpu_logits_stride(V);
+    h->rest = V % COLUMNS_TOGETHER;
+    h->whole = V - h->rest;
+    h->w = w;
+    h->logits = logits;
+    h->rest_logits = (char *)logits + h->whole * elem_bytes;
+    if (h->rest == 0)
         return true;
-    if ((v->dw = (float *)spw__cuda_scratch(q, n * sizeof *v->dw + COLUMNS_TOGETHER * row)) == NULL)
+    SPW_ASSERT(h->whole + COLUMNS_TOGETHER <= h->stride); /* the zeros behind have their place in a row of logits */
+    if ((h->rest_dw = (float *)spw__cuda_scratch(q, n * sizeof *h->rest_dw + COLUMNS_TOGETHER * row)) == NULL)
         return false;
-    v->w = v->dw + n;
-    return spw__cuda_ok(
+    h->rest_w = h->rest_dw + n;
+    return spw__cuda_ok(q->gpu,
+                        cudaMemcpyAsync(h->rest_w, (const char *)w + h->whole * row, h->rest * row, cudaMemcpyDefault,
+                                        q->stream),
+                        "copy") &&
+           spw__cuda_ok(
                q->gpu,
-               cudaMemcpyAsync(v->w, (const char *)w + v->whole * row, v->rest * row, cudaMemcpyDefault, q->stream),
-               "copy") &&
-           spw__cuda_ok(q->gpu,
-                        cudaMemsetAsync((char *)v->w + v->rest * row, 0, (COLUMNS_TOGETHER - v->rest) * row, q->stream),
-                        "zero");
+               cudaMemsetAsync((char *)h->rest_w + h->rest * row, 0, (COLUMNS_TOGETHER - h->rest) * row, q->stream),
+               "zero");
 }
 
-/* Of m rows: their columns [at, at + columns) of logits. */
+/* Of m rows: `columns` of their logits. */
 static void
-make_logits(cuda_queue *q, act *logits, const act *x, const act *w, uint64_t m, uint64_t columns, uint64_t C,
-            uint64_t stride)
+make_logits(const head *h, act *logits, const void *x, const act *w, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(logits, x, w, m, columns, C);
+    cuda_product p = spw__cuda_product(logits, x, w, m, columns, h->C);
     p.trans_b = true;
-    p.c_stride = stride;
-    spw__cuda_gemm(q, &p);
+    p.c_stride = h->stride;
+    spw__cuda_gemm(h->q, &p);
 }
 
 static void
-make_dx(cuda_queue *q, act *dx, bool onto, const act *logits, const act *w, uint64_t m, uint64_t columns, uint64_t C,
-        uint64_t stride)
+make_dx(const head *h, void *dx, bool f32_out, bool onto, const act *logits, const act *w, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(dx, logits, w, m, C, columns);
-    p.a_stride = stride;
+    cuda_product p = spw__cuda_product(dx, logits, w, m, h->C, columns);
+    p.f32_out = f32_out;
+    p.a_stride = h->stride;
     p.onto = onto ? dx : NULL;
     p.rounds_twice = true; /* gradients of logits are numbers of 16 bits */
     if (columns > 0)
-        spw__cuda_gemm(q, &p);
+        spw__cuda_gemm(h->q, &p);
 }
 
 static void
-make_dw(cuda_queue *q, float *dw, bool onto, const act *logits, const act *x, uint64_t m, uint64_t columns, uint64_t C,
-        uint64_t stride)
+make_dw(const head *h, float *dw, bool onto, const act *logits, const void *x, uint64_t m, uint64_t columns)
 {
-    cuda_product p = spw__cuda_product(dw, logits, x, columns, C, m);
+    cuda_product p = spw__cuda_product(dw, logits, x, columns, h->C, m);
     p.trans_a = p.f32_out = true;
-    p.a_stride = stride;
+    p.a_stride = h->stride;
     p.onto = onto ? dw : NULL;
-    spw__cuda_gemm(q, &p);
+    spw__cuda_gemm(h->q, &p);
+}
+
+/* The logits of m rows of x. */
+static void
+head_logits(const head *h, const void *x, uint64_t m)
+{
+    make_logits(h, h->logits, x, h->w, m, h->whole);
+    if (h->rest > 0)
+        make_logits(h, h->rest_logits, x, h->rest_w, m, COLUMNS_TOGETHER);
+}
+
+/* From gradients of logits; with onto, dx is added to. */
+static void
+head_dx(const head *h, void *dx, bool f32_out, bool onto, uint64_t m)
+{
+    if (h->rest > 0) /* the few columns first: what dx is rounded to between is then small */
+        make_dx(h, dx, f32_out, onto, h->rest_logits, h->rest_w, m, COLUMNS_TOGETHER);
+    make_dx(h, dx, f32_out, h->rest > 0 || onto, h->logits, h->w, m, h->whole);
+}
+
+/* Likewise. The last columns' gradients are added up apart, and are dw's when begun by head_dw() and ended by head_dw_rest(). */
+static void
+head_dw(const head *h, float *dw, bool onto, bool begins, const void *x, uint64_t m)
+{
+    make_dw(h, dw, onto, h->logits, x, m, h->whole);
+    if (h->rest > 0)
+        make_dw(h, h->rest_dw, !begins, h->rest_logits, x, m, COLUMNS_TOGETHER);
+}
+
+static void
+head_dw_rest(const head *h, float *dw, bool onto)
+{
+    uint64_t n = h->rest * h->C;
+    dw += h->whole * h->C;
+    if (h->rest == 0)
+        return;
+    if (onto)
+        add_slices(h->q, dw, h->rest_dw, NULL, NULL, n, 1);
+    else
+        (void)spw__cuda_ok(h->q->gpu, cudaMemcpyAsync(dw, h->rest_dw, n * sizeof *dw, cudaMemcpyDefault, h->q->stream),
+                           "copy");
+}
+
+template <class T, bool CAP>
+static void
+cross_entropy(const head *h, float *losses, const int32_t *targets, uint64_t m, float scale, float cap, bool want_grad)
+{
+    LAUNCH(h->q, (unsigned)m, row_threads(h->V), 0, (cross_entropy_kernel<T, CAP>), losses, (T *)h->logits, targets,
+           h->V, h->stride, scale, cap, want_grad, spw__cuda_aligned(h->logits));
 }
 
 void
@@ -479,44 +541,85 @@ spw__cuda_linear_cross_entropy(spw_gpu_queue *queue, float *losses, act *dx, flo
                                const int32_t *targets, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t V,
                                uint64_t C, float grad_scale, float cap, unsigned flags)
 {
-    cuda_queue *q = spw__cuda_queue_of(queue);
-    uint64_t elem_bytes = spw_dtype_bytes(q->gpu->info.compute_dtype), stride = spw_gpu_logits_stride(V);
     bool want_grad = dx != NULL || dw != NULL, set_dw = (flags & SPW_OP_SET_DW) != 0;
-    vocabulary v;
-    if (M == 0 || !split_vocabulary(q, &v, w, V, C))
+    head h;
+    if (M == 0 || !head_open(&h, queue, w, logits, V, C))
         return;
-    SPW_ASSERT(v.rest == 0 ||
-               v.whole + COLUMNS_TOGETHER <= stride); /* the zeros behind have their place in a row of logits */
-    for (uint64_t first = 0; first < M; first += rows_per_chunk) {
-        uint64_t m = M - first < rows_per_chunk ? M - first : rows_per_chunk;
-        const char *xs = (const char *)x + first * C * elem_bytes;
-        char *dxs = (char *)dx + first * C * elem_bytes, *rest = (char *)logits + v.whole * elem_bytes;
-        make_logits(q, logits, xs, w, m, v.whole, C, stride);
-        if (v.rest > 0)
-            make_logits(q, rest, xs, v.w, m, COLUMNS_TOGETHER, C, stride);
-        if (cap > 0)
-            BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, true>), losses + first,
-                              (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
-                              spw__cuda_aligned(logits)));
-        else
-            BY_TYPE(q, LAUNCH(q, (unsigned)m, row_threads(V), 0, (cross_entropy_kernel<T, false>), losses + first,
-                              (T *)logits, targets + first, V, stride, grad_scale, cap, want_grad,
-                              spw__cuda_aligned(logits)));
-        if (dx != NULL && v.rest > 0) /* the few columns first: what dx is rounded to between is then small */
-            make_dx(q, dxs, flags & SPW_OP_ACC_DX, rest, v.w, m, COLUMNS_TOGETHER, C, stride);
+    for (uint64_t at = 0; at < M; at += rows_per_chunk) {
+        uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
+        const char *xs = (const char *)x + at * C * h.elem_bytes;
+        head_logits(&h, xs, m);
+        BY_TYPE(h.q, cap > 0 ? cross_entropy<T, true>(&h, losses + at, targets + at, m, grad_scale, cap, want_grad)
+                             : cross_entropy<T, false>(&h, losses + at, targets + at, m, grad_scale, cap, want_grad));
         if (dx != NULL)
-            make_dx(q, dxs, v.rest > 0 || (flags & SPW_OP_ACC_DX), logits, w, m, v.whole, C, stride);
+            head_dx(&h, (char *)dx + at * C * h.elem_bytes, false, flags & SPW_OP_ACC_DX, m);
         if (dw != NULL)
-            make_dw(q, dw, first > 0 || !set_dw, logits, xs, m, v.whole, C, stride);
-        if (dw != NULL && v.rest > 0)
-            make_dw(q, v.dw, first > 0, rest, xs, m, COLUMNS_TOGETHER, C, stride);
+            head_dw(&h, dw, at > 0 || !set_dw, at == 0, xs, m);
     }
-    if (dw == NULL || v.rest == 0)
+    if (dw != NULL)
+        head_dw_rest(&h, dw, !set_dw);
+}
+
+template <class T, bool CAP>
+static void
+head_see(const head *h, float *sums, const int32_t *targets, uint64_t m, uint64_t first, float cap)
+{
+    LAUNCH(h->q, (unsigned)m, row_threads(h->V), 0, (head_see_kernel<T, CAP>), sums, (const T *)h->logits, targets,
+           first, h->V, h->stride, cap, spw__cuda_aligned(h->logits));
+}
+
+void
+spw__cuda_head_see(spw_gpu_queue *queue, float *sums, const act *x, const act *w, const int32_t *targets, act *logits,
+                   uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V, uint64_t C, float cap)
+{
+    head h;
+    if (M == 0 || !head_open(&h, queue, w, logits, V, C))
         return;
-    if (set_dw)
-        (void)spw__cuda_ok(
-            q->gpu, cudaMemcpyAsync(dw + v.whole * C, v.dw, v.rest * C * sizeof *dw, cudaMemcpyDefault, q->stream),
-            "copy");
-    else
-        add_slices(q, dw + v.whole * C, v.dw, NULL, NULL, v.rest * C, 1);
+    for (uint64_t at = 0; at < M; at += rows_per_chunk) {
+        uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
+        head_logits(&h, (const char *)x + at * C * h.elem_bytes, m);
+        BY_TYPE(h.q, cap > 0 ? head_see<T, true>(&h, sums + at * 3, targets + at, m, first, cap)
+                             : head_see<T, false>(&h, sums + at * 3, targets + at, m, first, cap));
+    }
+}
+
+void
+spw__cuda_head_losses(spw_gpu_queue *queue, float *losses, const float *sums, const int32_t *targets, uint64_t M)
+{
+    cuda_queue *q = spw__cuda_queue_of(queue);
+    if (M > 0)
+        LAUNCH(q, spw__cuda_blocks(M, 256), 256, 0, (head_losses_kernel), losses, sums, targets, M);
+}
+
+template <class T, bool CAP>
+static void
+head_gradient(const head *h, const float *sums, const int32_t *targets, uint64_t m, uint64_t first, float scale,
+              float cap)
+{
+    LAUNCH(h->q, (unsigned)m, row_threads(h->V), 0, (head_gradient_kernel<T, CAP>), (T *)h->logits, sums, targets,
+           first, h->V, h->stride, scale, cap, spw__cuda_aligned(h->logits));
+}
+
+void
+spw__cuda_head_backward(spw_gpu_queue *queue, float *dx, float *dw, const act *x, const act *w, const int32_t *targets,
+                        const float *sums, act *logits, uint64_t rows_per_chunk, uint64_t M, uint64_t first, uint64_t V,
+                        uint64_t C, float grad_scale, float cap, unsigned flags)
+{
+    bool set_dw = (flags & SPW_OP_SET_DW) != 0;
+    head h;
+    if (M == 0 || (dx == NULL && dw == NULL) || !head_open(&h, queue, w, logits, V, C))
+        return;
+    for (uint64_t at = 0; at < M; at += rows_per_chunk) {
+        uint64_t m = M - at < rows_per_chunk ? M - at : rows_per_chunk;
+        const char *xs = (const char *)x + at * C * h.elem_bytes;
+        head_logits(&h, xs, m);
+        BY_TYPE(h.q, cap > 0 ? head_gradient<T, true>(&h, sums + at * 3, targets + at, m, first, grad_scale, cap)
+                             : head_gradient<T, false>(&h, sums + at * 3, targets + at, m, first, grad_scale, cap));
+        if (dx != NULL)
+            head_dx(&h, dx + at * C, true, flags & SPW_OP_ACC_DX, m);
+        if (dw != NULL)
+            head_dw(&h, dw, at > 0 || !set_dw, at == 0, xs, m);
+    }
+    if (dw != NULL)
+        head_dw_rest(&h, dw, !set_dw);
 }

@@ -1,5 +1,5 @@
 /*
- * Kernels that take rows as units: embedding and its backward, rotary embedding, rows into a cache, cross-entropy.
+ * Kernels that take rows as units: embedding and its backward, rotary embedding, rows into a cache, cross-entropy, of a part of a vocabulary too.
  *
  * Embedding backward without atomics on floats: the first row of each id is found (a least of whole numbers, the same in any
  * order), and the blocks of that row collect the id's other rows in their order and add them to the table in registers.
@@ -9,12 +9,21 @@
 
 #include "common.cuh"
 
+/* Which row of a table of rows [first, first + V) an id means; V or more: none. */
+SPW_DEVICE uint64_t
+row_of_table(int32_t id, uint64_t first)
+{
+    return (uint64_t)id - first;
+}
+
 template <class T>
 __global__ void
-embedding_kernel(T *y, const int32_t *ids, const T *table, uint64_t C, bool add, bool wide)
+embedding_kernel(T *y, const int32_t *ids, const T *table, uint64_t first, uint64_t V, uint64_t C, bool add, bool wide)
 {
-    uint64_t row = blockIdx.x;
-    const T *from = table + (uint64_t)ids[row] * C;
+    uint64_t row = blockIdx.x, at = row_of_table(ids[row], first);
+    const T *from = table + at * C;
+    if (at >= V)
+        return;
     for (uint64_t c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
         eight<T> of_table, of_y = {};
         float v[8], old[8];
@@ -30,30 +39,32 @@ embedding_kernel(T *y, const int32_t *ids, const T *table, uint64_t C, bool add,
     }
 }
 
-/* first (V) starts above every row. */
+/* leads (V), the first row of y for each of the table, starts above every row. */
 SPW_KERNEL void
-first_rows_kernel(int *first, const int32_t *ids, uint64_t M)
+first_rows_kernel(int *leads, const int32_t *ids, uint64_t M, uint64_t first, uint64_t V)
 {
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < M)
-        atomicMin(&first[ids[i]], (int)i);
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, at = i < M ? row_of_table(ids[i], first) : V;
+    if (at < V)
+        atomicMin(&leads[at], (int)i);
 }
 
 enum { EMBED_THREADS = 128, EMBED_COLUMNS = 2 * EMBED_THREADS }; /* columns of a block */
 
 template <class T>
 __global__ void
-embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const int *first, uint64_t M, uint64_t C)
+embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const int *leads, uint64_t M, uint64_t first,
+                          uint64_t V, uint64_t C)
 {
     __shared__ int rows[EMBED_THREADS];
     __shared__ unsigned found[EMBED_THREADS / 32];
     uint64_t row = blockIdx.x, c0 = (uint64_t)blockIdx.y * EMBED_COLUMNS + threadIdx.x, c1 = c0 + EMBED_THREADS;
+    uint64_t at = row_of_table(ids[row], first);
     int32_t id = ids[row];
     float sum0, sum1;
-    if (first[id] != (int)row)
+    if (at >= V || leads[at] != (int)row)
         return; /* the whole block */
-    sum0 = c0 < C ? dtable[(uint64_t)id * C + c0] : 0.0f;
-    sum1 = c1 < C ? dtable[(uint64_t)id * C + c1] : 0.0f;
+    sum0 = c0 < C ? dtable[at * C + c0] : 0.0f;
+    sum1 = c1 < C ? dtable[at * C + c1] : 0.0f;
     for (uint64_t i = row; i < M; i += EMBED_THREADS) {
         uint64_t mine = i + threadIdx.x;
         bool hit = mine < M && ids[mine] == id;
@@ -77,9 +88,9 @@ embedding_backward_kernel(float *dtable, const T *dy, const int32_t *ids, const 
         }
     }
     if (c0 < C)
-        dtable[(uint64_t)id * C + c0] = sum0;
+        dtable[at * C + c0] = sum0;
     if (c1 < C)
-        dtable[(uint64_t)id * C + c1] = sum1;
+        dtable[at * C + c1] = sum1;
 }
 
 /* Pairs of a and b by their angles. */
@@ -265,6 +276,84 @@ cross_entropy_kernel(float *losses, T *logits, const int32_t *targets, uint64_t 
         for (int j = 0; j < 8; j++) {
             float t = CAP ? tanhf(v[j] / cap) : 0.0f, y = CAP ? cap * t : v[j];
             v[j] = scale * (power_of_e<T>(y, all) * sum - (c + (unsigned)j == (uint64_t)target ? 1.0f : 0.0f));
+            v[j] = CAP ? v[j] * (1.0f - t * t) : v[j];
+        }
+        store8(in + c, v, V - c, wide);
+    }
+}
+
+/*
+ * The same where logits are columns [first, first + V) of a row, in two kernels with the whole row's sums between them (M, 3), as spw_gpu.h has
+ * them: into the sums here, and from them. Apart from the one above, whose bits depend on what a compiler makes one instruction of.
+ */
+template <class T, bool CAP>
+__global__ void
+head_see_kernel(float *sums, const T *logits, const int32_t *targets, uint64_t first, uint64_t V, uint64_t stride,
+                float cap, bool wide)
+{
+    uint64_t row = blockIdx.x, target = row_of_table(targets[row], first);
+    const T *in = logits + row * stride;
+    float max = -INFINITY, sum = 0.0f, v[8], all, *so_far = sums + row * 3;
+    if (targets[row] < 0)
+        return; /* the whole block */
+    for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
+        float top = max;
+        load8(v, in + c, V - c, wide);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[j] = CAP ? cap * tanhf(v[j] / cap) : v[j];
+            v[j] = c + (unsigned)j < V ? v[j] : -INFINITY;
+            top = fmaxf(top, v[j]);
+        }
+        if (top > max) {
+            sum *= power_of_e<T>(max, top); /* 0 at first */
+            max = top;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum += power_of_e<T>(v[j], max); /* a NaN spreads from here */
+    }
+    all = block_max(max);
+    sum = block_sum(max == -INFINITY ? sum * 0.0f : sum * expf(max - all));
+    if (threadIdx.x != 0)
+        return;
+    if (first > 0) { /* a NaN is in one of the sums, whatever becomes of the greatest */
+        max = fmaxf(so_far[0], all);
+        sum = so_far[1] * expf(so_far[0] - max) + sum * expf(all - max);
+        all = max;
+    }
+    so_far[0] = all;
+    so_far[1] = sum;
+    if (target < V)
+        so_far[2] = CAP ? cap * tanhf(widen(in[target]) / cap) : widen(in[target]);
+    else if (first == 0)
+        so_far[2] = 0.0f;
+}
+
+SPW_KERNEL void
+head_losses_kernel(float *losses, const float *sums, const int32_t *targets, uint64_t M)
+{
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < M)
+        losses[i] = targets[i] < 0 ? 0.0f : logf(sums[i * 3 + 1]) + sums[i * 3] - sums[i * 3 + 2];
+}
+
+template <class T, bool CAP>
+__global__ void
+head_gradient_kernel(T *logits, const float *sums, const int32_t *targets, uint64_t first, uint64_t V, uint64_t stride,
+                     float scale, float cap, bool wide)
+{
+    uint64_t row = blockIdx.x, target = row_of_table(targets[row], first);
+    T *in = logits + row * stride;
+    bool has = targets[row] >= 0;
+    float v[8] = {0}, most = sums[row * 3], part = 1.0f / sums[row * 3 + 1];
+    for (uint64_t c = threadIdx.x * 8; c < V; c += blockDim.x * 8) {
+        if (has)
+            load8(v, in + c, V - c, wide);
+#pragma unroll
+        for (int j = 0; j < 8 && has; j++) {
+            float t = CAP ? tanhf(v[j] / cap) : 0.0f, y = CAP ? cap * t : v[j];
+            v[j] = scale * (power_of_e<T>(y, most) * part - (c + (unsigned)j == target ? 1.0f : 0.0f));
             v[j] = CAP ? v[j] * (1.0f - t * t) : v[j];
         }
         store8(in + c, v, V - c, wide);

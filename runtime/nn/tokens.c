@@ -15,7 +15,7 @@ embedding(spw_tape *t, spw_value *onto, const int32_t *ids, uint64_t count, spw_
     if (y == NULL || (o = spw__tape_op(t, T_EMBEDDING, y)) == NULL)
         return spw__tape_fail(t);
     if (spw__tape_computes(t) && !table->absent)
-        spw_gpu_embedding(t->queue, y->data, ids, table->data, count, table->rows, table->cols, onto != NULL);
+        spw_gpu_embedding(t->queue, y->data, ids, table->data, 0, count, table->rows, table->cols, onto != NULL);
     o->in[0] = onto;
     o->param[0] = table;
     o->ids = ids;
@@ -39,7 +39,7 @@ spw__embedding_backward(spw_tape *t, const spw__op *o)
 {
     spw_value *y = o->out, *table = o->param[0];
     if (!t->dry && table->w_grad != NULL)
-        spw_gpu_embedding_backward(t->queue, spw__tape_sum(t, table), y->grad, o->ids, y->rows, table->rows,
+        spw_gpu_embedding_backward(t->queue, spw__tape_sum(t, table), y->grad, o->ids, 0, y->rows, table->rows,
                                    table->cols);
     spw__tape_share_grad(o->in[0], y);
 }
