@@ -20,7 +20,34 @@ typedef struct target {
     uint32_t param_id;
     spw_access_part part;
     uint64_t first, end;
+    uint32_t next; /* next_part's own: the piece behind it */
 } target;
+
+/* What of the target is in one piece of its parameter: each call makes *part the next, which is zeroed before the first; false: that was the last. */
+static bool
+next_part(const spw_engine *e, const target *t, target *part)
+{
+    const spw_place *at = &e->layout.places[t->param_id];
+    uint32_t piece = part->end > 0 ? part->next : (uint32_t)(t->first / at->piece_elems);
+    uint64_t first = piece * at->piece_elems, end = first + at->piece_elems;
+    if (first >= t->end)
+        return false;
+    *part = *t;
+    part->first = first > t->first ? first : t->first;
+    part->end = end < t->end ? end : t->end;
+    part->next = piece + 1;
+    return true;
+}
+
+/* Where it lies, and how many elements of its parameter are in front of that. */
+static spw_place
+place_of(const spw_engine *e, const target *part, uint64_t *before)
+{
+    const spw_place *at = &e->layout.places[part->param_id];
+    uint32_t piece = (uint32_t)(part->first / at->piece_elems);
+    *before = piece * at->piece_elems;
+    return spw_layout_piece(at, piece);
+}
 
 /* ---------------------------------------------------------------- checking */
 
@@ -74,17 +101,20 @@ check_gradient(const spw_engine *e, const target *t, spw_error *err)
     return SPW_OK;
 }
 
-/* Does a chunk of its unit that holds some of it stay in a file? */
+/* Does a chunk that holds some of it stay in a file? */
 static bool
 in_place(const spw_engine *e, const target *t)
 {
-    const spw_store_unit *u = &e->layout.units[e->layout.places[t->param_id].unit_idx];
-    uint64_t first, end;
     bool any = false;
-    for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count; i++) {
-        const spw_store_chunk *c = &e->layout.chunks[i];
-        any = any || (c->piece_count > 0 && c->weight_tier == SPW_TIER_NVME &&
-                      spw__layout_overlap(&e->layout.places[t->param_id], c, &first, &end));
+    for (target part = {0}; next_part(e, t, &part);) {
+        uint64_t before, first, end;
+        const spw_place at = place_of(e, &part, &before);
+        const spw_store_unit *u = &e->layout.units[at.unit_idx];
+        for (uint32_t i = u->chunk_first; i < u->chunk_first + u->chunk_count; i++) {
+            const spw_store_chunk *c = &e->layout.chunks[i];
+            any = any ||
+                  (c->piece_count > 0 && c->weight_tier == SPW_TIER_NVME && spw__layout_overlap(&at, c, &first, &end));
+        }
     }
     return any;
 }
@@ -127,7 +157,7 @@ resolve(const spw_engine *e, const spw_access *a, bool set, target *t, spw_error
         return SPW_RAISE(err, SPW_EINVAL, "elements %llu to %llu of %s, which has %llu", (unsigned long long)a->first,
                          (unsigned long long)(a->first + a->count), e->model->params[id].name,
                          (unsigned long long)elems);
-    *t = (target){id, a->part, a->first, a->count > 0 ? a->first + a->count : elems};
+    *t = (target){id, a->part, a->first, a->count > 0 ? a->first + a->count : elems, 0};
     SPW_TRY(check_part(e, t, set, err));
     if (t->part == SPW_ACCESS_GRAD)
         return SPW_OK;
@@ -160,16 +190,40 @@ spw_access_find(spw_access *out, const spw_engine *e, const char *param, const c
 
 /* ---------------------------------------------------------------- what this rank holds */
 
-/* What of the target a rank holds, as elements of the parameter. */
+/* What of a part a rank holds, as elements of the parameter. */
 static spw_stretch
-stretch_of(const spw_engine *e, const target *t, uint32_t rank)
+stretch_of(const spw_engine *e, const target *part, uint32_t rank)
 {
-    const spw_place *at = &e->layout.places[t->param_id];
-    const spw_store_unit *u = &e->layout.units[at->unit_idx];
-    uint64_t begin = rank % e->layout.parts * u->elems; /* of the unit */
-    uint64_t first = begin > at->first + t->first ? begin : at->first + t->first;
-    uint64_t end = begin + u->elems < at->first + t->end ? begin + u->elems : at->first + t->end;
-    return first < end ? (spw_stretch){first - at->first, end - first} : (spw_stretch){t->first, 0};
+    uint64_t before, begin, first, end;
+    const spw_place at = place_of(e, part, &before);
+    const spw_store_unit *u = &e->layout.units[at.unit_idx];
+    begin = rank % e->layout.parts * u->elems; /* of the unit */
+    first = at.first + (part->first - before);
+    first = begin > first ? begin : first;
+    end = at.first + (part->end - before);
+    end = begin + u->elems < end ? begin + u->elems : end;
+    return first < end ? (spw_stretch){first - at.first + before, end - first} : (spw_stretch){part->first, 0};
+}
+
+/* Of a target that may have several parts, which only one rank holds in a row. */
+static spw_status
+held_of(const spw_engine *e, const target *t, spw_stretch *held, spw_error *err)
+{
+    target part = {0}, more;
+    (void)next_part(e, t, &part);
+    *held = stretch_of(e, &part, e->rank);
+    more = part;
+    if (!next_part(e, t, &more))
+        return SPW_OK;
+    *held = (spw_stretch){t->first, t->end - t->first};
+    if (e->layout.parts == 1)
+        return SPW_OK;
+    return SPW_RAISE(
+        err, SPW_EUNSUPPORTED,
+        "elements %llu to %llu of %s are in several pieces (spillway.tile_vocab), of which each rank holds "
+        "a part; ask for those of one: multiples of %llu begin one",
+        (unsigned long long)t->first, (unsigned long long)t->end, e->model->params[t->param_id].name,
+        (unsigned long long)e->layout.places[t->param_id].piece_elems);
 }
 
 typedef struct job {
@@ -222,15 +276,17 @@ read_gradient(const spw_engine *e, const spw_place *place, float *out)
         out[i] = (float)(out[i] * e->grad_factor);
 }
 
-/* One of out and in is set. */
+/* What this rank holds of a part. One of out and in is set. */
 static spw_status
 move_held(spw_engine *e, const target *t, spw_stretch held, float *out, const float *in, spw_error *err)
 {
-    const spw_place *at = &e->layout.places[t->param_id];
-    const spw_store_unit *u = &e->layout.units[at->unit_idx];
-    job j = {e, t->part, {at->unit_idx, at->first + held.first, held.count}, out, in};
-    uint64_t first, end;
+    uint64_t before, first, end;
+    const spw_place at = place_of(e, t, &before);
+    const spw_store_unit *u = &e->layout.units[at.unit_idx];
+    job j = {e, t->part, at, out, in};
     uint32_t begin = u->chunk_first, stop;
+    j.place.first = at.first + (held.first - before);
+    j.place.elems = held.count;
     if (held.count == 0)
         return SPW_OK;
     if (t->part == SPW_ACCESS_GRAD) {
@@ -253,8 +309,10 @@ spw_access_get_local(spw_engine *e, const spw_access *a, float *out, spw_stretch
 {
     target t;
     SPW_TRY(resolve(e, a, false, &t, err));
-    *held = stretch_of(e, &t, e->rank);
-    return out == NULL ? SPW_OK : move_held(e, &t, *held, out, NULL, err);
+    SPW_TRY(held_of(e, &t, held, err));
+    for (target part = {0}; out != NULL && next_part(e, &t, &part);)
+        SPW_TRY(move_held(e, &part, stretch_of(e, &part, e->rank), out + (part.first - t.first), NULL, err));
+    return SPW_OK;
 }
 
 spw_status
@@ -262,13 +320,15 @@ spw_access_set_local(spw_engine *e, const spw_access *a, const float *values, sp
 {
     target t;
     SPW_TRY(resolve(e, a, true, &t, err));
-    *held = stretch_of(e, &t, e->rank);
+    SPW_TRY(held_of(e, &t, held, err));
     if (held->count == 0)
         return SPW_OK;
     if (values == NULL)
         return SPW_RAISE(err, SPW_EINVAL, "no values for %s", a->param);
     e->part_changed = true;
-    return move_held(e, &t, *held, NULL, values, err);
+    for (target part = {0}; next_part(e, &t, &part);)
+        SPW_TRY(move_held(e, &part, stretch_of(e, &part, e->rank), NULL, values + (part.first - t.first), err));
+    return SPW_OK;
 }
 
 /* ---------------------------------------------------------------- all ranks together */
@@ -285,12 +345,15 @@ meaning(const target *t, bool set, int64_t from)
 static spw_status
 fetch(spw_engine *e, const target *t, float *out, spw_error *err)
 {
-    spw_stretch held = stretch_of(e, t, e->rank);
-    spw_status st = move_held(e, t, held, out + (held.first - t->first), NULL, err);
-    for (uint32_t r = 0; st == SPW_OK && e->layout.parts > 1 && r < e->layout.parts; r++) {
-        spw_stretch s = stretch_of(e, t, r);
-        if (s.count > 0)
-            st = spw__ranks_broadcast(e->ranks, out + (s.first - t->first), s.count * sizeof *out, r, err);
+    spw_status st = SPW_OK;
+    for (target part = {0}; st == SPW_OK && next_part(e, t, &part);) {
+        spw_stretch held = stretch_of(e, &part, e->rank);
+        st = move_held(e, &part, held, out + (held.first - t->first), NULL, err);
+        for (uint32_t r = 0; st == SPW_OK && e->layout.parts > 1 && r < e->layout.parts; r++) {
+            spw_stretch s = stretch_of(e, &part, r);
+            if (s.count > 0)
+                st = spw__ranks_broadcast(e->ranks, out + (s.first - t->first), s.count * sizeof *out, r, err);
+        }
     }
     return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
 }
@@ -305,7 +368,7 @@ spw_access_get_full(spw_engine *e, const spw_access *a, float *out, spw_error *e
     return fetch(e, &t, out, err);
 }
 
-/* mine (held.count): the values of what this rank holds. They are the same as everybody's where it is the same. */
+/* Of a part. mine (held.count): the values of what this rank holds. They are the same as everybody's where it is the same. */
 static spw_status
 put(spw_engine *e, const target *t, spw_stretch held, const float *mine, spw_error *err)
 {
@@ -338,7 +401,6 @@ spw_status
 spw_access_set_full(spw_engine *e, const spw_access *a, const float *values, uint32_t from, spw_error *err)
 {
     target t = {0};
-    spw_stretch held = {0, 0};
     spw_error own = {0};
     float *mine = NULL, *block = NULL;
     spw_status st;
@@ -346,20 +408,28 @@ spw_access_set_full(spw_engine *e, const spw_access *a, const float *values, uin
         (void)SPW_RAISE(&own, SPW_EINVAL, "values of rank %u, there are %u", from, e->world);
     else if (from == e->rank && values == NULL)
         (void)SPW_RAISE(&own, SPW_EINVAL, "no values for %s", a->param != NULL ? a->param : "(none)");
-    else if (resolve(e, a, true, &t, &own) == SPW_OK)
-        held = stretch_of(e, &t, e->rank);
+    else
+        (void)resolve(e, a, true, &t, &own);
     if (own.status == SPW_OK && e->ranks != NULL) {
-        uint64_t all = t.end - t.first;
-        mine = spw_mem_zalloc((held.count + 1) * sizeof *mine);
+        uint64_t all = t.end - t.first, most = 0;
+        for (target part = {0}; next_part(e, &t, &part);) {
+            spw_stretch held = stretch_of(e, &part, e->rank);
+            most = held.count > most ? held.count : most;
+        }
+        mine = spw_mem_zalloc((most + 1) * sizeof *mine);
         block = spw_mem_zalloc((all < BLOCK_ELEMS ? all : BLOCK_ELEMS) * sizeof *block);
         if (mine == NULL || block == NULL)
-            (void)SPW_RAISE(&own, SPW_ENOMEM, "values of %s (%llu elements)", a->param, (unsigned long long)held.count);
+            (void)SPW_RAISE(&own, SPW_ENOMEM, "values of %s (%llu elements)", a->param, (unsigned long long)most);
     }
     st = spw__engine_consent(e, &own, meaning(&t, true, from), err);
-    if (st == SPW_OK && e->ranks != NULL)
-        st = share(e, &t, held, values, from, mine, block, err);
-    if (st == SPW_OK)
-        st = put(e, &t, held, e->ranks != NULL ? mine : values, err);
+    for (target part = {0}; st == SPW_OK && next_part(e, &t, &part);) {
+        spw_stretch held = stretch_of(e, &part, e->rank);
+        const float *from_here = e->rank == from ? values + (part.first - t.first) : NULL;
+        if (e->ranks != NULL)
+            st = share(e, &part, held, from_here, from, mine, block, err);
+        if (st == SPW_OK)
+            st = put(e, &part, held, e->ranks != NULL ? mine : from_here, err);
+    }
     spw_mem_free(mine);
     spw_mem_free(block);
     return st;
@@ -474,11 +544,12 @@ write_back(spw_gathered *g, uint32_t from, spw_error *err)
     SPW_TRY(spw__engine_consent(e, &own, meaning_of_all(g, true, from), err));
     for (uint32_t i = 0; st == SPW_OK && i < g->count; i++) {
         const target *t = &g->targets[i];
-        spw_stretch held = stretch_of(e, t, e->rank);
         if (e->ranks != NULL)
             st = spw__ranks_broadcast(e->ranks, g->values[i], t->end * sizeof(float), from, err);
-        if (st == SPW_OK)
-            st = put(e, t, held, g->values[i] + held.first, err);
+        for (target part = {0}; st == SPW_OK && next_part(e, t, &part);) {
+            spw_stretch held = stretch_of(e, &part, e->rank);
+            st = put(e, &part, held, g->values[i] + held.first, err);
+        }
     }
     return st;
 }

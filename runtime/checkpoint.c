@@ -257,7 +257,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         const spw_tensor_info **t = job->tensors + (size_t)s.id * SPW_PART_COUNT;
-        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
         spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
             SPW_TRY(spw_st_read_run(job->adapter, t[SPW_PART_MASTER], at * 4, n * 4, take_bytes, &v, err));

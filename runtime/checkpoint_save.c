@@ -103,7 +103,7 @@ write_chunk(const spw_checkpoint_job *job, const spw_store_chunk *c, void *weigh
     uint32_t wb = spw_state_weight_bytes(job->format);
     uint32_t parts = spw__checkpoint_part_end(job->rule) - (uint32_t)first_part(job->format);
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
         spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (s.id >= job->base)
             SPW_TRY(spw_st_write_run(job->adapter, s.id - job->base, at * 4, n * 4, make_part, &v, err));

@@ -397,6 +397,10 @@ const key_row spw__config_rows[] = {
     U64("spillway.tile_tokens", NULL, run.tile_tokens, 0, 1e9, "0",
         "what a block computes for each token by itself is computed for at most so many at a time, and experts take "
         "so many rows, which bounds working memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),
+    U64("spillway.tile_vocab", NULL, run.tile_vocab, 0, 1e9, "0",
+        "embeddings and heads come to the device in pieces of at most so many rows of the vocabulary, weights and "
+        "gradients, one micro-batch in a pass, and logits are computed twice: for devices that would hold little "
+        "else; 0: they come whole"),
     U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
         "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "
         "there is room for"),

@@ -206,11 +206,66 @@ settle_passes(spw_engine *e, const spw_engine_options *o)
     const spw_config *c = &e->config;
     e->grads_stay = !e->inference && !e->host_addressable && e->comm == NULL && e->world == 1 &&
                     c->zero.offload_optimizer == SPW_TIER_DEVICE && c->run.grad_dtype == SPW_F32;
-    if (!e->grads_stay || c->run.micro_batches_per_pass != 0 || o->chain_extra > 0 ||
+    if (!e->grads_stay || c->run.micro_batches_per_pass != 0 || o->chain_extra > 0 || e->in_pieces ||
         strcmp(c->run.frozen_codes, "none") != 0)
         return;
     e->group_max = 1;
     e->defers = e->model->config.tied && c->accumulation > 1;
+}
+
+/* Do matrices come in pieces, and has one of them a gradient that several blocks add to? */
+static void
+find_pieces(spw_engine *e, uint64_t piece_rows, bool *shared)
+{
+    const spw_model *m = e->model;
+    *shared = e->in_pieces = false;
+    for (uint32_t id = 0; id < m->param_count && piece_rows > 0; id++) {
+        uint32_t users = 0;
+        if (!spw_model_by_vocab(m, id))
+            continue;
+        for (uint32_t b = 0; b < m->block_count; b++) {
+            for (uint32_t k = 0; k < m->blocks[b].param_count; k++)
+                users += m->blocks[b].param_ids[k] == id;
+        }
+        e->in_pieces = true;
+        *shared = *shared || (users > 1 && !m->params[id].frozen);
+    }
+}
+
+/* What needs all of a unit's gradient at once. shared: pieces of tied embeddings leave and come back. */
+static spw_status
+check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumulation, bool shared, spw_error *err)
+{
+    const spw_config *c = &e->config;
+    bool adds = e->group_max < accumulation || shared;
+    const char *unless = e->in_pieces ? ", and spillway.tile_vocab 0" : "";
+    if (adds && e->in_pieces && c->run.grad_dtype != SPW_F32)
+        return SPW_RAISE(err, SPW_ECONFIG,
+                         "spillway.tile_vocab takes micro-batches one by one, and tied embeddings' gradients twice; it "
+                         "adds them in host memory, which needs spillway.grad_dtype fp32");
+    if (adds && c->run.grad_dtype != SPW_F32)
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.micro_batches_per_pass %u with gradient_accumulation_steps %u adds gradients in host "
+            "memory, which needs spillway.grad_dtype fp32",
+            e->group_max, accumulation);
+    if (strcmp(c->run.gradients, "nvme") == 0 && !o->inference &&
+        (e->group_max < accumulation || c->zero.offload_optimizer != SPW_TIER_NVME))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.gradients nvme needs zero_optimization.offload_optimizer.device nvme, and all micro-batches "
+            "of a step in one pass (spillway.micro_batches_per_pass 0%s)",
+            unless);
+    if (c->run.delayed_update > 0 && !o->inference &&
+        (adds || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 || c->run.fill_device ||
+         strcmp(c->run.gradients, "nvme") == 0))
+        return SPW_RAISE(
+            err, SPW_ECONFIG,
+            "spillway.delayed_update is for state that the host updates with gradients in its memory: it needs "
+            "zero_optimization.offload_optimizer.device cpu or nvme with ratio 1, all micro-batches of a step in one "
+            "pass (spillway.micro_batches_per_pass 0%s), no spillway.fill_device and spillway.gradients not nvme",
+            unless);
+    return SPW_OK;
 }
 
 static spw_status
@@ -220,6 +275,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     uint64_t chunk = c->run.chunk_elems;
     uint32_t accumulation = o->inference ? 1 : (uint32_t)c->accumulation, group;
     uint32_t experts = (uint32_t)e->model->config.experts, experts_each, parts;
+    uint64_t piece_rows;
+    bool shared;
     uint32_t code_bits = strcmp(c->run.frozen_codes, "int8") == 0   ? 8
                          : strcmp(c->run.frozen_codes, "int4") == 0 ? 4
                                                                     : 0;
@@ -247,38 +304,21 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     group = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass > accumulation
                 ? accumulation
                 : (uint32_t)c->run.micro_batches_per_pass;
-    if (turns > 1) /* what a turn brings serves one micro-batch */
+    piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
+    find_pieces(e, piece_rows, &shared);
+    if (turns > 1 || e->in_pieces) /* what a turn brings serves one micro-batch */
         group = 1;
     e->in_turns = turns > 1;
     e->turn_experts = (experts + turns - 1) / turns;
     e->micro_max = accumulation > c->run.eval_batches ? accumulation : (uint32_t)c->run.eval_batches;
     e->group_max = group;
     e->chain_max = e->model->block_count + o->chain_extra;
-    if (group < accumulation && c->run.grad_dtype != SPW_F32)
-        return SPW_RAISE(
-            err, SPW_ECONFIG,
-            "spillway.micro_batches_per_pass %u with gradient_accumulation_steps %u adds gradients in host "
-            "memory, which needs spillway.grad_dtype fp32",
-            group, accumulation);
-    if (strcmp(c->run.gradients, "nvme") == 0 && !o->inference &&
-        (group < accumulation || c->zero.offload_optimizer != SPW_TIER_NVME))
-        return SPW_RAISE(
-            err, SPW_ECONFIG,
-            "spillway.gradients nvme needs zero_optimization.offload_optimizer.device nvme, and all micro-batches "
-            "of a step in one pass (spillway.micro_batches_per_pass 0)");
-    if (c->run.delayed_update > 0 && !o->inference &&
-        (group < accumulation || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 ||
-         c->run.fill_device || strcmp(c->run.gradients, "nvme") == 0))
-        return SPW_RAISE(
-            err, SPW_ECONFIG,
-            "spillway.delayed_update is for state that the host updates with gradients in its memory: it needs "
-            "zero_optimization.offload_optimizer.device cpu or nvme with ratio 1, all micro-batches of a step in one "
-            "pass (spillway.micro_batches_per_pass 0), no spillway.fill_device and spillway.gradients not nvme");
+    SPW_TRY(check_passes(e, o, accumulation, shared, err));
     if (e->T > e->model->config.positions && e->model->config.family == SPW_FAMILY_GPT2)
         return SPW_RAISE(err, SPW_ECONFIG, "data.seq_length %llu is larger than the model's n_positions %llu",
                          (unsigned long long)e->T, (unsigned long long)e->model->config.positions);
-    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, e->rank % parts, parts,
-                            err));
+    SPW_TRY(spw_layout_make(&e->layout, e->model, chunk, !o->inference, experts_each, code_bits, piece_rows,
+                            e->rank % parts, parts, err));
     if (o->weights_from != NULL && c->run.frozen_in_place && c->zero.offload_param == SPW_TIER_NVME &&
         spw__layout_trained(&e->layout) < e->layout.elems)
         SPW_TRY(spw__in_place_find(e, o->weights_from, err));
@@ -333,7 +373,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
                                (accumulation / e->group_max + 1) *
-                                       (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
+                                       (8 * e->chain_max + (turns > 1 || e->in_pieces ? 3 * e->layout.unit_count : 0)) +
                                    64 + (o->inference ? e->layout.unit_count : 0),
                                err));
     spw__note_uses(e);
@@ -409,7 +449,8 @@ most_turns(const spw_engine_options *o, const char **why)
         : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
             ? "micro-batches then come one by one, and their gradients are added up in host memory: "
               "spillway.grad_dtype must be fp32, and spillway.gradients host"
-        : sums && c->run.micro_batches_per_pass != 1 && (m->tied || c->run.ranks > 1)
+        : sums && c->run.micro_batches_per_pass != 1 && spw_model_piece_rows(m, c->run.tile_vocab) == 0 &&
+                (m->tied || c->run.ranks > 1)
             ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied weights "
               "differently: spillway.micro_batches_per_pass must be 1"
             : NULL;

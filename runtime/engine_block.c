@@ -1,6 +1,7 @@
 /*
  * One use of a block: its units acquired in the order of the trace, forward on the tape with its parameters where they lie, and
- * released again. Experts that come in turns, or only when they are chosen, are acquired and released while the tape computes.
+ * released again. Experts that come in turns, or only when they are chosen, and pieces of a matrix with a row for each token are acquired and
+ * released while the tape computes.
  */
 #include "engine_internal.h"
 
@@ -48,11 +49,12 @@ spw__end_compute(spw_engine *e, const block_run *run)
 
 /* ---------------------------------------------------------------- units and parameters */
 
+/* The run's unit that has the parameter, or of its pieces the one that is there; unit_count: none. */
 static uint32_t
-unit_in_run(const block_run *run, uint32_t unit_idx)
+unit_in_run(const block_run *run, const spw_place *at)
 {
     uint32_t j = 0;
-    while (j < run->unit_count && run->units[j] != unit_idx)
+    while (j < run->unit_count && run->units[j] - at->unit_idx >= at->pieces)
         j++;
     return j;
 }
@@ -75,7 +77,7 @@ bind_params(block_run *run)
     const spw_block *b = &e->model->blocks[run->block_idx];
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = unit_in_run(run, at->unit_idx);
+        uint32_t j = unit_in_run(run, at);
         if (j == run->unit_count)
             continue;
         run->params[k]->data = (act *)((uintptr_t)run->weights[j] + at->first * e->compute_bytes);
@@ -137,7 +139,7 @@ spw__acquire_block(spw_engine *e, int mode, block_run *run, spw_error *err)
     run->mode = mode;
     run->unit_count = 0;
     for (uint32_t k = 0; k < all; k++) {
-        if (e->layout.of_experts[units[k]] && (mode == MODE_CHOICE || e->in_turns))
+        if (spw__in_turns(e, units[k]) || (e->layout.of_experts[units[k]] && mode == MODE_CHOICE))
             continue;
         add_unit(run, count, units[k]);
         uses[count++] = (spw_store_use){units[k], e->generations[units[k]]};
@@ -164,7 +166,28 @@ spw__release_block(spw_engine *e, const block_run *run)
     release(e, run, 0);
 }
 
-/* ---------------------------------------------------------------- experts in turns */
+/* ---------------------------------------------------------------- experts and pieces in turns */
+
+/* The block's matrix that comes in pieces; NULL: it has none. */
+static const spw_place *
+pieces_of(const spw_engine *e, uint32_t block_idx)
+{
+    const spw_block *b = &e->model->blocks[block_idx];
+    for (uint32_t k = 0; k < b->param_count; k++) {
+        if (e->layout.places[b->param_ids[k]].pieces > 1)
+            return &e->layout.places[b->param_ids[k]];
+    }
+    return NULL;
+}
+
+/* Puts the unit that has the piece first of uses. */
+static uint32_t
+ask_for_piece(const block_run *run, uint64_t piece, spw_store_use *uses)
+{
+    uint32_t u = pieces_of(run->e, run->block_idx)->unit_idx + (uint32_t)piece;
+    uses[0] = (spw_store_use){u, run->e->generations[u]};
+    return 1;
+}
 
 /* Without gradients, and whole, only experts with rows are needed. */
 static bool
@@ -194,7 +217,7 @@ ask_for_experts(const spw_engine *e, const block_run *run, const spw_routed *rou
 }
 
 /*
- * Brings the units of these experts, which stay until their turn is over. Those that few rows have chosen are in no trace: all that are
+ * Brings the units of these experts, or of this piece, which stay until their turn is over. Those that few rows have chosen are in no trace: all that are
  * still to come in this layer are put in front of the future.
  */
 static spw_status
@@ -202,11 +225,12 @@ begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t fir
            spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t count = ask_for_experts(e, run, routed, first, end, uses, 0);
+    uint32_t count =
+        routed != NULL ? ask_for_experts(e, run, routed, first, end, uses, 0) : ask_for_piece(run, first, uses);
     SPW_ASSERT(run->unit_count == run->held);
     for (uint32_t k = 0; k < count; k++)
         add_unit(run, k, uses[k].unit_idx);
-    if (run->mode != MODE_CHOICE) {
+    if (run->mode != MODE_CHOICE || routed == NULL) {
         SPW_TRY(acquire(e, run, uses, count, err));
         return backward ? spw__free_grad_buffers(e, run, run->held, err) : SPW_OK;
     }
@@ -284,7 +308,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = unit_in_run(run, at->unit_idx);
+        uint32_t j = at->pieces > 1 ? run->unit_count : unit_in_run(run, at);
         bool there = j < run->unit_count; /* or it comes when it is chosen, or in its turn */
         run->params[k] = spw_tape_param(
             e->tape,
@@ -294,11 +318,12 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
         if (run->params[k] == NULL)
             continue;
         run->params[k]->absent = run->gradients_alone;
+        run->params[k]->piece_rows = at->pieces > 1 ? at->piece_elems / p->cols : 0;
         run->params[k]->fp8 = e->config.run.fp8 && !e->inference && spw_model_is_dense(e->model, b, b->param_ids[k]);
     }
     if (training)
         spw_tape_on_route(e->tape, note_peak, e);
-    if (e->in_turns || run->mode == MODE_CHOICE)
-        spw_tape_on_turn(e->tape, e->turn_experts, take_turn, run);
+    if (e->in_turns || run->mode == MODE_CHOICE || pieces_of(e, run->block_idx) != NULL)
+        spw_tape_on_turn(e->tape, e->turn_experts > 0 ? e->turn_experts : 1, take_turn, run);
     return b->forward(&call, x);
 }

@@ -51,13 +51,13 @@ clear_grad(spw_engine *e, uint32_t unit_idx, float *data, bool over)
         memset(data, 0xff, elems * sizeof(float));
     for (uint32_t k = e->layout.param_first[unit_idx]; k < e->layout.param_first[unit_idx + 1]; k++) {
         uint32_t p = e->layout.param_ids[k];
-        const spw_place *place = &e->layout.places[p];
+        const spw_place place = spw__layout_in_unit(&e->layout, p, unit_idx);
         bool matrix = e->model->params[p].rows > 1 && e->model->params[p].cols > 1;
         if (over && !e->grad_begun[p])
-            spw_gpu_zero(e->compute, data + place->first, place->elems * sizeof(float));
-        if (!over && matrix && place->first > at)
-            spw_gpu_zero(e->compute, data + at, (place->first - at) * sizeof(float));
-        at = matrix ? place->first + place->elems : at;
+            spw_gpu_zero(e->compute, data + place.first, place.elems * sizeof(float));
+        if (!over && matrix && place.first > at)
+            spw_gpu_zero(e->compute, data + at, (place.first - at) * sizeof(float));
+        at = matrix ? place.first + place.elems : at;
         e->grad_begun[p] = over || !matrix;
     }
     if (!over && at < elems)
@@ -128,7 +128,7 @@ free_buffer(spw_engine *e, uint32_t unit_idx)
     for (uint32_t i = 0; i < e->buffer_count; i++) {
         grad_buffer *b = &e->buffers[i];
         bool fits = b->unit_idx == UINT32_MAX && b->owner == UINT32_MAX && b->elems >= elems &&
-                    b->of_experts == e->layout.of_experts[unit_idx];
+                    b->in_turns == spw__in_turns(e, unit_idx);
         if (b->owner == unit_idx)
             return b->unit_idx == UINT32_MAX ? b : NULL;
         if (fits && (best == NULL || b->turn < best->turn))
@@ -147,7 +147,7 @@ make_free(spw_engine *e, uint32_t unit_idx, spw_error *err)
     return SPW_OK;
 }
 
-/* What earlier groups added up, from the store; their sums may still be on their way there out of another buffer. */
+/* What was added up before, from the store; their sums may still be on their way there out of another buffer. */
 static void
 fetch_sum(spw_engine *e, uint32_t unit_idx, float *data)
 {
@@ -218,12 +218,42 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
     return SPW_OK;
 }
 
+/*
+ * Is the unit's gradient opened, and sent, when the block at this place has its turn? Once each for all blocks that use it; but a piece leaves
+ * with its turn, and what was added up comes back for its next.
+ */
+static bool
+opens(const spw_engine *e, const block_run *run, uint32_t unit_idx)
+{
+    return e->layout.units[unit_idx].trainable &&
+           (e->layout.of_vocab[unit_idx] || e->last_use[unit_idx] == (int32_t)run->at);
+}
+
+static bool
+sends(const spw_engine *e, const block_run *run, uint32_t unit_idx)
+{
+    return e->layout.of_vocab[unit_idx] || e->first_use[unit_idx] == (int32_t)run->at;
+}
+
+/* Of sums that there are already. */
+static bool
+is_later(const spw_engine *e, const block_run *run, uint32_t unit_idx)
+{
+    return run->later_group || (e->layout.of_vocab[unit_idx] && e->last_use[unit_idx] != (int32_t)run->at);
+}
+
+static bool
+is_final(const spw_engine *e, const block_run *run, uint32_t unit_idx)
+{
+    return run->final_group && e->first_use[unit_idx] == (int32_t)run->at;
+}
+
 /* A buffer will be free for the gradient of each of the run's units from the first on that is made here first. */
 spw_status
 spw__free_grad_buffers(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
 {
     for (uint32_t k = first; k < run->unit_count; k++) {
-        if (e->layout.units[run->units[k]].trainable && e->last_use[run->units[k]] == (int32_t)run->at)
+        if (opens(e, run, run->units[k]))
             SPW_TRY(make_free(e, run->units[k], err));
     }
     return SPW_OK;
@@ -238,8 +268,8 @@ spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err)
             continue;
         if (e->first_use[u] == (int32_t)run->at)
             spw_store_grad_ask(e->store, u);
-        if (e->last_use[u] == (int32_t)run->at && buffer_of(e, u) == NULL) /* else an earlier pass left it open */
-            SPW_TRY(open_grad(e, u, run->later_group, err));
+        if (opens(e, run, u) && buffer_of(e, u) == NULL) /* else an earlier pass left it open */
+            SPW_TRY(open_grad(e, u, is_later(e, run, u), err));
         run->grads[k] = buffer_of(e, u)->at;
     }
     return SPW_OK;
@@ -249,8 +279,9 @@ spw_status
 spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err)
 {
     for (uint32_t k = first; k < run->unit_count; k++) {
-        if (run->grads[k] != NULL && e->first_use[run->units[k]] == (int32_t)run->at)
-            SPW_TRY(send_grad(e, run->units[k], run->later_group, run->final_group, err));
+        uint32_t u = run->units[k];
+        if (run->grads[k] != NULL && sends(e, run, u))
+            SPW_TRY(send_grad(e, u, is_later(e, run, u), is_final(e, run, u), err));
     }
     return SPW_OK;
 }
@@ -262,5 +293,15 @@ spw__ship_grads(spw_engine *e, bool final_group, spw_error *err)
         SPW_TRY(ship_grad(e, b, err));
     if (!final_group)
         spw_gpu_event_record(e->passed, e->d2h);
+    return SPW_OK;
+}
+
+spw_status
+spw__let_come_back(spw_engine *e, const block_run *run, spw_error *err)
+{
+    for (uint32_t u = 0; u < e->layout.unit_count && e->in_pieces; u++) {
+        if (spw__comes_back(e, u) && e->first_use[u] == (int32_t)run->at)
+            return spw__ship_grads(e, false, err);
+    }
     return SPW_OK;
 }

@@ -12,9 +12,11 @@ param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *e
 {
     const spw_layout *l = &e->layout;
     uint32_t k = spw__layout_from(l, unit_idx, element);
+    spw_place at;
     if (k == l->param_first[unit_idx + 1])
         return NULL;
-    *end = l->places[l->param_ids[k]].first + l->places[l->param_ids[k]].elems;
+    at = spw__layout_in_unit(l, l->param_ids[k], unit_idx);
+    *end = at.first + at.elems;
     return &e->model->params[l->param_ids[k]];
 }
 

@@ -37,7 +37,7 @@ init_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     for (layout_stretch s = {0}; spw__layout_next(&e->layout, c, &s);) {
         for (uint64_t i = s.first; i < s.end; i += 4096) {
             uint64_t n = s.end - i < 4096 ? s.end - i : 4096;
-            spw__draw_param(block, &e->model->params[s.id], s.id, job->seed, i - e->layout.places[s.id].first, n);
+            spw__draw_param(block, &e->model->params[s.id], s.id, job->seed, i - s.from, n);
             spw_state_set(f, e->optimizer, weights, record, c->elems, SPW_PART_MASTER, i - c->first, n, block);
         }
     }

@@ -16,7 +16,7 @@ typedef struct grad_buffer {
     uint32_t unit_idx; /* UINT32_MAX: free */
     uint32_t owner;    /* it is kept for this unit, which several blocks use; UINT32_MAX: any other unit's */
     bool
-        of_experts; /* it is for units of experts, whose turns come while another unit's is being made; else for others */
+        in_turns; /* it is for units that come in turns, while another unit's gradient is being made; else for others */
     uint64_t turn, job;  /* between ranks: it is free when the reduce thread has done so many */
     spw_gpu_event *sent; /* its last copy to the store */
     spw_gpu_event *made; /* what is to be copied */
@@ -95,6 +95,7 @@ struct spw_engine {
     uint32_t device_sharers; /* ranks of this host on this device */
     uint64_t device_room;    /* that the device of every rank has for one of them; 0: nothing that would limit it */
     bool in_turns;           /* a layer's experts come to the device turn by turn, while the layer is computed */
+    bool in_pieces;          /* matrices with a row for each token come piece by piece, while their block is computed */
     uint32_t turn_experts;   /* in which there are so many; without turns all of a layer */
     bool host_addressable;   /* device memory can be read in place, and the thread itself computes */
     bool device_updates;     /* state may be on a device apart from the host, and is updated there */
@@ -269,9 +270,13 @@ spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw
 /* ---------------------------------------------------------------- engine_units.c: which units blocks use */
 
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
+/* Does the unit come while its block is computed, and go when its turn is over? */
+bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
+/* Is it a piece whose gradient leaves after one block's turn and comes back for another's? */
+bool spw__comes_back(const spw_engine *e, uint32_t unit_idx);
 /* Of these, a block_units() list, the first that comes in a turn, behind those that come at once: count if none does. */
 uint32_t spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t count);
-/* How many of these, units of experts in order, come in the turn of the first, or of the last. */
+/* How many of these, units that come in turns, in order, come in the turn of the first, or of the last. */
 uint32_t spw__turn_units(const spw_engine *e, const uint32_t *units, uint32_t count, bool last);
 uint64_t spw__block_elems(const spw_engine *e, uint32_t block_idx);
 /* Of a unit's gradient on the device: a part for each rank, or what replicas share out. */
@@ -311,6 +316,8 @@ spw_status spw__free_grad_buffers(spw_engine *e, const block_run *run, uint32_t 
 spw_status spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err);
 /* Those that are made here last leave. */
 spw_status spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
+/* Sums of gradients that come back in turns of this block are on their way to the store: all of them. */
+spw_status spw__let_come_back(spw_engine *e, const block_run *run, spw_error *err);
 /* A pass is over: all that still wait for their copies to the store leave. */
 spw_status spw__ship_grads(spw_engine *e, bool final_group, spw_error *err);
 /* A unit's gradient is there, with its sums of squares; before the store is told. Any thread. */

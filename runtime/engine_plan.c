@@ -88,36 +88,47 @@ count_users(const spw_engine *e)
     return users;
 }
 
+/* Elements of gradients that leave the device after one block's turn and come back for another's. */
 static uint64_t
-add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool of_experts)
+returning_elems(const spw_engine *e)
+{
+    uint64_t elems = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        elems += spw__comes_back(e, u) ? e->layout.units[u].elems : 0;
+    return elems;
+}
+
+static uint64_t
+add_grad_buffer(spw_engine *e, uint64_t elems, uint32_t owner, bool in_turns)
 {
     if (elems == 0)
         return 0;
     e->buffers[e->buffer_count++] =
-        (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner, .of_experts = of_experts};
+        (grad_buffer){.elems = elems, .unit_idx = UINT32_MAX, .owner = owner, .in_turns = in_turns};
     return elems * sizeof(float);
 }
 
 /*
  * Gradient buffers: one of its own for a unit with several users. The others' gradients are made in turn in the largest one and in
  * a second one, which need hold only the smaller of any two neighbours; single: in the largest alone, which each leaves before the
- * next begins. users: of each unit. Experts that come in turns have theirs made while their layer's other one is being made: in one or two more.
+ * next begins. users: of each unit. What comes in turns has its gradient made while the block's other one is being made, and sent when its turn is
+ * over, whoever uses it later: in one or two more.
  */
 static uint64_t
 size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bool single)
 {
-    uint64_t largest = 0, second = 0, before = 0, experts = 0, bytes = 0;
+    uint64_t largest = 0, second = 0, before = 0, turn = 0, bytes = 0;
     e->buffer_count = 0;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t elems = spw__grad_elems(e, u);
         if (!e->layout.units[u].trainable)
             continue;
-        if (users[u] > 1) {
-            bytes += add_grad_buffer(e, elems, u, e->layout.of_experts[u]);
+        if (spw__in_turns(e, u)) {
+            turn = elems > turn ? elems : turn;
             continue;
         }
-        if (e->layout.of_experts[u]) {
-            experts = elems > experts ? elems : experts;
+        if (users[u] > 1) {
+            bytes += add_grad_buffer(e, elems, u, false);
             continue;
         }
         largest = elems > largest ? elems : largest;
@@ -130,7 +141,7 @@ size_grad_buffers(spw_engine *e, const uint32_t *users, uint32_t chain_extra, bo
     if (!single)
         bytes += add_grad_buffer(e, chain_extra > 0 ? largest : second, UINT32_MAX, false);
     for (int k = 0; k < (single ? 1 : 2); k++)
-        bytes += add_grad_buffer(e, experts, UINT32_MAX, true);
+        bytes += add_grad_buffer(e, turn, UINT32_MAX, true);
     return bytes;
 }
 
@@ -164,13 +175,16 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
         uint32_t block_idx = e->chain[at < last ? at : 2 * last - at];
         uint32_t count = spw__block_units(e, block_idx, units);
         uint32_t held = spw__block_turns(e, units, count), turns = count - held, each;
+        bool seen = at == last && turns > 0 && e->layout.of_vocab[units[held]]; /* before losses and gradients */
         if (at == last)
             *forward_count = n;
         if (at > last && spw_model_is_embedding(e->model, block_idx)) {
             note_later_ends(e, uses, *forward_count, n, block_idx);
             continue;
         }
-        note_together(uses, &n, units, held, n + count);
+        note_together(uses, &n, units, held, n + count + (seen ? turns : 0));
+        for (uint32_t k = 0; k < turns && seen; k++)
+            note_together(uses, &n, units + held + k, 1, n + 1);
         for (uint32_t done = 0; done < turns; done += each) {
             const uint32_t *rest = units + held, *turn;
             each = spw__turn_units(e, at < last ? rest + done : rest, turns - done, at >= last);
@@ -216,6 +230,18 @@ step_flops(const spw_engine *e, double *recompute)
     }
     *recompute = tokens * again;
     return tokens * (forward + again + backward);
+}
+
+static double
+again_flops(const spw_engine *e)
+{
+    const spw_block *head = &e->model->blocks[e->model->block_count - 1];
+    double sum = 0;
+    for (uint32_t k = 0; k < head->param_count; k++) {
+        const spw_place *at = &e->layout.places[head->param_ids[k]];
+        sum += at->pieces > 1 ? 2 * (double)at->elems : 0;
+    }
+    return sum * (double)(e->config.accumulation * e->rows);
 }
 
 uint32_t
@@ -481,6 +507,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .device_updates = e->device_updates,
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
+        .in_pieces = e->in_pieces,
+        .returning = returning_elems(e),
         .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
@@ -518,6 +546,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
     in.flops = step_flops(e, &in.recompute_flops);
+    in.again_flops = again_flops(e);
     in.activation_slots = e->kept_slots;
     in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
     in.activation_micros = e->group_max;

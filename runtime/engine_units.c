@@ -1,30 +1,51 @@
 /*
- * Which units blocks use: of a block, in the order of acquiring, and by turns of experts; of a chain, each unit's first and last use and
+ * Which units blocks use: of a block, in the order of acquiring, and by turns; of a chain, each unit's first and last use and
  * the lowest block that is trained. From the layout and the chain alone; nothing is acquired here.
  */
 #include "engine_internal.h"
 
-/* Which turn of its layer's experts a unit of experts is. */
+bool
+spw__in_turns(const spw_engine *e, uint32_t unit_idx)
+{
+    return e->layout.of_vocab[unit_idx] || (e->in_turns && e->layout.of_experts[unit_idx]);
+}
+
+bool
+spw__comes_back(const spw_engine *e, uint32_t unit_idx)
+{
+    return e->layout.of_vocab[unit_idx] && e->layout.units[unit_idx].trainable &&
+           e->first_use[unit_idx] != e->last_use[unit_idx];
+}
+
+/* Which turn of its block's a unit is: of its layer's experts, or of a matrix's pieces. */
 static uint32_t
 turn_of(const spw_engine *e, uint32_t unit_idx)
 {
     uint32_t id = e->layout.param_ids[e->layout.param_first[unit_idx]];
-    return (e->model->params[id].expert - 1) / e->turn_experts;
+    return e->layout.of_vocab[unit_idx] ? unit_idx - e->layout.places[id].unit_idx
+                                        : (e->model->params[id].expert - 1) / e->turn_experts;
+}
+
+/* Those come last, in their order. */
+static bool
+is_later(const spw_layout *l, uint32_t unit_idx)
+{
+    return l->of_experts[unit_idx] || l->of_vocab[unit_idx];
 }
 
 static bool
 comes_before(const spw_engine *e, uint32_t a, uint32_t b)
 {
     const spw_layout *l = &e->layout;
-    if (l->of_experts[a] || l->of_experts[b])
-        return l->of_experts[a] == l->of_experts[b] ? a < b : l->of_experts[b];
+    if (is_later(l, a) || is_later(l, b))
+        return is_later(l, a) == is_later(l, b) ? a < b : is_later(l, b);
     return l->units[a].elems > l->units[b].elems;
 }
 
 /*
  * Units whose parameters a block uses, its own and external ones, without repeats; the largest first, which is the order
  * of acquiring: a small one that is held in the middle of the device's cache can keep a large one out for good. Those of experts
- * come last, in the order of the experts.
+ * come last, in the order of the experts, and so do a matrix's pieces.
  */
 uint32_t
 spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
@@ -32,14 +53,16 @@ spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out)
     const spw_block *b = &e->model->blocks[block_idx];
     uint32_t n = 0;
     for (uint32_t k = 0; k < b->param_count; k++) {
-        uint32_t u = e->layout.places[b->param_ids[k]].unit_idx, j = 0;
-        while (j < n && out[j] != u)
-            j++;
-        if (j < n)
-            continue;
-        for (n++; j > 0 && comes_before(e, u, out[j - 1]); j--)
-            out[j] = out[j - 1];
-        out[j] = u;
+        const spw_place *at = &e->layout.places[b->param_ids[k]];
+        for (uint32_t u = at->unit_idx, j; u < at->unit_idx + at->pieces; u++) {
+            for (j = 0; j < n && out[j] != u; j++)
+                continue;
+            if (j < n)
+                continue;
+            for (n++; j > 0 && comes_before(e, u, out[j - 1]); j--)
+                out[j] = out[j - 1];
+            out[j] = u;
+        }
     }
     return n;
 }
@@ -48,7 +71,7 @@ uint32_t
 spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t count)
 {
     uint32_t k = 0;
-    while (k < count && !(e->in_turns && e->layout.of_experts[units[k]]))
+    while (k < count && !spw__in_turns(e, units[k]))
         k++;
     return k;
 }
@@ -88,13 +111,13 @@ elems_for(const spw_engine *e, const uint32_t *units, uint32_t count, uint32_t a
     return least;
 }
 
-/* Of a block's units; of experts that come in turns, one turn's. */
+/* Of a block's units; of those that come in turns, one turn's. */
 uint64_t
 spw__block_elems(const spw_engine *e, uint32_t block_idx)
 {
     uint32_t units[SPW_BLOCK_PARAMS_MAX], n = spw__block_units(e, block_idx, units), core = 0;
     uint64_t held = 0, least;
-    for (; core < n && !e->layout.of_experts[units[core]]; core++)
+    for (; core < n && !is_later(&e->layout, units[core]); core++)
         held += spw__layout_on_device(&e->layout, units[core]);
     least = elems_for(e, units, core, 0, 0);
     for (uint32_t k = core, count; k < n; k += count) {

@@ -202,6 +202,7 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         spw_status st;
         if (for_all && !final_group)
             break;
+        SPW_TRY(spw__let_come_back(e, &run, err));
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
         st = spw__free_grad_buffers(e, &run, 0, err); /* a wait is none of compute's time */
         run.timed = spw__begin_compute(e, "backward");

@@ -52,7 +52,7 @@ find_pieces(spw_engine *e, spw_store_chunk *c, const spw_hf_reader *r, spw_error
             return SPW_OK;
         }
         SPW_TRY(add_file(o, &at, &file, err));
-        o->pieces[o->piece_count++] = (spw_store_piece){file, at.offset + (s.first - l->places[s.id].first) * bytes,
+        o->pieces[o->piece_count++] = (spw_store_piece){file, at.offset + (s.first - s.from) * bytes,
                                                         (s.first - c->first) * bytes, (s.end - s.first) * bytes};
     }
     c->piece_count = o->piece_count - begin;

@@ -3,7 +3,7 @@
  * padded to 4096, chunks never cross a unit: every region of every format is then a multiple of 4096 bytes. A block with
  * frozen parameters and others has a unit for each kind, because a unit is fetched, summed up and updated as a whole; and one
  * more for those that are stored as codes. Experts may have units apart from the rest of their layer, each of one or several: where
- * a few rows need a few of them, or the device has no room for all.
+ * a few rows need a few of them, or the device has no room for all; and so may pieces of a matrix with a row for each token.
  *
  * Between ranks every unit is cut into equal parts, one for each (ZeRO; Rajbhandari et al. 2020): all links carry the same,
  * and the parts of all ranks in a row are the unit, so that gathering and reducing it needs no packing.
@@ -20,6 +20,7 @@ spw_layout_free(spw_layout *l)
     spw_mem_free(l->param_first);
     spw_mem_free(l->bases);
     spw_mem_free(l->of_experts);
+    spw_mem_free(l->of_vocab);
     memset(l, 0, sizeof *l);
 }
 
@@ -40,7 +41,7 @@ typedef struct kind {
 static bool
 is_kind(const spw_layout *l, const spw_model *m, const kind *k, uint32_t id, uint32_t expert, bool trainable)
 {
-    return m->params[id].owner_block == k->block_idx && m->params[id].expert == expert &&
+    return m->params[id].owner_block == k->block_idx && m->params[id].expert == expert && l->places[id].pieces == 1 &&
            (l->code_bits > 0 && may_be_coded(m, k->block_idx, id)) == k->coded &&
            (k->coded || (trainable && m->params[id].frozen) == k->frozen);
 }
@@ -63,7 +64,7 @@ lay_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, bool 
             if (!is_kind(l, m, k, id, x, trainable))
                 continue;
             if (places) {
-                l->places[id] = (spw_place){l->unit_count, at, elems};
+                l->places[id] = (spw_place){l->unit_count, 1, at, elems, elems};
                 l->param_ids[count++] = id;
                 l->params += elems;
             }
@@ -90,6 +91,52 @@ place_kind(spw_layout *l, const spw_model *m, const kind *k, bool trainable, uin
     l->units[l->unit_count++] =
         (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !k->frozen, .coded = k->coded};
     l->elems += at;
+}
+
+spw_place
+spw_layout_piece(const spw_place *place, uint32_t piece)
+{
+    uint64_t before = piece * place->piece_elems, left = place->elems - before;
+    spw_place p = {place->unit_idx + piece, 1, place->first, left < place->piece_elems ? left : place->piece_elems, 0};
+    SPW_ASSERT(piece < place->pieces);
+    p.piece_elems = p.elems;
+    return p;
+}
+
+/* Units of pieces, one after the other. */
+static void
+place_pieces(spw_layout *l, const spw_model *m, uint32_t id, bool trainable, uint64_t *base)
+{
+    spw_place *whole = &l->places[id];
+    whole->unit_idx = l->unit_count;
+    for (uint32_t k = 0; k < whole->pieces; k++) {
+        uint64_t elems = spw_layout_piece(whole, k).elems, at = spw_layout_part(elems, l->parts);
+        uint32_t count = l->param_first[l->unit_count];
+        l->param_ids[count++] = id;
+        l->bases[l->unit_count] = *base;
+        *base += spw_round_up(elems, 4096);
+        l->of_vocab[l->unit_count] = true;
+        l->units[l->unit_count++] =
+            (spw_store_unit){.first = l->part * at, .elems = at, .trainable = trainable && !m->params[id].frozen};
+        l->param_first[l->unit_count] = count;
+        l->elems += at;
+    }
+    l->params += whole->elems;
+}
+
+/* How many pieces parameters come in; returns how many units they take beyond one for each. */
+static uint64_t
+cut_params(spw_layout *l, const spw_model *m, uint64_t piece_rows)
+{
+    uint64_t more = 0;
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        uint64_t cols = m->params[id].cols, elems = m->params[id].rows * cols;
+        uint64_t each = piece_rows > 0 && spw_model_by_vocab(m, id) ? piece_rows * cols : elems;
+        l->places[id] =
+            (spw_place){.pieces = (uint32_t)((elems + each - 1) / each), .elems = elems, .piece_elems = each};
+        more += l->places[id].pieces;
+    }
+    return more - m->param_count;
 }
 
 uint64_t
@@ -140,9 +187,9 @@ spw__layout_trained(const spw_layout *l)
 
 spw_status
 spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
-                uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err)
+                uint32_t code_bits, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err)
 {
-    uint64_t chunks = 0, base = 0, units;
+    uint64_t chunks = 0, base = 0, units, more;
     uint32_t experts = (uint32_t)m->config.experts, groups;
     memset(l, 0, sizeof *l);
     l->experts_each = experts_each;
@@ -155,14 +202,18 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
                          (unsigned long long)chunk_elems);
     l->param_count = m->param_count;
     groups = experts_each > 0 ? (experts + experts_each - 1) / experts_each : 0;
-    units = 3 * (uint64_t)m->block_count * (1 + groups);
+    l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
+    if (l->places == NULL)
+        goto no_memory;
+    more = cut_params(l, m, piece_rows);
+    units = 3 * (uint64_t)m->block_count * (1 + groups) + more;
     l->units = spw_mem_calloc(units, sizeof *l->units);
     l->of_experts = spw_mem_calloc(units, sizeof *l->of_experts);
-    l->places = spw_mem_calloc(m->param_count, sizeof *l->places);
-    l->param_ids = spw_mem_calloc(m->param_count, sizeof *l->param_ids);
+    l->of_vocab = spw_mem_calloc(units, sizeof *l->of_vocab);
+    l->param_ids = spw_mem_calloc(m->param_count + more, sizeof *l->param_ids);
     l->param_first = spw_mem_calloc(units + 1, sizeof *l->param_first);
     l->bases = spw_mem_calloc(units, sizeof *l->bases);
-    if (l->units == NULL || l->of_experts == NULL || l->places == NULL || l->bases == NULL || l->param_ids == NULL ||
+    if (l->units == NULL || l->of_experts == NULL || l->of_vocab == NULL || l->bases == NULL || l->param_ids == NULL ||
         l->param_first == NULL)
         goto no_memory;
     for (uint32_t b = 0; b < m->block_count; b++) {
@@ -181,6 +232,11 @@ spw_layout_make(spw_layout *l, const spw_model *m, uint64_t chunk_elems, bool tr
                 k.frozen = i < 2;
                 place_kind(l, m, &k, trainable, &bases[i]);
             }
+        }
+        for (uint32_t i = 0; i < m->blocks[b].param_count; i++) {
+            uint32_t id = m->blocks[b].param_ids[i];
+            if (m->params[id].owner_block == b && l->places[id].pieces > 1)
+                place_pieces(l, m, id, trainable, &base);
         }
     }
     for (uint32_t u = 0; u < l->unit_count; u++)
@@ -216,14 +272,20 @@ spw__layout_overlap(const spw_place *at, const spw_store_chunk *c, uint64_t *fir
     return at->unit_idx == c->unit_idx && *first < *end;
 }
 
+spw_place
+spw__layout_in_unit(const spw_layout *l, uint32_t id, uint32_t unit_idx)
+{
+    return spw_layout_piece(&l->places[id], unit_idx - l->places[id].unit_idx);
+}
+
 uint32_t
 spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t element)
 {
     uint32_t low = l->param_first[unit_idx], high = l->param_first[unit_idx + 1];
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        const spw_place *at = &l->places[l->param_ids[middle]];
-        if (at->first + at->elems > element)
+        const spw_place at = spw__layout_in_unit(l, l->param_ids[middle], unit_idx);
+        if (at.first + at.elems > element)
             high = middle;
         else
             low = middle + 1;
@@ -235,9 +297,12 @@ bool
 spw__layout_next(const spw_layout *l, const spw_store_chunk *c, layout_stretch *s)
 {
     uint32_t k = s->next > 0 ? s->next - 1 : spw__layout_from(l, c->unit_idx, c->first);
+    spw_place at;
     if (k == l->param_first[c->unit_idx + 1])
         return false;
     s->id = l->param_ids[k];
     s->next = k + 2;
-    return spw__layout_overlap(&l->places[s->id], c, &s->first, &s->end);
+    at = spw__layout_in_unit(l, s->id, c->unit_idx);
+    s->from = at.first - (c->unit_idx - l->places[s->id].unit_idx) * l->places[s->id].piece_elems;
+    return spw__layout_overlap(&at, c, &s->first, &s->end);
 }

@@ -52,7 +52,7 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     if (record != NULL)
         memset(record, 0, spw_state_record_bytes(job->format, job->rule, c->elems));
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
-        uint64_t from = l->places[s.id].first, at = s.first - from, n = s.end - s.first;
+        uint64_t from = s.from, at = s.first - from, n = s.end - s.first;
         spw__chunk_view v = {job->format, job->rule, c, weights, record, from, SPW_PART_MASTER};
         if (spw_engine_model(job->e)->params[s.id].adapter)
             SPW_TRY(draw(job, &v, s.id, at, n, err));

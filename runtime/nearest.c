@@ -2,9 +2,9 @@
  * The nearest configuration that fits, for one that does not. Steps are tried in a fixed order, each on top of those
  * before it, until the plan fits: budgets above what the machine has left to auto, all that is offloaded off the device (ratio 1), weights off the device, records off the
  * device, activations off the device, weights to nvme, records to nvme, activations to nvme, gradients to nvme, gradients in bf16, chunks halved down to 64 Ki elements, tiles
- * halved down to 512 tokens, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
+ * halved down to 512 tokens, embeddings and heads in pieces, halved down to 2048 rows, smaller micro-batches (more of them: the batch stays), one micro-batch per pass, and where disks are limited weights and then
  * records back to host. Then every step that turns out not to be needed is taken back, first to last. None of these
- * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles and micro-batches. A lossy state
+ * changes what is computed but bf16 gradients, by one rounding, and the order of sums over tiles, pieces and micro-batches. A lossy state
  * format is never among them; whether it would help is said separately. Only plans are made, on copies of the
  * configuration.
  */
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LEAST_CHUNK = 64 << 10, LEAST_TILE = 512, ROUNDS = 16 };
+enum { LEAST_CHUNK = 64 << 10, LEAST_TILE = 512, LEAST_PIECE = 2048, ROUNDS = 16 };
 
 typedef enum change {
     HOST_AUTO,
@@ -29,6 +29,7 @@ typedef enum change {
     GRAD_BF16,
     SMALLER_CHUNKS,
     SMALLER_TILES,
+    SMALLER_PIECES,
     SMALLER_MICRO_BATCH,
     ONE_PER_PASS,
     PARAM_HOST,
@@ -79,6 +80,17 @@ halve_tiles(spw_config *c, const spw_model *model)
     if (tile < LEAST_TILE)
         return false;
     c->run.tile_tokens = tile;
+    return true;
+}
+
+static bool
+halve_pieces(spw_config *c, const spw_model *model)
+{
+    uint64_t rows = model->config.vocab, piece = c->run.tile_vocab;
+    piece = (piece > 0 && piece < rows ? piece : rows) / 2;
+    if (piece < LEAST_PIECE)
+        return false;
+    c->run.tile_vocab = piece;
     return true;
 }
 
@@ -140,6 +152,7 @@ apply(spw_config *c, const spw_model *model, change what)
         c->run.chunk_elems = c->run.chunk_elems / 2 / 4096 * 4096;
         return true;
     case SMALLER_TILES: return halve_tiles(c, model);
+    case SMALLER_PIECES: return halve_pieces(c, model);
     case SMALLER_MICRO_BATCH:
         while (factor <= c->micro_batch && c->micro_batch % factor != 0)
             factor++;
@@ -189,6 +202,7 @@ helps(change what, spw_lack lack)
     case OPTIMIZER_OFF_DEVICE:
     case ACTIVATIONS_OFF_DEVICE: return lack == SPW_LACK_DEVICE;
     case SMALLER_TILES:
+    case SMALLER_PIECES:
     case SMALLER_MICRO_BATCH: /* the device's memory may be the machine's */
     case ONE_PER_PASS: return lack == SPW_LACK_DEVICE || lack == SPW_LACK_ROOM;
     case PARAM_HOST:
@@ -308,6 +322,8 @@ say_difference(const spw_config *a, const spw_config *b, spw_suggestion *out)
         say(out, "spillway.chunk_elems=%llu", (unsigned long long)b->run.chunk_elems);
     if (a->run.tile_tokens != b->run.tile_tokens)
         say(out, "spillway.tile_tokens=%llu", (unsigned long long)b->run.tile_tokens);
+    if (a->run.tile_vocab != b->run.tile_vocab)
+        say(out, "spillway.tile_vocab=%llu", (unsigned long long)b->run.tile_vocab);
     if (a->micro_batch != b->micro_batch) {
         say(out, "train_micro_batch_size_per_gpu=%llu", (unsigned long long)b->micro_batch);
         say(out, "gradient_accumulation_steps=%llu", (unsigned long long)b->accumulation);

@@ -44,7 +44,8 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
     }
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
-        unit->spills = in->spill && unit->trainable && u >= first_count;
+        unit->spills =
+            in->spill && unit->trainable && u >= first_count && !(in->returning > 0 && in->layout->of_vocab[u]);
     }
 }
 
@@ -175,13 +176,14 @@ plan_device_within(spw_plan *p, const plan_input *in, uint64_t budget, spw_error
         p->device_bytes = fixed + p->cache_device + p->parts_device;
     }
     if (p->cache_device < floor_bytes || budget < fixed)
-        return SPW_RAISE(err, SPW_ENOFIT,
-                         "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
-                         "micro-batch, sequence, spillway.tile_tokens or micro_batches_per_pass lowers it%s",
-                         spw_format_bytes(have, sizeof have, budget),
-                         spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
-                         (unsigned long long)(fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
-                         p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
+        return SPW_RAISE(
+            err, SPW_ENOFIT,
+            "spillway.device_memory is %s, this model and batch need at least %s (%llu bytes); a smaller "
+            "micro-batch, sequence, spillway.tile_tokens, tile_vocab or micro_batches_per_pass lowers it%s",
+            spw_format_bytes(have, sizeof have, budget),
+            spw_format_bytes(need, sizeof need, fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+            (unsigned long long)(fixed + floor_bytes + parts_room(in, &g, floor_bytes)),
+            p->activation_count[SPW_TIER_DEVICE] > 0 ? ", and so does spillway.activations auto" : "");
     return SPW_OK;
 }
 

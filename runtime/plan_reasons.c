@@ -244,7 +244,11 @@ explain_device(spw_plan *p, const plan_input *in)
                    : "");
     if (c->run.micro_batches_per_pass == 0 && in->passes > 1 && in->expert_turns <= 1)
         decide(p, "spillway.micro_batches_per_pass", "1",
-               "all state is on the device, so another pass fetches nothing, and activations are those of one");
+               in->in_pieces
+                   ? "pieces of the vocabulary serve one micro-batch, each with all weights: larger ones bring "
+                     "them less often (spillway.tile_vocab)"
+                   : "all state is on the device, so another pass fetches nothing, and activations are those "
+                     "of one");
     if (c->run.micro_batches_per_pass == 0 && in->micro_batches > 1 && in->passes == 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),

@@ -55,6 +55,8 @@ typedef struct plan_input {
     bool device_updates;  /* where records are on the device, gradients stay there and updates run there */
     bool direct;          /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;      /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool in_pieces;       /* embeddings and heads come in pieces */
+    uint64_t returning;   /* elements of gradients that leave and come back in each pass */
     const plan_use *uses; /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
@@ -64,6 +66,7 @@ typedef struct plan_input {
     uint32_t log_bytes_32[2];      /* what takes an update back, of a record and of its weights too (spw_offload.h) */
     uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
+    double again_flops;            /* and of logits of heads in pieces, which are made twice */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
@@ -210,8 +213,12 @@ typedef struct layout_stretch {
     uint32_t id;         /* of the parameter */
     uint32_t next;       /* the iteration's own: 1 + where the one behind it is in param_ids */
     uint64_t first, end; /* elements of the unit */
+    uint64_t
+        from; /* first - from: which of the parameter's elements that is. Of a later piece it is below 0, modulo 2^64 */
 } layout_stretch;
 bool spw__layout_next(const spw_layout *l, const spw_store_chunk *c, layout_stretch *s);
+/* Of a parameter what lies in that unit, which has some of it. Pure. */
+spw_place spw__layout_in_unit(const spw_layout *l, uint32_t id, uint32_t unit_idx);
 /* Where in param_ids is the unit's first parameter that ends behind this element; that of the next unit: it has none. Pure. */
 uint32_t spw__layout_from(const spw_layout *l, uint32_t unit_idx, uint64_t element);
 

@@ -171,7 +171,7 @@ write_chunk(const job *j, const spw_store_chunk *c, const void *weights, const v
     uint32_t wb = spw_dtype_bytes(stored);
     for (layout_stretch s = {0}; spw__layout_next(l, c, &s);) {
         uint32_t id = s.id;
-        uint64_t first = s.first, end = s.end, from = l->places[id].first;
+        uint64_t first = s.first, end = s.end, from = s.from;
         if (id >= j->base)
             SPW_TRY(write_masters(j, j->adapter, id - j->base, SPW_F32, c, weights, record, from, first, end, err));
         else if (stored == j->dtype && !j->e->model->params[id].in_terms)

@@ -61,6 +61,8 @@ typedef struct spw_stretch {
 /*
  * spw_access_get_local - what of the range this rank holds.
  *   out   (held->count) its values; NULL: only held is wanted, and nothing is moved
+ * Errors  SPW_EUNSUPPORTED, of set_local too, where ranks share the state and the range is in several pieces (spillway.tile_vocab): each rank
+ *         holds a part of each
  */
 spw_status spw_access_get_local(spw_engine *engine, const spw_access *a, float *out, spw_stretch *held, spw_error *err);
 /*

@@ -139,12 +139,13 @@ typedef struct spw_config {
         uint64_t device_memory, host_memory; /* bytes; SPW_AUTO */
         spw_state_format state_format;
         uint64_t chunk_elems;
-        char start[16];                              /* auto, weights, random */
-        uint64_t micro_batches_per_pass;             /* 0: all */
-        uint64_t tile_tokens;                        /* at most, that a block's parts compute at once; 0: by width */
-        uint32_t expert_turns;                       /* 0: as few as there is room for */
-        spw_tier activations;                        /* of their checkpoints; SPW_TIER_COUNT: auto */
-        bool cpu_checkpointing;                      /* DeepSpeed's key: activations auto means host */
+        char start[16];                  /* auto, weights, random */
+        uint64_t micro_batches_per_pass; /* 0: all */
+        uint64_t tile_vocab;             /* rows of embeddings and heads in a piece, at most; 0: they are whole */
+        uint64_t tile_tokens;            /* at most, that a block's parts compute at once; 0: by width */
+        uint32_t expert_turns;           /* 0: as few as there is room for */
+        spw_tier activations;            /* of their checkpoints; SPW_TIER_COUNT: auto */
+        bool cpu_checkpointing;          /* DeepSpeed's key: activations auto means host */
         uint32_t optimizer_threads, compute_threads; /* 0: auto */
         bool pin_threads;
         uint32_t weight_slots, record_slots; /* 0: from the budget */

@@ -19,11 +19,16 @@ extern "C" {
 
 /* ---------------------------------------------------------------- element space (pure) */
 
-/* Where a parameter lies: unit, element inside the unit (a multiple of 128). */
+/*
+ * Where a parameter lies: unit, element inside the unit (a multiple of 128). A matrix in pieces (spillway.tile_vocab) has piece_elems of its
+ * elements in each of so many units in a row, what is left in the last, and nothing else is there.
+ */
 typedef struct spw_place {
-    uint32_t unit_idx;
-    uint64_t first, elems;
+    uint32_t unit_idx, pieces;
+    uint64_t first, elems, piece_elems;
 } spw_place;
+/* A piece of it, as a place of its own. */
+spw_place spw_layout_piece(const spw_place *place, uint32_t piece);
 
 /*
  * Units are the blocks' own parameters, in chain order, a block's frozen ones before the others (those that are stored as codes
@@ -41,6 +46,7 @@ typedef struct spw_layout {
     uint32_t
         experts_each; /* experts of a layer in one unit, apart from what else the layer has; 0: they are with that */
     bool *of_experts; /* (unit_count) such a unit */
+    bool *of_vocab;   /* (unit_count) it has a piece of a matrix with a row for each token */
     uint64_t granule; /* elements: on the device units take multiples of it; 0: what they have */
     uint64_t *bases;  /* (unit_count) where each unit begins when all lie in a row, uncut, experts with their layer */
     uint64_t elems, params; /* of the units here, padded; of the whole model, real */
@@ -49,10 +55,12 @@ typedef struct spw_layout {
  * trainable: with gradients; without, frozen parameters are laid out like all others. experts_each: of the layout; units that are not
  * trainable then take multiples of the largest of experts. code_bits 8 or 4: matrices of the blocks
  * between the first and the last that are frozen, with gradients or without, are stored as codes, in units of their own; 0: none. parts 1: whole units. The last
- * parts of a small unit may hold padding alone.
+ * parts of a small unit may hold padding alone. piece_rows: of what embeddings and heads have a row of for each token, in one piece
+ * (spw_model_piece_rows); 0: they are whole.
  */
-spw_status spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable,
-                           uint32_t experts_each, uint32_t code_bits, uint32_t part, uint32_t parts, spw_error *err);
+spw_status
+spw_layout_make(spw_layout *out, const spw_model *model, uint64_t chunk_elems, bool trainable, uint32_t experts_each,
+                uint32_t code_bits, uint64_t piece_rows, uint32_t part, uint32_t parts, spw_error *err);
 /* Elements of a unit over all parts, padded. */
 uint64_t spw_layout_whole(const spw_layout *layout, uint32_t unit_idx);
 /* What one part of so many takes of a unit of elems elements: a multiple of 4096. */

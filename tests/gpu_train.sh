@@ -3,6 +3,7 @@
 #   curves   GPT-2 124M from one seed in fp32 on the cpu device and on cuda, 20 losses within 1e-4; bf16 beside them
 #   places   the same model in bf16 with its state on the device, in host memory, on nvme, gradients too, and mixed: losses and norms to the last digit;
 #            updates a step late (spillway.delayed_update) with all, or records, in host memory and on nvme; in tiles of tokens (spillway.tile_tokens)
+#            and with embeddings in pieces (spillway.tile_vocab)
 #   speed    all state on the device: utilisation of the model's operations (MFU) for GPT-2 124M, 774M, 1.5B and a Llama of 1.1 B, this also with one sequence of 65536 tokens
 #   offload  GPT-2 1.5B with records in host memory beside all of it on the device, same micro-batches; then 6.8 B parameters (81 GB of state and 27 GB
 #            of gradients in host memory): with 76 GiB of the card, as of one of 80 GB, and 131072 tokens a step, and with all of it and 32768 tokens, where
@@ -98,15 +99,17 @@ places() {
         losses $label | cmp -s - "$dir/late" && echo "$label: losses and norms of all state in host memory, to the last digit" ||
             fail "$label: other losses than with all state in host memory"
     done
-    tile=700
-    [ -n "$small" ] && tile=12
-    run gpt2-124M tiles 6 --set spillway.tile_tokens=$tile &&
-        run gpt2-124M tiles-nvme 6 --set spillway.tile_tokens=$tile --set spillway.recompute=always --set zero_optimization="$nvme" || return
-    losses tiles >"$dir/want"
-    losses tiles-nvme | cmp -s - "$dir/want" && echo "in tiles: losses and norms of state on the device, to the last digit" ||
-        fail "in tiles: other losses on nvme than with state on the device"
-    paste -d' ' "$dir/want" "$dir/device.losses" | awk '{ d = ($2 - $5) / $2; rows++ } d > 1e-2 || d < -1e-2 || $5 != $5 + 0 { bad = 1 } END { exit bad || rows != 6 }' ||
-        fail "in tiles: losses are not near those without"
+    cuts="tile_tokens=700 tile_vocab=16384"
+    [ -n "$small" ] && cuts="tile_tokens=12 tile_vocab=128"
+    for cut in $cuts; do
+        run gpt2-124M cut 6 --set spillway.$cut &&
+            run gpt2-124M cut-nvme 6 --set spillway.$cut --set spillway.recompute=always --set zero_optimization="$nvme" || return
+        losses cut >"$dir/want"
+        losses cut-nvme | cmp -s - "$dir/want" && echo "$cut: losses and norms of state on the device, to the last digit" ||
+            fail "$cut: other losses on nvme than with state on the device"
+        paste -d' ' "$dir/want" "$dir/device.losses" | awk '{ d = ($2 - $5) / $2; rows++ } d > 1e-2 || d < -1e-2 || $5 != $5 + 0 { bad = 1 } END { exit bad || rows != 6 }' ||
+            fail "$cut: losses are not near those without"
+    done
 }
 speed() {
     model gpt2-124M 768 12 12 1024 32 2 && run gpt2-124M gpt2-124M 12 && show gpt2-124M

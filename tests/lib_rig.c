@@ -180,14 +180,10 @@ read_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     const spw_store_chunk *c = &l->chunks[chunk_idx];
     (void)grad;
     (void)err;
-    for (uint32_t id = 0; id < l->param_count; id++) {
-        uint64_t first, end;
-        if (!spw__layout_overlap(&l->places[id], c, &first, &end) || (record == NULL && job->part != SPW_PART_MASTER))
-            continue;
+    for (layout_stretch s = {0}; (record != NULL || job->part == SPW_PART_MASTER) && spw__layout_next(l, c, &s);)
         spw_state_get(job->r->c.run.state_format, spw__engine_optimizer(job->r->e), weights, record, c->elems,
-                      job->part, first - c->first, end - first,
-                      job->out + rig_elems_before(job->r->model, id) + (first - l->places[id].first));
-    }
+                      job->part, s.first - c->first, s.end - s.first,
+                      job->out + rig_elems_before(job->r->model, s.id) + (s.first - s.from));
     return SPW_OK;
 }
 

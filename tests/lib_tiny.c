@@ -182,14 +182,12 @@ clear_padding(const spw_layout *l, uint32_t unit_idx, uint64_t first, uint64_t n
     while (at < first + n) {
         uint64_t next = first + n; /* where the next parameter begins */
         uint64_t end = at;         /* of the parameter that holds this element */
-        for (uint32_t k = 0; k < l->param_count; k++) {
-            const spw_place *p = &l->places[k];
-            if (p->unit_idx != unit_idx)
-                continue;
-            if (p->first <= at && at < p->first + p->elems)
-                end = p->first + p->elems;
-            else if (p->first > at && p->first < next)
-                next = p->first;
+        for (uint32_t k = l->param_first[unit_idx]; k < l->param_first[unit_idx + 1]; k++) {
+            const spw_place p = spw__layout_in_unit(l, l->param_ids[k], unit_idx);
+            if (p.first <= at && at < p.first + p.elems)
+                end = p.first + p.elems;
+            else if (p.first > at && p.first < next)
+                next = p.first;
         }
         if (end == at) {
             memset(part + (at - first), 0, (next - at) * sizeof *part);

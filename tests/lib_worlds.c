@@ -31,9 +31,9 @@ take_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
     visit *v = ctx;
     const spw_layout *l = spw_engine_layout(v->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
-    const spw_place *last = &l->places[l->param_ids[l->param_first[c->unit_idx + 1] - 1]];
+    const spw_place last = spw__layout_in_unit(l, l->param_ids[l->param_first[c->unit_idx + 1] - 1], c->unit_idx);
     uint64_t base = l->bases[c->unit_idx] + c->first, end;
-    uint64_t next = l->bases[c->unit_idx] + spw_round_up(last->first + last->elems, 4096);
+    uint64_t next = l->bases[c->unit_idx] + spw_round_up(last.first + last.elems, 4096);
     (void)grad;
     (void)err;
     add_digest(&v->out->digest[v->rank], chunk_idx, weights,
@@ -56,7 +56,7 @@ count_elems(const spw_model *m)
 {
     spw_layout l;
     uint64_t elems;
-    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, 0, 1, NULL), SPW_OK);
+    assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, 0, 0, 1, NULL), SPW_OK);
     elems = l.elems;
     spw_layout_free(&l);
     return elems;
@@ -195,6 +195,7 @@ run_rank(const world *w, spw_comm *comm, uint32_t rank, spw_error *err)
         mc.width = 96, mc.head_dim = 24, mc.mlp_width = 384, mc.layers = 8, mc.vocab = 256;
     mc.dropout = w->dropout;
     mc.mlp_width = w->mlp_width > 0 ? w->mlp_width : mc.mlp_width;
+    mc.vocab = w->vocab > 0 ? w->vocab : mc.vocab;
     mc.shared_width = mc.sigmoid ? mc.mlp_width : mc.shared_width;
     c.model = mc;
     c.run.ranks = w->ranks;

@@ -30,9 +30,9 @@ typedef struct world {
     spw_family family;
     const char *load, *save; /* checkpoint folders; NULL: none */
     bool frozen;
-    bool least_device;  /* the least device memory that a plan names; whatever else the configuration says */
-    uint64_t mlp_width; /* 0: the family's tiny one */
-    uint64_t last_room; /* bytes that the last rank may still take; 0: what there is */
+    bool least_device;         /* the least device memory that a plan names; whatever else the configuration says */
+    uint64_t mlp_width, vocab; /* 0: the family's tiny ones */
+    uint64_t last_room;        /* bytes that the last rank may still take; 0: what there is */
     double dropout;
     uint32_t settles;   /* before this step what waits of delayed updates is made, as by a save; 0: never */
     double late_s;      /* so much later than the others the last rank gets its weights */

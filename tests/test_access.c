@@ -190,7 +190,7 @@ assert_edit_is_narrow(run *r, const char *name, spw_access_part part, uint64_t f
     for (uint32_t k = 0; k < r->e->layout.chunk_count; k++) {
         const spw_store_chunk *c = &r->e->layout.chunks[k];
         uint64_t x, y;
-        if (!spw__layout_overlap(&(spw_place){at->unit_idx, at->first + first, count}, c, &x, &y))
+        if (!spw__layout_overlap(&(spw_place){at->unit_idx, 1, at->first + first, count, count}, c, &x, &y))
             continue;
         touched |= 1ull << k;
         if (c->record_tier == SPW_TIER_NVME)

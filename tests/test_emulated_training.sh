@@ -166,13 +166,13 @@ done
 # Mixtures of experts, of which what a few rows choose is fetched; packed weights; layers with and without windows, by two tables of
 # positions: the same in every placement.
 experts='"model_type": "qwen3_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 8' experts_more=', "router_balance": 0.02'
-shared='"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 60' shared_more=
+shared='"model_type": "qwen2_moe", "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 60' shared_more=', "tile_vocab": 64'
 phi3='"model_type": "phi3", "intermediate_size": 60, "sliding_window": 30, "resid_pdrop": 0.1, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 30,
   "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.5, 9.0]}' phi3_more=', "tile_tokens": 14'
 gemma='"model_type": "gemma3_text", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 8,
-  "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}' gemma_more=
+  "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}' gemma_more=', "tile_vocab": 64'
 gemma2='"model_type": "gemma2", "intermediate_size": 72, "query_pre_attn_scalar": 12, "sliding_window": 9, "head_dim": 8, "attn_logit_softcapping": 0.3,
-  "final_logit_softcapping": 2.0' gemma2_more=', "tile_tokens": 15'
+  "final_logit_softcapping": 2.0' gemma2_more=', "tile_tokens": 15, "tile_vocab": 100'
 oss='"model_type": "gpt_oss", "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 9,
   "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}' oss_more=
 deepseek='"model_type": "deepseek_v3", "intermediate_size": 60, "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,

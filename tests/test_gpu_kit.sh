@@ -23,7 +23,7 @@ kit() { bash tests/gpu_train.sh --small "$spw" "$dir/text.txt" "$@" >"$dir/out" 
 is() { [ "$(grep -cE "$2" "$dir/out")" -eq "$1" ]; }
 check "curves and places pass" kit curves places
 check "twenty losses of three runs" is 20 '^[0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$'
-check "six placements have the losses of the first, two those of late updates, and tiles' those of tiles" is 9 'to the last digit$'
+check "six placements have the losses of the first, two those of late updates, and tiles' those of tiles and pieces" is 10 'to the last digit$'
 check "speed and offload pass" kit speed offload
 check "fourteen runs with their rates" is 14 ' ms a step, +[1-9][0-9]* tokens/s, '
 check "a ratio for each turn" is 2 '^offloaded over on the device, turn [12]: [0-9.]+$'
@@ -36,7 +36,7 @@ chmod +x "$dir/other"
 spw=$dir/other
 kit places
 check "other losses are a failure" [ $? -eq 1 ]
-check "and named" is 4 '^FAILED: (state (nvme|mixed|gradients)|in tiles): other losses'
+check "and named" is 5 '^FAILED: (state (nvme|mixed|gradients)|tile_tokens=12|tile_vocab=128): other losses'
 
 # A profile, of what a measuring program says.
 mkdir "$dir/path"

@@ -143,7 +143,7 @@ check "which fit when pasted" pasted "$dir/plan.out"
 base=(--set model.n_layer=2 --set model.n_positions=2048 --set data.seq_length=2048 --set train_micro_batch_size_per_gpu=1 --set spillway.recompute=always)
 run plan "$c" "${base[@]}" --set spillway.tile_tokens=512 --no-measure --json
 base+=(--set spillway.device_memory=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["total"]["device"])' "$dir/out"))
-expect 3 "sequence, spillway.tile_tokens or" "a long sequence" plan "$c" "${base[@]}" --no-measure
+expect 3 "sequence, spillway.tile_tokens, tile_vocab or" "a long sequence" plan "$c" "${base[@]}" --no-measure
 cp "$dir/out" "$dir/plan.out"
 check "smaller tiles" shows '^it fits with: --set spillway.tile_tokens=(512|1024)$'
 check "which fit when pasted" pasted "$dir/plan.out"

@@ -230,15 +230,6 @@ spw_nn_linear_each(spw_tape *t, spw_value *x, spw_value *routing, spw_value *con
 
 /* ---------------------------------------------------------------- experts in turns */
 
-/* Tells of a turn of experts; false: it failed. */
-static bool
-tell_turn(spw_tape *t, const spw_routed *r, uint64_t first, uint64_t end, spw_turn what)
-{
-    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, r, first, end, what, &t->route_error) != SPW_OK)
-        (void)spw__tape_fail(t);
-    return t->status == SPW_OK;
-}
-
 static uint64_t
 turn_end(const spw_tape *t, uint64_t first, uint64_t E)
 {
@@ -268,33 +259,18 @@ lend_piece(spw_tape *t, spw_value *dispatched, uint32_t op_first, uint32_t op_en
     return true;
 }
 
-/* fp32 sums of rows like v, that begin with what is there (NULL: nothing). */
-static float *
-begin_sums(spw_tape *t, const spw_value *v, const act *there)
-{
-    uint64_t n = v->rows * v->cols;
-    float *sums = spw__tape_take(t, n * sizeof *sums);
-    if (t->dry || sums == NULL)
-        return sums;
-    if (there != NULL)
-        spw_gpu_copy_d2d(t->queue, sums, SPW_F32, there, t->act_dtype, n, NULL);
-    else
-        spw_gpu_zero(t->queue, sums, n * sizeof *sums);
-    return sums;
-}
-
 /* The operations [op_first, op_end), of which the last one gives what is to be combined in y. */
 static void
 forward_in_pieces(spw_tape *t, spw_value *y, const spw_value *onto, spw_routed *r, uint32_t op_first, uint32_t op_end)
 {
     const spw_value *x = t->dispatched[0], *in = t->dispatched[1], *last = t->ops[op_end - 1].out;
     uint64_t from = t->used, E = r->on_device.E, rows = r->piece_rows;
-    float *sums = begin_sums(t, y, onto != NULL ? onto->data : NULL);
+    float *sums = spw__tape_begin_sums(t, y, onto != NULL ? onto->data : NULL);
     if (sums == NULL || !lend_piece(t, t->dispatched[1], op_first, op_end))
         return;
     for (uint64_t e = 0, past; !t->dry && e < E; e = past) {
         span all = span_of(r, e, past = turn_end(t, e, E));
-        if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
+        if (!spw__tape_turn(t, r, e, past, SPW_TURN_FORWARD))
             return;
         for (uint64_t i = all.first / rows; i * rows < all.end; i++) {
             span s = piece_of(&all, rows, i);
@@ -303,7 +279,7 @@ forward_in_pieces(spw_tape *t, spw_value *y, const spw_value *onto, spw_routed *
             spw_gpu_combine_piece(t->queue, sums, last->data, &r->on_device, true, false, s.first, s.end - s.first,
                                   y->cols);
         }
-        if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
+        if (!spw__tape_turn(t, r, e, past, SPW_TURN_OVER))
             return;
     }
     if (!t->dry)
@@ -332,10 +308,10 @@ forward_whole(spw_tape *t, const spw_routed *r, uint32_t op_first, uint32_t op_e
 {
     for (uint64_t e = 0, past; e < r->on_device.E; e = past) {
         span s = span_of(r, e, past = turn_end(t, e, r->on_device.E));
-        if (!tell_turn(t, r, e, past, SPW_TURN_FORWARD))
+        if (!spw__tape_turn(t, r, e, past, SPW_TURN_FORWARD))
             return;
         experts_forward(t, op_first, op_end, &s);
-        if (!tell_turn(t, r, e, past, SPW_TURN_OVER))
+        if (!spw__tape_turn(t, r, e, past, SPW_TURN_OVER))
             return;
     }
 }
@@ -462,19 +438,19 @@ spw__experts_dispatch_backward(spw_tape *t, spw__op *o)
         combine++;
     if (pieces && !lend_piece(t, y, (uint32_t)(o + 1 - t->ops), (uint32_t)(combine - t->ops)))
         return;
-    if (pieces && dx != NULL && (sums = begin_sums(t, x, onto)) == NULL)
+    if (pieces && dx != NULL && (sums = spw__tape_begin_sums(t, x, onto)) == NULL)
         return;
     for (uint64_t end = r->on_device.E, first; !t->dry && end > 0; end = first) {
         uint64_t each = t->on_turn == NULL ? r->on_device.E : t->turn_experts;
         span s = span_of(r, first = (end - 1) / each * each, end);
-        if (!tell_turn(t, r, first, end, SPW_TURN_BACKWARD))
+        if (!spw__tape_turn(t, r, first, end, SPW_TURN_BACKWARD))
             return;
         for (const spw__op *between = o + 1; between < combine; between++) {
             if (between->kind == T_LINEAR_EACH)
                 begin_idle(t, between, first, end);
         }
         turn_backward(t, o, combine, &s, sums);
-        if (!tell_turn(t, r, first, end, SPW_TURN_OVER))
+        if (!spw__tape_turn(t, r, first, end, SPW_TURN_OVER))
             return;
     }
     if (pieces)

@@ -41,7 +41,8 @@ linear(spw_tape *t, spw_value *onto, spw_value *x, spw_value *w, spw_value *b, u
     M = x->rows;
     K = (flags & SPW_OP_W_IN_OUT) ? w->rows : w->cols;
     N = (flags & SPW_OP_W_IN_OUT) ? w->cols : w->rows;
-    if (K != x->cols || (b != NULL && b->rows * b->cols != N) || (onto != NULL && (onto->rows != M || onto->cols != N)))
+    if (K != x->cols || w->piece_rows > 0 || (b != NULL && b->rows * b->cols != N) ||
+        (onto != NULL && (onto->rows != M || onto->cols != N)))
         return spw__tape_fail(t);
     if (spw__fp8_takes(x, w) && !spw__fp8_prepare(t, x))
         return spw__tape_fail(t);

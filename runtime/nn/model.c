@@ -96,6 +96,38 @@ spw_model_is_embedding(const spw_model *m, uint32_t block_idx)
     return forward == spw_gpt2_embed_forward || forward == spw_llama_embed_forward;
 }
 
+bool
+spw_model_by_vocab(const spw_model *m, uint32_t id)
+{
+    const spw_param *p = &m->params[id];
+    uint32_t owner = p->owner_block;
+    if (p->rows != m->config.vocab || p->ndim != 2 || owner >= m->block_count ||
+        (owner > 0 && owner + 1 < m->block_count))
+        return false;
+    for (uint32_t b = 0; b < m->block_count; b++) {
+        spw_forward_fn forward = m->blocks[b].forward;
+        bool head = forward == spw_gpt2_head_forward || forward == spw_llama_head_forward;
+        for (uint32_t k = 0; k < m->blocks[b].param_count; k++) {
+            bool used = m->blocks[b].param_ids[k] == id;
+            if (used && !head && !(k == 0 && spw_model_is_embedding(m, b)))
+                return false;
+        }
+    }
+    return true;
+}
+
+uint64_t
+spw_model_piece_rows(const spw_model_config *c, uint64_t most)
+{
+    enum { STEP = 64 }; /* rows of logits begin at multiples of it */
+    uint64_t pieces;
+    if (most == 0 || most >= c->vocab)
+        return 0;
+    most = most < STEP ? STEP : most / STEP * STEP;
+    pieces = (c->vocab + most - 1) / most;
+    return pieces > 1 ? spw_round_up((c->vocab + pieces - 1) / pieces, STEP) : 0;
+}
+
 uint64_t
 spw_model_elems(const spw_model *m)
 {

@@ -42,6 +42,9 @@ typedef struct spw_value {
     bool scaled, coded, turned_coded; /* the scale behind codes, these and those are computed */
     bool grad_of_gelu_in;             /* grad went through the gelu already */
     bool there;                       /* data were computed in an earlier call */
+    uint64_t
+        piece_rows; /* parameters: embedding and head find so many of its rows in data and w_grad at a time, and the last ones, each
+                            in its turn (spw_tape_on_turn); 0: all of them */
     bool absent; /* parameters: data are nowhere, because the call needs the gradient alone (spw_model_is_embedding) */
     spw_routed *routed; /* it is a routing (rows, choices): data are weights in fp32 */
 } spw_value;
@@ -99,6 +102,8 @@ void spw_tape_on_route(spw_tape *tape, spw_route_fn fn, void *ctx);
  * in forward and downwards in backward. fn is told of each turn before it (the weights of experts [first, end) that have rows, and in
  * backward the w_grad of all of them, are needed from then on) and when it is over. Forward that is recorded leaves the experts out, because backward computes each turn
  * again before it uses it: what combine gives then is undefined, so it must be for sums alone. The same bits as without.
+ * Pieces of a table or head (spw_value.piece_rows) have turns too, the piece first of it, without a routing: forward upwards in an embedding,
+ * and in a head, whose losses are known when all have been seen; backward downwards in both.
  */
 typedef enum spw_turn { SPW_TURN_FORWARD, SPW_TURN_BACKWARD, SPW_TURN_OVER } spw_turn;
 typedef spw_status (*spw_turn_fn)(void *ctx, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn turn,
@@ -179,7 +184,8 @@ spw_value *spw_nn_scale(spw_tape *t, spw_value *x, float scale);
 spw_value *spw_nn_dropout(spw_tape *t, spw_value *x, float p, const spw_batch *batch, uint64_t site);
 /*
  * Linear head and cross-entropy, over as many rows at a time as the device does well with; losses go to batch->losses. While
- * recording also all gradients. cap: of the logits, as spw_gpu_linear_cross_entropy() takes it; 0: none.
+ * recording also all gradients. cap: of the logits, as spw_gpu_linear_cross_entropy() takes it; 0: none. In pieces logits are computed once more
+ * for gradients, and x's is summed over the pieces in fp32.
  */
 spw_value *spw_nn_head_loss(spw_tape *t, spw_value *x, spw_value *w, const spw_batch *batch, float cap);
 /* cap tanh(x / cap), in x's memory: of logits that are made for themselves. It has no backward: SPW_EINVAL while recording. */
@@ -403,6 +409,12 @@ float spw_lora_scale(const spw_lora *lora);
 uint32_t spw_model_freeze(spw_model *model, const char *glob);
 /* Whether this is a dense linear weight of a layer of a family's: not an expert's, a router's or an adapter's. */
 bool spw_model_is_dense(const spw_model *model, const spw_block *block, uint32_t param_id);
+/*
+ * Whether a matrix has a row for each token and is used by families' embeddings and heads alone, which take it in pieces of its rows too
+ * (spw_value.piece_rows). piece_rows: rows of each of the fewest equal pieces, multiples of 64, that have at most so many; 0: it stays whole.
+ */
+bool spw_model_by_vocab(const spw_model *model, uint32_t param_id);
+uint64_t spw_model_piece_rows(const spw_model_config *config, uint64_t most);
 /* Whether the block is a family's embedding: its backward pass reads none of its weights, nor what forward gave. */
 bool spw_model_is_embedding(const spw_model *model, uint32_t block_idx);
 /* Elements of all parameters, each counted once. */

@@ -325,6 +325,28 @@ spw__tape_share_grad(spw_value *in, const spw_value *out)
     in->grad_set = true;
 }
 
+float *
+spw__tape_begin_sums(spw_tape *t, const spw_value *v, const act *there)
+{
+    uint64_t n = v->rows * v->cols;
+    float *sums = spw__tape_take(t, n * sizeof *sums);
+    if (t->dry || sums == NULL)
+        return sums;
+    if (there != NULL)
+        spw_gpu_copy_d2d(t->queue, sums, SPW_F32, there, t->act_dtype, n, NULL);
+    else
+        spw_gpu_zero(t->queue, sums, n * sizeof *sums);
+    return sums;
+}
+
+bool
+spw__tape_turn(spw_tape *t, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn what)
+{
+    if (t->on_turn != NULL && t->on_turn(t->on_turn_ctx, routed, first, end, what, &t->route_error) != SPW_OK)
+        (void)spw__tape_fail(t);
+    return t->status == SPW_OK;
+}
+
 /* ---------------------------------------------------------------- backward */
 
 static void

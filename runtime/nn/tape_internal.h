@@ -155,6 +155,10 @@ float *spw__tape_sum(spw_tape *t, spw_value *w);
 void spw__tape_hand_over(spw_tape *t, spw_value *to, const spw_value *from);
 /* from's gradient is a part of to's: it is copied there, or added. */
 void spw__tape_pass_through(spw_tape *t, spw_value *to, const spw_value *from);
+/* fp32 sums of rows like v, that begin with what is there (NULL: nothing). */
+float *spw__tape_begin_sums(spw_tape *t, const spw_value *v, const act *there);
+/* Tells of a turn, if anybody is to be told; false: it failed. */
+bool spw__tape_turn(spw_tape *t, const spw_routed *routed, uint64_t first, uint64_t end, spw_turn what);
 /* For an operation whose output lies in its input's memory: both gradients are one buffer. */
 void spw__tape_share_grad(spw_value *in, const spw_value *out);
 /* Backward of what was recorded, from where gradients are set. */
