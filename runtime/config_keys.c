@@ -399,7 +399,7 @@ const key_row spw__config_rows[] = {
         "so many rows, which bounds working memory for long sequences; 0: 2^25 / width, which is 8192 of width 4096"),
     U64("spillway.tile_vocab", NULL, run.tile_vocab, 0, 1e9, "0",
         "embeddings and heads come to the device in pieces of at most so many rows of the vocabulary, weights and "
-        "gradients, one micro-batch in a pass, and logits are computed twice: for devices that would hold little "
+        "gradients, once for each micro-batch, and logits are computed twice: for devices that would hold little "
         "else; 0: they come whole"),
     U32("spillway.expert_turns", NULL, run.expert_turns, 0, 256, "0",
         "mixtures of experts: a layer's come to the device in so many turns, one micro-batch in a pass; 0: as few as "

@@ -232,39 +232,47 @@ find_pieces(spw_engine *e, uint64_t piece_rows, bool *shared)
     }
 }
 
-/* What needs all of a unit's gradient at once. shared: pieces of tied embeddings leave and come back. */
+/* Of pieces, for one micro-batch: in the embedding once, in the head twice. */
+static uint32_t
+piece_uses(const spw_engine *e)
+{
+    uint32_t uses = 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++)
+        uses += e->layout.of_vocab[u] ? 3 : 0;
+    return uses;
+}
+
+/* What needs all of a unit's gradient at once, which passes add to, and pieces' turns. shared: one's gradient has two blocks' turns. */
 static spw_status
 check_passes(const spw_engine *e, const spw_engine_options *o, uint32_t accumulation, bool shared, spw_error *err)
 {
     const spw_config *c = &e->config;
-    bool adds = e->group_max < accumulation || shared;
-    const char *unless = e->in_pieces ? ", and spillway.tile_vocab 0" : "";
-    if (adds && e->in_pieces && c->run.grad_dtype != SPW_F32)
+    bool passes = e->group_max < accumulation, returns = e->in_pieces && (shared || accumulation > 1);
+    if (returns && c->run.grad_dtype != SPW_F32)
         return SPW_RAISE(err, SPW_ECONFIG,
-                         "spillway.tile_vocab takes micro-batches one by one, and tied embeddings' gradients twice; it "
-                         "adds them in host memory, which needs spillway.grad_dtype fp32");
-    if (adds && c->run.grad_dtype != SPW_F32)
+                         "spillway.tile_vocab adds gradients of micro-batches, and of both uses of tied embeddings, in "
+                         "host memory, which needs spillway.grad_dtype fp32");
+    if (passes && c->run.grad_dtype != SPW_F32)
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "spillway.micro_batches_per_pass %u with gradient_accumulation_steps %u adds gradients in host "
             "memory, which needs spillway.grad_dtype fp32",
             e->group_max, accumulation);
     if (strcmp(c->run.gradients, "nvme") == 0 && !o->inference &&
-        (e->group_max < accumulation || c->zero.offload_optimizer != SPW_TIER_NVME))
+        (passes || c->zero.offload_optimizer != SPW_TIER_NVME))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "spillway.gradients nvme needs zero_optimization.offload_optimizer.device nvme, and all micro-batches "
-            "of a step in one pass (spillway.micro_batches_per_pass 0%s)",
-            unless);
+            "of a step in one pass (spillway.micro_batches_per_pass 0)");
     if (c->run.delayed_update > 0 && !o->inference &&
-        (adds || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 || c->run.fill_device ||
-         strcmp(c->run.gradients, "nvme") == 0))
+        (passes || returns || c->zero.offload_optimizer == SPW_TIER_DEVICE || c->zero.optimizer_ratio < 1 ||
+         c->run.fill_device || strcmp(c->run.gradients, "nvme") == 0))
         return SPW_RAISE(
             err, SPW_ECONFIG,
             "spillway.delayed_update is for state that the host updates with gradients in its memory: it needs "
             "zero_optimization.offload_optimizer.device cpu or nvme with ratio 1, all micro-batches of a step in one "
             "pass (spillway.micro_batches_per_pass 0%s), no spillway.fill_device and spillway.gradients not nvme",
-            unless);
+            returns ? ") that is not in pieces (spillway.tile_vocab 0" : "");
     return SPW_OK;
 }
 
@@ -306,7 +314,7 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
                 : (uint32_t)c->run.micro_batches_per_pass;
     piece_rows = o->inference ? 0 : spw_model_piece_rows(&e->model->config, c->run.tile_vocab);
     find_pieces(e, piece_rows, &shared);
-    if (turns > 1 || e->in_pieces) /* what a turn brings serves one micro-batch */
+    if (turns > 1) /* what a turn brings serves one micro-batch */
         group = 1;
     e->in_turns = turns > 1;
     e->turn_experts = (experts + turns - 1) / turns;
@@ -373,8 +381,8 @@ build(spw_engine *e, const spw_engine_options *o, uint32_t turns, spw_error *err
     for (int k = 0; k < MODE_COUNT; k++)
         SPW_TRY(spw_trace_init(&e->traces[k],
                                (accumulation / e->group_max + 1) *
-                                       (8 * e->chain_max + (turns > 1 || e->in_pieces ? 3 * e->layout.unit_count : 0)) +
-                                   64 + (o->inference ? e->layout.unit_count : 0),
+                                       (8 * e->chain_max + (turns > 1 ? 2 * e->layout.unit_count : 0)) +
+                                   (accumulation + 1) * piece_uses(e) + 64 + (o->inference ? e->layout.unit_count : 0),
                                err));
     spw__note_uses(e);
     SPW_TRY(check_frozen(e, err));
@@ -449,8 +457,7 @@ most_turns(const spw_engine_options *o, const char **why)
         : sums && (c->run.grad_dtype != SPW_F32 || strcmp(c->run.gradients, "nvme") == 0)
             ? "micro-batches then come one by one, and their gradients are added up in host memory: "
               "spillway.grad_dtype must be fp32, and spillway.gradients host"
-        : sums && c->run.micro_batches_per_pass != 1 && spw_model_piece_rows(m, c->run.tile_vocab) == 0 &&
-                (m->tied || c->run.ranks > 1)
+        : sums && c->run.micro_batches_per_pass != 1 && (m->tied || c->run.ranks > 1)
             ? "micro-batches then come one by one, which rounds the sums of gradients over ranks and of tied weights "
               "differently: spillway.micro_batches_per_pass must be 1"
             : NULL;

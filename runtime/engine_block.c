@@ -180,13 +180,19 @@ pieces_of(const spw_engine *e, uint32_t block_idx)
     return NULL;
 }
 
-/* Puts the unit that has the piece first of uses. */
-static uint32_t
-ask_for_piece(const block_run *run, uint64_t piece, spw_store_use *uses)
+/*
+ * Puts the unit that has the piece first of uses. Before the first turn of a backward pass what other turns have added up leaves, if it has
+ * not, for it comes back in these.
+ */
+static spw_status
+ask_for_piece(const block_run *run, uint64_t piece, bool backward, spw_store_use *uses, spw_error *err)
 {
-    uint32_t u = pieces_of(run->e, run->block_idx)->unit_idx + (uint32_t)piece;
+    const spw_place *at = pieces_of(run->e, run->block_idx);
+    uint32_t u = at->unit_idx + (uint32_t)piece;
     uses[0] = (spw_store_use){u, run->e->generations[u]};
-    return 1;
+    return backward && piece + 1 == at->pieces && run->e->layout.units[u].trainable
+               ? spw__ship_grads(run->e, false, err)
+               : SPW_OK;
 }
 
 /* Without gradients, and whole, only experts with rows are needed. */
@@ -225,8 +231,9 @@ begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t fir
            spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t count =
-        routed != NULL ? ask_for_experts(e, run, routed, first, end, uses, 0) : ask_for_piece(run, first, uses);
+    uint32_t count = routed != NULL ? ask_for_experts(e, run, routed, first, end, uses, 0) : 1;
+    if (routed == NULL)
+        SPW_TRY(ask_for_piece(run, first, backward, uses, err));
     SPW_ASSERT(run->unit_count == run->held);
     for (uint32_t k = 0; k < count; k++)
         add_unit(run, k, uses[k].unit_idx);

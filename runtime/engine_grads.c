@@ -219,8 +219,8 @@ send_grad(spw_engine *e, uint32_t unit_idx, bool later_group, bool final_group, 
 }
 
 /*
- * Is the unit's gradient opened, and sent, when the block at this place has its turn? Once each for all blocks that use it; but a piece leaves
- * with its turn, and what was added up comes back for its next.
+ * Is the unit's gradient opened, and sent, when the block at this place has its turn? Once each for all blocks that use it and all micro-batches
+ * of the pass; but that of a piece leaves with each of its turns, and what was added up comes back for the next.
  */
 static bool
 opens(const spw_engine *e, const block_run *run, uint32_t unit_idx)
@@ -239,13 +239,15 @@ sends(const spw_engine *e, const block_run *run, uint32_t unit_idx)
 static bool
 is_later(const spw_engine *e, const block_run *run, uint32_t unit_idx)
 {
-    return run->later_group || (e->layout.of_vocab[unit_idx] && e->last_use[unit_idx] != (int32_t)run->at);
+    bool again = run->later_micro || e->last_use[unit_idx] != (int32_t)run->at;
+    return run->later_group || (e->layout.of_vocab[unit_idx] && again);
 }
 
 static bool
 is_final(const spw_engine *e, const block_run *run, uint32_t unit_idx)
 {
-    return run->final_group && e->first_use[unit_idx] == (int32_t)run->at;
+    return run->final_group && e->first_use[unit_idx] == (int32_t)run->at &&
+           (run->final_micro || !e->layout.of_vocab[unit_idx]);
 }
 
 /* A buffer will be free for the gradient of each of the run's units from the first on that is made here first. */
@@ -293,15 +295,5 @@ spw__ship_grads(spw_engine *e, bool final_group, spw_error *err)
         SPW_TRY(ship_grad(e, b, err));
     if (!final_group)
         spw_gpu_event_record(e->passed, e->d2h);
-    return SPW_OK;
-}
-
-spw_status
-spw__let_come_back(spw_engine *e, const block_run *run, spw_error *err)
-{
-    for (uint32_t u = 0; u < e->layout.unit_count && e->in_pieces; u++) {
-        if (spw__comes_back(e, u) && e->first_use[u] == (int32_t)run->at)
-            return spw__ship_grads(e, false, err);
-    }
     return SPW_OK;
 }

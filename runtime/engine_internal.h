@@ -201,7 +201,8 @@ typedef struct compute_span {
 /* One use of a block: its units, and where their weights and gradients are. */
 typedef struct block_run {
     uint32_t block_idx, at;        /* at: position in the chain */
-    bool later_group, final_group; /* backward: micro-batches have come before, none come after */
+    bool later_group, final_group; /* backward: micro-batches have come before this pass, none come after it */
+    bool later_micro, final_micro; /* and in the pass before and after the one that the block computes now */
     compute_span timed;
     spw_engine *e;
     spw_value *params[SPW_BLOCK_PARAMS_MAX];
@@ -272,8 +273,8 @@ spw_status spw__raise_nonfinite(void *ctx, uint32_t chunk_idx, uint64_t bad, spw
 uint32_t spw__block_units(const spw_engine *e, uint32_t block_idx, uint32_t *out);
 /* Does the unit come while its block is computed, and go when its turn is over? */
 bool spw__in_turns(const spw_engine *e, uint32_t unit_idx);
-/* Is it a piece whose gradient leaves after one block's turn and comes back for another's? */
-bool spw__comes_back(const spw_engine *e, uint32_t unit_idx);
+/* Of the gradient of a piece, which leaves with each of its turns: how often it does in a step. */
+uint64_t spw__piece_leaves(const spw_engine *e, uint32_t unit_idx);
 /* Of these, a block_units() list, the first that comes in a turn, behind those that come at once: count if none does. */
 uint32_t spw__block_turns(const spw_engine *e, const uint32_t *units, uint32_t count);
 /* How many of these, units that come in turns, in order, come in the turn of the first, or of the last. */
@@ -316,8 +317,6 @@ spw_status spw__free_grad_buffers(spw_engine *e, const block_run *run, uint32_t 
 spw_status spw__open_grads(spw_engine *e, block_run *run, uint32_t first, spw_error *err);
 /* Those that are made here last leave. */
 spw_status spw__send_grads(spw_engine *e, const block_run *run, uint32_t first, spw_error *err);
-/* Sums of gradients that come back in turns of this block are on their way to the store: all of them. */
-spw_status spw__let_come_back(spw_engine *e, const block_run *run, spw_error *err);
 /* A pass is over: all that still wait for their copies to the store leave. */
 spw_status spw__ship_grads(spw_engine *e, bool final_group, spw_error *err);
 /* A unit's gradient is there, with its sums of squares; before the store is told. Any thread. */

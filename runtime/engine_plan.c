@@ -88,13 +88,15 @@ count_users(const spw_engine *e)
     return users;
 }
 
-/* Elements of gradients that leave the device after one block's turn and come back for another's. */
+/* Elements of gradients that leave the device in a step beyond once a pass, and come back. */
 static uint64_t
-returning_elems(const spw_engine *e)
+returning_elems(const spw_engine *e, uint64_t passes)
 {
     uint64_t elems = 0;
-    for (uint32_t u = 0; u < e->layout.unit_count; u++)
-        elems += spw__comes_back(e, u) ? e->layout.units[u].elems : 0;
+    for (uint32_t u = 0; u < e->layout.unit_count; u++) {
+        uint64_t leaves = spw__piece_leaves(e, u);
+        elems += leaves > passes ? (leaves - passes) * e->layout.units[u].elems : 0;
+    }
     return elems;
 }
 
@@ -175,21 +177,24 @@ pass_uses(const spw_engine *e, plan_use *uses, uint32_t *forward_count)
         uint32_t block_idx = e->chain[at < last ? at : 2 * last - at];
         uint32_t count = spw__block_units(e, block_idx, units);
         uint32_t held = spw__block_turns(e, units, count), turns = count - held, each;
-        bool seen = at == last && turns > 0 && e->layout.of_vocab[units[held]]; /* before losses and gradients */
+        bool pieces = turns > 0 && e->layout.of_vocab[units[held]], seen = pieces && at == last; /* before losses */
+        uint32_t micros = pieces ? e->group_max : 1;
         if (at == last)
             *forward_count = n;
         if (at > last && spw_model_is_embedding(e->model, block_idx)) {
             note_later_ends(e, uses, *forward_count, n, block_idx);
             continue;
         }
-        note_together(uses, &n, units, held, n + count + (seen ? turns : 0));
-        for (uint32_t k = 0; k < turns && seen; k++)
-            note_together(uses, &n, units + held + k, 1, n + 1);
-        for (uint32_t done = 0; done < turns; done += each) {
-            const uint32_t *rest = units + held, *turn;
-            each = spw__turn_units(e, at < last ? rest + done : rest, turns - done, at >= last);
-            turn = at < last ? rest + done : rest + turns - done - each; /* backward begins with the last */
-            note_together(uses, &n, turn, each, n + each);
+        note_together(uses, &n, units, held, n + held + micros * turns * (seen ? 2 : 1));
+        for (uint32_t micro = 0; micro < micros; micro++) {
+            for (uint32_t k = 0; k < turns && seen; k++)
+                note_together(uses, &n, units + held + k, 1, n + 1);
+            for (uint32_t done = 0; done < turns; done += each) {
+                const uint32_t *rest = units + held, *turn;
+                each = spw__turn_units(e, at < last ? rest + done : rest, turns - done, at >= last);
+                turn = at < last ? rest + done : rest + turns - done - each; /* backward begins with the last */
+                note_together(uses, &n, turn, each, n + each);
+            }
         }
     }
     return n;
@@ -488,6 +493,7 @@ spw__device_room_share(spw_engine *e, bool plan_only, spw_error *err)
 spw_status
 spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err)
 {
+    const uint64_t passes = (e->config.accumulation + e->group_max - 1) / e->group_max;
     plan_input in = {
         .config = &e->config,
         .layout = &e->layout,
@@ -508,8 +514,8 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
         .in_pieces = e->in_pieces,
-        .returning = returning_elems(e),
-        .passes = (uint32_t)((e->config.accumulation + e->group_max - 1) / e->group_max),
+        .returning = returning_elems(e, passes),
+        .passes = (uint32_t)passes,
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
         .future_max = e->future_max,

@@ -10,11 +10,11 @@ spw__in_turns(const spw_engine *e, uint32_t unit_idx)
     return e->layout.of_vocab[unit_idx] || (e->in_turns && e->layout.of_experts[unit_idx]);
 }
 
-bool
-spw__comes_back(const spw_engine *e, uint32_t unit_idx)
+uint64_t
+spw__piece_leaves(const spw_engine *e, uint32_t unit_idx)
 {
-    return e->layout.of_vocab[unit_idx] && e->layout.units[unit_idx].trainable &&
-           e->first_use[unit_idx] != e->last_use[unit_idx];
+    bool leaves = e->layout.of_vocab[unit_idx] && e->layout.units[unit_idx].trainable;
+    return !leaves ? 0 : e->config.accumulation * (e->first_use[unit_idx] != e->last_use[unit_idx] ? 2 : 1);
 }
 
 /* Which turn of its block's a unit is: of its layer's experts, or of a matrix's pieces. */

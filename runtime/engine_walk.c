@@ -161,6 +161,8 @@ backward_block(spw_engine *e, block_run *run, uint32_t c, uint32_t from, uint32_
     bool last = c + 1 == e->chain_count;
     for (uint32_t micro = from; micro < first + count; micro++) {
         const uint32_t i = micro - first; /* in the pass */
+        run->later_micro = micro > from;
+        run->final_micro = micro + 1 == first + count;
         spw_batch batch = batch_of(e, micro);
         spw_value *x = NULL, *y;
         if (c > 0) {
@@ -202,7 +204,6 @@ spw__backward_group(spw_engine *e, uint32_t first, uint32_t count, bool later_gr
         spw_status st;
         if (for_all && !final_group)
             break;
-        SPW_TRY(spw__let_come_back(e, &run, err));
         SPW_TRY(spw__acquire_block(e, MODE_TRAIN, &run, err));
         st = spw__free_grad_buffers(e, &run, 0, err); /* a wait is none of compute's time */
         run.timed = spw__begin_compute(e, "backward");

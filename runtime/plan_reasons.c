@@ -244,16 +244,13 @@ explain_device(spw_plan *p, const plan_input *in)
                    : "");
     if (c->run.micro_batches_per_pass == 0 && in->passes > 1 && in->expert_turns <= 1)
         decide(p, "spillway.micro_batches_per_pass", "1",
-               in->in_pieces
-                   ? "pieces of the vocabulary serve one micro-batch, each with all weights: larger ones bring "
-                     "them less often (spillway.tile_vocab)"
-                   : "all state is on the device, so another pass fetches nothing, and activations are those "
-                     "of one");
+               "all state is on the device, so another pass fetches nothing, and activations are those of one");
     if (c->run.micro_batches_per_pass == 0 && in->micro_batches > 1 && in->passes == 1)
         decide(
             p, "spillway.micro_batches_per_pass", number(value, sizeof value, in->micro_batches),
-            "all of them: weights are fetched once per pass however many there are; checkpoints of activations take "
-            "%s",
+            "all of them: weights are fetched once per pass however many there are%s; checkpoints of activations "
+            "take %s",
+            in->in_pieces ? ", but for pieces of the vocabulary, which come once for each (spillway.tile_vocab)" : "",
             spw_format_bytes(bytes, sizeof bytes, p->activations_device + p->activations_host + p->activations_nvme));
 }
 

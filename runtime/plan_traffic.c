@@ -52,7 +52,7 @@ spw_status
 spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
-    const uint64_t returning = p->trained_device < p->trained ? in->passes * in->returning * in->grad_bytes : 0;
+    const uint64_t returning = p->trained_device < p->trained ? in->returning * in->grad_bytes : 0;
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];

@@ -56,7 +56,7 @@ typedef struct plan_input {
     bool direct;          /* weights that lie on the device have its compute type and are used there, not gathered */
     bool gather_all;      /* the configuration wants the weights on the device: room for all of them, if there is */
     bool in_pieces;       /* embeddings and heads come in pieces */
-    uint64_t returning;   /* elements of gradients that leave and come back in each pass */
+    uint64_t returning;   /* elements of gradients that leave in a step beyond once a pass, and come back */
     const plan_use *uses; /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */

@@ -127,9 +127,7 @@ draw_placement(uint64_t at, rig *r)
     static const char *const gradients[] = {"auto", "host", "nvme"}, *const ahead[] = {"auto", "always", "never"};
     spw_config *c = &r->c;
     spw_plan all, least;
-    bool pieces = spw_model_piece_rows(&c->model, c->run.tile_vocab) > 0;
-    bool whole = pieces ? c->accumulation == 1
-                        : c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass == c->accumulation;
+    bool whole = c->run.micro_batches_per_pass == 0 || c->run.micro_batches_per_pass == c->accumulation;
     if (whole) /* 0: or one by one, where all is on a device of its own */
         c->run.micro_batches_per_pass = random_pick(at, 36, 2) == 0 ? 0 : c->accumulation;
     c->zero.offload_param = (spw_tier)random_pick(at, 0, SPW_TIER_COUNT);
@@ -148,7 +146,7 @@ draw_placement(uint64_t at, rig *r)
     c->run.chaos_seed = random_pick(at, 10, 2) == 0 ? 1 + random_pick(at, 11, 1000000) : 0;
     c->run.activations = (spw_tier)random_pick(at, 12, SPW_TIER_COUNT + 1);
     c->run.expert_turns =
-        c->model.experts > 0 && (c->run.micro_batches_per_pass == 1 || pieces) ? (uint32_t)random_pick(at, 13, 4) : 0;
+        c->model.experts > 0 && c->run.micro_batches_per_pass == 1 ? (uint32_t)random_pick(at, 13, 4) : 0;
     snprintf(c->run.update_ahead, sizeof c->run.update_ahead, "%s", ahead[random_pick(at, 32, 3)]);
     c->run.fill_device = random_pick(at, 14, 2) == 0;
     c->zero.optimizer_ratio = random_pick(at, 15, 4) == 0 ? (double)random_pick(at, 16, 101) / 100 : 1;

@@ -74,7 +74,7 @@ draw_placement(uint64_t at, spw_config *c, world *w)
     c->zero.hpz_partition_size = c->zero.stage == 3 && w->ranks == 4 && !groups && random_pick(at, 15, 2) == 0 ? 2 : 0;
     if (c->zero.stage == 3 && !groups && c->zero.hpz_partition_size == 0 && random_pick(at, 19, 3) == 0)
         c->zero.mics_shard_size = weights || random_pick(at, 20, 2) == 0 ? (int32_t)w->ranks : 1;
-    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == 0 && c->run.tile_vocab == 0)
+    if (c->zero.offload_optimizer == SPW_TIER_NVME && c->run.micro_batches_per_pass == 0)
         snprintf(c->run.gradients, sizeof c->run.gradients, "%s", gradients[random_pick(at, 16, 3)]);
     if (c->run.delayed_update > 0) { /* what the host updates, with gradients in its memory */
         c->zero.offload_optimizer = random_pick(at, 22, 2) == 0 ? SPW_TIER_HOST : SPW_TIER_NVME;

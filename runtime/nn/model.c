@@ -119,11 +119,11 @@ spw_model_by_vocab(const spw_model *m, uint32_t id)
 uint64_t
 spw_model_piece_rows(const spw_model_config *c, uint64_t most)
 {
-    enum { STEP = 64 }; /* rows of logits begin at multiples of it */
-    uint64_t pieces;
+    enum { STEP = 64, PIECES_MAX = SPW_BLOCK_PARAMS_MAX / 2 }; /* rows of logits begin at multiples of STEP */
+    uint64_t least = spw_round_up((c->vocab + PIECES_MAX - 1) / PIECES_MAX, STEP), pieces;
     if (most == 0 || most >= c->vocab)
         return 0;
-    most = most < STEP ? STEP : most / STEP * STEP;
+    most = most < least ? least : most / STEP * STEP;
     pieces = (c->vocab + most - 1) / most;
     return pieces > 1 ? spw_round_up((c->vocab + pieces - 1) / pieces, STEP) : 0;
 }

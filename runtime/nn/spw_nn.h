@@ -411,7 +411,7 @@ uint32_t spw_model_freeze(spw_model *model, const char *glob);
 bool spw_model_is_dense(const spw_model *model, const spw_block *block, uint32_t param_id);
 /*
  * Whether a matrix has a row for each token and is used by families' embeddings and heads alone, which take it in pieces of its rows too
- * (spw_value.piece_rows). piece_rows: rows of each of the fewest equal pieces, multiples of 64, that have at most so many; 0: it stays whole.
+ * (spw_value.piece_rows). piece_rows: rows of each of the fewest equal pieces, multiples of 64, that have at most so many, but of 1024 pieces at most; 0: it stays whole.
  */
 bool spw_model_by_vocab(const spw_model *model, uint32_t param_id);
 uint64_t spw_model_piece_rows(const spw_model_config *config, uint64_t most);
