@@ -1,5 +1,6 @@
 #include "lib_rig.h"
 #include "runtime_internal.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -214,6 +215,34 @@ rig_same_state(rig *a, rig *b, const char *what)
             rig_same_param(a->model, id, x, y, what);
         free(x);
         free(y);
+    }
+}
+
+void
+rig_descend(rig *r, rig_outcome *out)
+{
+    snprintf(r->c.optimizer.type, sizeof r->c.optimizer.type, "SGD");
+    r->c.optimizer.lr = 0.2;
+    rig_open(r);
+    rig_need(r, spw_engine_init_params(r->e, 7, &r->err));
+    rig_train(r, 0, RIG_STEPS);
+    memcpy(out->losses, r->losses, sizeof r->losses);
+    rig_need(r, spw_engine_eval(r->e, rig_tokens, rig_targets, 1, &out->losses[RIG_STEPS], &r->err));
+    out->masters = rig_read(r, SPW_PART_MASTER);
+    out->elems = spw_model_elems(r->model);
+}
+
+void
+rig_near(const rig_outcome *want, const rig_outcome *got, const char *what)
+{
+    for (int s = 0; s <= RIG_STEPS; s++) {
+        if (!(fabs(want->losses[s] - got->losses[s]) <= 2e-6 * fabs(want->losses[s])))
+            fail_msg("%s: loss %d is %.9g, not %.9g", what, s, got->losses[s], want->losses[s]);
+    }
+    for (uint64_t i = 0; i < want->elems; i++) {
+        if (!(fabsf(want->masters[i] - got->masters[i]) <= 1e-6f))
+            fail_msg("%s: weight %llu is %.9g, not %.9g", what, (unsigned long long)i, (double)got->masters[i],
+                     (double)want->masters[i]);
     }
 }
 

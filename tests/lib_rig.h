@@ -58,6 +58,18 @@ float *rig_read(rig *r, spw_state_part part);
 void rig_same_param(const spw_model *m, uint32_t id, const float *a, const float *b, const char *what);
 void rig_same_state(rig *a, rig *b, const char *what);
 
+/*
+ * Opens the rig for a short run with SGD, whose steps are as long as gradients are: losses, an evaluation's at last, and masters (elems), which
+ * the caller frees. near: two of them differ by rounding alone; what: for the message.
+ */
+typedef struct rig_outcome {
+    double losses[RIG_STEPS + 1];
+    float *masters;
+    uint64_t elems;
+} rig_outcome;
+void rig_descend(rig *r, rig_outcome *out);
+void rig_near(const rig_outcome *want, const rig_outcome *got, const char *what);
+
 /* In every placement, with one slot, random delays and poisoned buffers, clipped or not: the same bytes. */
 void rig_everywhere(spw_family family, spw_state_format format, double clipping, void (*change)(rig *r));
 /* Saved after two steps, while others follow, and gone on with in another place: the same bits. */

@@ -58,11 +58,9 @@ test_resumes(void **state)
     rig_resumes(SPW_STATE_FP32, SPW_FAMILY_GPT2, SPW_TIER_HOST, with_dropout);
 }
 
-/* Losses, an evaluation's at last, and masters of a short run. */
 typedef struct outcome {
-    double losses[RIG_STEPS + 1];
-    float *masters;
-    uint64_t elems, arena, tapes;
+    rig_outcome of;
+    uint64_t arena, tapes;
 } outcome;
 
 static void
@@ -73,16 +71,7 @@ run(outcome *o, spw_family family, void (*change)(rig *r), uint64_t tile, const 
     change(&r);
     r.c.run.tile_tokens = tile;
     snprintf(r.c.run.recompute, sizeof r.c.run.recompute, "%s", recompute);
-    snprintf(r.c.optimizer.type, sizeof r.c.optimizer.type,
-             "SGD"); /* Adam's steps have full length for the least gradient */
-    r.c.optimizer.lr = 0.2;
-    rig_open(&r);
-    rig_need(&r, spw_engine_init_params(r.e, 7, &r.err));
-    rig_train(&r, 0, RIG_STEPS);
-    memcpy(o->losses, r.losses, sizeof r.losses);
-    rig_need(&r, spw_engine_eval(r.e, rig_tokens, rig_targets, 1, &o->losses[RIG_STEPS], &r.err));
-    o->masters = rig_read(&r, SPW_PART_MASTER);
-    o->elems = spw_model_elems(r.model);
+    rig_descend(&r, &o->of);
     o->arena = spw_engine_plan(r.e)->arena_device;
     o->tapes = spw_engine_plan(r.e)->tapes_device;
     rig_remove(&r);
@@ -92,22 +81,6 @@ static void
 as_it_is(rig *r)
 {
     (void)r;
-}
-
-static void
-assert_near(const outcome *want, const outcome *got, spw_family family, uint64_t tile)
-{
-    for (int s = 0; s <= RIG_STEPS; s++) {
-        if (!(fabs(want->losses[s] - got->losses[s]) <= 2e-6 * fabs(want->losses[s])))
-            fail_msg("%s in tiles of %llu: loss %d is %.9g, whole %.9g", spw_family_name(family),
-                     (unsigned long long)tile, s, got->losses[s], want->losses[s]);
-    }
-    for (uint64_t i = 0; i < want->elems; i++) {
-        if (!(fabsf(want->masters[i] - got->masters[i]) <= 1e-6f))
-            fail_msg("%s in tiles of %llu: weight %llu is %.9g, whole %.9g", spw_family_name(family),
-                     (unsigned long long)tile, (unsigned long long)i, (double)got->masters[i],
-                     (double)want->masters[i]);
-    }
 }
 
 /* Tiles round otherwise than the whole, and nothing else; what is kept or computed again makes no difference at all. */
@@ -131,14 +104,14 @@ test_as_the_whole(void **state)
             run(&again, kinds[k].family, kinds[k].change, kinds[k].tiles[i], "always");
             run(&kept, kinds[k].family, kinds[k].change, kinds[k].tiles[i], "auto");
             assert_true(again.tapes == 0 && kept.tapes > 0);
-            assert_memory_equal(again.losses, kept.losses, sizeof again.losses);
-            assert_memory_equal(again.masters, kept.masters, again.elems * sizeof(float));
-            assert_near(&whole, &again, kinds[k].family, kinds[k].tiles[i]);
+            assert_memory_equal(again.of.losses, kept.of.losses, sizeof again.of.losses);
+            assert_memory_equal(again.of.masters, kept.of.masters, again.of.elems * sizeof(float));
+            rig_near(&whole.of, &again.of, spw_family_name(kinds[k].family));
             assert_true(again.arena <= whole.arena);
-            free(again.masters);
-            free(kept.masters);
+            free(again.of.masters);
+            free(kept.of.masters);
         }
-        free(whole.masters);
+        free(whole.of.masters);
     }
 }
 
