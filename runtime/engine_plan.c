@@ -88,16 +88,16 @@ count_users(const spw_engine *e)
     return users;
 }
 
-/* Elements of gradients that leave the device in a step beyond once a pass, and come back. */
+/* How often gradients of pieces leave the device in a step beyond once a pass. */
 static uint64_t
-returning_elems(const spw_engine *e, uint64_t passes)
+piece_returns(const spw_engine *e, uint64_t passes)
 {
-    uint64_t elems = 0;
+    uint64_t most = passes;
     for (uint32_t u = 0; u < e->layout.unit_count; u++) {
         uint64_t leaves = spw__piece_leaves(e, u);
-        elems += leaves > passes ? (leaves - passes) * e->layout.units[u].elems : 0;
+        most = leaves > most ? leaves : most;
     }
-    return elems;
+    return most - passes;
 }
 
 static uint64_t
@@ -238,7 +238,7 @@ step_flops(const spw_engine *e, double *recompute)
 }
 
 static double
-again_flops(const spw_engine *e)
+twice_flops(const spw_engine *e)
 {
     const spw_block *head = &e->model->blocks[e->model->block_count - 1];
     double sum = 0;
@@ -514,7 +514,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
         .direct = !e->host_addressable && spw_state_weight_dtype(e->config.run.state_format) == e->compute_dtype,
         .gather_all = e->gather_all,
         .in_pieces = e->in_pieces,
-        .returning = returning_elems(e, passes),
+        .piece_returns = piece_returns(e, passes),
         .passes = (uint32_t)passes,
         .micro_batches = (uint32_t)e->config.accumulation,
         .expert_turns = e->in_turns ? ((uint32_t)e->model->config.experts + e->turn_experts - 1) / e->turn_experts : 0,
@@ -552,7 +552,7 @@ spw__engine_make_plan(spw_engine *e, const spw_engine_options *o, spw_error *err
     in.flow_device = spw_round_up(2 * (uint64_t)e->group_max * width_bytes, 4096);
     in.activation_elems = e->rows * e->model->config.width;
     in.flops = step_flops(e, &in.recompute_flops);
-    in.again_flops = again_flops(e);
+    in.twice_flops = twice_flops(e);
     in.activation_slots = e->kept_slots;
     in.activation_slots_used = e->inference ? 0 : spw__kept_blocks(e->lowest, e->chain_count);
     in.activation_micros = e->group_max;

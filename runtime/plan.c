@@ -44,7 +44,7 @@ make_plan(spw_plan *p, const plan_input *in, spw_error *err)
     p->gated = !in->inference && !spw__plan_early_gate(in);
     p->clips = p->gated && in->config->gradient_clipping > 0;
     p->late = !in->inference && in->config->run.delayed_update > 0;
-    p->flops = in->flops + in->again_flops;
+    p->flops = in->flops + in->twice_flops;
     p->model_flops = in->flops - in->recompute_flops;
     p->device_apart = !in->device_in_host;
     p->cpu_ranks = in->cpu_ranks;

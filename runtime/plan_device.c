@@ -45,7 +45,7 @@ spw__plan_place_all(const plan_input *in, uint32_t first_count)
     for (uint32_t u = 0; u < in->layout->unit_count; u++) {
         spw_store_unit *unit = &in->layout->units[u];
         unit->spills =
-            in->spill && unit->trainable && u >= first_count && !(in->returning > 0 && in->layout->of_vocab[u]);
+            in->spill && unit->trainable && u >= first_count && !(in->piece_returns > 0 && in->layout->of_vocab[u]);
     }
 }
 

@@ -47,12 +47,25 @@ first_that_leaves(const plan_input *in)
     return u;
 }
 
+/* Of pieces whose gradients leave the device. */
+static uint64_t
+pieces_elems(const plan_input *in)
+{
+    uint64_t elems = 0;
+    for (uint32_t i = 0; i < in->layout->chunk_count; i++) {
+        const spw_store_chunk *c = &in->layout->chunks[i];
+        bool leaves = plan_has_record(in, c) && !(in->device_updates && c->record_tier == SPW_TIER_DEVICE);
+        elems += in->piece_returns > 0 && in->layout->of_vocab[c->unit_idx] && leaves ? c->elems : 0;
+    }
+    return elems;
+}
+
 /* Weights on nvme that are trained are written once a step, records read and written once; the rest is rehearsed. */
 spw_status
 spw__plan_traffic(spw_plan *p, const plan_input *in, spw_error *err)
 {
     const uint64_t grads = (p->trained - p->trained_device) * in->grad_bytes;
-    const uint64_t returning = p->trained_device < p->trained ? in->returning * in->grad_bytes : 0;
+    const uint64_t returning = in->piece_returns * pieces_elems(in) * in->grad_bytes;
     const uint32_t leaves = first_that_leaves(in);
     for (int k = 0; k < SPW_PACE_COUNT; k++) {
         spw_traffic *t = &p->traffic[k];

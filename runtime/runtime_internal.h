@@ -49,15 +49,15 @@ typedef struct plan_input {
     bool ahead;        /* state on nvme has two places there, for updates before the norm is known; the planner's own */
     bool coded_grads;  /* gradients go from host to host as codes */
     uint32_t replicas; /* ranks that hold the same part; 0 is 1 */
-    uint64_t room_bytes;  /* what the process may still take; 0: unknown */
-    bool device_in_host;  /* the device's memory comes out of it too */
-    uint64_t device_room; /* what the device has; 0: nothing that would limit it */
-    bool device_updates;  /* where records are on the device, gradients stay there and updates run there */
-    bool direct;          /* weights that lie on the device have its compute type and are used there, not gathered */
-    bool gather_all;      /* the configuration wants the weights on the device: room for all of them, if there is */
-    bool in_pieces;       /* embeddings and heads come in pieces */
-    uint64_t returning;   /* elements of gradients that leave in a step beyond once a pass, and come back */
-    const plan_use *uses; /* of one pass, forward then backward */
+    uint64_t room_bytes;    /* what the process may still take; 0: unknown */
+    bool device_in_host;    /* the device's memory comes out of it too */
+    uint64_t device_room;   /* what the device has; 0: nothing that would limit it */
+    bool device_updates;    /* where records are on the device, gradients stay there and updates run there */
+    bool direct;            /* weights that lie on the device have its compute type and are used there, not gathered */
+    bool gather_all;        /* the configuration wants the weights on the device: room for all of them, if there is */
+    bool in_pieces;         /* embeddings and heads come in pieces */
+    uint64_t piece_returns; /* how often their gradients leave in a step beyond once a pass, and come back */
+    const plan_use *uses;   /* of one pass, forward then backward */
     uint32_t use_count, forward_count, passes, micro_batches;
     uint32_t expert_turns; /* in which a layer's experts come; 1 or 0: all at once */
     uint32_t future_max;   /* uses that the store is told at most */
@@ -66,7 +66,7 @@ typedef struct plan_input {
     uint32_t log_bytes_32[2];      /* what takes an update back, of a record and of its weights too (spw_offload.h) */
     uint64_t tokens;               /* of a step, of all ranks */
     double flops, recompute_flops; /* of the step; what can be kept instead is part of both */
-    double again_flops;            /* and of logits of heads in pieces, which are made twice */
+    double twice_flops;            /* and of logits of heads in pieces, which are made twice */
 } plan_input;
 /* Errors  SPW_ENOFIT with the budget that would do; plan is filled all the same. */
 spw_status spw__plan_make(spw_plan *plan, const plan_input *in, spw_error *err);
