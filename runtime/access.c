@@ -368,13 +368,19 @@ spw_access_get_full(spw_engine *e, const spw_access *a, float *out, spw_error *e
     return fetch(e, &t, out, err);
 }
 
-/* Of a part. mine (held.count): the values of what this rank holds. They are the same as everybody's where it is the same. */
+/* Before parts are put: what was gathered shows what was before. */
 static spw_status
-put(spw_engine *e, const target *t, spw_stretch held, const float *mine, spw_error *err)
+begin_putting(spw_engine *e, spw_error *err)
 {
     spw_status st = spw__engine_forget(e, err);
-    if (st == SPW_OK)
-        st = move_held(e, t, held, NULL, mine, err);
+    return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
+}
+
+/* mine (held.count): the values of what this rank holds of the part. They are the same as everybody's where it is the same. */
+static spw_status
+put(spw_engine *e, const target *part, spw_stretch held, const float *mine, spw_error *err)
+{
+    spw_status st = move_held(e, part, held, NULL, mine, err);
     return st == SPW_OK ? st : spw__ranks_fail(e->ranks, st, err);
 }
 
@@ -422,6 +428,8 @@ spw_access_set_full(spw_engine *e, const spw_access *a, const float *values, uin
             (void)SPW_RAISE(&own, SPW_ENOMEM, "values of %s (%llu elements)", a->param, (unsigned long long)most);
     }
     st = spw__engine_consent(e, &own, meaning(&t, true, from), err);
+    if (st == SPW_OK)
+        st = begin_putting(e, err);
     for (target part = {0}; st == SPW_OK && next_part(e, &t, &part);) {
         spw_stretch held = stretch_of(e, &part, e->rank);
         const float *from_here = e->rank == from ? values + (part.first - t.first) : NULL;
@@ -542,6 +550,7 @@ write_back(spw_gathered *g, uint32_t from, spw_error *err)
     spw_status st = SPW_OK;
     (void)check_write_back(g, (int32_t)from, &own);
     SPW_TRY(spw__engine_consent(e, &own, meaning_of_all(g, true, from), err));
+    SPW_TRY(begin_putting(e, err));
     for (uint32_t i = 0; st == SPW_OK && i < g->count; i++) {
         const target *t = &g->targets[i];
         if (e->ranks != NULL)

@@ -231,13 +231,15 @@ begin_turn(spw_engine *e, block_run *run, const spw_routed *routed, uint64_t fir
            spw_error *err)
 {
     spw_store_use uses[SPW_BLOCK_PARAMS_MAX];
-    uint32_t count = routed != NULL ? ask_for_experts(e, run, routed, first, end, uses, 0) : 1;
-    if (routed == NULL)
+    uint32_t count = 1;
+    if (routed != NULL)
+        count = ask_for_experts(e, run, routed, first, end, uses, 0);
+    else
         SPW_TRY(ask_for_piece(run, first, backward, uses, err));
     SPW_ASSERT(run->unit_count == run->held);
     for (uint32_t k = 0; k < count; k++)
         add_unit(run, k, uses[k].unit_idx);
-    if (run->mode != MODE_CHOICE || routed == NULL) {
+    if (run->mode != MODE_CHOICE) {
         SPW_TRY(acquire(e, run, uses, count, err));
         return backward ? spw__free_grad_buffers(e, run, run->held, err) : SPW_OK;
     }
@@ -315,7 +317,7 @@ spw__call_forward(spw_engine *e, block_run *run, const spw_batch *batch, spw_val
     for (uint32_t k = 0; k < b->param_count; k++) {
         const spw_param *p = &e->model->params[b->param_ids[k]];
         const spw_place *at = &e->layout.places[b->param_ids[k]];
-        uint32_t j = at->pieces > 1 ? run->unit_count : unit_in_run(run, at);
+        uint32_t j = unit_in_run(run, at);
         bool there = j < run->unit_count; /* or it comes when it is chosen, or in its turn */
         run->params[k] = spw_tape_param(
             e->tape,

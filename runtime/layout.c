@@ -130,13 +130,15 @@ cut_params(spw_layout *l, const spw_model *m, uint64_t piece_rows)
 {
     uint64_t more = 0;
     for (uint32_t id = 0; id < m->param_count; id++) {
-        uint64_t cols = m->params[id].cols, elems = m->params[id].rows * cols;
-        uint64_t each = piece_rows > 0 && spw_model_by_vocab(m, id) ? piece_rows * cols : elems;
+        uint64_t cols = m->params[id].cols, elems = m->params[id].rows * cols, each = piece_rows * cols;
+        l->places[id].pieces = 1; /* where, says lay_kind() */
+        if (each == 0 || !spw_model_by_vocab(m, id))
+            continue;
         l->places[id] =
             (spw_place){.pieces = (uint32_t)((elems + each - 1) / each), .elems = elems, .piece_elems = each};
-        more += l->places[id].pieces;
+        more += l->places[id].pieces - 1;
     }
-    return more - m->param_count;
+    return more;
 }
 
 uint64_t

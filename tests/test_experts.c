@@ -6,6 +6,7 @@
 #include "runtime_internal.h"
 #include "spw_access.h"
 #include "spw_generate.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -299,22 +300,17 @@ test_large_layout(void **state)
     tiny_dir_remove(r.dir);
 }
 
-/*
- * As many parameters, small, in an engine: drawn, written and read. Each chunk takes what is in it, each tensor's name one search
- * among the parameters: writing and reading cost two to three times as much as drawing (where all were looked at each time, five times as
- * much as a drawing that took three times as long).
- */
-static void
-test_many(void **state)
+/* Of processor time: many small parameters drawn, written and read. */
+static double
+seconds_of(uint64_t layers)
 {
     spw_error err = {0};
     spw_engine *e;
     rig r;
     char folder[400];
-    double at[4];
-    (void)state;
+    double began;
     rig_config(&r, SPW_FAMILY_QWEN3_MOE, SPW_STATE_SPLIT, SPW_TIER_HOST);
-    r.c.model.layers = 94;
+    r.c.model.layers = layers;
     r.c.model.experts = 128;
     r.c.model.choices = 1;
     r.c.model.mlp_width = 8;
@@ -322,19 +318,32 @@ test_many(void **state)
     snprintf(folder, sizeof folder, "%s/weights", r.dir);
     DONE(spw_model_from_config(&r.model, &r.c, &err));
     DONE(spw_engine_create(&e, &(spw_engine_options){.config = &r.c, .model = r.model, .inference = true}, &err));
-    at[0] = processor_seconds();
+    began = processor_seconds();
     DONE(spw_engine_init_params(e, 7, &err));
-    at[1] = processor_seconds();
     DONE(spw_engine_save_16bit(e, folder, SPW_BF16, &err));
-    at[2] = processor_seconds();
     DONE(spw_engine_load_weights(e, folder, &err));
-    at[3] = processor_seconds();
-    print_message("%u parameters in %u chunks: %.2f s to draw, %.2f s to write, %.2f s to read\n", r.model->param_count,
-                  spw_engine_layout(e)->chunk_count, at[1] - at[0], at[2] - at[1], at[3] - at[2]);
-    assert_true(at[3] - at[1] < 7 * (at[1] - at[0]));
+    began = processor_seconds() - began;
     spw_engine_destroy(e);
     spw_model_destroy(r.model);
     tiny_dir_remove(r.dir);
+    return began;
+}
+
+/*
+ * Twice as many take twice as long: each chunk takes what is in it, each tensor's name one search among the parameters. Where a chunk looked at
+ * all of them it was four times as long. The least of three counts.
+ */
+static void
+test_many(void **state)
+{
+    double half = INFINITY, all = INFINITY;
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        half = fmin(half, seconds_of(47));
+        all = fmin(all, seconds_of(94));
+    }
+    print_message("18 thousand parameters %.2f s, 36 thousand %.2f s\n", half, all);
+    assert_true(all < 3 * half);
 }
 
 /* ---------------------------------------------------------------- training */

@@ -370,6 +370,30 @@ test_rows(void **state)
     }
 }
 
+/* A parameter that no block owns has no place, with pieces beside it or without. */
+static void
+test_owned_by_none(void **state)
+{
+    (void)state;
+    for (uint64_t rows = 0; rows <= 64; rows += 64) {
+        spw_model_config c;
+        spw_model *m = NULL;
+        spw_layout l;
+        tiny_model_config(&c, SPW_FAMILY_GPT2);
+        c.vocab = VOCAB;
+        assert_int_equal(spw_model_build(&m, &c, NULL), SPW_OK);
+        m->params[3].owner_block = UINT32_MAX;
+        assert_int_equal(spw_layout_make(&l, m, 4096, true, 0, 0, rows, 0, 1, NULL), SPW_OK);
+        assert_int_equal(l.places[3].elems, 0);
+        assert_int_equal(l.places[0].pieces, rows == 0 ? 1 : 4);
+        assert_int_equal(l.places[0].elems, VOCAB * c.width);
+        for (uint32_t i = 0; i < l.param_first[l.unit_count]; i++)
+            assert_int_not_equal(l.param_ids[i], 3);
+        spw_layout_free(&l);
+        spw_model_destroy(m);
+    }
+}
+
 /* ---------------------------------------------------------------- what cannot be */
 
 static void
@@ -398,6 +422,6 @@ main(void)
         cmocka_unit_test(test_everywhere),        cmocka_unit_test(test_resumes), cmocka_unit_test(test_as_the_whole),
         cmocka_unit_test(test_gradients_on_nvme), cmocka_unit_test(test_files),   cmocka_unit_test(test_access),
         cmocka_unit_test(test_access_on_ranks),   cmocka_unit_test(test_bytes),   cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_owned_by_none),     cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests_name("pieces of a vocabulary", tests, NULL, NULL);
 }
