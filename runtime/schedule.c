@@ -1,24 +1,25 @@
 /*
- * Learning rate of an update: DeepSpeed's schedulers, with their arithmetic. Pure. Their last_batch_iteration is t - 1 here, t being
- * 0 at the first update. One difference: past total_num_steps a cosine stays at its end instead of rising again.
+ * Learning rate of an update: DeepSpeed's schedulers, with their arithmetic. Pure. There a scheduler takes its first step behind the first
+ * update, so last_batch_iteration is -1 at that one and t - 1 at those that follow, t being 0 at the first. Cycles and range tests count
+ * from last_batch_iteration + 1, warm-ups from last_batch_iteration: their first two updates are both at the beginning.
  */
 #include "spw_config.h"
 #include <math.h>
 
-/* 0 at the first step of the warm-up of n steps, 1 from its end; linear, or the logarithm of the step. */
+/* i: last_batch_iteration. 0 at the first step of the warm-up of n steps, 1 from its end; linear, or the logarithm of the step. */
 static double
-warmup(const spw_config *c, uint64_t t, uint64_t n)
+warmup(const spw_config *c, uint64_t i, uint64_t n)
 {
-    if (t >= n)
+    if (i >= n)
         return 1;
-    return c->scheduler.warmup_linear ? (double)t / (double)n : log((double)t + 1) / log((double)n);
+    return c->scheduler.warmup_linear ? (double)i / (double)n : log((double)i + 1) / log((double)n);
 }
 
-/* Half a cosine from 1 to 0, whose last value falls on the last step. */
+/* Half a cosine from 1 to 0, where it stays; its first step is 1, not 0. */
 static double
-cosine(uint64_t t, uint64_t n, uint64_t total)
+cosine(uint64_t i, uint64_t n, uint64_t total)
 {
-    double share = total > n ? (double)(t - n + 1) / (double)(total - n) : 1;
+    double share = total > n ? (double)(i - n + 1) / (double)(total - n) : 1;
     return 0.5 * (1 + cos(3.14159265358979323846 * (share < 1 ? share : 1)));
 }
 
@@ -77,25 +78,35 @@ range_lr(const spw_config *c, double t)
            (1 + c->scheduler.range_rate * (c->scheduler.range_stairs ? floor(interval) : interval));
 }
 
+/* WarmupLR, WarmupDecayLR and WarmupCosineLR; behind the first update. */
+static double
+warmup_lr(const spw_config *c, uint64_t i)
+{
+    uint64_t n = c->scheduler.warmup_num_steps < 2 ? 2 : c->scheduler.warmup_num_steps;
+    uint64_t total = c->scheduler.total_num_steps;
+    double low = c->scheduler.warmup_min_lr, gamma = warmup(c, i, n);
+    double high = isnan(c->scheduler.warmup_max_lr) ? c->optimizer.lr : c->scheduler.warmup_max_lr;
+    if (strcmp(c->scheduler.type, "WarmupCosineLR") == 0) {
+        double start = c->scheduler.warmup_min_ratio, end = c->scheduler.cos_min_ratio;
+        return c->optimizer.lr * (i < n ? start + (1 - start) * gamma : end + (1 - end) * cosine(i, n, total));
+    }
+    if (i >= n && strcmp(c->scheduler.type, "WarmupDecayLR") == 0)
+        gamma = i < total ? (double)(total - i) / (double)(total > n ? total - n : 1) : 0;
+    return low + (high - low) * gamma;
+}
+
 double
 spw_schedule_lr(const spw_config *c, uint64_t update)
 {
     const char *type = c->scheduler.type;
-    uint64_t t = update > 0 ? update - 1 : 0, total = c->scheduler.total_num_steps;
-    uint64_t n = c->scheduler.warmup_num_steps < 2 ? 2 : c->scheduler.warmup_num_steps;
-    double low = c->scheduler.warmup_min_lr, gamma = warmup(c, t, n);
-    double high = isnan(c->scheduler.warmup_max_lr) ? c->optimizer.lr : c->scheduler.warmup_max_lr;
+    uint64_t t = update > 0 ? update - 1 : 0;
     if (type[0] == '\0')
         return c->optimizer.lr;
     if (strcmp(type, "OneCycle") == 0)
         return cycle_lr(c, (double)t);
     if (strcmp(type, "LRRangeTest") == 0)
         return range_lr(c, (double)t);
-    if (strcmp(type, "WarmupCosineLR") == 0) {
-        double start = c->scheduler.warmup_min_ratio, end = c->scheduler.cos_min_ratio;
-        return c->optimizer.lr * (t < n ? start + (1 - start) * gamma : end + (1 - end) * cosine(t, n, total));
-    }
-    if (t >= n && strcmp(type, "WarmupDecayLR") == 0)
-        gamma = t < total ? (double)(total - t) / (double)(total > n ? total - n : 1) : 0;
-    return low + (high - low) * gamma;
+    if (t == 0) /* a cosine's own start is not asked for there */
+        return strcmp(type, "WarmupCosineLR") == 0 ? 0 : c->scheduler.warmup_min_lr;
+    return warmup_lr(c, t - 1);
 }
