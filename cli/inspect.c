@@ -18,6 +18,8 @@ typedef struct about {
     uint64_t params;
     spw_error refusal; /* of config.json, or of the tensors */
     spw_checkpoint_state state;
+    bool is_deepspeed;
+    spw_deepspeed_about deepspeed;
 } about;
 
 typedef struct totals {
@@ -164,6 +166,16 @@ print_about(const about *a)
                c->tied ? ", tied head" : "");
     if (a->has_state)
         printf("checkpoint of step %llu, %.6g tokens\n", (unsigned long long)a->state.step, a->state.tokens);
+    if (a->is_deepspeed) {
+        const spw_deepspeed_about *d = &a->deepspeed;
+        printf(
+            "checkpoint of DeepSpeed %s: ZeRO stage %u, %u rank%s, step %llu, %llu updates; kept for each parameter:",
+            d->version, d->stage, d->ranks, d->ranks > 1 ? "s" : "", (unsigned long long)d->steps,
+            (unsigned long long)d->updates);
+        for (uint32_t i = 0; i < d->moment_count; i++)
+            printf(" %s", d->moments[i]);
+        printf("%s\n", d->moment_count == 0 ? " nothing" : "");
+    }
     if (a->has_config && a->fits)
         puts("the tensors are this model's");
     if (a->refusal.status != SPW_OK)
@@ -183,12 +195,41 @@ about_json(const about *a)
     }
     if (a->has_state)
         json_object_set_new(o, "step", json_integer((json_int_t)a->state.step));
+    if (a->is_deepspeed)
+        json_object_set_new(o, "deepspeed",
+                            json_pack("{s:s, s:i, s:i, s:I, s:I}", "version", a->deepspeed.version, "stage",
+                                      (int)a->deepspeed.stage, "ranks", (int)a->deepspeed.ranks, "step",
+                                      (json_int_t)a->deepspeed.steps, "updates", (json_int_t)a->deepspeed.updates));
     if (a->refusal.status != SPW_OK)
         json_object_set_new(o, "refusal", json_string(a->refusal.message));
     return o;
 }
 
 /* ---------------------------------------------------------------- the command */
+
+static spw_status
+show(spw_hf_reader *r, bool with_digest, totals *sum, json_t *list, spw_error *err)
+{
+    return list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
+}
+
+/* The parameters of a checkpoint of DeepSpeed. */
+static spw_status
+inspect_deepspeed(const char *folder, bool with_digest, totals *sum, about *a, json_t *list, spw_error *err)
+{
+    spw_deepspeed *d;
+    spw_hf_reader *r = NULL;
+    spw_status st;
+    SPW_TRY(spw_deepspeed_open(&d, folder, err));
+    a->is_deepspeed = true;
+    a->deepspeed = *spw_deepspeed_get_about(d);
+    st = spw_deepspeed_weights(d, &r, err);
+    if (st == SPW_OK)
+        st = show(r, with_digest, sum, list, err);
+    spw_hf_reader_close(r);
+    spw_deepspeed_close(d);
+    return st;
+}
 
 /* path itself, then what else of a checkpoint lies beside the weights; list NULL: prints. */
 static spw_status
@@ -197,11 +238,14 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
     static const char *const beside[] = {"adapter_model.safetensors", "optimizer-00001-of-00001.safetensors"};
     char file[SPW_PATH_BYTES + 64];
     spw_hf_reader *r = NULL;
-    spw_status st = spw_hf_reader_open(&r, path, err);
+    spw_status st = SPW_OK;
+    if (is_folder && !spw_hf_has_weights(path) && spw_deepspeed_find(path, file, sizeof file))
+        return inspect_deepspeed(file, with_digest, sum, a, list, err);
+    st = spw_hf_reader_open(&r, path, err);
     if (st == SPW_OK && is_folder)
         learn(a, path, r);
     if (st == SPW_OK)
-        st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
+        st = show(r, with_digest, sum, list, err);
     spw_hf_reader_close(r);
     for (size_t i = 0; st == SPW_OK && is_folder && i < sizeof beside / sizeof beside[0]; i++) {
         if (!spw_dir_has(path, beside[i]))
@@ -209,7 +253,7 @@ inspect_all(const char *path, bool is_folder, bool with_digest, totals *sum, abo
         snprintf(file, sizeof file, "%.1000s/%s", path, beside[i]);
         st = spw_hf_reader_open(&r, file, err);
         if (st == SPW_OK)
-            st = list == NULL ? print_tensors(r, with_digest, sum, err) : list_tensors(r, with_digest, sum, list, err);
+            st = show(r, with_digest, sum, list, err);
         spw_hf_reader_close(r);
         r = NULL;
     }

@@ -35,8 +35,10 @@ static spw_status
 compare(const train_run *r, const char *checkpoint, spw_error *err)
 {
     uint32_t count;
-    SPW_TRY(spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, (void *)(uintptr_t)r, &count,
-                                   err));
+    void *ctx = (void *)(uintptr_t)r;
+    SPW_TRY(r->from_deepspeed
+                ? spw_deepspeed_compare(checkpoint, &r->config, print_difference, ctx, &count, err)
+                : spw_checkpoint_compare(checkpoint, &r->config, &r->at.data, print_difference, ctx, &count, err));
     if (count == 0)
         return SPW_OK;
     if (!r->resume_anyway)
@@ -65,17 +67,31 @@ check_outputs(train_run *r, spw_error *err)
                                   : SPW_OK;
 }
 
+/* One of this program, or else of DeepSpeed. */
+static spw_status
+find_checkpoint(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
+{
+    static spw_config saved;
+    spw_status st = spw_checkpoint_find(resume, found, err);
+    r->from_deepspeed = st == SPW_ENOENT && spw_deepspeed_find(resume, found, SPW_PATH_BYTES);
+    if (r->from_deepspeed) {
+        *err = (spw_error){0};
+        SPW_TRY(spw_deepspeed_read_state(found, r->config.data.seq_length, &r->at, err));
+    } else {
+        SPW_TRY(st);
+        SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
+        snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
+    }
+    r->resumed = true;
+    return SPW_OK;
+}
+
 spw_status
 cli_train_open_first(train_run *r, const char *resume, char found[SPW_PATH_BYTES], spw_error *err)
 {
     SPW_TRY(check_outputs(r, err));
-    if (resume != NULL) {
-        static spw_config saved;
-        SPW_TRY(spw_checkpoint_find(resume, found, err));
-        SPW_TRY(spw_checkpoint_read_config(found, &saved, &r->at, err));
-        snprintf(r->weights_from, sizeof r->weights_from, "%.1000s/model.safetensors", found);
-        r->resumed = true;
-    }
+    if (resume != NULL)
+        SPW_TRY(find_checkpoint(r, resume, found, err));
     return spw_comm_get_info(r->comm)->local_rank == 0 ? spw_config_open_data(&r->data, &r->config, err) : SPW_OK;
 }
 
@@ -108,7 +124,9 @@ create(train_run *r, bool plan_only, spw_plan *plan, spw_error *err)
                               .plan_only = plan_only,
                               .caller_bytes = r->trace_path != NULL ? spw_timeline_bytes(TIMELINE_EVENTS) : 0,
                               .resumes = r->resumed,
-                              .weights_from = r->resumed ? r->weights_from : spw_config_start_folder(c),
+                              .weights_from = r->from_deepspeed ? NULL
+                                              : r->resumed      ? r->weights_from
+                                                                : spw_config_start_folder(c),
                               .plan_out = plan},
         err);
 }
@@ -188,8 +206,12 @@ cli_train_begin(train_run *r, const char *found, spw_plan *plan, spw_error *err)
     SPW_TRY(cli_train_count_written(r, err));
     if (cli_train_budget_spent(r)) /* before the first byte is written */
         return SPW_OK;
-    SPW_TRY(r->resumed ? spw_checkpoint_load(r->engine, found, err)
-                       : spw_engine_start(r->engine, &r->from_folder, err));
+    if (r->from_deepspeed)
+        SPW_TRY(spw_deepspeed_load(r->engine, found, err));
+    else if (r->resumed)
+        SPW_TRY(spw_checkpoint_load(r->engine, found, err));
+    else
+        SPW_TRY(spw_engine_start(r->engine, &r->from_folder, err));
     r->first_update = spw_engine_updates(r->engine);
     return SPW_OK;
 }

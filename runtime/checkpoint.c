@@ -227,18 +227,6 @@ spw__checkpoint_check_weights(spw_engine *e, const char *path, const spw_hf_read
 
 /* ---------------------------------------------------------------- loading */
 
-typedef struct load_job {
-    spw_engine *e;
-    spw_state_format format;
-    const spw_optimizer *rule;
-    spw_hf_reader *model;
-    spw_st_reader *optimizer;        /* NULL: inference */
-    spw_st_reader *adapter;          /* NULL: the model has none */
-    spw_bounce *bounce;              /* lent to all of them */
-    const spw_tensor_info **tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: not stored.
-                                        An adapter's master is in the adapters' file */
-} load_job;
-
 static spw_status
 take_bytes(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_error *err)
 {
@@ -248,7 +236,7 @@ take_bytes(void *ctx, uint64_t offset, const void *data, uint64_t bytes, spw_err
 static spw_status
 load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const void *grad, spw_error *err)
 {
-    load_job *job = ctx;
+    spw__checkpoint_sources *job = ctx;
     const spw_layout *l = spw_engine_layout(job->e);
     const spw_store_chunk *c = &l->chunks[chunk_idx];
     (void)grad;
@@ -267,15 +255,43 @@ load_chunk(void *ctx, uint32_t chunk_idx, void *weights, void *record, const voi
             SPW_TRY(spw_hf_read_run(job->model, s.id, at, n, spw__chunk_take, &v, err));
         for (int p = SPW_PART_EXP_AVG; record != NULL && p < (int)spw__checkpoint_part_end(job->rule); p++) {
             v.part = (spw_state_part)p;
-            SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));
+            if (t[p] != NULL)
+                SPW_TRY(spw_st_read_run(job->optimizer, t[p], at * 4, n * 4, take_bytes, &v, err));
         }
     }
     return SPW_OK;
 }
 
+spw_status
+spw__checkpoint_sources_init(spw__checkpoint_sources *job, spw_engine *e, spw_error *err)
+{
+    uint64_t count = (uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT;
+    *job = (spw__checkpoint_sources){.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    job->tensors = spw_mem_calloc(count, sizeof *job->tensors);
+    return job->tensors != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "tensors of a checkpoint");
+}
+
+void
+spw__checkpoint_sources_deinit(spw__checkpoint_sources *job)
+{
+    spw_hf_reader_close(job->model);
+    spw_st_reader_close(job->optimizer);
+    spw_st_reader_close(job->adapter);
+    spw_bounce_destroy(job->bounce);
+    spw_mem_free(job->tensors);
+}
+
+spw_status
+spw__checkpoint_fill(spw__checkpoint_sources *job, spw_error *err)
+{
+    spw_error own = {0};
+    spw_status st = spw__engine_fill(job->e, load_chunk, job, &own);
+    return spw__engine_agree_loaded(job->e, st, &own, err);
+}
+
 /* Collective, after all of it was read. */
 static spw_status
-check_files(const load_job *job, const spw_manifest *m, const char *path, spw_error *err)
+check_files(const spw__checkpoint_sources *job, const spw_manifest *m, const char *path, spw_error *err)
 {
     bool first = spw__engine_rank(job->e) == 0;
     file_read files[SPW_DIGEST_COUNT] = {{{0}, 0}};
@@ -313,7 +329,7 @@ find_tensor(spw_st_reader *r, const char *path, const spw_param *p, const char *
 }
 
 static spw_status
-open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *err)
+open_tensors(spw__checkpoint_sources *job, const char *path, bool with_optimizer, spw_error *err)
 {
     const spw_model *m = spw_engine_model(job->e);
     char file[SPW_PATH_BYTES + 64];
@@ -351,7 +367,7 @@ open_tensors(load_job *job, const char *path, bool with_optimizer, spw_error *er
 
 /* Would a save write the model's file as it is? */
 static bool
-same_types(const load_job *job)
+same_types(const spw__checkpoint_sources *job)
 {
     const spw_model *m = spw_engine_model(job->e);
     bool same = true;
@@ -367,16 +383,14 @@ same_types(const load_job *job)
 spw_status
 spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
 {
-    load_job job = {.e = e, .format = spw__engine_format(e), .rule = spw__engine_optimizer(e)};
+    spw__checkpoint_sources job;
     bool with_optimizer = spw__layout_trained(spw_engine_layout(e)) > 0;
     char model[SPW_PATH_BYTES + 64];
     spw_manifest manifest = {0};
     spw_error own = {0};
     int64_t none = 0;
     spw_status st;
-    job.tensors = spw_mem_calloc((uint64_t)spw_engine_model(e)->param_count * SPW_PART_COUNT, sizeof *job.tensors);
-    if (job.tensors == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "checkpoint");
+    SPW_TRY(spw__checkpoint_sources_init(&job, e, err));
     snprintf(model, sizeof model, "%.1000s/" SPW_MODEL_FILE, path);
     st = spw__in_place_check(e, model, &own);
     if (st == SPW_OK)
@@ -387,10 +401,8 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
         st = open_tensors(&job, path, with_optimizer, &own);
     }
     st = spw__engine_agree(e, st, &own, &none, err);
-    if (st == SPW_OK) {
-        st = spw__engine_fill(e, load_chunk, &job, &own);
-        st = spw__engine_agree_loaded(e, st, &own, err);
-    }
+    if (st == SPW_OK)
+        st = spw__checkpoint_fill(&job, err);
     if (st == SPW_OK && manifest.digests_known) {
         st = check_files(&job, &manifest, path, &own);
         st = spw__engine_agree_loaded(e, st, &own, err);
@@ -405,11 +417,7 @@ spw_checkpoint_load(spw_engine *e, const char *path, spw_error *err)
     } else {
         spw_error_wrap(err, "loading checkpoint %s", path);
     }
-    spw_hf_reader_close(job.model);
-    spw_st_reader_close(job.optimizer);
-    spw_st_reader_close(job.adapter);
-    spw_bounce_destroy(job.bounce);
-    spw_mem_free(job.tensors);
+    spw__checkpoint_sources_deinit(&job);
     spw__manifest_free(&manifest);
     return st;
 }

@@ -99,6 +99,33 @@ spw_status spw__chunk_take(void *ctx, uint64_t first, const float *data, uint64_
 spw_status spw__checkpoint_check_weights(spw_engine *e, const char *path, const spw_hf_reader *reader,
                                          spw_bounce *bounce, spw_error *err);
 
+/*
+ * What an engine's state is loaded from, its own checkpoint's files or another's: the weights, and a tensor for each part of a trained
+ * parameter's record that is not the model's file's.
+ *   init    nothing is open. deinit closes what is, also after init failed
+ *   fill    reads all of it, each byte once, by the workers of the chunks it belongs to. Collective
+ */
+typedef struct spw__checkpoint_sources {
+    spw_engine *e;
+    spw_state_format format;
+    const spw_optimizer *rule;
+    spw_hf_reader *model;     /* bound */
+    spw_st_reader *optimizer; /* NULL: inference, or nothing was kept */
+    spw_st_reader *adapter;   /* NULL: the model has none */
+    spw_bounce *bounce;       /* lent to all of them */
+    const spw_tensor_info *
+        *tensors; /* (param_count, SPW_PART_COUNT) of the optimizer's file; NULL: masters are the model's
+                                        weights, moments are 0. An adapter's master is in the adapters' file */
+} spw__checkpoint_sources;
+spw_status spw__checkpoint_sources_init(spw__checkpoint_sources *s, spw_engine *e, spw_error *err);
+void spw__checkpoint_sources_deinit(spw__checkpoint_sources *s);
+spw_status spw__checkpoint_fill(spw__checkpoint_sources *s, spw_error *err);
+
+/* The differences between two configurations that decide the result, each a line; *count: how many. */
+typedef void (*spw__difference_fn)(void *ctx, const char *text);
+spw_status spw__config_compare(const spw_config *saved, const spw_config *now, spw__difference_fn line, void *ctx,
+                               uint32_t *count, spw_error *err);
+
 /* Does a key of the configuration decide what training computes? */
 bool spw__config_decides(const char *key);
 

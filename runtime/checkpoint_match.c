@@ -201,6 +201,16 @@ compare_data(match *m, const char *path, const spw_data_summary *saved, const sp
 }
 
 spw_status
+spw__config_compare(const spw_config *saved, const spw_config *now, spw__difference_fn line, void *ctx, uint32_t *count,
+                    spw_error *err)
+{
+    match m = {line, ctx, 0, saved, now};
+    spw_status st = compare_config(&m, err);
+    *count = m.count;
+    return st;
+}
+
+spw_status
 spw_checkpoint_compare(const char *path, const spw_config *config, const spw_data_summary *data,
                        void (*line)(void *ctx, const char *text), void *ctx, uint32_t *count_out, spw_error *err)
 {

@@ -227,12 +227,11 @@ check_start(const config_reader *r)
     if (strcmp(c->run.start, "auto") != 0 || c->model_path[0] == '\0' || spw_hf_has_weights(c->model_path))
         return SPW_OK;
     if (spw_hf_has_other_weights(c->model_path, file))
-        return SPW_RAISE(
-            r->err, SPW_ECONFIG,
-            "%s: model.path %s has %s, which is not read: weights are read from model.safetensors, or shards "
-            "with model.safetensors.index.json (save_pretrained of transformers writes them); "
-            "spillway.start random draws new ones",
-            r->name, c->model_path, file);
+        return SPW_RAISE(r->err, SPW_ECONFIG,
+                         "%s: model.path %s has %s, which is not read: weights are read from model.safetensors or "
+                         "pytorch_model.bin, or shards with their index (save_pretrained of transformers writes them); "
+                         "spillway.start random draws new ones",
+                         r->name, c->model_path, file);
     spw_log(SPW_LOG_NOTE, "%s: model.path %s has no weights: they are drawn by spillway.seed", r->name, c->model_path);
     return SPW_OK;
 }

@@ -20,14 +20,41 @@ param_from(const spw_engine *e, uint32_t unit_idx, uint64_t element, uint64_t *e
     return &e->model->params[l->param_ids[k]];
 }
 
+/* Of the configuration's groups the one that a parameter belongs to, from 1 on; 0: to none. */
+static uint32_t
+group_of(const spw_config *c, const spw_param *p)
+{
+    for (uint32_t g = 0; g < c->optimizer.group_count; g++) {
+        if (fnmatch(c->optimizer.groups[g].match, p->name, 0) == 0)
+            return g + 1;
+    }
+    return 0;
+}
+
+static uint32_t
+kind_of(const spw_param *p)
+{
+    return p->ndim > 1 ? MATRIX : VECTOR;
+}
+
 static uint32_t
 coef_of(const spw_engine *e, const spw_param *p)
 {
-    const spw_config *c = &e->config;
-    uint32_t g = 0;
-    while (g < c->optimizer.group_count && fnmatch(c->optimizer.groups[g].match, p->name, 0) != 0)
-        g++;
-    return KINDS * (g < c->optimizer.group_count ? g + 1 : 0) + (p->ndim > 1 ? MATRIX : VECTOR);
+    return KINDS * group_of(&e->config, p) + kind_of(p);
+}
+
+static double
+decay_of(const spw_config *c, uint32_t group, uint32_t kind)
+{
+    if (group > 0 && !isnan(c->optimizer.groups[group - 1].weight_decay))
+        return c->optimizer.groups[group - 1].weight_decay;
+    return kind == VECTOR && !c->run.decay_norm_and_bias ? 0 : c->optimizer.weight_decay;
+}
+
+double
+spw__weight_decay_of(const spw_config *c, const spw_param *p)
+{
+    return decay_of(c, group_of(c, p), kind_of(p));
 }
 
 /* A group that no parameter belongs to is a mistake in its glob. */
@@ -86,7 +113,6 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                      .beta1 = c->optimizer.beta1,
                      .beta2 = c->optimizer.beta2,
                      .eps = c->optimizer.eps,
-                     .weight_decay = c->optimizer.weight_decay,
                      .decoupled = c->optimizer.adam_w_mode,
                      .bias_correction = c->optimizer.bias_correction,
                      .momentum = c->optimizer.momentum,
@@ -99,12 +125,9 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                      .nearest = c->run.nearest_moments};
     for (uint32_t g = 0; g <= c->optimizer.group_count; g++) {
         const spw_param_group *own = g > 0 ? &c->optimizer.groups[g - 1] : NULL;
-        for (int kind = MATRIX; kind < KINDS; kind++) {
+        for (uint32_t kind = MATRIX; kind < KINDS; kind++) {
             spw_opt_hp with = hp;
-            if (kind == VECTOR && !c->run.decay_norm_and_bias)
-                with.weight_decay = 0;
-            if (own != NULL && !isnan(own->weight_decay))
-                with.weight_decay = own->weight_decay;
+            with.weight_decay = decay_of(c, g, kind);
             if (own != NULL && !isnan(own->lr)) /* on the same schedule */
                 with.lr = c->optimizer.lr > 0 ? lr * (own->lr / c->optimizer.lr) : own->lr;
             if (own != NULL && !isnan(own->beta1)) {
@@ -112,7 +135,7 @@ spw__set_coefficients(spw_engine *e, double lr, double grad_scale, spw_error *er
                 with.beta2 = own->beta2;
             }
             spw_schedule_betas(c, with.step, &with.beta1, &with.beta2); /* whose cycle is every group's, as there */
-            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + (uint32_t)kind], e->optimizer, &with, err));
+            SPW_TRY(spw_opt_prepare(&e->coefs[KINDS * g + kind], e->optimizer, &with, err));
         }
     }
     return SPW_OK;

@@ -261,6 +261,8 @@ typedef struct engine_extension {
 /* After an error the cache holds nothing that can be gone on with. */
 spw_status spw__engine_extend(spw_engine *engine, const engine_extension *extension, spw_error *err);
 
+/* The weight decay of a parameter, by its group or kind (engine_groups.c). Pure. */
+double spw__weight_decay_of(const spw_config *config, const spw_param *param);
 /* After spw_engine_set_updates(): steps done, with those that were skipped; they count for what is drawn in a step. */
 void spw__engine_set_steps(spw_engine *e, uint64_t steps);
 /* Weights are about to change without an update: what was gathered of them is forgotten. */

@@ -71,7 +71,8 @@ test_shards(void **state)
     float x[3];
     (void)state;
     tiny_dir_make(dir);
-    expect_refusal(dir, "neither model.safetensors nor model.safetensors.index.json");
+    expect_refusal(dir, "has none of model.safetensors, model.safetensors.index.json, pytorch_model.bin and "
+                        "pytorch_model.bin.index.json");
     write_file(dir, "a.safetensors", NAMES("one", "two"), 1, 3, 1.0f);
     write_file(dir, "b.safetensors", NAMES("three"), 1, 3, 3.0f);
     write_index(dir,

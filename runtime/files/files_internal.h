@@ -31,6 +31,34 @@ spw_status
 spw__bounce_write(spw_bounce *b, spw__large_file *f, const char *buffer, uint64_t at, uint64_t bytes, spw_error *err);
 spw_status spw__bounce_flush(spw_bounce *b, spw__large_file *f, spw_error *err);
 
+/*
+ * Stretches of files in a row, read as one (span.c). Filled by one thread, then read by any.
+ *   open     the file, which is read where stretches of it are added. The span owns it
+ *   add      appends [offset, offset + bytes) of a file, which has them
+ *   read     [at, at + bytes) of the span, which has them
+ *   read_run for runs: at most *bytes of one stretch into a buffer, past the page cache; *data: where in it, *bytes: how many
+ *   extent   false: not in one stretch
+ *   map      maps the whole file that has this byte; the first call for each belongs to one thread
+ */
+typedef struct spw__span spw__span;
+spw_status spw__span_create(spw__span **out, spw_error *err);
+spw__span *spw__span_share(spw__span *s); /* one more spw__span_release */
+void spw__span_release(spw__span *s);     /* NULL is fine */
+spw_status spw__span_open(spw__span *s, const char *path, uint32_t *file_idx, spw_error *err);
+uint64_t spw__span_file_bytes(const spw__span *s, uint32_t file_idx);
+spw_status spw__span_add(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, spw_error *err);
+uint64_t spw__span_bytes(const spw__span *s);
+spw_status spw__span_read(const spw__span *s, void *data, uint64_t bytes, uint64_t at, spw_error *err);
+void spw__span_past_cache(spw__span *s);
+spw_status
+spw__span_read_run(const spw__span *s, char *buffer, uint64_t at, uint64_t *bytes, char **data, spw_error *err);
+bool spw__span_extent(const spw__span *s, uint64_t at, uint64_t bytes, spw_st_extent *out);
+spw_status spw__span_map(spw__span *s, uint64_t at, const uint8_t **out, spw_error *err);
+
+/* A reader of these tensors (count), each begin in the span; name: in messages, for a file. It shares the span, and there are no digests. */
+spw_status spw__st_reader_over(spw_st_reader **out, const char *name, spw__span *span, const spw_tensor_info *tensors,
+                               uint32_t count, spw_error *err);
+
 /* All types of the format (FORMATS S1); the first are those that are computed with. */
 typedef struct spw__st_type {
     const char *name;

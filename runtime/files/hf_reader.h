@@ -41,4 +41,7 @@ spw__hf_read_floats(spw_hf_reader *r, uint32_t i, uint64_t first, uint64_t count
 spw_status
 spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count, float *out, spw_error *err);
 
+/* A reader of one file's tensors, which it owns from now on, also after an error. */
+spw_status spw__hf_reader_over(spw_hf_reader **out, spw_st_reader *file, const char *path, spw_error *err);
+
 #endif

@@ -1,5 +1,5 @@
 /*
- * The weights of a Hugging Face folder: one safetensors file, or shards with an index that says where each tensor is. All
+ * The weights of a Hugging Face folder: one file of safetensors or torch.save, or shards with an index that says where each tensor is. All
  * of it is checked when it is opened and when a model is bound (hf_bind.c); reading then is by ranges, from any thread.
  * Source: FORMATS S1.
  */
@@ -13,8 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SINGLE_FILE "model.safetensors"
-#define INDEX_FILE  "model.safetensors.index.json"
+/* One file, or the index of several; those of torch.save count where there are none of safetensors. */
+static const char *const forms[][2] = {{"model.safetensors", "model.safetensors.index.json"},
+                                       {"pytorch_model.bin", "pytorch_model.bin.index.json"}};
+enum { FORMS = sizeof forms / sizeof forms[0] };
 enum { PATH_BYTES = SPW__HF_PATH_BYTES, INDEX_BYTES_MAX = 64 << 20, BLOCK = SPW__HF_BLOCK };
 
 typedef spw__hf_shard shard;
@@ -109,13 +111,13 @@ open_shards(spw_hf_reader *r, const json_t *map, const char *index, spw_error *e
 }
 
 static spw_status
-open_index(spw_hf_reader *r, spw_error *err)
+open_index(spw_hf_reader *r, const char *name, spw_error *err)
 {
     char index[PATH_BYTES + 64], *text;
     json_error_t where;
     json_t *root, *map;
     spw_status st;
-    snprintf(index, sizeof index, "%s/" INDEX_FILE, r->path);
+    snprintf(index, sizeof index, "%s/%s", r->path, name);
     SPW_TRY(spw_file_read_text(index, INDEX_BYTES_MAX, &text, err));
     root = json_loads(text, JSON_REJECT_DUPLICATES, &where);
     spw_mem_free(text);
@@ -128,44 +130,52 @@ open_index(spw_hf_reader *r, spw_error *err)
     return st;
 }
 
+static spw_status
+open_single(spw_hf_reader *r, const char *folder, const char *name, spw_error *err)
+{
+    r->shards = spw_mem_calloc(1, sizeof *r->shards);
+    return r->shards != NULL ? add_shard(r, folder, name, err) : SPW_RAISE(err, SPW_ENOMEM, "reader of %s", r->path);
+}
+
 /* A file by its own name; a folder's single file, which wins as it does in transformers; else the index. */
 static spw_status
 open_files(spw_hf_reader *r, spw_error *err)
 {
-    char file[PATH_BYTES + 64], index[PATH_BYTES + 64];
     struct stat info;
     if (stat(r->path, &info) != 0)
         return SPW_RAISE_SYS(err, errno, "open %s", r->path);
-    snprintf(file, sizeof file, "%s/" SINGLE_FILE, r->path);
-    snprintf(index, sizeof index, "%s/" INDEX_FILE, r->path);
-    if (S_ISDIR(info.st_mode) && access(file, F_OK) != 0) {
-        if (access(index, F_OK) == 0)
-            return open_index(r, err);
-        return SPW_RAISE(err, SPW_ENOENT, "%s has neither " SINGLE_FILE " nor " INDEX_FILE, r->path);
+    if (!S_ISDIR(info.st_mode))
+        return open_single(r, "", r->path, err);
+    for (int i = 0; i < FORMS; i++) {
+        if (spw_dir_has(r->path, forms[i][0]))
+            return open_single(r, r->path, forms[i][0], err);
+        if (spw_dir_has(r->path, forms[i][1]))
+            return open_index(r, forms[i][1], err);
     }
-    r->shards = spw_mem_calloc(1, sizeof *r->shards);
-    if (r->shards == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", r->path);
-    return S_ISDIR(info.st_mode) ? add_shard(r, r->path, SINGLE_FILE, err) : add_shard(r, "", r->path, err);
+    return SPW_RAISE(err, SPW_ENOENT, "%s has none of %s, %s, %s and %s", r->path, forms[0][0], forms[0][1],
+                     forms[1][0], forms[1][1]);
 }
 
 bool
 spw_hf_has_weights(const char *folder)
 {
-    return spw_dir_has(folder, SINGLE_FILE) || spw_dir_has(folder, INDEX_FILE);
+    bool any = false;
+    for (int i = 0; i < FORMS; i++)
+        any = any || spw_dir_has(folder, forms[i][0]) || spw_dir_has(folder, forms[i][1]);
+    return any;
 }
 
 bool
 spw_hf_has_other_weights(const char *folder, char name[256])
 {
-    static const char *const forms[] = {"pytorch_model*.bin", "model*.safetensors", "consolidated*", "*.gguf",
-                                        "tf_model.h5",        "flax_model*"};
+    static const char *const others[] = {"pytorch_model*.bin", "model*.safetensors", "consolidated*", "*.gguf",
+                                         "tf_model.h5",        "flax_model*"};
     DIR *dir = opendir(folder);
     struct dirent *at;
     name[0] = '\0';
     while (dir != NULL && (at = readdir(dir)) != NULL) {
-        for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-            if (fnmatch(forms[i], at->d_name, 0) == 0 && (name[0] == '\0' || strcmp(at->d_name, name) < 0))
+        for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+            if (fnmatch(others[i], at->d_name, 0) == 0 && (name[0] == '\0' || strcmp(at->d_name, name) < 0))
                 snprintf(name, 256, "%s", at->d_name);
         }
     }
@@ -174,24 +184,57 @@ spw_hf_has_other_weights(const char *folder, char name[256])
     return name[0] != '\0';
 }
 
+/* Of the shards that are open. */
+static spw_status
+list_tensors(spw_hf_reader *r, spw_error *err)
+{
+    uint32_t n = 0;
+    r->tensors = spw_mem_calloc(r->tensor_count + 1, sizeof *r->tensors);
+    if (r->tensors == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", r->path);
+    for (uint32_t s = 0; s < r->shard_count; s++) {
+        for (uint32_t i = 0; i < spw_st_reader_count(r->shards[s].reader); i++)
+            r->tensors[n++] = (entry){spw_st_reader_tensor(r->shards[s].reader, i), s};
+    }
+    return SPW_OK;
+}
+
 spw_status
 spw_hf_reader_open(spw_hf_reader **out, const char *path, spw_error *err)
 {
     spw_hf_reader *r = spw_mem_zalloc(sizeof *r);
     spw_status st;
-    uint32_t n = 0;
     *out = NULL;
     if (r == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
     st = snprintf(r->path, sizeof r->path, "%s", path) < (int)sizeof r->path
              ? open_files(r, err)
              : SPW_RAISE(err, SPW_EINVAL, "the path %.60s... is too long", path);
-    if (st == SPW_OK && (r->tensors = spw_mem_calloc(r->tensor_count + 1, sizeof *r->tensors)) == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
-    for (uint32_t s = 0; st == SPW_OK && s < r->shard_count; s++) {
-        for (uint32_t i = 0; i < spw_st_reader_count(r->shards[s].reader); i++)
-            r->tensors[n++] = (entry){spw_st_reader_tensor(r->shards[s].reader, i), s};
+    if (st == SPW_OK)
+        st = list_tensors(r, err);
+    if (st != SPW_OK)
+        spw_hf_reader_close(r);
+    else
+        *out = r;
+    return st;
+}
+
+spw_status
+spw__hf_reader_over(spw_hf_reader **out, spw_st_reader *file, const char *path, spw_error *err)
+{
+    spw_hf_reader *r = spw_mem_zalloc(sizeof *r);
+    spw_status st = SPW_OK;
+    *out = NULL;
+    if (r == NULL || (r->shards = spw_mem_calloc(1, sizeof *r->shards)) == NULL) {
+        spw_st_reader_close(file);
+        spw_mem_free(r);
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
     }
+    snprintf(r->path, sizeof r->path, "%s", path);
+    r->shards[0] = (shard){spw_mem_strdup(path), file};
+    r->shard_count = 1;
+    r->tensor_count = spw_st_reader_count(file);
+    st = r->shards[0].name != NULL ? list_tensors(r, err) : SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
     if (st != SPW_OK)
         spw_hf_reader_close(r);
     else
@@ -323,6 +366,15 @@ spw__hf_read_bound(spw_hf_reader *r, uint32_t id, uint64_t first, uint64_t count
     return spw__hf_read_floats(r, r->of_param[id], r->first[id] + first, count, out, err);
 }
 
+const char *
+spw_hf_bound_name(const spw_hf_reader *r, uint32_t param_id, uint64_t *first)
+{
+    if (param_id >= r->param_count || r->of_param[param_id] == UINT32_MAX)
+        return NULL;
+    *first = r->first[param_id];
+    return r->tensors[r->of_param[param_id]].info->name;
+}
+
 bool
 spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype)
 {
@@ -331,7 +383,8 @@ spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *o
         r->in_terms[param_id] || r->scale_of[param_id] != UINT32_MAX)
         return false;
     e = &r->tensors[r->of_param[param_id]];
-    *out = spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info);
+    if (!spw_st_reader_extent(r->shards[e->shard_idx].reader, e->info, out))
+        return false;
     out->offset += r->first[param_id] * spw_dtype_bytes(e->info->dtype);
     *dtype = e->info->dtype;
     return true;

@@ -90,6 +90,8 @@ uint64_t spw_st_writer_file_bytes(const spw_st_writer *w);
 /*
  * A reader checks every rule of the format; errors are SPW_ECORRUPT and name file and field. Tensors of types that nothing here
  * computes with are described like others: old files hold masks of them beside their weights.
+ * Of a file of torch.save (PyTorch 1.6 and later) it reads the tensors that a dict has by their names; its pickle is read, not run.
+ * SPW_EUNSUPPORTED: there are none, or one is a transposed view.
  */
 typedef struct spw_st_reader spw_st_reader;
 spw_status spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err);
@@ -118,7 +120,8 @@ typedef struct spw_st_extent {
     uint64_t file_bytes, offset;
     int64_t mtime_ns;
 } spw_st_extent;
-spw_st_extent spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t);
+/* false: it lies in several pieces. */
+bool spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t, spw_st_extent *out);
 
 /* The tensor, or the slice of one, that a model's files have of a parameter; of one in terms it is fp32, whatever dtype says. */
 void spw_st_describe(spw_tensor_info *out, const spw_param *p, spw_dtype dtype);
@@ -169,7 +172,8 @@ bool spw_hf_config_has_key(spw_family family, const char *key);
 /* ---------------------------------------------------------------- the weights of a Hugging Face folder */
 
 /*
- * spw_hf_reader_open - model.safetensors of a folder, or the shards of its model.safetensors.index.json, or one file.
+ * spw_hf_reader_open - model.safetensors of a folder, or the shards of its model.safetensors.index.json; where there is neither, the same
+ *          of pytorch_model.bin, files of torch.save; or one file.
  * Checks   every file as spw_st_reader_open does; that every shard is there and has the tensors listed for it, that all its
  *          tensors are listed, and none is in two shards.
  * Errors   SPW_ENOENT, SPW_ECORRUPT naming file and tensor, SPW_ENOMEM.
@@ -183,7 +187,7 @@ uint32_t spw_hf_reader_count(const spw_hf_reader *r);
 const spw_tensor_info *spw_hf_reader_tensor(const spw_hf_reader *r, uint32_t i, const char **file);
 /* Bytes of tensor i as they are in the file. */
 spw_status spw_hf_read(spw_hf_reader *r, uint32_t i, uint64_t offset, void *data, uint64_t bytes, spw_error *err);
-/* Whether the folder has model.safetensors or its index; it may still be damaged. */
+/* Whether the folder has one of these four; it may still be damaged. */
 bool spw_hf_has_weights(const char *folder);
 /* Whether a folder without them has weights in a form or by a name that is not read; name: the first such file, by name. */
 bool spw_hf_has_other_weights(const char *folder, char name[256]);
@@ -200,6 +204,8 @@ bool spw_hf_has_other_weights(const char *folder, char name[256]);
 spw_status spw_hf_reader_bind(spw_hf_reader *r, const spw_model *model, spw_error *err);
 /* Where a bound model's parameter lies, and its type there; false: it is none of the file's (an adapter), or there as codes. */
 bool spw_hf_reader_extent(const spw_hf_reader *r, uint32_t param_id, spw_st_extent *out, spw_dtype *dtype);
+/* The name of a bound parameter's tensor, and the parameter's first element in it; NULL: there is none. */
+const char *spw_hf_bound_name(const spw_hf_reader *r, uint32_t param_id, uint64_t *first);
 /* Elements first to first + count of a bound model's parameter, fp32 from whatever is stored; of 8-bit floats the product in fp32. */
 /*
  * spw_hf_read_run - the same elements, handed to take in order, a multiple of 64 at a time but for the last: numbers of one tensor come past
@@ -214,6 +220,42 @@ spw_status spw_hf_read_run(spw_hf_reader *r, uint32_t param_id, uint64_t first, 
                            void *ctx, spw_error *err);
 spw_status
 spw_hf_read_param(spw_hf_reader *r, uint32_t param_id, uint64_t first, uint64_t count, float *out, spw_error *err);
+
+/* ---------------------------------------------------------------- DeepSpeed's checkpoints */
+
+/*
+ * A checkpoint that DeepSpeed's save_checkpoint() wrote, in ZeRO stage 1, 2 or 3, by any number of ranks: the parts of each tensor are read
+ * where they lie in the ranks' files, nothing is put together elsewhere. Its pickles are read and never run.
+ *   find     path: the folder that was given to save_checkpoint(), whose file "latest" names one, or a folder of one. found: its folder;
+ *            false: it is none
+ *   open     Errors  SPW_ECORRUPT naming file and what is damaged or missing, SPW_EUNSUPPORTED (cut into parts of a model), SPW_ENOMEM
+ *   weights  the fp32 masters, and frozen parameters as they are stored; to be bound. The caller's
+ *   moments  of the bound weights' parameters that were trained: tensors "PARAMETER.MOMENT" of these names (count), fp32. The caller's too.
+ *            Errors  SPW_ECONFIG naming a moment that its optimizer does not keep
+ *   config   its configuration as JSON text; NULL: it has none
+ *   trained  whether a tensor of this name was trained; decay: its weight decay, NAN where the checkpoint does not say
+ */
+enum { SPW_DEEPSPEED_MOMENTS_MAX = 4 };
+typedef struct spw_deepspeed spw_deepspeed;
+typedef struct spw_deepspeed_about {
+    uint32_t stage, ranks, moment_count;
+    uint64_t steps, samples, updates; /* updates: steps that were not skipped */
+    char version[32];                 /* of DeepSpeed */
+    char moments[SPW_DEEPSPEED_MOMENTS_MAX][40];
+    bool scaled; /* with a dynamic loss scale, of which what follows */
+    double scale;
+    int64_t hysteresis, scaler_steps, last_overflow;
+    double clip, beta1, beta2, eps; /* of gradients' norm; of the first group. NAN: it does not say */
+} spw_deepspeed_about;
+bool spw_deepspeed_find(const char *path, char *found, uint64_t bytes);
+spw_status spw_deepspeed_open(spw_deepspeed **out, const char *folder, spw_error *err);
+void spw_deepspeed_close(spw_deepspeed *d); /* NULL is fine */
+const spw_deepspeed_about *spw_deepspeed_get_about(const spw_deepspeed *d);
+const char *spw_deepspeed_config(const spw_deepspeed *d);
+bool spw_deepspeed_trained(const spw_deepspeed *d, const char *name, double *decay);
+spw_status spw_deepspeed_weights(spw_deepspeed *d, spw_hf_reader **out, spw_error *err);
+spw_status spw_deepspeed_moments(spw_deepspeed *d, const spw_hf_reader *weights, const spw_model *model,
+                                 const char *const *names, uint32_t count, spw_st_reader **out, spw_error *err);
 
 /* ---------------------------------------------------------------- llm.c's GPT-2 weights, and conversions */
 

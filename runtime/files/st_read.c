@@ -1,28 +1,25 @@
-/* Reading safetensors: every rule of the format is checked before a tensor is given out. */
-#include "files_internal.h"
-#include <errno.h>
-#include <fcntl.h>
+/*
+ * Reading safetensors: every rule of the format is checked before a tensor is given out. Files of torch.save that hold tensors by name are
+ * read too, by the same ranges (torch.c finds them), and tensors that lie in pieces of several files (span.c).
+ */
+#include "torch.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { HEADER_MAX = 100000000, PATH_BYTES = 4096 };
 
 struct spw_st_reader {
     char path[PATH_BYTES];
-    int fd;
-    spw__large_file large;                     /* the same, for runs */
+    spw__span *span;
     spw_bounce *bounce;                        /* lent; NULL: there are no runs */
     uint64_t data_at, data_bytes, header_part; /* of the file's CRC-64 */
     spw_st_sum sum;                            /* atomic, each member for itself */
-    int64_t mtime_ns;
     uint32_t count;
     spw_tensor_info *tensors;        /* (count) by offset */
     const spw_tensor_info **by_name; /* (count) the same */
-    void *map;                       /* NULL: not mapped */
 };
 
 static bool
@@ -87,6 +84,29 @@ by_name(const void *a, const void *b)
 }
 
 static spw_status
+make_room(spw_st_reader *r, uint64_t count, spw_error *err)
+{
+    r->tensors = spw_mem_calloc(count + 1, sizeof *r->tensors);
+    r->by_name = spw_mem_calloc(count + 1, sizeof *r->by_name);
+    return r->tensors != NULL && r->by_name != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "tensors of %s", r->path);
+}
+
+/* By offset and by name, of which there is only one. */
+static spw_status
+put_in_order(spw_st_reader *r, spw_error *err)
+{
+    qsort(r->tensors, r->count, sizeof *r->tensors, by_offset);
+    for (uint32_t i = 0; i < r->count; i++)
+        r->by_name[i] = &r->tensors[i];
+    qsort(r->by_name, r->count, sizeof *r->by_name, by_name);
+    for (uint32_t i = 1; i < r->count; i++) {
+        if (strcmp(r->by_name[i - 1]->name, r->by_name[i]->name) == 0)
+            return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensor %s is there twice", r->path, r->by_name[i]->name);
+    }
+    return SPW_OK;
+}
+
+static spw_status
 read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
 {
     json_error_t where;
@@ -107,10 +127,8 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
     }
     if (meta != NULL && !json_is_object(meta))
         st = SPW_RAISE(err, SPW_ECORRUPT, "%s: __metadata__ is not an object", r->path);
-    r->tensors = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->tensors);
-    r->by_name = spw_mem_calloc(json_object_size(root) + 1, sizeof *r->by_name);
-    if (r->tensors == NULL || r->by_name == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", r->path);
+    if (st == SPW_OK)
+        st = make_room(r, json_object_size(root), err);
     json_object_foreach(root, name, v)
     {
         if (st == SPW_OK && strcmp(name, "__metadata__") != 0)
@@ -119,65 +137,134 @@ read_header(spw_st_reader *r, const char *text, uint64_t bytes, spw_error *err)
     json_decref(root);
     if (st != SPW_OK)
         return st;
-    qsort(r->tensors, r->count, sizeof *r->tensors, by_offset);
+    SPW_TRY(put_in_order(r, err));
     for (uint32_t i = 0; i < r->count; i++) {
         if (r->tensors[i].begin != at)
             return SPW_RAISE(err, SPW_ECORRUPT, "%s: %s.data_offsets begins at %llu, the tensor before it ends at %llu",
                              r->path, r->tensors[i].name, (unsigned long long)r->tensors[i].begin,
                              (unsigned long long)at);
         at += r->tensors[i].bytes;
-        r->by_name[i] = &r->tensors[i];
     }
-    qsort(r->by_name, r->count, sizeof *r->by_name, by_name);
     if (at != r->data_bytes)
         return SPW_RAISE(err, SPW_ECORRUPT, "%s: tensors take %llu bytes, the file has %llu (truncated?)", r->path,
                          (unsigned long long)at, (unsigned long long)r->data_bytes);
     return SPW_OK;
 }
 
+/* ---------------------------------------------------------------- opening */
+
+static spw_status
+read_safetensors(spw_st_reader *r, uint64_t n, spw_error *err)
+{
+    uint64_t all = spw__span_bytes(r->span);
+    spw_status st;
+    char *text;
+    if (memcmp(&n, "version ", sizeof n) == 0) /* how such a file begins */
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s is a pointer of Git LFS, not the file itself; git lfs pull fetches it",
+                         r->path);
+    if (n > HEADER_MAX || n > all - 8)
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s is not a safetensors file, or damaged: its header length is %llu, the file has %llu bytes "
+                         "and the limit is %d",
+                         r->path, (unsigned long long)n, (unsigned long long)all, HEADER_MAX);
+    text = spw_mem_zalloc(n + 1);
+    if (text == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "header of %s", r->path);
+    st = spw__span_read(r->span, text, n, 8, err);
+    if (st == SPW_OK) {
+        r->data_at = 8 + n;
+        r->data_bytes = all - r->data_at;
+        r->header_part = spw_crc64_part(&n, 8, n + r->data_bytes) ^ spw_crc64_part(text, n, r->data_bytes);
+        st = read_header(r, text, n, err);
+    }
+    spw_mem_free(text);
+    return st;
+}
+
+/* The tensors that a dict of torch.save has by their names; what else is in it is passed over. */
+static spw_status
+list_torch(spw_st_reader *r, const spw__torch *t, spw_error *err)
+{
+    const spw__py *root = spw__torch_root(t);
+    uint64_t count = root->kind == SPW__PY_DICT || root->kind == SPW__PY_OBJECT ? root->count : 0;
+    SPW_TRY(make_room(r, count / 2, err));
+    for (uint64_t i = 0; i + 1 < count; i += 2) {
+        const char *name = spw__py_text(root->items[i]);
+        if (name != NULL && spw__torch_is_tensor(root->items[i + 1]))
+            SPW_TRY(spw__torch_tensor(t, root->items[i + 1], name, &r->tensors[r->count++], err));
+    }
+    if (r->count == 0)
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s holds no tensors by their names%s", r->path,
+                         spw__py_get(root, "ds_version") != NULL
+                             ? ": it is a part of a checkpoint of DeepSpeed, whose folder --resume takes"
+                             : "");
+    r->data_bytes = spw__span_bytes(r->span);
+    return put_in_order(r, err);
+}
+
+static spw_status
+read_torch(spw_st_reader *r, spw_error *err)
+{
+    spw__torch *t;
+    spw_status st;
+    SPW_TRY(spw__torch_open(&t, r->path, err));
+    st = list_torch(r, t, err);
+    spw__torch_close(t);
+    return st;
+}
+
+static spw_status
+read_file(spw_st_reader *r, spw_error *err)
+{
+    uint64_t bytes, n;
+    uint32_t file;
+    SPW_TRY(spw__span_create(&r->span, err));
+    SPW_TRY(spw__span_open(r->span, r->path, &file, err));
+    bytes = spw__span_file_bytes(r->span, file);
+    if (bytes < 8)
+        return SPW_RAISE(err, SPW_ECORRUPT,
+                         "%s: %llu bytes are too few for a header length: it was not copied or fetched whole", r->path,
+                         (unsigned long long)bytes);
+    SPW_TRY(spw__span_add(r->span, file, 0, bytes, err));
+    SPW_TRY(spw__span_read(r->span, &n, 8, 0, err));
+    return spw__torch_begins(&n) ? read_torch(r, err) : read_safetensors(r, n, err);
+}
+
 spw_status
 spw_st_reader_open(spw_st_reader **out, const char *path, spw_error *err)
 {
     spw_st_reader *r = spw_mem_zalloc(sizeof *r);
-    struct stat info;
-    uint64_t n = 0;
-    char *text = NULL;
-    spw_status st = SPW_OK;
+    spw_status st;
     *out = NULL;
     if (r == NULL)
         return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", path);
     snprintf(r->path, sizeof r->path, "%s", path);
-    r->large.direct_fd = -1;
-    r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0 || fstat(r->fd, &info) != 0)
-        st = SPW_RAISE_SYS(err, errno, "open %s", path);
-    else if (info.st_size < 8)
-        st = SPW_RAISE(err, SPW_ECORRUPT,
-                       "%s: %lld bytes are too few for a header length: it was not copied or fetched whole", path,
-                       (long long)info.st_size);
-    if (st == SPW_OK)
-        st = spw_file_read_at(r->fd, path, &n, 8, 0, err);
-    if (st == SPW_OK && memcmp(&n, "version ", sizeof n) == 0) /* how such a file begins */
-        st = SPW_RAISE(err, SPW_ECORRUPT, "%s is a pointer of Git LFS, not the file itself; git lfs pull fetches it",
-                       path);
-    if (st == SPW_OK && (n > HEADER_MAX || n > (uint64_t)info.st_size - 8))
-        st = SPW_RAISE(
-            err, SPW_ECORRUPT,
-            "%s is not a safetensors file, or damaged: its header length is %llu, the file has %lld bytes and "
-            "the limit is %d",
-            path, (unsigned long long)n, (long long)info.st_size, HEADER_MAX);
-    if (st == SPW_OK && (text = spw_mem_zalloc(n + 1)) == NULL)
-        st = SPW_RAISE(err, SPW_ENOMEM, "header of %s", path);
-    if (st == SPW_OK)
-        st = spw_file_read_at(r->fd, path, text, n, 8, err);
+    st = read_file(r, err);
+    if (st != SPW_OK)
+        spw_st_reader_close(r);
+    else
+        *out = r;
+    return st;
+}
+
+spw_status
+spw__st_reader_over(spw_st_reader **out, const char *name, spw__span *span, const spw_tensor_info *tensors,
+                    uint32_t count, spw_error *err)
+{
+    spw_st_reader *r = spw_mem_zalloc(sizeof *r);
+    spw_status st;
+    *out = NULL;
+    if (r == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "reader of %s", name);
+    snprintf(r->path, sizeof r->path, "%s", name);
+    r->span = spw__span_share(span);
+    r->data_bytes = spw__span_bytes(span);
+    st = make_room(r, count, err);
     if (st == SPW_OK) {
-        r->data_at = 8 + n;
-        r->data_bytes = (uint64_t)info.st_size - r->data_at;
-        r->header_part = spw_crc64_part(&n, 8, n + r->data_bytes) ^ spw_crc64_part(text, n, r->data_bytes);
-        r->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
-        st = read_header(r, text, n, err);
+        memcpy(r->tensors, tensors, count * sizeof *tensors);
+        r->count = count;
+        st = put_in_order(r, err);
     }
-    spw_mem_free(text);
     if (st != SPW_OK)
         spw_st_reader_close(r);
     else
@@ -190,16 +277,13 @@ spw_st_reader_close(spw_st_reader *r)
 {
     if (r == NULL)
         return;
-    if (r->map != NULL)
-        munmap(r->map, r->data_at + r->data_bytes);
-    if (r->large.direct_fd >= 0)
-        close(r->large.direct_fd);
-    if (r->fd >= 0)
-        close(r->fd);
+    spw__span_release(r->span);
     spw_mem_free(r->tensors);
     spw_mem_free(r->by_name);
     spw_mem_free(r);
 }
+
+/* ---------------------------------------------------------------- tensors and their bytes */
 
 uint32_t
 spw_st_reader_count(const spw_st_reader *r)
@@ -233,12 +317,10 @@ spw_st_reader_find(const spw_st_reader *r, const char *name)
 spw_status
 spw__st_map(spw_st_reader *r, const spw_tensor_info *t, const uint8_t **out, spw_error *err)
 {
-    void *map = r->map != NULL ? r->map : mmap(NULL, r->data_at + r->data_bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
-    if (map == MAP_FAILED)
-        return SPW_RAISE_SYS(err, errno, "mapping %s", r->path);
-    r->map = map;
-    *out = (const uint8_t *)map + r->data_at + t->begin;
-    return SPW_OK;
+    spw_st_extent unused;
+    if (!spw_st_reader_extent(r, t, &unused))
+        return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: tensor %s is in several pieces", r->path, t->name);
+    return spw__span_map(r->span, r->data_at + t->begin, out, err);
 }
 
 void
@@ -250,10 +332,10 @@ spw__st_let_go(const uint8_t *mapped, uint64_t bytes)
         (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
-spw_st_extent
-spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t)
+bool
+spw_st_reader_extent(const spw_st_reader *r, const spw_tensor_info *t, spw_st_extent *out)
 {
-    return (spw_st_extent){r->path, r->data_at + r->data_bytes, r->data_at + t->begin, r->mtime_ns};
+    return spw__span_extent(r->span, r->data_at + t->begin, t->bytes, out);
 }
 
 spw_status
@@ -262,22 +344,20 @@ spw_st_read(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, void *d
     if (offset > t->bytes || bytes > t->bytes - offset)
         return SPW_RAISE(err, SPW_EINVAL, "%s: bytes %llu to %llu are outside tensor %s", r->path,
                          (unsigned long long)offset, (unsigned long long)(offset + bytes), t->name);
-    return spw_file_read_at(r->fd, r->path, data, bytes, r->data_at + t->begin + offset, err);
+    return spw__span_read(r->span, data, bytes, r->data_at + t->begin + offset, err);
 }
 
 void
 spw_st_reader_past_cache(spw_st_reader *r, spw_bounce *bounce)
 {
     r->bounce = bounce;
-    r->large.fd = r->fd;
-    spw__large_open(&r->large, r->path, O_RDONLY);
+    spw__span_past_cache(r->span);
 }
 
 /* Files of others may begin a tensor anywhere; who takes its elements finds them where their type may be. */
 static const char *
-aligned(char *buffer, uint64_t at, uint64_t bytes, spw_dtype dtype)
+aligned(char *data, uint64_t bytes, spw_dtype dtype)
 {
-    char *data = spw__bounce_at(buffer, at);
     uint64_t off = dtype < SPW_DTYPE_COUNT ? (uintptr_t)data % spw_dtype_bytes(dtype) : 0;
     return off == 0 ? data : memmove(data - off, data, bytes);
 }
@@ -287,14 +367,14 @@ spw_st_read_run(spw_st_reader *r, const spw_tensor_info *t, uint64_t offset, uin
                 void *ctx, spw_error *err)
 {
     uint64_t begin = r->data_at + t->begin;
-    char *buffer = spw__bounce_take(r->bounce);
+    char *buffer = spw__bounce_take(r->bounce), *raw;
     spw_status st = SPW_OK;
     SPW_ASSERT(offset <= t->bytes && bytes <= t->bytes - offset);
     for (uint64_t n; st == SPW_OK && bytes > 0; offset += n, bytes -= n) {
         n = bytes < SPW_BOUNCE_BYTES ? bytes : SPW_BOUNCE_BYTES;
-        st = spw__bounce_read(&r->large, buffer, begin + offset, n, err);
+        st = spw__span_read_run(r->span, buffer, begin + offset, &n, &raw, err);
         if (st == SPW_OK) {
-            const char *data = aligned(buffer, begin + offset, n, t->dtype);
+            const char *data = aligned(raw, n, t->dtype);
             spw__st_add_sum(&r->sum, spw_crc64_part(data, n, r->data_bytes - t->begin - offset - n), n);
             st = take(ctx, offset, data, n, err);
         }

@@ -1,0 +1,249 @@
+/*
+ * Going on from DeepSpeed's own checkpoints: their state into an engine, and whether the configuration goes on with what was trained there.
+ * files/deepspeed.c finds the tensors; from there on they are loaded as a checkpoint's of this program are.
+ */
+#include "checkpoint_internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+spw_status
+spw_deepspeed_read_state(const char *folder, uint64_t seq_length, spw_checkpoint_state *state, spw_error *err)
+{
+    const spw_deepspeed_about *a;
+    spw_deepspeed *d;
+    SPW_TRY(spw_deepspeed_open(&d, folder, err));
+    a = spw_deepspeed_get_about(d);
+    *state = (spw_checkpoint_state){.step = a->steps,
+                                    .updates = a->updates,
+                                    .data_position = a->samples,
+                                    .tokens = (double)a->samples * (double)seq_length};
+    spw_deepspeed_close(d);
+    return SPW_OK;
+}
+
+/* ---------------------------------------------------------------- loading */
+
+static spw_status
+check_adapters(uint64_t rank, spw_error *err)
+{
+    return rank == 0 ? SPW_OK
+                     : SPW_RAISE(err, SPW_EUNSUPPORTED,
+                                 "adapters (spillway.lora) go on from checkpoints of this program alone");
+}
+
+static spw_status
+open_sources(spw__checkpoint_sources *s, spw_deepspeed *d, spw_error *err)
+{
+    const spw_model *m = spw_engine_model(s->e);
+    const spw_deepspeed_about *a = spw_deepspeed_get_about(d);
+    uint32_t end = spw__checkpoint_part_end(s->rule);
+    SPW_TRY(spw_deepspeed_weights(d, &s->model, err));
+    SPW_TRY(spw_hf_reader_bind(s->model, m, err));
+    SPW_TRY(spw_bounce_create(&s->bounce, spw__checkpoint_buffers(spw__engine_workers(s->e)), err));
+    spw_hf_reader_past_cache(s->model, s->bounce);
+    if (a->updates == 0 && a->moment_count == 0) /* the optimizer makes its state with its first update */
+        return SPW_OK;
+    SPW_TRY(spw_deepspeed_moments(d, s->model, m, s->rule->moment_names, s->rule->moment_count, &s->optimizer, err));
+    spw_st_reader_past_cache(s->optimizer, s->bounce);
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        for (uint32_t p = SPW_PART_EXP_AVG; spw__checkpoint_trains(s->e, id) && p < end; p++) {
+            const spw_tensor_info **slot = &s->tensors[(size_t)id * SPW_PART_COUNT + p];
+            spw_tensor_info want;
+            spw__checkpoint_info(&want, &m->params[id], spw__checkpoint_part_suffix(s->rule, (int)p), SPW_F32);
+            *slot = spw_st_reader_find(s->optimizer, want.name);
+            if (*slot == NULL)
+                return SPW_RAISE(err, SPW_EUNSUPPORTED,
+                                 "%s was frozen there and is trained here; spillway.freeze keeps it as it is",
+                                 m->params[id].name);
+        }
+    }
+    return SPW_OK;
+}
+
+static void
+go_on(spw_engine *e, const spw_deepspeed_about *a)
+{
+    spw_loss_scaler scaler = *spw_engine_loss_scaler(e);
+    if (a->scaled && scaler.dynamic && a->hysteresis >= 1) {
+        scaler.scale = a->scale;
+        scaler.hysteresis = (uint64_t)a->hysteresis;
+        scaler.steps = a->scaler_steps;
+        scaler.last_overflow = a->last_overflow;
+        spw_engine_set_loss_scaler(e, &scaler);
+    }
+    spw_engine_set_updates(e, a->updates);
+    spw__engine_set_steps(e, a->steps);
+}
+
+spw_status
+spw_deepspeed_load(spw_engine *e, const char *folder, spw_error *err)
+{
+    spw__checkpoint_sources s;
+    spw_deepspeed *d = NULL;
+    spw_error own = {0};
+    int64_t none = 0;
+    spw_status st;
+    SPW_TRY(spw__checkpoint_sources_init(&s, e, err));
+    st = check_adapters(spw_engine_model(e)->lora.rank, &own);
+    if (st == SPW_OK)
+        st = spw__in_place_check(e, folder, &own);
+    if (st == SPW_OK)
+        st = spw_deepspeed_open(&d, folder, &own);
+    if (st == SPW_OK)
+        st = open_sources(&s, d, &own);
+    st = spw__engine_agree(e, st, &own, &none, err);
+    if (st == SPW_OK)
+        st = spw__checkpoint_fill(&s, err);
+    if (st == SPW_OK)
+        go_on(e, spw_deepspeed_get_about(d));
+    else
+        spw_error_wrap(err, "loading DeepSpeed's checkpoint %s", folder);
+    spw__checkpoint_sources_deinit(&s);
+    spw_deepspeed_close(d);
+    return st;
+}
+
+/* ---------------------------------------------------------------- comparing */
+
+/* Sections and keys of its configuration that are compared; what they do not say has its default here. */
+static const char *const compared[] = {"train_batch_size",
+                                       "train_micro_batch_size_per_gpu",
+                                       "gradient_accumulation_steps",
+                                       "gradient_clipping",
+                                       "optimizer",
+                                       "scheduler",
+                                       "communication_data_type"};
+
+/* What of the checkpoint's optimizer is known besides, or instead where its configuration does not have it. */
+static void
+add_known(json_t *config, const json_t *theirs, const spw_deepspeed_about *a)
+{
+    json_t *params = json_object_get(json_object_get(config, "optimizer"), "params");
+    if (json_object_get(theirs, "gradient_clipping") == NULL && !isnan(a->clip))
+        json_object_set_new(config, "gradient_clipping", json_real(a->clip));
+    if (json_object_get(theirs, "optimizer") != NULL || params == NULL)
+        return;
+    if (!isnan(a->beta1) && json_object_get(params, "betas") != NULL)
+        json_object_set_new(params, "betas", json_pack("[f, f]", a->beta1, a->beta2));
+    if (!isnan(a->eps) && json_object_get(params, "eps") != NULL)
+        json_object_set_new(params, "eps", json_real(a->eps));
+}
+
+/*
+ * The configuration of now with what the checkpoint says in the place of what is said now, as JSON text; free(). Where it says nothing of a section
+ * (a client's own optimizer or scheduler) nothing can be compared.
+ */
+static char *
+their_config(const spw_config *now, const spw_deepspeed *d)
+{
+    const spw_deepspeed_about *a = spw_deepspeed_get_about(d);
+    char *mine = spw_config_dump(now), *text = NULL;
+    json_t *config = mine != NULL ? json_loads(mine, 0, NULL) : NULL;
+    json_t *theirs = spw_deepspeed_config(d) != NULL ? json_loads(spw_deepspeed_config(d), 0, NULL) : json_object();
+    json_t *run = json_object_get(config, "spillway");
+    for (size_t i = 0; i < sizeof compared / sizeof compared[0]; i++) {
+        json_t *v = json_object_get(theirs, compared[i]);
+        bool batch = i < 3;
+        if (v != NULL || batch) /* one or two of the three batch sizes give the others */
+            json_object_del(config, compared[i]);
+        if (v != NULL && !json_is_null(v))
+            json_object_set(config, compared[i], v);
+    }
+    if (now->fp16 && json_is_true(json_object_get(json_object_get(theirs, "fp16"), "enabled")))
+        json_object_set(config, "fp16", json_object_get(theirs, "fp16"));
+    add_known(config, theirs, a);
+    json_object_set_new(run, "ranks", json_integer(a->ranks));
+    text = run != NULL && theirs != NULL ? json_dumps(config, 0) : NULL;
+    json_decref(config);
+    json_decref(theirs);
+    spw_mem_free(mine);
+    return text;
+}
+
+typedef struct differences {
+    spw__difference_fn line;
+    void *ctx;
+    uint32_t count;
+} differences;
+
+static void
+tell(differences *x, const char *text)
+{
+    x->line(x->ctx, text);
+    x->count++;
+}
+
+static spw_status
+compare_config(differences *x, const spw_config *now, const spw_deepspeed *d, const char *folder, spw_error *err)
+{
+    spw_config *saved = spw_mem_zalloc(sizeof *saved);
+    char *text = saved != NULL ? their_config(now, d) : NULL;
+    spw_error refusal = {0};
+    uint32_t count = 0;
+    spw_status st = text != NULL ? SPW_OK : SPW_RAISE(err, SPW_ENOMEM, "configuration of %s", folder);
+    if (st == SPW_OK && spw_config_parse(saved, text, "ds_config", NULL, 0, &refusal) != SPW_OK)
+        spw_log(SPW_LOG_WARN, "the configuration in %s is not compared with this one: %s", folder, refusal.message);
+    else if (st == SPW_OK)
+        st = spw__config_compare(saved, now, x->line, x->ctx, &count, err);
+    x->count += count;
+    free(text);
+    spw_mem_free(saved);
+    return st;
+}
+
+/* Weight decay and freezing, of which a client may make groups in any way: the first parameter that differs stands for all alike. */
+static void
+compare_params(differences *x, const spw_config *now, const spw_deepspeed *d, const spw_model *m,
+               const spw_hf_reader *weights)
+{
+    bool matrix = false, vector = false, frozen = false;
+    for (uint32_t id = 0; id < m->param_count; id++) {
+        const spw_param *p = &m->params[id];
+        uint64_t first;
+        const char *name = spw_hf_bound_name(weights, id, &first);
+        double decay = NAN, mine = spw__weight_decay_of(now, p);
+        bool trained = name != NULL && spw_deepspeed_trained(d, name, &decay), *said = p->ndim > 1 ? &matrix : &vector;
+        char text[400];
+        if (name != NULL && trained == p->frozen && !frozen) {
+            frozen = true;
+            snprintf(text, sizeof text, "spillway.freeze: %s was %s in the checkpoint, is %s now", p->name,
+                     trained ? "trained" : "frozen", trained ? "frozen" : "trained");
+            tell(x, text);
+        }
+        if (trained && !p->frozen && !isnan(decay) && decay != mine && !*said) {
+            *said = true;
+            snprintf(text, sizeof text, "weight decay of %s%s: %g in the checkpoint, %g now", p->name,
+                     p->ndim > 1 ? "" : " (spillway.decay_norm_and_bias)", decay, mine);
+            tell(x, text);
+        }
+    }
+}
+
+spw_status
+spw_deepspeed_compare(const char *folder, const spw_config *config, void (*line)(void *ctx, const char *text),
+                      void *ctx, uint32_t *count_out, spw_error *err)
+{
+    differences x = {line, ctx, 0};
+    spw_hf_reader *weights = NULL;
+    spw_deepspeed *d;
+    spw_model *m = NULL;
+    spw_status st;
+    *count_out = 0;
+    SPW_TRY(check_adapters(config->run.lora.rank, err));
+    SPW_TRY(spw_deepspeed_open(&d, folder, err));
+    st = compare_config(&x, config, d, folder, err);
+    if (st == SPW_OK)
+        st = spw_model_from_config(&m, config, err);
+    if (st == SPW_OK)
+        st = spw_deepspeed_weights(d, &weights, err);
+    if (st == SPW_OK)
+        st = spw_hf_reader_bind(weights, m, err);
+    if (st == SPW_OK)
+        compare_params(&x, config, d, m, weights);
+    *count_out = x.count;
+    spw_hf_reader_close(weights);
+    spw_model_destroy(m);
+    spw_deepspeed_close(d);
+    return st;
+}

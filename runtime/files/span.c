@@ -1,0 +1,212 @@
+/*
+ * Stretches of files in a row, read as if they were one file. A safetensors file is a span of one stretch; a checkpoint whose ranks each
+ * wrote their part of every tensor is one of many, and who reads a tensor does not see where the next part begins.
+ */
+#include "files_internal.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct file {
+    char *path;
+    spw__large_file large;
+    uint64_t bytes;
+    int64_t mtime_ns;
+    void *map; /* NULL: not mapped */
+} file;
+
+/* [at, at + bytes) of the span is [offset, offset + bytes) of a file. */
+typedef struct stretch {
+    uint64_t at, bytes, offset;
+    uint32_t file_idx;
+} stretch;
+
+struct spw__span {
+    file *files;
+    stretch *stretches; /* (stretch_count) in order, without gaps */
+    uint32_t file_count, file_room, stretch_count, stretch_room;
+    uint32_t users;
+};
+
+spw_status
+spw__span_create(spw__span **out, spw_error *err)
+{
+    *out = spw_mem_zalloc(sizeof **out);
+    if (*out == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "span of files");
+    (*out)->users = 1;
+    return SPW_OK;
+}
+
+spw__span *
+spw__span_share(spw__span *s)
+{
+    s->users++;
+    return s;
+}
+
+void
+spw__span_release(spw__span *s)
+{
+    if (s == NULL || --s->users > 0)
+        return;
+    for (uint32_t i = 0; i < s->file_count; i++) {
+        file *f = &s->files[i];
+        if (f->map != NULL)
+            munmap(f->map, f->bytes);
+        if (f->large.direct_fd >= 0)
+            close(f->large.direct_fd);
+        if (f->large.fd >= 0)
+            close(f->large.fd);
+        spw_mem_free(f->path);
+    }
+    spw_mem_free(s->files);
+    spw_mem_free(s->stretches);
+    spw_mem_free(s);
+}
+
+/* Doubles an array that has count of room elements of size bytes. */
+static bool
+grow(void *array, uint32_t count, uint32_t *room, size_t size)
+{
+    uint32_t more = *room > 0 ? *room * 2 : 4;
+    void *old = *(void **)array, *bigger;
+    if (count < *room)
+        return true;
+    bigger = spw_mem_calloc(more, size);
+    if (bigger == NULL)
+        return false;
+    if (count > 0)
+        memcpy(bigger, old, count * size);
+    spw_mem_free(old);
+    *(void **)array = bigger;
+    *room = more;
+    return true;
+}
+
+spw_status
+spw__span_open(spw__span *s, const char *path, uint32_t *file_idx, spw_error *err)
+{
+    struct stat info;
+    file *f;
+    if (!grow(&s->files, s->file_count, &s->file_room, sizeof *s->files))
+        return SPW_RAISE(err, SPW_ENOMEM, "span of files");
+    f = &s->files[s->file_count];
+    f->large = (spw__large_file){.fd = -1, .direct_fd = -1};
+    f->path = spw_mem_strdup(path);
+    if (f->path == NULL)
+        return SPW_RAISE(err, SPW_ENOMEM, "span of files");
+    *file_idx = s->file_count++;
+    f->large.path = f->path;
+    f->large.fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (f->large.fd < 0 || fstat(f->large.fd, &info) != 0)
+        return SPW_RAISE_SYS(err, errno, "open %s", path);
+    f->bytes = (uint64_t)info.st_size;
+    f->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
+    return SPW_OK;
+}
+
+uint64_t
+spw__span_file_bytes(const spw__span *s, uint32_t file_idx)
+{
+    return s->files[file_idx].bytes;
+}
+
+uint64_t
+spw__span_bytes(const spw__span *s)
+{
+    const stretch *last = s->stretch_count > 0 ? &s->stretches[s->stretch_count - 1] : NULL;
+    return last != NULL ? last->at + last->bytes : 0;
+}
+
+spw_status
+spw__span_add(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, spw_error *err)
+{
+    stretch *last = s->stretch_count > 0 ? &s->stretches[s->stretch_count - 1] : NULL;
+    SPW_ASSERT(offset <= s->files[file_idx].bytes && bytes <= s->files[file_idx].bytes - offset);
+    if (bytes == 0)
+        return SPW_OK;
+    if (last != NULL && last->file_idx == file_idx && last->offset + last->bytes == offset) {
+        last->bytes += bytes;
+        return SPW_OK;
+    }
+    if (!grow(&s->stretches, s->stretch_count, &s->stretch_room, sizeof *s->stretches))
+        return SPW_RAISE(err, SPW_ENOMEM, "span of files");
+    s->stretches[s->stretch_count] = (stretch){spw__span_bytes(s), bytes, offset, file_idx};
+    s->stretch_count++;
+    return SPW_OK;
+}
+
+/* That has this byte, which is in the span. */
+static const stretch *
+find(const spw__span *s, uint64_t at)
+{
+    uint32_t low = 0, high = s->stretch_count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (s->stretches[middle].at <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &s->stretches[low];
+}
+
+spw_status
+spw__span_read(const spw__span *s, void *data, uint64_t bytes, uint64_t at, spw_error *err)
+{
+    char *to = data;
+    for (uint64_t n; bytes > 0; at += n, to += n, bytes -= n) {
+        const stretch *p = find(s, at);
+        const file *f = &s->files[p->file_idx];
+        n = p->at + p->bytes - at < bytes ? p->at + p->bytes - at : bytes;
+        SPW_TRY(spw_file_read_at(f->large.fd, f->path, to, n, p->offset + (at - p->at), err));
+    }
+    return SPW_OK;
+}
+
+void
+spw__span_past_cache(spw__span *s)
+{
+    for (uint32_t i = 0; i < s->file_count; i++) {
+        if (s->files[i].large.direct_fd < 0)
+            spw__large_open(&s->files[i].large, s->files[i].path, O_RDONLY);
+    }
+}
+
+spw_status
+spw__span_read_run(const spw__span *s, char *buffer, uint64_t at, uint64_t *bytes, char **data, spw_error *err)
+{
+    const stretch *p = find(s, at);
+    uint64_t offset = p->offset + (at - p->at), room = p->at + p->bytes - at;
+    *bytes = room < *bytes ? room : *bytes;
+    *data = spw__bounce_at(buffer, offset);
+    return spw__bounce_read(&s->files[p->file_idx].large, buffer, offset, *bytes, err);
+}
+
+bool
+spw__span_extent(const spw__span *s, uint64_t at, uint64_t bytes, spw_st_extent *out)
+{
+    const stretch *p = s->stretch_count > 0 ? find(s, at) : NULL;
+    if (p == NULL || at + bytes > p->at + p->bytes)
+        return false;
+    *out = (spw_st_extent){s->files[p->file_idx].path, s->files[p->file_idx].bytes, p->offset + (at - p->at),
+                           s->files[p->file_idx].mtime_ns};
+    return true;
+}
+
+spw_status
+spw__span_map(spw__span *s, uint64_t at, const uint8_t **out, spw_error *err)
+{
+    const stretch *p = find(s, at);
+    file *f = &s->files[p->file_idx];
+    void *map = f->map != NULL ? f->map : mmap(NULL, f->bytes, PROT_READ, MAP_PRIVATE, f->large.fd, 0);
+    if (map == MAP_FAILED)
+        return SPW_RAISE_SYS(err, errno, "mapping %s", f->path);
+    f->map = map;
+    *out = (const uint8_t *)map + p->offset + (at - p->at);
+    return SPW_OK;
+}

@@ -1,0 +1,158 @@
+"""Makes tests/vectors/deepspeed and tests/vectors/torch: what DeepSpeed and torch.save write of a small Llama, and what must be read of it.
+
+    python3 tests/make_deepspeed_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; two minutes, no GPU
+
+Of each case below the ranks train for four steps, save a checkpoint, and go on for four more. expect.safetensors has, as DeepSpeed's own
+accessors give them, the masters ("NAME") and moments ("NAME.exp_avg", "NAME.exp_avg_sq") at the checkpoint, the masters at the end ("end.NAME"),
+the losses of all steps, and of fp16 the loss scaler.
+"""
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent
+SIZES = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=19,
+             max_position_embeddings=16, rms_norm_eps=1e-5, tie_word_embeddings=False, initializer_range=0.2)
+LENGTH, STEPS, SAVED = 8, 8, 4
+COMMON = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 6, "warmup_type": "linear"}}}
+FROZEN = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
+ROUND_ROBIN = "stage2_elastic"
+# name: ranks, groups (norms without decay), frozen, configuration
+CASES = {
+    "stage1_bf16": (2, False, False, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}),
+    "stage2": (3, True, False, {"zero_optimization": {"stage": 2}}),
+    ROUND_ROBIN: (3, True, False, {"zero_optimization": {"stage": 2, "elastic_checkpoint": True, "round_robin_gradients": True}}),
+    "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
+    "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
+    "stage3_bf16_frozen": (2, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
+}
+
+
+def tokens(step, row):
+    """LENGTH inputs and targets; the same formula as in the test."""
+    return [(step * 7 + row * 5 + (step + 1) * i * i * 3 + i) % SIZES["vocab_size"] for i in range(LENGTH + 1)]
+
+
+def make_model():
+    import torch
+    import transformers
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).float()
+
+
+def train(name, out):
+    """One rank of a case."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from safetensors.torch import save_file
+    type(get_accelerator()).is_fp16_supported = lambda self: True  # slow on a CPU, and right
+    ranks, groups, frozen, config = CASES[name]
+    rank, model, expect = int(os.environ["RANK"]), make_model(), {}
+    for n, p in model.named_parameters():
+        p.requires_grad = not (frozen and n in FROZEN)
+    params = [p for p in model.parameters() if p.requires_grad]
+    if groups:
+        params = [{"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1}, {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0}]
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=params, config={**COMMON, **config})
+
+    def note(prefix, moments):
+        if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # it ran before the second group had any state
+            engine.optimizer._hp_optimizer_states_linked = False
+            engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for n, p in engine.module.named_parameters():
+            if p.requires_grad and name == ROUND_ROBIN:  # whose accessors return other parameters' parts; it trains in fp32
+                expect[prefix + n] = p.detach().clone().contiguous()
+            elif p.requires_grad:
+                expect[prefix + n] = safe_get_full_fp32_param(p).detach().float().clone().contiguous()
+                for m in moments:
+                    expect[f"{n}.{m}"] = safe_get_full_optimizer_state(p, m).detach().float().clone().contiguous()
+            else:
+                with deepspeed.zero.GatheredParameters([p]):
+                    expect[prefix + n] = p.detach().float().clone().contiguous()
+
+    losses = []
+    for step in range(STEPS):
+        if step == SAVED:
+            note("", ("exp_avg", "exp_avg_sq"))
+            engine.save_checkpoint(str(out), tag=f"global_step{step}")
+            s = getattr(engine.optimizer, "loss_scaler", None)
+            if "fp16" in config:
+                expect["scaler"] = torch.tensor([s.cur_scale, s.cur_hysteresis, s.cur_iter, s.last_overflow_iter], dtype=torch.float32)
+        ids = torch.tensor([tokens(step, rank)])
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        mean = loss.detach().float().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks)
+    note("end.", ())
+    expect["losses"] = torch.tensor(losses, dtype=torch.float32)
+    if rank == 0:
+        save_file(expect, str(out / "expect.safetensors"))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of its communication may abort a process that ends in order
+
+
+def make_cases():
+    into = ROOT / "vectors/deepspeed"
+    shutil.rmtree(into, ignore_errors=True)
+    for name, (ranks, *_rest) in CASES.items():
+        with tempfile.TemporaryDirectory() as work:
+            env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), __file__, name, work], check=True, env=env)
+            for f in sorted(pathlib.Path(work).rglob("*")):
+                if f.suffix in (".pt", ".safetensors") or f.name == "latest":
+                    to = into / name / f.relative_to(work)
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(f, to)
+
+
+def make_torch():
+    """One file, shards whose tensors are views of one storage, parameters in place of tensors, and what is refused."""
+    import torch
+    from safetensors.torch import save_file
+    into = ROOT / "vectors/torch"
+    shutil.rmtree(into, ignore_errors=True)
+    model = make_model().to(torch.bfloat16)
+    state = {k: v.detach().clone().contiguous() for k, v in model.state_dict().items()}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **SIZES}
+    for name in ("one", "shards", "refused", "expect"):
+        (into / name).mkdir(parents=True)
+        (into / name / "config.json").write_text(json.dumps(config))
+    save_file(state, str(into / "expect/model.safetensors"))
+    torch.save(collections.OrderedDict(state), into / "one/pytorch_model.bin")
+    flat, views, at = torch.cat([v.flatten() for v in state.values()]), {}, 0
+    for k, v in state.items():
+        views[k] = flat[at:at + v.numel()].view(v.shape)
+        at += v.numel()
+    names, where = list(state), {}
+    for i in range(2):
+        file = f"pytorch_model-{i + 1:05}-of-00002.bin"
+        part = {k: torch.nn.Parameter(views[k], requires_grad=i == 0) for k in names[i::2]}
+        torch.save(part, into / "shards" / file, pickle_protocol=2 + 2 * i)
+        where.update({k: file for k in part})
+    (into / "shards/pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    torch.save({"a": state["lm_head.weight"].t()}, into / "refused/transposed.bin")
+    torch.save({"model": state["lm_head.weight"][:0], "epoch": 3, "inner": {"b": torch.zeros(1)}}, into / "refused/empty.bin")
+    torch.save({"inner": {"b": torch.zeros(1)}}, into / "refused/nested.bin")
+    torch.save({"a": torch.zeros(2, dtype=torch.complex64)}, into / "refused/complex.bin")
+    torch.save({"a": torch.zeros(2)}, into / "refused/legacy.bin", _use_new_zipfile_serialization=False)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        train(sys.argv[1], pathlib.Path(sys.argv[2]))
+    else:
+        make_torch()
+        make_cases()

@@ -1,0 +1,772 @@
+/*
+ * What PyTorch and DeepSpeed write is read as they read it: files of torch.save, and checkpoints of ZeRO stages 1 to 3. The files in
+ * tests/vectors were written by them (make_deepspeed_vectors.py), and what must be read of them was taken from their own accessors.
+ */
+#include "lib_ranks.h"
+#include "lib_tiny.h"
+#include "pickle.h"
+#include "runtime_internal.h"
+#include "spw_access.h"
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { LENGTH = 8, SAVED = 4, STEPS = 8, ELEMS_MAX = 4096 };
+#define VECTORS "tests/vectors/deepspeed/"
+
+static spw_error err;
+
+static void
+need(spw_status st)
+{
+    if (st != SPW_OK)
+        fail_msg("%s", err.message);
+}
+
+/* What must be read, fp32; *count: elements. */
+static spw_status
+find_expected(const char *name, const char *tensor, float out[ELEMS_MAX], uint64_t *count, spw_error *e)
+{
+    char path[200];
+    spw_st_reader *r;
+    const spw_tensor_info *t;
+    spw_status st;
+    snprintf(path, sizeof path, VECTORS "%s/expect.safetensors", name);
+    SPW_TRY(spw_st_reader_open(&r, path, e));
+    t = spw_st_reader_find(r, tensor);
+    st = t != NULL && t->dtype == SPW_F32 && t->bytes <= ELEMS_MAX * sizeof *out
+             ? spw_st_read(r, t, 0, out, t->bytes, e)
+             : SPW_RAISE(e, SPW_ENOENT, "%s of %s", tensor, path);
+    *count = t != NULL ? t->bytes / 4 : 0;
+    spw_st_reader_close(r);
+    return st;
+}
+
+static void
+expected(const char *name, const char *tensor, float out[ELEMS_MAX], uint64_t *count)
+{
+    need(find_expected(name, tensor, out, count, &err));
+}
+
+static void
+same_bytes(const char *what, const char *tensor, const void *got, const void *want, uint64_t bytes)
+{
+    if (memcmp(got, want, bytes) != 0)
+        fail_msg("%s: %s differs", what, tensor);
+}
+
+/* ---------------------------------------------------------------- pickles */
+
+static const spw__py *
+parse(spw__pickle **p, const char *text, uint64_t bytes)
+{
+    need(spw__pickle_parse(p, text, bytes, "text", &err));
+    return spw__pickle_root(*p);
+}
+#define PARSE(p, text) parse(p, text, sizeof(text) - 1)
+
+static void
+test_values(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+        int64_t is;
+    } numbers[] = {{"\x80\x02K\xff.", 5, 255},
+                   {"M\x01\x80.", 4, 32769},
+                   {"J\xfe\xff\xff\xff.", 6, -2},
+                   {"\x8a\x00.", 3, 0},
+                   {"\x8a\x01\x80.", 4, -128},
+                   {"\x8a\x02\x80\x00.", 5, 128},
+                   {"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f.", 11, INT64_MAX},
+                   {"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.", 12, INT64_MAX}, /* 2^63 */
+                   {"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\xff.", 12, INT64_MIN}, /* -2^64 */
+                   {"\x88.", 2, 1}};
+    spw__pickle *p;
+    const spw__py *v;
+    double x;
+    int64_t n;
+    char *text;
+    json_t *o;
+    (void)state;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        assert_true(spw__py_int(parse(&p, numbers[i].text, numbers[i].bytes), &n));
+        assert_int_equal(n, numbers[i].is);
+        spw__pickle_free(p);
+    }
+    assert_true(spw__py_real(PARSE(&p, "G\x3f\xf8\x00\x00\x00\x00\x00\x00."), &x) && x == 1.5);
+    spw__pickle_free(p);
+    /* {"a": [1, (2, None)], "b": "x"} in protocol 2, and the list once more, from the memo */
+    v = PARSE(&p, "\x80\x02}q\x00(X\x01\x00\x00\x00\x61]q\x01("
+                  "K\x01K\x02N\x86\x65X\x01\x00\x00\x00\x62X\x01\x00\x00\x00xX\x01\x00\x00\x00"
+                  "ch\x01u.");
+    o = spw__py_json(v);
+    text = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
+    assert_string_equal(text, "{\"a\":[1,[2,null]],\"b\":\"x\",\"c\":[1,[2,null]]}");
+    free(text);
+    json_decref(o);
+    assert_null(spw__py_get(v, "d"));
+    assert_string_equal(spw__py_text(spw__py_get(v, "b")), "x");
+    spw__pickle_free(p);
+    /* Enum(3), and an object with a state: names in protocol 4 */
+    v = PARSE(&p, "\x80\x04\x8c\x01m\x8c\x01\x45\x93\x94K\x03\x85R.");
+    assert_true(spw__py_is(v, "m.E") && spw__py_int(v, &n) && n == 3);
+    spw__pickle_free(p);
+    v = PARSE(&p, "cm\nO\n)\x81}X\x01\x00\x00\x00sK\x07sb.");
+    assert_true(spw__py_is(v, "m.O") && spw__py_int(spw__py_attribute(v, "s"), &n) && n == 7);
+    assert_null(spw__py_attribute(v, "t"));
+    spw__pickle_free(p);
+    /* A list in itself, and 2^40 values in lists of lists: as JSON they end. */
+    o = spw__py_json(PARSE(&p, "]q\x00h\x00\x61."));
+    json_decref(o);
+    spw__pickle_free(p);
+    o = spw__py_json(PARSE(&p, "]q\x00(h\x00h\x00\x65."));
+    json_decref(o);
+    spw__pickle_free(p);
+}
+
+static void
+test_broken_pickles(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+        const char *says;
+    } cases[] = {{"", 0, "cut off at byte 0 of 0"},
+                 {"N", 1, "cut off"},
+                 {"X\x05\x00\x00\x00\x61.", 7, "cut off"},
+                 {".", 1, "more than one value"},
+                 {"NN.", 3, "more than one"},
+                 {"(.", 2, "more than one value"},
+                 {"s.", 2, "a value is missing"},
+                 {"K\x01R.", 4, "is missing"},
+                 {"e.", 2, "a mark is missing"},
+                 {"}(K\x01u.", 6, "without a value"},
+                 {"K\x01(K\x01u.", 7, "keys for what is no dict"},
+                 {"K\x01(K\x01K\x02u.", 9, "keys for what is no dict"},
+                 {"}K\x01\x61.", 5, "no list"},
+                 {"h\x05.", 3, "memo that was not"},
+                 {"Nr\xff\xff\xff\xff.", 7, "memo's number"},
+                 {"cm\n", 3, "does not end"},
+                 {"K\x01K\x02\x93.", 6, "no text"},
+                 {"I5\n.", 4, "opcode 0x49"},
+                 {"(0N(N.", 6, "more than one"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        spw__pickle *p;
+        err = (spw_error){0};
+        if (spw__pickle_parse(&p, cases[i].text, cases[i].bytes, "text", &err) == SPW_OK ||
+            strstr(err.message, cases[i].says) == NULL)
+            fail_msg("case %zu: \"%s\" should hold \"%s\"", i, err.message, cases[i].says);
+        assert_null(p);
+    }
+}
+
+/* ---------------------------------------------------------------- files of torch.save */
+
+/* The same tensors, by name: shapes, types and bytes. */
+static void
+same_tensors(const char *path, const char *want_path)
+{
+    spw_hf_reader *r, *want;
+    need(spw_hf_reader_open(&want, want_path, &err));
+    need(spw_hf_reader_open(&r, path, &err));
+    assert_int_equal(spw_hf_reader_count(r), spw_hf_reader_count(want));
+    for (uint32_t i = 0; i < spw_hf_reader_count(want); i++) {
+        const spw_tensor_info *t = spw_hf_reader_tensor(want, i, NULL), *got = NULL;
+        char a[ELEMS_MAX * 4], b[ELEMS_MAX * 4];
+        uint32_t k = 0;
+        while ((got = spw_hf_reader_tensor(r, k, NULL)) != NULL && strcmp(got->name, t->name) != 0)
+            k++;
+        if (got == NULL || got->dtype != t->dtype || got->ndim != t->ndim || got->bytes != t->bytes ||
+            memcmp(got->shape, t->shape, t->ndim * sizeof *t->shape) != 0)
+            fail_msg("%s: %s", path, t->name);
+        need(spw_hf_read(want, i, 0, a, t->bytes, &err));
+        need(spw_hf_read(r, k, 0, b, t->bytes, &err));
+        same_bytes(path, t->name, b, a, t->bytes);
+    }
+    spw_hf_reader_close(r);
+    spw_hf_reader_close(want);
+}
+
+static void
+test_torch(void **state)
+{
+    spw_config c;
+    char text[300];
+    (void)state;
+    same_tensors("tests/vectors/torch/one", "tests/vectors/torch/expect");
+    same_tensors("tests/vectors/torch/shards", "tests/vectors/torch/expect");
+    same_tensors("tests/vectors/torch/one/pytorch_model.bin", "tests/vectors/torch/expect/model.safetensors");
+    snprintf(text, sizeof text,
+             "{\"model\":{\"path\":\"%s\"},\"data\":{\"path\":\"a\",\"tokenizer\":\"bytes\"},\"train_batch_size\":1,"
+             "\"spillway\":{\"steps\":1}}",
+             "tests/vectors/torch/shards");
+    need(spw_config_parse(&c, text, "c.json", NULL, 0, &err));
+    assert_string_equal(spw_config_start_folder(&c), "tests/vectors/torch/shards");
+}
+
+static void
+test_torch_refused(void **state)
+{
+    static const struct {
+        const char *file, *says;
+    } cases[] = {{"transposed.bin", "a is a transposed or strided view"},
+                 {"nested.bin", "holds no tensors by their names"},
+                 {"complex.bin", "a is of a type that is not read"},
+                 {"legacy.bin", "as PyTorch wrote before 1.6"}};
+    char path[200];
+    spw_hf_reader *r;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(path, sizeof path, "tests/vectors/torch/refused/%s", cases[i].file);
+        err = (spw_error){0};
+        if (spw_hf_reader_open(&r, path, &err) == SPW_OK || strstr(err.message, cases[i].says) == NULL ||
+            strstr(err.message, cases[i].file) == NULL)
+            fail_msg("%s: \"%s\" should hold \"%s\"", path, err.message, cases[i].says);
+    }
+    need(spw_hf_reader_open(&r, "tests/vectors/torch/refused/empty.bin",
+                            &err)); /* a tensor of no rows; the rest is passed over */
+    assert_int_equal(spw_hf_reader_count(r), 1);
+    assert_int_equal(spw_hf_reader_tensor(r, 0, NULL)->bytes, 0);
+    spw_hf_reader_close(r);
+}
+
+/* The bytes of a file, and a file of bytes. */
+static char *
+load_file(const char *path, uint64_t *bytes)
+{
+    FILE *f = fopen(path, "rb");
+    char *text = malloc(1 << 20);
+    assert_non_null(f);
+    assert_non_null(text);
+    *bytes = fread(text, 1, 1 << 20, f);
+    fclose(f);
+    return text;
+}
+
+static void
+store_file(const char *path, const char *text, uint64_t bytes)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Cut off anywhere, or with any byte of its directory and pickle changed: read the same or refused, never anything else. */
+static void
+test_torch_damaged(void **state)
+{
+    char dir[256], path[300];
+    uint64_t bytes, refused = 0, tried = 0;
+    char *text = load_file("tests/vectors/torch/one/pytorch_model.bin", &bytes);
+    spw_hf_reader *r;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(path, sizeof path, "%s/pytorch_model.bin", dir);
+    for (uint64_t n = 0; n < bytes; n += n < 64 ? 1 : 61) {
+        store_file(path, text, n);
+        err = (spw_error){0};
+        assert_int_not_equal(spw_hf_reader_open(&r, path, &err), SPW_OK);
+        assert_non_null(strstr(err.message, path));
+    }
+    for (uint64_t at = 0; at < bytes; at += 7) {
+        text[at] = (char)(text[at] ^ 0x15);
+        store_file(path, text, bytes);
+        tried++;
+        if (spw_hf_reader_open(&r, path, &err) == SPW_OK)
+            spw_hf_reader_close(r);
+        else
+            refused++;
+        text[at] = (char)(text[at] ^ 0x15);
+    }
+    assert_true(refused > tried / 4); /* the pickle has a checksum, and is a third of the file */
+    free(text);
+    tiny_dir_remove(dir);
+}
+
+/* ---------------------------------------------------------------- checkpoints of DeepSpeed */
+
+typedef struct checkpoint {
+    const char *name;
+    uint32_t stage, ranks;
+    uint64_t updates;
+    bool groups, frozen, moments; /* moments: they are known */
+    const char *precision;        /* a member of the configuration */
+    const char *format;           /* of the state here */
+} checkpoint;
+
+static const checkpoint checkpoints[] = {
+    {"stage1_bf16", 1, 2, 4, false, false, true, "\"bf16\":{\"enabled\":true},", "mixed"},
+    {"stage2", 2, 3, 4, true, false, true, "", "fp32"},
+    {"stage2_elastic", 2, 3, 4, true, false, false, "", "fp32"},
+    {"stage2_fp16_frozen", 2, 2, 1, false, true, true,
+     "\"fp16\":{\"enabled\":true,\"initial_scale_power\":19,\"hysteresis\":1},", "mixed-fp16"},
+    {"stage3", 3, 3, 4, true, false, true, "", "fp32"},
+    {"stage3_bf16_frozen", 3, 2, 4, false, true, true, "\"bf16\":{\"enabled\":true},", "split"},
+};
+enum { CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0] };
+
+/* What goes on from a checkpoint, on so many ranks; more: members of it, each with a comma behind. */
+static void
+configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, const char *spillway)
+{
+    char text[3000];
+    snprintf(text, sizeof text,
+             "{%s%s\"train_batch_size\":%u,\"gradient_clipping\":1.0,"
+             "\"optimizer\":{\"type\":\"AdamW\",\"params\":{\"lr\":0.01,\"betas\":[0.9,0.95],\"eps\":1e-8,\"weight_"
+             "decay\":0.1}},"
+             "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"warmup_min_lr\":0,\"warmup_max_lr\":0.01,"
+             "\"warmup_num_steps\":6,\"warmup_type\":\"linear\"}},"
+             "\"model\":{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":2,"
+             "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":19,\"max_position_embeddings\":16,"
+             "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false},"
+             "\"data\":{\"path\":\"a\",\"seq_length\":8},"
+             "\"spillway\":{%s\"steps\":8,\"ranks\":%u,\"state_format\":\"%s\",\"decay_norm_and_bias\":%s%s}}",
+             k->precision, more, k->ranks, spillway, ranks, k->format, k->groups ? "false" : "true",
+             k->frozen ? ",\"freeze\":[\"model.embed_tokens.weight\",\"model.layers.0.mlp.up_proj.weight\"]" : "");
+    need(spw_config_parse(c, text, "c.json", NULL, 0, &err));
+}
+
+/* Its folder, as the file "latest" says. */
+static const char *
+folder_of(const checkpoint *k)
+{
+    static char found[SPW_PATH_BYTES];
+    char path[200];
+    snprintf(path, sizeof path, VECTORS "%s", k->name);
+    assert_true(spw_deepspeed_find(path, found, sizeof found));
+    assert_string_equal(strrchr(found, '/'), "/global_step4");
+    return found;
+}
+
+/* Every tensor is bit for bit what DeepSpeed's accessor gave, or rounds to what is stored of a frozen one. */
+static void
+test_weights(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < CHECKPOINTS; i++) {
+        const checkpoint *k = &checkpoints[i];
+        spw_deepspeed *d;
+        spw_hf_reader *r;
+        const spw_deepspeed_about *a;
+        need(spw_deepspeed_open(&d, folder_of(k), &err));
+        a = spw_deepspeed_get_about(d);
+        assert_true(a->stage == k->stage && a->ranks == k->ranks && a->steps == SAVED && a->updates == k->updates);
+        assert_int_equal(a->samples, SAVED * k->ranks);
+        assert_string_equal(a->version, "0.19.8");
+        assert_int_equal(a->moment_count, 2);
+        need(spw_deepspeed_weights(d, &r, &err));
+        spw_deepspeed_close(d); /* the reader goes on */
+        assert_int_equal(spw_hf_reader_count(r), 21);
+        for (uint32_t t = 0; t < 21; t++) {
+            const spw_tensor_info *info = spw_hf_reader_tensor(r, t, NULL);
+            float want[ELEMS_MAX];
+            char got[ELEMS_MAX * 4];
+            uint16_t narrow[ELEMS_MAX];
+            uint64_t n;
+            expected(k->name, info->name, want, &n);
+            assert_int_equal(info->bytes, n * spw_dtype_bytes(info->dtype));
+            need(spw_hf_read(r, t, 0, got, info->bytes, &err));
+            if (info->dtype != SPW_F32)
+                spw_convert(narrow, info->dtype, want, SPW_F32, n);
+            same_bytes(k->name, info->name, got, info->dtype != SPW_F32 ? (void *)narrow : (void *)want, info->bytes);
+        }
+        spw_hf_reader_close(r);
+    }
+}
+
+/* An engine on one rank that goes on from a checkpoint. */
+typedef struct subject {
+    spw_config c;
+    spw_model *model;
+    spw_engine *e;
+} subject;
+
+static spw_status
+begin(subject *s, const char *folder, spw_comm *comm, spw_error *e)
+{
+    spw_status st = spw_model_from_config(&s->model, &s->c, e);
+    if (st == SPW_OK)
+        st = spw_engine_create(
+            &s->e,
+            &(spw_engine_options){
+                .config = &s->c, .model = s->model, .comm = comm, .resumes = true, .process_bytes = TINY_PROCESS_BYTES},
+            e);
+    return st == SPW_OK ? spw_deepspeed_load(s->e, folder, e) : st;
+}
+
+static void
+end(subject *s)
+{
+    spw_engine_destroy(s->e);
+    spw_model_destroy(s->model);
+    *s = (subject){.e = NULL};
+}
+
+/* A part of every parameter that is trained, bit for bit or within a bound; prefix: of the expected names. */
+static spw_status
+check_part(subject *s, const char *name, const char *part, const char *prefix, const char *suffix, double bound,
+           spw_error *e)
+{
+    for (uint32_t id = 0; id < s->model->param_count; id++) {
+        const char *param = s->model->params[id].name;
+        char tensor[200];
+        float want[ELEMS_MAX], got[ELEMS_MAX];
+        uint64_t n;
+        spw_access a;
+        if (s->model->params[id].frozen)
+            continue;
+        snprintf(tensor, sizeof tensor, "%s%s%s", prefix, param, suffix);
+        SPW_TRY(find_expected(name, tensor, want, &n, e));
+        SPW_TRY(spw_access_find(&a, s->e, param, part, e));
+        if (a.count != n)
+            return SPW_RAISE(e, SPW_EINVAL, "%s: %s has %llu elements", name, tensor, (unsigned long long)a.count);
+        SPW_TRY(spw_access_get_full(s->e, &a, got, e));
+        for (uint64_t i = 0; i < n; i++) {
+            if (!(fabs((double)got[i] - (double)want[i]) <= bound))
+                return SPW_RAISE(e, SPW_EINVAL, "%s: %s[%llu] is %.9g, not %.9g", name, tensor, (unsigned long long)i,
+                                 (double)got[i], (double)want[i]);
+        }
+    }
+    return SPW_OK;
+}
+
+static spw_status
+check_state(subject *s, const checkpoint *k, spw_error *e)
+{
+    SPW_TRY(check_part(s, k->name, "master", "", "", 0, e));
+    if (k->moments)
+        SPW_TRY(check_part(s, k->name, "exp_avg", "", ".exp_avg", 0, e));
+    if (k->moments)
+        SPW_TRY(check_part(s, k->name, "exp_avg_sq", "", ".exp_avg_sq", 0, e));
+    return spw_engine_updates(s->e) == k->updates ? SPW_OK
+                                                  : SPW_RAISE(e, SPW_EINVAL, "%s: another number of updates", k->name);
+}
+
+/* In host memory and on nvme, in chunks of any size. */
+static void
+test_state(void **state)
+{
+    char dir[256], more[400];
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(more, sizeof more,
+             "\"zero_optimization\":{\"stage\":3,\"offload_param\":{\"device\":\"nvme\",\"nvme_path\":\"%s\"},"
+             "\"offload_optimizer\":{\"device\":\"nvme\",\"nvme_path\":\"%s\"}},",
+             dir, dir);
+    for (uint32_t i = 0; i < 2 * CHECKPOINTS; i++) {
+        const checkpoint *k = &checkpoints[i / 2];
+        subject s = {.e = NULL};
+        configure(&s.c, k, 1, i % 2 == 0 ? "" : more, i % 2 == 0 ? "" : "\"chunk_elems\":8192,");
+        need(begin(&s, folder_of(k), NULL, &err));
+        need(check_state(&s, k, &err));
+        end(&s);
+    }
+    tiny_dir_remove(dir);
+}
+
+static spw_status
+load_on_rank(void *ctx, spw_comm *comm, uint32_t rank, spw_error *e)
+{
+    const checkpoint *k = ctx;
+    subject s = {.e = NULL};
+    char folder[300];
+    spw_status st;
+    (void)rank;
+    snprintf(folder, sizeof folder, VECTORS "%s/global_step4", k->name);
+    configure(&s.c, k, 2, "\"zero_optimization\":{\"stage\":3},", "");
+    st = begin(&s, folder, comm, e);
+    if (st == SPW_OK)
+        st = check_state(&s, k, e);
+    end(&s);
+    return st;
+}
+
+/* What three ranks wrote, on two. */
+static void
+test_ranks(void **state)
+{
+    checkpoint k = checkpoints[4];
+    (void)state;
+    k.ranks = 4; /* a batch that shares out */
+    ranks_run(2, &(spw_comm_options){.chaos_seed = 3}, load_on_rank, &k);
+}
+
+/* The same as in make_deepspeed_vectors.py. */
+static void
+batch(const spw_config *c, uint64_t step, int32_t *tokens, int32_t *targets)
+{
+    for (uint64_t row = 0; row < c->train_batch_size; row++) {
+        for (uint64_t i = 0; i <= LENGTH; i++) {
+            int32_t x = (int32_t)((step * 7 + row * 5 + (step + 1) * i * i * 3 + i) % 19);
+            if (i < LENGTH)
+                tokens[row * LENGTH + i] = x;
+            if (i > 0)
+                targets[row * LENGTH + i - 1] = x;
+        }
+    }
+}
+
+/* Four more steps here, beside the four that DeepSpeed went on with: losses to a millionth, and the masters that come of them. */
+static void
+test_goes_on(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < CHECKPOINTS; i++) {
+        const checkpoint *k = &checkpoints[i];
+        bool exact = strcmp(k->format, "fp32") == 0;
+        subject s = {.e = NULL};
+        float losses[ELEMS_MAX];
+        uint64_t n;
+        expected(k->name, "losses", losses, &n);
+        assert_int_equal(n, STEPS);
+        configure(&s.c, k, 1, "", "");
+        need(begin(&s, folder_of(k), NULL, &err));
+        for (uint64_t step = SAVED; step < STEPS; step++) {
+            int32_t tokens[4 * LENGTH], targets[4 * LENGTH];
+            spw_step_result result;
+            double off, lr = spw_schedule_lr(&s.c, spw_engine_updates(s.e) + 1);
+            batch(&s.c, step, tokens, targets);
+            need(spw_engine_step(s.e, tokens, targets, (uint32_t)s.c.accumulation, lr, &result, &err));
+            off = fabs(result.loss / (double)losses[step] - 1);
+            if (off > (exact ? 1e-6 : 1e-2)) /* bf16 and fp16 are computed with in fp32 here */
+                fail_msg("%s: loss %.9g of step %llu, DeepSpeed's is %.9g", k->name, result.loss,
+                         (unsigned long long)step, (double)losses[step]);
+        }
+        if (exact)
+            need(check_part(&s, k->name, "master", "end.", "", 3e-6, &err));
+        end(&s);
+    }
+}
+
+static void
+test_loss_scale(void **state)
+{
+    const checkpoint *k = &checkpoints[3];
+    subject s = {.e = NULL};
+    float want[ELEMS_MAX];
+    uint64_t n;
+    const spw_loss_scaler *scaler;
+    (void)state;
+    expected(k->name, "scaler", want, &n);
+    configure(&s.c, k, 1, "", "");
+    need(begin(&s, folder_of(k), NULL, &err));
+    scaler = spw_engine_loss_scaler(s.e);
+    assert_true(scaler->dynamic && scaler->scale == (double)want[0] && scaler->scale < 524288);
+    assert_true((float)scaler->hysteresis == want[1] && (float)scaler->steps == want[2] &&
+                (float)scaler->last_overflow == want[3]);
+    end(&s);
+}
+
+/* ---------------------------------------------------------------- another configuration than it was */
+
+static char lines[4000];
+
+static void
+note(void *ctx, const char *text)
+{
+    size_t n = strlen(lines);
+    (void)ctx;
+    snprintf(lines + n, sizeof lines - n, "%s\n", text);
+}
+
+static void
+compares(const checkpoint *k, const spw_config *c, uint32_t count, const char *says)
+{
+    uint32_t found;
+    lines[0] = '\0';
+    need(spw_deepspeed_compare(folder_of(k), c, note, NULL, &found, &err));
+    if (found != count || strstr(lines, says) == NULL)
+        fail_msg("%s: %u differences, not %u, and \"%s\" should be among\n%s", k->name, found, count, says, lines);
+}
+
+static void
+test_compare(void **state)
+{
+    const checkpoint *k = &checkpoints[1];
+    spw_config c;
+    (void)state;
+    for (uint32_t i = 0; i < CHECKPOINTS; i++) {
+        configure(&c, &checkpoints[i], 1, "", "");
+        compares(&checkpoints[i], &c, 0, "");
+    }
+    configure(&c, k, 1, "", "");
+    c.optimizer.beta2 = 0.999;
+    c.gradient_clipping = 0;
+    compares(k, &c, 2, "optimizer.params.betas: [0.9,0.95] in the checkpoint, [0.9,0.999] now\n");
+    configure(&c, k, 1, "", "");
+    c.train_batch_size = 6;
+    c.accumulation = 2;
+    compares(k, &c, 3, "train_batch_size: 3 in the checkpoint, 6 now\n");
+    configure(&c, k, 1, "", "");
+    c.run.decay_norm_and_bias = true;
+    compares(
+        k, &c, 1,
+        "weight decay of model.layers.0.input_layernorm.weight (spillway.decay_norm_and_bias): 0 in the checkpoint, "
+        "0.1 now\n");
+    configure(&c, &checkpoints[4], 1, "", ""); /* stage 3, whose groups have several arrays */
+    c.run.decay_norm_and_bias = true;
+    compares(&checkpoints[4], &c, 1, "0 in the checkpoint, 0.1 now\n");
+    configure(&c, k, 1, "", "\"freeze\":[\"lm_head.weight\"],");
+    compares(k, &c, 1, "spillway.freeze: lm_head.weight was trained in the checkpoint, is frozen now\n");
+    configure(&c, &checkpoints[5], 1, "", "");
+    c.run.freeze.count = 1;
+    compares(&checkpoints[5], &c, 1, "was frozen in the checkpoint, is trained now\n");
+    configure(&c, k, 1, "", "\"lora\":{\"rank\":2,\"targets\":[\"q_proj\"]},");
+    {
+        uint32_t found;
+        assert_int_equal(spw_deepspeed_compare(folder_of(k), &c, note, NULL, &found, &err), SPW_EUNSUPPORTED);
+    }
+}
+
+/* ---------------------------------------------------------------- what is damaged, missing or of another model */
+
+/* A copy of a checkpoint's folder, to be spoiled. */
+static void
+copy_checkpoint(const checkpoint *k, const char *to)
+{
+    char command[700];
+    snprintf(command, sizeof command, "rm -rf %s/* && cp %s/* %s/", to, folder_of(k), to);
+    assert_int_equal(system(command), 0);
+}
+
+static void
+opens_not(const char *folder, spw_status st, const char *says)
+{
+    spw_deepspeed *d;
+    err = (spw_error){0};
+    if (spw_deepspeed_open(&d, folder, &err) != st || strstr(err.message, says) == NULL)
+        fail_msg("\"%s\" should hold \"%s\"", err.message, says);
+}
+
+static void
+loads_not(const spw_config *c, const char *folder, spw_status st, const char *says)
+{
+    subject s = {.c = *c};
+    err = (spw_error){0};
+    if (begin(&s, folder, NULL, &err) != st || strstr(err.message, says) == NULL)
+        fail_msg("%s: \"%s\" should hold \"%s\"", folder, err.message, says);
+    end(&s);
+}
+
+/* All that is opened and found, without memory for one allocation or with one read that fails: refused, and nothing stays behind. */
+static spw_status
+look_at_all(const spw_model *m, const char *folder)
+{
+    static const char *const moments[] = {"exp_avg", "exp_avg_sq"};
+    spw_deepspeed *d = NULL;
+    spw_hf_reader *weights = NULL;
+    spw_st_reader *r = NULL;
+    spw_status st = spw_deepspeed_open(&d, folder, &err);
+    if (st == SPW_OK)
+        st = spw_deepspeed_weights(d, &weights, &err);
+    if (st == SPW_OK)
+        st = spw_hf_reader_bind(weights, m, &err);
+    if (st == SPW_OK)
+        st = spw_deepspeed_moments(d, weights, m, moments, 2, &r, &err);
+    spw_st_reader_close(r);
+    spw_hf_reader_close(weights);
+    spw_deepspeed_close(d);
+    return st;
+}
+
+static void
+test_faults(void **state)
+{
+    const checkpoint *k = &checkpoints[5]; /* frozen parameters too */
+    spw_config c;
+    spw_model *m;
+    const char *folder = folder_of(k);
+    (void)state;
+    configure(&c, k, 1, "", "");
+    need(spw_model_from_config(&m, &c, &err));
+    for (int calls = 0; calls < 2; calls++) {
+        uint32_t failed = 0;
+        for (unsigned n = 1; failed == n - 1; n++) {
+            long live = spw_test_live_allocs();
+            (calls ? spw_test_fail_call : spw_test_fail_alloc)(n);
+            failed += look_at_all(m, folder) != SPW_OK;
+            (calls ? spw_test_fail_call : spw_test_fail_alloc)(0);
+            assert_int_equal(spw_test_live_allocs(), live);
+        }
+        assert_true(failed > (calls ? 20 : 100));
+    }
+    spw_model_destroy(m);
+}
+
+#define RANK_1 "/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+
+static void
+test_refused(void **state)
+{
+    char dir[256], path[400], other[400], found[SPW_PATH_BYTES];
+    spw_config c;
+    uint64_t bytes;
+    char *text;
+    (void)state;
+    tiny_dir_make(dir);
+    assert_false(spw_deepspeed_find(dir, found, sizeof found));
+    opens_not(dir, SPW_ENOENT, "no *_optim_states.pt");
+    copy_checkpoint(&checkpoints[1], dir);
+    assert_true(spw_deepspeed_find(dir, found, sizeof found));
+    snprintf(path, sizeof path, "%s" RANK_1, dir);
+    snprintf(other, sizeof other, "%s/zero_pp_rank_2_mp_rank_00_optim_states.pt", dir);
+    assert_int_equal(unlink(path), 0);
+    opens_not(dir, SPW_ENOENT, "zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    assert_int_equal(unlink(other), 0);
+    opens_not(dir, SPW_ECORRUPT, "was written by 3 ranks, and there are files of 1");
+    copy_checkpoint(&checkpoints[1], dir);
+    snprintf(other, sizeof other, "%s/zero_pp_rank_0_mp_rank_01_optim_states.pt", dir);
+    store_file(other, "x", 1);
+    opens_not(dir, SPW_EUNSUPPORTED, "cut into 2 parts");
+    copy_checkpoint(&checkpoints[1], dir);
+    snprintf(other, sizeof other, "%s/mp_rank_00_model_states.pt", dir);
+    assert_int_equal(unlink(other), 0);
+    opens_not(dir, SPW_ENOENT, "model_states.pt");
+    copy_checkpoint(&checkpoints[1], dir); /* a rank's file of stage 3 among those of stage 2 */
+    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[4]));
+    text = load_file(other, &bytes);
+    store_file(path, text, bytes);
+    free(text);
+    opens_not(dir, SPW_ECORRUPT, "masters of the optimizer's groups are missing");
+    copy_checkpoint(&checkpoints[4], dir); /* of two groups among four */
+    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[1]));
+    text = load_file(other, &bytes);
+    store_file(path, text, bytes);
+    opens_not(dir, SPW_ECORRUPT, "masters of the optimizer's groups are missing");
+    store_file(path, text, bytes / 2);
+    opens_not(dir, SPW_ECORRUPT, "zero_pp_rank_1_mp_rank_00_optim_states.pt: it ends before");
+    free(text);
+    configure(&c, &checkpoints[1], 1, "", "");
+    snprintf(c.optimizer.type, sizeof c.optimizer.type, "SGD");
+    c.optimizer.momentum = 0.9;
+    loads_not(&c, folder_of(&checkpoints[1]), SPW_ECONFIG,
+              "has no momentum_buffer, which this configuration's needs; it keeps: exp_avg, exp_avg_sq");
+    configure(&c, &checkpoints[5], 1, "", "");
+    c.run.freeze.count = 1;
+    loads_not(&c, folder_of(&checkpoints[5]), SPW_EUNSUPPORTED, "layers.0.mlp.up_proj.weight was frozen there");
+    configure(&c, &checkpoints[1], 1, "", "");
+    c.model.layers = 3;
+    loads_not(&c, folder_of(&checkpoints[1]), SPW_ECORRUPT, "tensor model.layers.2");
+    tiny_dir_remove(dir);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),        cmocka_unit_test(test_broken_pickles), cmocka_unit_test(test_torch),
+        cmocka_unit_test(test_torch_refused), cmocka_unit_test(test_torch_damaged),  cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_state),         cmocka_unit_test(test_ranks),          cmocka_unit_test(test_goes_on),
+        cmocka_unit_test(test_loss_scale),    cmocka_unit_test(test_compare),        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
