@@ -123,6 +123,7 @@ cli_train_loop(train_run *r, spw_error *err)
         spw_step_result s;
         double eval_loss = NAN;
         uint64_t step = r->at.step + 1, begin = spw_now_ns();
+        bool lowest = spw_loss_scale_is_spent(spw_engine_loss_scaler(r->engine), c);
         double data_s;
         SPW_TRY(go_on(r, &more, err));
         if (!more)
@@ -147,6 +148,12 @@ cli_train_loop(train_run *r, spw_error *err)
         cli_train_log_step(r, step, &s, eval_loss);
         cli_train_tell_monitor(r, step, &s, eval_loss);
         cli_train_show_step(r, step, &s, eval_loss);
+        if (s.skipped && lowest)
+            return SPW_RAISE(
+                err, SPW_ENONFINITE,
+                "step %llu: the gradient is not finite at the lowest loss scale, %g (fp16.min_loss_scale): "
+                "every step would be skipped from here on; a smaller learning rate, clipping or bf16 may help",
+                (unsigned long long)step, s.loss_scale);
         if (c->run.checkpoint_interval > 0 && step % c->run.checkpoint_interval == 0)
             SPW_TRY(save(r, !c->run.save_in_background, err));
     }

@@ -21,7 +21,8 @@ spw_loss_scale_init(spw_loss_scaler *s, const spw_config *c)
 
 /*
  * hysteresis overflows in a row are let pass before the scale falls; they are forgotten when it rises, or, consecutive,
- * after any step without one. The window counts steps since the last overflow.
+ * after any step without one. It rises with the window's next step after as many without an overflow, and from there on
+ * with each window.
  */
 void
 spw_loss_scale_update(spw_loss_scaler *s, const spw_config *c, bool overflow)
@@ -35,11 +36,18 @@ spw_loss_scale_update(spw_loss_scaler *s, const spw_config *c, bool overflow)
             s->hysteresis--;
         s->last_overflow = s->steps;
     } else {
-        bool rises = (s->steps - s->last_overflow) % (int64_t)c->loss_scale.window == 0;
+        int64_t since = s->steps - s->last_overflow - 1;
+        bool rises = since > 0 && since % (int64_t)c->loss_scale.window == 0;
         if (rises || c->loss_scale.consecutive_hysteresis)
             s->hysteresis = c->loss_scale.hysteresis;
         if (rises)
             s->scale *= 2;
     }
     s->steps++;
+}
+
+bool
+spw_loss_scale_is_spent(const spw_loss_scaler *s, const spw_config *c)
+{
+    return s->dynamic && s->scale <= c->loss_scale.min && s->hysteresis <= 1;
 }

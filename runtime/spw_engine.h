@@ -170,6 +170,8 @@ typedef struct spw_loss_scaler {
 } spw_loss_scaler;
 void spw_loss_scale_init(spw_loss_scaler *scaler, const spw_config *config);
 void spw_loss_scale_update(spw_loss_scaler *scaler, const spw_config *config, bool overflow);
+/* Whether an overflow leaves it nowhere to fall to: DeepSpeed ends a run then, whose steps would all be skipped. */
+bool spw_loss_scale_is_spent(const spw_loss_scaler *scaler, const spw_config *config);
 /* Goes on from a checkpoint's. */
 const spw_loss_scaler *spw_engine_loss_scaler(const spw_engine *engine);
 void spw_engine_set_loss_scaler(spw_engine *engine, const spw_loss_scaler *scaler);

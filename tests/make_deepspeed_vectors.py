@@ -1,6 +1,8 @@
-"""Makes tests/vectors/deepspeed and tests/vectors/torch: what DeepSpeed and torch.save write of a small Llama, and what must be read of it.
+"""Makes tests/vectors/deepspeed and tests/vectors/torch: what DeepSpeed and torch.save write of a small Llama, and what must come of it.
 
-    python3 tests/make_deepspeed_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; two minutes, no GPU
+    python3 tests/make_deepspeed_vectors.py        needs torch, transformers, safetensors, deepspeed 0.19.8; five minutes, no GPU
+
+runs.json has, for each configuration in RUNS, the losses, learning rates and loss scales of twelve steps from start.safetensors, on one rank.
 
 Of each case below the ranks train for four steps, save a checkpoint, and go on for four more. expect.safetensors has, as DeepSpeed's own
 accessors give them, the masters ("NAME") and moments ("NAME.exp_avg", "NAME.exp_avg_sq") at the checkpoint, the masters at the end ("end.NAME"),
@@ -32,6 +34,50 @@ CASES = {
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
     "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
     "stage3_bf16_frozen": (2, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
+}
+
+
+def kind(name, **params):
+    return {"type": name, "params": params}
+
+
+ADAM = dict(lr=0.01, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1)
+ADAMW = {"optimizer": kind("AdamW", **ADAM, torch_adam=True)}
+ON_CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}  # DeepSpeed's own optimizers
+ANY = {"zero_allow_untested_optimizer": True}
+RUN_STEPS, MICRO = 12, 2
+RUN_COMMON = {"train_micro_batch_size_per_gpu": MICRO, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+RUNS = {
+    "adamw": ADAMW,
+    "adam": {"optimizer": kind("Adam", **ADAM, torch_adam=True)},
+    "adam_l2": {"optimizer": kind("Adam", **ADAM, adam_w_mode=False, torch_adam=True)},
+    "adam_cpu": {"optimizer": kind("Adam", **ADAM), **ON_CPU},
+    "adam_cpu_l2": {"optimizer": kind("Adam", **ADAM, adam_w_mode=False), **ON_CPU},
+    "adam_no_bias_correction": {"optimizer": kind("Adam", **ADAM, bias_correction=False), **ON_CPU},
+    "adagrad": {"optimizer": kind("Adagrad", lr=0.02, eps=1e-8, weight_decay=0.05), **ON_CPU},
+    # Rows of the embeddings that no token takes have gradient 0, whose sign is 0; DeepSpeed's kernels move them by lr, on a CPU and a GPU apart.
+    "lion": {"optimizer": kind("Lion", lr=0.003, betas=[0.9, 0.99], weight_decay=0.1), **ON_CPU, "_frozen": ["model.embed_tokens.weight"]},
+    "sgd": {"optimizer": kind("SGD", lr=0.1, momentum=0.9, weight_decay=0.01), **ANY},
+    "sgd_nesterov": {"optimizer": kind("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01), **ANY},
+    "sgd_dampening": {"optimizer": kind("SGD", lr=0.1, momentum=0.9, dampening=0.5), **ANY},
+    "accumulated": {**ADAMW, "gradient_accumulation_steps": 3, "gradient_clipping": 0.3},
+    "not_clipped": {**ADAMW, "gradient_clipping": 0.0},
+    "warmup": {**ADAMW, "scheduler": kind("WarmupLR", warmup_num_steps=5, warmup_max_lr=0.02, warmup_min_lr=0.001)},
+    "warmup_decay": {**ADAMW, "scheduler": kind("WarmupDecayLR", warmup_num_steps=4, total_num_steps=10, warmup_max_lr=0.02, warmup_type="linear")},
+    "warmup_cosine": {**ADAMW, "scheduler": kind("WarmupCosineLR", warmup_num_steps=4, total_num_steps=10, warmup_min_ratio=0.1, cos_min_ratio=0.05)},
+    "one_cycle": {**ADAMW, "scheduler": kind("OneCycle", cycle_min_lr=0.001, cycle_max_lr=0.02, cycle_first_step_size=3, cycle_second_step_size=4,
+                                             decay_step_size=2, decay_lr_rate=0.1, cycle_min_mom=0.8, cycle_max_mom=0.95)},
+    "one_cycle_lr": {**ADAMW, "scheduler": kind("OneCycle", cycle_min_lr=0.001, cycle_max_lr=0.02, cycle_first_step_size=4, cycle_momentum=False)},
+    "range_test": {**ADAMW, "scheduler": kind("LRRangeTest", lr_range_test_min_lr=0.001, lr_range_test_step_size=3, lr_range_test_step_rate=2.0,
+                                              lr_range_test_staircase=True)},
+    "range_test_straight": {**ADAMW, "scheduler": kind("LRRangeTest", lr_range_test_min_lr=0.001, lr_range_test_step_size=3, lr_range_test_step_rate=2.0)},
+    "bf16": {**ADAMW, "bf16": {"enabled": True}},
+    "fp16_window": {**ADAMW, "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 3, "hysteresis": 1}},
+    "fp16_skips": {**ADAMW, "fp16": {"enabled": True, "initial_scale_power": 30, "loss_scale_window": 2, "hysteresis": 2},
+                   "scheduler": kind("WarmupLR", warmup_num_steps=5, warmup_max_lr=0.02, warmup_type="linear")},
+    "fp16_consecutive": {**ADAMW, "fp16": {"enabled": True, "initial_scale_power": 34, "loss_scale_window": 2, "hysteresis": 3,
+                                           "consecutive_hysteresis": True, "min_loss_scale": 4}},
+    "fp16_fixed": {**ADAMW, "fp16": {"enabled": True, "loss_scale": 128}},
 }
 
 
@@ -118,6 +164,49 @@ def make_cases():
                     shutil.copyfile(f, to)
 
 
+def run(name, out):
+    """One of RUNS."""
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    config, model = {**RUN_COMMON, **RUNS[name]}, make_model()
+    for n, p in model.named_parameters():
+        p.requires_grad = n not in config.get("_frozen", ())
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=[p for p in model.parameters() if p.requires_grad], config=config)
+    result = {"config": config, "losses": [], "lrs": [], "scales": [], "skipped": []}
+    micros = config.get("gradient_accumulation_steps", 1)
+    for step in range(RUN_STEPS):
+        loss_sum, before = 0, engine.skipped_steps
+        result["lrs"].append(engine.get_lr()[0])
+        result["scales"].append(float(engine.optimizer.cur_scale))
+        for k in range(micros):
+            ids = torch.tensor([tokens(step, MICRO * k + row) for row in range(MICRO)])
+            loss = engine(input_ids=ids, labels=ids).loss
+            loss_sum += loss.item()
+            engine.backward(loss)
+            engine.step()
+        result["losses"].append(loss_sum / micros)
+        result["skipped"].append(engine.skipped_steps - before)
+    out.write_text(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def make_runs():
+    from safetensors.torch import save_file
+    into, all_runs = ROOT / "vectors/deepspeed", {}
+    save_file({k: v.detach().contiguous() for k, v in make_model().state_dict().items()}, str(into / "start.safetensors"))
+    for name in RUNS:
+        with tempfile.TemporaryDirectory() as work:
+            out = pathlib.Path(work) / "run.json"
+            env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1",
+                   "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29655"}
+            subprocess.run([sys.executable, __file__, "--run", name, str(out)], check=True, env=env)
+            all_runs[name] = json.loads(out.read_text())
+    (into / "runs.json").write_text(json.dumps(all_runs, indent=0))
+
+
 def make_torch():
     """One file, shards whose tensors are views of one storage, parameters in place of tensors, and what is refused."""
     import torch
@@ -151,8 +240,11 @@ def make_torch():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 3:
+        run(sys.argv[2], pathlib.Path(sys.argv[3]))
+    elif len(sys.argv) > 1:
         train(sys.argv[1], pathlib.Path(sys.argv[2]))
     else:
         make_torch()
         make_cases()
+        make_runs()

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-/* One letter a step: o an overflow, . none; then the exponent of the scale after each, by hand from the keys' meaning. */
+/* One letter a step: o an overflow, . none; then the exponent of the scale after each, as DeepSpeed 0.19.8's own DynamicLossScaler has it. */
 static void
 follow(const char *name, const spw_config *c, const char *steps, const int *exponents)
 {
@@ -33,16 +33,25 @@ test_keys(void **state)
     c.loss_scale.window = 3;
     c.loss_scale.hysteresis = 1;
     c.loss_scale.min = 1;
-    follow("window", &c, "...o...o.", (int[]){8, 8, 9, 8, 8, 8, 9, 8, 8});
+    follow("window", &c, "....o....o..", (int[]){8, 8, 8, 9, 8, 8, 8, 8, 9, 8, 8, 8});
+    follow("windows", &c, ".......", (int[]){8, 8, 8, 9, 9, 9, 10});
     c.loss_scale.hysteresis = 3;
     follow("hysteresis", &c, "ooo.oo", (int[]){8, 8, 7, 7, 6, 5});
-    follow("forgotten when it rises", &c, "oo...oo", (int[]){8, 8, 8, 8, 9, 9, 9});
+    follow("forgotten when it rises", &c, "oo....oo", (int[]){8, 8, 8, 8, 8, 9, 9, 9});
     follow("not forgotten by a step", &c, "oo.o", (int[]){8, 8, 8, 7});
     c.loss_scale.consecutive_hysteresis = true;
     follow("consecutive", &c, "oo.oo", (int[]){8, 8, 8, 8, 8});
     c.loss_scale.hysteresis = 1;
     c.loss_scale.min = 64;
     follow("lowest", &c, "oooo", (int[]){7, 6, 6, 6});
+    {
+        spw_loss_scaler s = {.scale = 128, .dynamic = true, .hysteresis = 1};
+        assert_false(spw_loss_scale_is_spent(&s, &c));
+        s.scale = 64;
+        assert_true(spw_loss_scale_is_spent(&s, &c));
+        s.hysteresis = 2; /* one overflow is let pass */
+        assert_false(spw_loss_scale_is_spent(&s, &c));
+    }
     c.loss_scale.fixed = 1024;
     follow("fixed", &c, "oo....", (int[]){10, 10, 10, 10, 10, 10});
     c.fp16 = false;
