@@ -1,4 +1,4 @@
-/* spillway export and import: a Hugging Face folder from a checkpoint, another folder, or llm.c's weights. */
+/* spillway export and import: a Hugging Face folder from a checkpoint, also DeepSpeed's, another folder, or llm.c's weights. */
 #include "cli.h"
 #include <stdio.h>
 #include <string.h>
@@ -42,13 +42,16 @@ cli_export(int argc, char **argv)
             o.source = name;
             continue;
         }
-        if (strcmp(name, "--to") != 0 && strcmp(name, "--dtype") != 0 && strcmp(name, "--shard-size") != 0)
+        if (strcmp(name, "--to") != 0 && strcmp(name, "--dtype") != 0 && strcmp(name, "--shard-size") != 0 &&
+            strcmp(name, "--model") != 0)
             return cli_usage(argv[0], "unknown option %s", name);
         if (value == NULL)
             return cli_usage(argv[0], "%s needs a value", name);
         i++;
         if (strcmp(name, "--to") == 0)
             o.to = value;
+        else if (strcmp(name, "--model") == 0)
+            o.model = value;
         else if (strcmp(name, "--dtype") == 0 && !parse_dtype(value, &o.dtype))
             return cli_usage(argv[0], "--dtype %s is not fp32, bf16 or fp16", value);
         else if (strcmp(name, "--shard-size") == 0 && !spw_parse_bytes(value, &o.shard_bytes))

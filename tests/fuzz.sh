@@ -18,11 +18,11 @@ mkdir -p build/fuzz/tokenizer-corpus # first byte: 0 members of tokenizer.json, 
 { printf 2; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/text
 { printf 3; tail -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/special
 { printf '\377'; head -c 3000 tests/vectors/tok_text.txt; } >build/fuzz/tokenizer-corpus/characters
-for t in ${*:-safetensors config hf aio tokens tokenizer manifest}; do
+for t in ${*:-safetensors config hf aio tokens tokenizer manifest torch}; do
     clang $flags $inc tests/fuzz_$t.c $lib $libs -o build/fuzz/$t
     echo "fuzzing $t for ${FUZZ_SECONDS:-30} s"
     mkdir -p build/fuzz/$t-corpus
     build/fuzz/$t -max_total_time="${FUZZ_SECONDS:-30}" -timeout=100 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
         build/fuzz/$t-corpus build/fuzz/corpus tests/corpus/$t
 done
-rm -rf "${TMPDIR:-/tmp}"/spw-fuzz-aio-* "${TMPDIR:-/tmp}"/spw-fuzz-hf-* "${TMPDIR:-/tmp}"/spw-fuzz-tokenizer-*
+rm -rf "${TMPDIR:-/tmp}"/spw-fuzz-aio-* "${TMPDIR:-/tmp}"/spw-fuzz-torch-* "${TMPDIR:-/tmp}"/spw-fuzz-hf-* "${TMPDIR:-/tmp}"/spw-fuzz-tokenizer-*

@@ -21,10 +21,12 @@ typedef struct job {
     spw_export_report *report;
     spw_model_config config;
     spw_model *model;
+    const char *beside; /* the folder that config.json and the tokenizer are taken from */
     spw_hf_reader *folder;
     spw_llmc_reader *llmc;
     spw_st_reader *masters;  /* of a checkpoint, for fp32; NULL: none */
     spw_st_reader *adapters; /* NULL: there are none */
+    spw_dtype stored;        /* of all weights, where that is known; SPW_DTYPE_COUNT */
     double alpha;
     struct { /* of the parameter that is written; rank 0: it has none */
         uint64_t rank;
@@ -66,12 +68,35 @@ open_adapters(job *j, spw_error *err)
     return st;
 }
 
+/* The reader of the weights that a folder or a checkpoint of DeepSpeed has. */
+static spw_status
+open_weights(job *j, spw_error *err)
+{
+    char found[PATH_MAX_BYTES];
+    spw_deepspeed *d;
+    spw_status st;
+    if (spw_hf_has_weights(j->o->source) || !spw_deepspeed_find(j->o->source, found, sizeof found))
+        return spw_hf_reader_open(&j->folder, j->o->source, err);
+    SPW_TRY(spw_deepspeed_open(&d, found, err));
+    st = spw_deepspeed_weights(d, &j->folder, err);
+    spw_deepspeed_close(d);
+    j->stored = SPW_F32;
+    return st;
+}
+
 static spw_status
 open_folder(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64];
-    SPW_TRY(spw_hf_config_load(&j->config, j->o->source, err));
-    SPW_TRY(spw_hf_reader_open(&j->folder, j->o->source, err));
+    j->beside = j->o->model != NULL ? j->o->model : j->o->source;
+    SPW_TRY(open_weights(j, err));
+    if (j->stored != SPW_DTYPE_COUNT && !spw_dir_has(j->beside, "config.json"))
+        return SPW_RAISE(
+            err, SPW_ENOENT,
+            "%s has no config.json: a checkpoint of DeepSpeed does not say what model it is of; --model FOLDER "
+            "names the folder that training began with",
+            j->beside);
+    SPW_TRY(spw_hf_config_load(&j->config, j->beside, err));
     SPW_TRY(spw_model_build(&j->model, &j->config, err));
     SPW_TRY(spw_hf_reader_bind(j->folder, j->model, err));
     snprintf(path, sizeof path, "%.1000s/optimizer-00001-of-00001.safetensors", j->o->source);
@@ -475,7 +500,7 @@ write_config(job *j, spw_error *err)
 {
     char path[PATH_MAX_BYTES + 64], *text;
     spw_status st;
-    SPW_TRY(spw_hf_config_carry(&text, &j->config, j->folder != NULL ? j->o->source : NULL, j->report->dtype, err));
+    SPW_TRY(spw_hf_config_carry(&text, &j->config, j->beside, j->report->dtype, err));
     snprintf(path, sizeof path, "%.1000s/config.json", j->partial);
     st = spw_file_write_text(path, text, err);
     spw_mem_free(text);
@@ -498,8 +523,8 @@ write_all(job *j, spw_error *err)
         st = write_index(j, err);
     if (st == SPW_OK)
         st = write_config(j, err);
-    if (st == SPW_OK && j->folder != NULL)
-        st = spw_hf_copy_companions(j->o->source, j->partial, err);
+    if (st == SPW_OK && j->beside != NULL)
+        st = spw_hf_copy_companions(j->beside, j->partial, err);
     spw_mem_free(infos);
     spw_mem_free(j->file_of);
     return st;
@@ -513,6 +538,8 @@ stored_dtype(const job *j)
     spw_dtype dtype = SPW_BF16;
     if (j->folder == NULL)
         return spw_llmc_reader_dtype(j->llmc);
+    if (j->stored != SPW_DTYPE_COUNT)
+        return j->stored;
     for (uint32_t id = 0; id < j->model->param_count; id++) {
         if (spw_hf_reader_extent(j->folder, id, &unused, &dtype))
             break;
@@ -558,7 +585,7 @@ export_to_partial(job *j, spw_error *err)
 spw_status
 spw_export(const spw_export_options *o, spw_export_report *report, spw_error *err)
 {
-    job j = {.o = o, .report = report};
+    job j = {.o = o, .report = report, .stored = SPW_DTYPE_COUNT};
     spw_error ignored = {0};
     spw_status st;
     memset(report, 0, sizeof *report);

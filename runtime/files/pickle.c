@@ -144,7 +144,7 @@ pop_mark(spw__pickle *p, spw__py ***values, uint64_t *count)
         return broken(p, "a mark is missing");
     *count = above_mark(p);
     p->stack_count -= *count;
-    *values = p->stack + p->stack_count;
+    *values = *count > 0 ? p->stack + p->stack_count : NULL;
     p->mark_count--;
     return SPW_OK;
 }

@@ -273,7 +273,8 @@ spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint3
                                uint64_t count, float *out, spw_error *err);
 
 /*
- * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters), or from llm.c's weights.
+ * spw_export - writes a Hugging Face folder from another one, from a checkpoint (fp32: its masters) or one of DeepSpeed (its fp32 masters), or
+ *   from llm.c's weights.
  *   Adapters in the folder (adapter_model.safetensors, fp32, with adapter_config.json) are merged: W + alpha / rank B A, in
  *   fp32 and rounded once.
  *   config.json keeps what the source's says besides; tokenizer files come along. The folder appears when all is on disk.
@@ -282,6 +283,8 @@ spw_status spw_llmc_read_param(spw_llmc_reader *r, const spw_model *model, uint3
  */
 typedef struct spw_export_options {
     const char *source, *to;
+    const char *
+        model; /* the folder whose config.json and tokenizer belong to it; NULL: source, as in all but some of DeepSpeed's */
     spw_dtype dtype;      /* SPW_DTYPE_COUNT: as it is stored; for codes that of the other parameters, or bf16 */
     uint64_t shard_bytes; /* no file has more tensor bytes unless one tensor has; 0: one file */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t all_bytes); /* now and then; may be NULL */

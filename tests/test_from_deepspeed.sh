@@ -1,0 +1,77 @@
+#!/bin/bash
+# From DeepSpeed to here on the command line: its checkpoints looked at, gone on from, made a folder of; and what is said of them. Speaks TAP.
+set -u
+cd "$(dirname "$0")/.."
+spw=${SPW_BUILD:-build/release}/spillway
+export OPENBLAS_NUM_THREADS=1
+dir=$(mktemp -d "${TMPDIR:-/tmp}/spw-from-deepspeed-XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+export XDG_CACHE_HOME=$dir/cache
+. tests/lib_tap.sh
+run() { timeout -s KILL 300 "$spw" "$@" >"$dir/out" 2>"$dir/err"; }
+said() { grep -qF -- "$1" "$dir/err" "$dir/out"; }
+cp README.md "$dir/text"
+mkdir "$dir/start"
+cat >"$dir/start/config.json" <<JSON
+{"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "vocab_size": 19, "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": false}
+JSON
+cp tests/vectors/deepspeed/start.safetensors "$dir/start/model.safetensors"
+# 20001 tokens below 19, in llm.c's form.
+tokens() { awk 'BEGIN { x = 1; for (i = 0; i < 20001; i++) { x = (x * 75 + 74) % 65537; printf "\\0%o\\0000%s", x % 19, i % 500 == 499 ? "\n" : "" } print "" }'; }
+{ printf '\x88\xd8\x34\x01\x01\0\0\0\x21\x4e\0\0'; head -c 1012 /dev/zero; tokens | while read -r line; do printf %b "$line"; done; } >"$dir/t.bin"
+cat >"$dir/c.json" <<JSON
+{ "train_batch_size": 6, "gradient_clipping": 1.0, "model": {"path": "$dir/start"},
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 6, "warmup_type": "linear"}},
+  "data": {"path": "$dir/t.bin", "seq_length": 8},
+  "spillway": {"steps": 8, "device": "cpu", "checkpoint_dir": "$dir/a", "run_log": "$dir/a.jsonl"} }
+JSON
+c=$dir/c.json
+theirs=tests/vectors/deepspeed/stage3
+
+check "inspect" run inspect "$theirs"
+check "says what it is" said "checkpoint of DeepSpeed 0.19.8: ZeRO stage 3, 3 ranks, step 4, 4 updates; kept for each parameter: exp_avg exp_avg_sq"
+check "and lists its parameters" said "21 tensors, 1304 elements, 5.09 KiB"
+check "inspect --json of the folder inside" run inspect "$theirs/global_step4" --json
+check "is JSON" python3 -c "import json,sys; d=json.load(open('$dir/out')); sys.exit(d['deepspeed']['stage'] != 3 or len(d['tensors']) != 21)"
+
+expect 2 "train_batch_size: 3 in the checkpoint, 6 now" "another batch is refused" train "$c" --resume "$theirs"
+check "and nothing was written" test ! -e "$dir/a/step-8"
+check "unless it is meant" run train "$c" --resume "$theirs" --resume-anyway
+check "which says where it goes on" said "resumed  at step 4 of DeepSpeed's; which sequences it took is not known: this program's order goes on behind the first 12"
+check "its own checkpoint is where it ends" test -e "$dir/a/step-8/spillway.json"
+check "as far as step 6" run train "$c" --resume "$theirs/global_step4" --resume-anyway --set spillway.steps=6 --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log=
+check "and from there" run train "$c" --resume "$dir/b" --set spillway.checkpoint_dir="$dir/b" --set spillway.run_log=
+same() { for f in model optimizer-00001-of-00001; do cmp "$1/$f.safetensors" "$2/$f.safetensors" || return 1; done; }
+check "is the same" same "$dir/a/step-8" "$dir/b/step-8"
+check "on two ranks, three micro-batches each" run train "$c" -n 2 --resume "$theirs" --resume-anyway --set train_micro_batch_size_per_gpu=1 \
+    --set zero_optimization.stage=3 --set spillway.checkpoint_dir="$dir/r" --set spillway.run_log="$dir/r.jsonl"
+near() { paste <(grep -o '"loss":[^,]*' "$1" | cut -d: -f2) <(grep -o '"loss":[^,]*' "$2" | cut -d: -f2) |
+    awk '{ d = $1 / $2 - 1; if (d > 1e-6 || d < -1e-6) bad = 1 } END { exit bad || NR != 4 }'; }
+check "has the losses of one" near "$dir/a.jsonl" "$dir/r.jsonl"
+# Their own folder as the one of checkpoints: what this program saved there is the newer one.
+cp -r "$theirs" "$dir/both"
+check "into the same folder" run train "$c" --resume "$dir/both" --resume-anyway --set spillway.steps=6 --set spillway.checkpoint_dir="$dir/both" --set spillway.run_log=
+check "and on from it" run train "$c" --resume "$dir/both" --set spillway.checkpoint_dir="$dir/both" --set spillway.run_log=
+check "with what was saved there" said "resumed  at step 6"
+
+expect 1 "--model FOLDER names the folder that training began with" "export wants to know the model" export "$theirs" --to "$dir/x"
+check "nothing is left" test ! -e "$dir/x"
+check "export" run export "$theirs" --to "$dir/x" --model "$dir/start"
+check "has fp32 masters" run inspect "$dir/x" --digest
+grep '^  model' "$dir/out" | sed 's/  */ /g' | sort >"$dir/want"
+check "of the model" said "the tensors are this model's"
+run inspect "$theirs" --digest
+check "the same bits" cmp -s <(grep '^  model' "$dir/out" | sed 's/  */ /g' | sort) "$dir/want"
+check "as bf16, in shards" run export "$theirs" --to "$dir/y" --model "$dir/start" --dtype bf16 --shard-size 1KB
+check "evaluated" run eval "$dir/y" --data "$dir/t.bin"
+expect 1 "is a checkpoint of DeepSpeed: spillway export" "generate says what to do" generate "$theirs" --prompt a
+expect 1 "--resume takes" "a file of it alone is none" inspect "$theirs/global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+# A folder with pytorch_model.bin is trained from as one with safetensors is.
+for f in one expect; do
+    check "trains from $f" run train "$c" --set "model={\"path\":\"tests/vectors/torch/$f\"}" --set spillway.steps=3 --set spillway.checkpoint_dir="$dir/$f" --set spillway.run_log=
+done
+check "the same" same "$dir/one/step-3" "$dir/expect/step-3"
+echo "1..$n"
