@@ -207,6 +207,34 @@ def make_runs():
     (into / "runs.json").write_text(json.dumps(all_runs, indent=0))
 
 
+def make_nvme():
+    """stage3 as ZeRO-Infinity leaves it: what was on nvme is in files of its own, with padding, and empty in the ranks' files. DeepSpeed leaves
+    arrays below 1 MiB where they are, so this is made of the other checkpoint: one sub-group of four stays."""
+    import torch
+    into = ROOT / "vectors/deepspeed"
+    shutil.rmtree(into / "stage3_nvme", ignore_errors=True)
+    shutil.copytree(into / "stage3", into / "stage3_nvme")
+    for rank in range(CASES["stage3"][0]):
+        file = into / f"stage3_nvme/global_step4/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        state = torch.load(file, weights_only=False)
+        folder = file.parent / f"offloaded_tensors/rank{rank:02}"
+        folder.mkdir(parents=True)
+        optimizer = state["optimizer_state_dict"]
+
+        def swap(tensor, name):
+            raw = tensor.detach().numpy().tobytes()
+            (folder / f"{name}.tensor.swp").write_bytes(raw + b"\xff" * (-len(raw) % 512))
+            empty = torch.zeros(0)
+            empty.ds_id = name
+            return empty
+
+        for g in (0, 1, 3):
+            optimizer["fp32_flat_groups"][g] = swap(optimizer["fp32_flat_groups"][g], f"0_{g}")
+            for m in ("exp_avg", "exp_avg_sq"):
+                optimizer["optimizer_state_dict"]["state"][g][m] = swap(optimizer["optimizer_state_dict"]["state"][g][m], f"{m}-0_{g}")
+        torch.save(state, file)
+
+
 def make_torch():
     """One file, shards whose tensors are views of one storage, parameters in place of tensors, and what is refused."""
     import torch
@@ -247,4 +275,5 @@ if __name__ == "__main__":
     else:
         make_torch()
         make_cases()
+        make_nvme()
         make_runs()

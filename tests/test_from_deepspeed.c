@@ -309,6 +309,7 @@ static const checkpoint checkpoints[] = {
     {"stage2_fp16_frozen", 2, 2, 1, false, true, true,
      "\"fp16\":{\"enabled\":true,\"initial_scale_power\":19,\"hysteresis\":1},", "mixed-fp16"},
     {"stage3", 3, 3, 4, true, false, true, "", "fp32"},
+    {"stage3_nvme", 3, 3, 4, true, false, true, "", "fp32"},
     {"stage3_bf16_frozen", 3, 2, 4, false, true, true, "\"bf16\":{\"enabled\":true},", "split"},
 };
 enum { CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0] };
@@ -616,9 +617,9 @@ test_compare(void **state)
     compares(&checkpoints[4], &c, 1, "0 in the checkpoint, 0.1 now\n");
     configure(&c, k, 1, "", "\"freeze\":[\"lm_head.weight\"],");
     compares(k, &c, 1, "spillway.freeze: lm_head.weight was trained in the checkpoint, is frozen now\n");
-    configure(&c, &checkpoints[5], 1, "", "");
+    configure(&c, &checkpoints[6], 1, "", "");
     c.run.freeze.count = 1;
-    compares(&checkpoints[5], &c, 1, "was frozen in the checkpoint, is trained now\n");
+    compares(&checkpoints[6], &c, 1, "was frozen in the checkpoint, is trained now\n");
     configure(&c, k, 1, "", "\"lora\":{\"rank\":2,\"targets\":[\"q_proj\"]},");
     {
         uint32_t found;
@@ -633,7 +634,7 @@ static void
 copy_checkpoint(const checkpoint *k, const char *to)
 {
     char command[700];
-    snprintf(command, sizeof command, "rm -rf %s/* && cp %s/* %s/", to, folder_of(k), to);
+    snprintf(command, sizeof command, "rm -rf %s/* && cp -r %s/* %s/", to, folder_of(k), to);
     assert_int_equal(system(command), 0);
 }
 
@@ -680,7 +681,7 @@ look_at_all(const spw_model *m, const char *folder)
 static void
 test_faults(void **state)
 {
-    const checkpoint *k = &checkpoints[5]; /* frozen parameters too */
+    const checkpoint *k = &checkpoints[6]; /* frozen parameters too */
     spw_config c;
     spw_model *m;
     const char *folder = folder_of(k);
@@ -744,14 +745,20 @@ test_refused(void **state)
     store_file(path, text, bytes / 2);
     opens_not(dir, SPW_ECORRUPT, "zero_pp_rank_1_mp_rank_00_optim_states.pt: it ends before");
     free(text);
+    copy_checkpoint(&checkpoints[5], dir);
+    snprintf(other, sizeof other, "%s/offloaded_tensors/rank01/exp_avg-0_1.tensor.swp", dir);
+    assert_int_equal(truncate(other, 640), 0);
+    opens_not(dir, SPW_ECORRUPT, "exp_avg-0_1.tensor.swp has 640 bytes, and its parameters take 648");
+    assert_int_equal(unlink(other), 0);
+    opens_not(dir, SPW_ENOENT, "rank01/exp_avg-0_1.tensor.swp");
     configure(&c, &checkpoints[1], 1, "", "");
     snprintf(c.optimizer.type, sizeof c.optimizer.type, "SGD");
     c.optimizer.momentum = 0.9;
     loads_not(&c, folder_of(&checkpoints[1]), SPW_ECONFIG,
               "has no momentum_buffer, which this configuration's needs; it keeps: exp_avg, exp_avg_sq");
-    configure(&c, &checkpoints[5], 1, "", "");
+    configure(&c, &checkpoints[6], 1, "", "");
     c.run.freeze.count = 1;
-    loads_not(&c, folder_of(&checkpoints[5]), SPW_EUNSUPPORTED, "layers.0.mlp.up_proj.weight was frozen there");
+    loads_not(&c, folder_of(&checkpoints[6]), SPW_EUNSUPPORTED, "layers.0.mlp.up_proj.weight was frozen there");
     configure(&c, &checkpoints[1], 1, "", "");
     c.model.layers = 3;
     loads_not(&c, folder_of(&checkpoints[1]), SPW_ECORRUPT, "tensor model.layers.2");

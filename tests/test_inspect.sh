@@ -96,7 +96,7 @@ rm "$dir/lost/model-00002-of-00004.safetensors"
 expect 1 "in shard model-00002-of-00004.safetensors: open" "a missing shard is named" "$dir/lost"
 expect 1 "No such file" "a path that is not there" "$dir/nothing"
 mkdir "$dir/empty"
-expect 1 "neither model.safetensors nor model.safetensors.index.json" "a folder without weights" "$dir/empty"
+expect 1 "has none of model.safetensors, model.safetensors.index.json, pytorch_model.bin" "a folder without weights" "$dir/empty"
 expect 2 "unknown option --sum" "an unknown option" "$dir" --sum
 expect 2 "a file or folder is needed" "no path"
 expect 2 "one path at a time" "two paths" a b

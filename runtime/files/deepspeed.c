@@ -5,7 +5,8 @@
  *   stage 1, 2   of each group of parameters one flat array, cut among the ranks; parameters in the order of param_shapes, with padding
  *                behind each where param_alignment_paddings says so, and behind the last
  *   stage 3      each rank has of each parameter the next ceil(n / ranks) elements, the last ones filled up; a rank's parts lie in the
- *                order of param_shapes in the flat arrays of its sub-groups
+ *                order of param_shapes in the flat arrays of its sub-groups. Those that were on nvme are in files of their own, below
+ *                offloaded_tensors/
  *
  * Masters and what the optimizer keeps lie alike. The order of the names is in the model's states, which in stage 3 each rank has.
  *
@@ -30,14 +31,15 @@ enum {
     GROUPS_MAX = 1 << 20
 };
 
-/* A flat array in a rank's file. */
+/* A flat array in a file of the span. */
 typedef struct flat {
+    uint32_t file_idx;
     uint64_t offset, elems;
 } flat;
 
 typedef struct rank_file {
-    uint32_t file_idx; /* in the span */
-    flat *flats;       /* (PARTS_MAX, group_count); masters first */
+    uint32_t file_idx;
+    flat *flats; /* (PARTS_MAX, group_count); masters first */
 } rank_file;
 
 /* A parameter as DeepSpeed saved it. */
@@ -321,7 +323,7 @@ group_state(const spw__py *optimizer, uint32_t stage, uint32_t i)
     return get_numbered(spw__py_get(base, "state"), key);
 }
 
-/* A flat array of fp32 numbers. */
+/* A flat array of fp32 numbers in a rank's own file. */
 static spw_status
 read_flat(const spw__torch *t, const spw__py *v, const char *name, flat *out, spw_error *err)
 {
@@ -330,7 +332,37 @@ read_flat(const spw__torch *t, const spw__py *v, const char *name, flat *out, sp
     if (info.dtype != SPW_F32 || info.ndim != 1)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s is %s with %u dimensions; a flat array of fp32 is read",
                          spw__torch_path(t), name, info.type, info.ndim);
-    *out = (flat){info.begin, info.shape[0]};
+    out->offset = info.begin;
+    out->elems = info.shape[0];
+    return SPW_OK;
+}
+
+/* Elements of a group's flat array in stage 3: of each parameter one rank's part. */
+static uint64_t
+group_elems(const spw_deepspeed *d, uint32_t g)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < d->trained_count; i++) {
+        if (d->params[i].group_idx == g)
+            n += (d->params[i].info.bytes / 4 + d->about.ranks - 1) / d->about.ranks;
+    }
+    return n;
+}
+
+/* One that was on nvme lies beside, in a file of its own with padding behind it; what the rank's file has in its place is empty. */
+static spw_status
+find_swapped(spw_deepspeed *d, uint32_t rank, uint32_t g, const char *moment, const char *id, flat *out, spw_error *err)
+{
+    char path[PATH_BYTES + 200];
+    out->elems = group_elems(d, g);
+    out->offset = 0;
+    snprintf(path, sizeof path, "%s/offloaded_tensors/rank%02u/%s%s%.40s.tensor.swp", d->folder, rank, moment,
+             moment[0] != '\0' ? "-" : "", id);
+    SPW_TRY(spw__span_open(d->span, path, &out->file_idx, err));
+    if (spw__span_file_bytes(d->span, out->file_idx) / 4 < out->elems)
+        return SPW_RAISE(err, SPW_ECORRUPT, "%s has %llu bytes, and its parameters take %llu", path,
+                         (unsigned long long)spw__span_file_bytes(d->span, out->file_idx),
+                         (unsigned long long)out->elems * 4);
     return SPW_OK;
 }
 
@@ -356,8 +388,9 @@ learn_moments(spw_deepspeed *d, const spw__torch *t, const spw__py *state, spw_e
 }
 
 static spw_status
-read_flats(spw_deepspeed *d, const spw__torch *t, rank_file *r, const spw__py *optimizer, spw_error *err)
+read_flats(spw_deepspeed *d, const spw__torch *t, uint32_t rank, const spw__py *optimizer, spw_error *err)
 {
+    rank_file *r = &d->ranks[rank];
     const spw__py *masters =
         spw__py_get(optimizer, d->about.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
     if (masters == NULL || masters->kind != SPW__PY_LIST || masters->count == 0 || masters->count > GROUPS_MAX)
@@ -374,10 +407,20 @@ read_flats(spw_deepspeed *d, const spw__torch *t, rank_file *r, const spw__py *o
         return SPW_RAISE(err, SPW_ENOMEM, "groups of %s", spw__torch_path(t));
     for (uint32_t g = 0; g < d->group_count; g++) {
         const spw__py *state = group_state(optimizer, d->about.stage, g);
+        const char *id = spw__py_text(spw__torch_attribute(masters->items[g], "ds_id"));
+        bool swapped = false;
+        r->flats[g].file_idx = r->file_idx;
         SPW_TRY(read_flat(t, masters->items[g], "the masters", &r->flats[g], err));
+        swapped = r->flats[g].elems == 0 && d->about.stage == 3 && id != NULL && group_elems(d, g) > 0;
+        if (swapped)
+            SPW_TRY(find_swapped(d, rank, g, "", id, &r->flats[g], err));
         for (uint32_t m = 0; m < d->about.moment_count; m++) {
+            const char *name = d->about.moments[m];
             flat *f = &r->flats[(size_t)(m + 1) * d->group_count + g];
-            SPW_TRY(read_flat(t, spw__py_get(state, d->about.moments[m]), d->about.moments[m], f, err));
+            f->file_idx = r->file_idx;
+            SPW_TRY(read_flat(t, spw__py_get(state, name), name, f, err));
+            if (swapped && f->elems == 0)
+                SPW_TRY(find_swapped(d, rank, g, name, id, f, err));
             if (f->elems < r->flats[g].elems)
                 return damaged(t, "the optimizer's state is shorter than its masters", err);
         }
@@ -547,7 +590,7 @@ read_rank(spw_deepspeed *d, uint32_t rank, spw_error *err)
     if (st == SPW_OK && rank == 0)
         st = read_first(d, t, optimizer, err);
     if (st == SPW_OK)
-        st = read_flats(d, t, &d->ranks[rank], optimizer, err);
+        st = read_flats(d, t, rank, optimizer, err);
     if (st == SPW_OK && rank == 0)
         st = read_groups(d, optimizer, err);
     if (st == SPW_OK && rank == 0)
@@ -589,7 +632,7 @@ place_group(spw_deepspeed *d, uint32_t part, uint32_t g, spw_error *err)
     uint64_t begin = spw__span_bytes(d->span), at = 0, have = 0;
     for (uint32_t r = 0; r < d->about.ranks; r++) {
         flat f = flat_of(d, r, part, g);
-        SPW_TRY(spw__span_add(d->span, d->ranks[r].file_idx, f.offset, f.elems * 4, err));
+        SPW_TRY(spw__span_add(d->span, f.file_idx, f.offset, f.elems * 4, err));
         have += f.elems;
     }
     for (uint32_t i = 0; i < d->trained_count; i++) {
@@ -616,7 +659,7 @@ add_part(spw_deepspeed *d, uint32_t rank, uint32_t part, uint64_t first, uint64_
         if (first >= before)
             continue;
         n = f.elems - skip < count ? f.elems - skip : count;
-        SPW_TRY(spw__span_add(d->span, d->ranks[rank].file_idx, f.offset + skip * 4, n * 4, err));
+        SPW_TRY(spw__span_add(d->span, f.file_idx, f.offset + skip * 4, n * 4, err));
         first += n;
         count -= n;
     }

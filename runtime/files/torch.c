@@ -351,6 +351,12 @@ spw__torch_is_tensor(const spw__py *v)
     return tensor_args(v) != NULL;
 }
 
+const spw__py *
+spw__torch_attribute(const spw__py *v, const char *name)
+{
+    return spw__py_is(v, "torch._tensor._rebuild_from_type_v2") ? spw__py_get(spw__py_item(v->args, 3), name) : NULL;
+}
+
 /* By the class of its storage; SPW__ST_TYPE_COUNT: another. */
 static int
 type_of(const spw__py *storage)

@@ -28,6 +28,8 @@ void spw__torch_close(spw__torch *t); /* NULL is fine */
 const char *spw__torch_path(const spw__torch *t);
 const spw__py *spw__torch_root(const spw__torch *t);
 bool spw__torch_is_tensor(const spw__py *v);
+/* An attribute that somebody gave a tensor; NULL: it has none of that name. */
+const spw__py *spw__torch_attribute(const spw__py *v, const char *name);
 /*
  * Type, shape and bytes of a tensor, and where in the file it begins; its name is the one given, which messages say too.
  * Errors  SPW_EINVAL: no tensor; SPW_EUNSUPPORTED: transposed or spread in its storage, or a type that no file here has; SPW_ECORRUPT: it
