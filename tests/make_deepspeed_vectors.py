@@ -26,12 +26,14 @@ COMMON = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
           "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 6, "warmup_type": "linear"}}}
 FROZEN = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
 ROUND_ROBIN = "stage2_elastic"
+EXPERTS = "stage2_experts"  # of the small gpt-oss in vectors/families, whose experts are one tensor
 # name: ranks, groups (norms without decay), frozen, configuration
 CASES = {
     "stage1_bf16": (2, False, False, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}),
     "stage2": (3, True, False, {"zero_optimization": {"stage": 2}}),
     ROUND_ROBIN: (3, True, False, {"zero_optimization": {"stage": 2, "elastic_checkpoint": True, "round_robin_gradients": True}}),
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
+    EXPERTS: (2, False, False, {"zero_optimization": {"stage": 2, "parameter_alignment": True}}),
     "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
     "stage3_bf16_frozen": (2, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
 }
@@ -86,10 +88,14 @@ def tokens(step, row):
     return [(step * 7 + row * 5 + (step + 1) * i * i * 3 + i) % SIZES["vocab_size"] for i in range(LENGTH + 1)]
 
 
-def make_model():
+def make_model(name=""):
     import torch
     import transformers
     torch.manual_seed(3)
+    if name == EXPERTS:
+        config = json.loads((ROOT / "vectors/families/gpt_oss_full/config.json").read_text())
+        config.update(num_hidden_layers=1, layer_types=["full_attention"], num_local_experts=3)
+        return transformers.GptOssForCausalLM(transformers.GptOssConfig(**config)).float()
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).float()
 
 
@@ -103,7 +109,7 @@ def train(name, out):
     from safetensors.torch import save_file
     type(get_accelerator()).is_fp16_supported = lambda self: True  # slow on a CPU, and right
     ranks, groups, frozen, config = CASES[name]
-    rank, model, expect = int(os.environ["RANK"]), make_model(), {}
+    rank, model, expect = int(os.environ["RANK"]), make_model(name), {}
     for n, p in model.named_parameters():
         p.requires_grad = not (frozen and n in FROZEN)
     params = [p for p in model.parameters() if p.requires_grad]

@@ -5,8 +5,9 @@
 #include "lib_ranks.h"
 #include "lib_tiny.h"
 #include "pickle.h"
-#include "runtime_internal.h"
+#include "engine_internal.h"
 #include "spw_access.h"
+#include <isa-l/crc.h>
 #include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
@@ -120,6 +121,9 @@ test_values(void **state)
     v = PARSE(&p, "cm\nO\n)\x81}X\x01\x00\x00\x00sK\x07sb.");
     assert_true(spw__py_is(v, "m.O") && spw__py_int(spw__py_attribute(v, "s"), &n) && n == 7);
     assert_null(spw__py_attribute(v, "t"));
+    spw__pickle_free(p);
+    v = PARSE(&p, "}(X\x01\x00\x00\x00\x61K\x01X\x01\x00\x00\x00\x61K\x02u."); /* the last value of a key counts */
+    assert_true(spw__py_int(spw__py_get(v, "a"), &n) && n == 2);
     spw__pickle_free(p);
     /* A list in itself, and 2^40 values in lists of lists: as JSON they end. */
     o = spw__py_json(PARSE(&p, "]q\x00h\x00\x61."));
@@ -300,24 +304,91 @@ typedef struct checkpoint {
     bool groups, frozen, moments; /* moments: they are known */
     const char *precision;        /* a member of the configuration */
     const char *format;           /* of the state here */
+    bool experts;                 /* another model */
 } checkpoint;
 
 static const checkpoint checkpoints[] = {
-    {"stage1_bf16", 1, 2, 4, false, false, true, "\"bf16\":{\"enabled\":true},", "mixed"},
-    {"stage2", 2, 3, 4, true, false, true, "", "fp32"},
-    {"stage2_elastic", 2, 3, 4, true, false, false, "", "fp32"},
-    {"stage2_fp16_frozen", 2, 2, 1, false, true, true,
-     "\"fp16\":{\"enabled\":true,\"initial_scale_power\":19,\"hysteresis\":1},", "mixed-fp16"},
-    {"stage3", 3, 3, 4, true, false, true, "", "fp32"},
-    {"stage3_nvme", 3, 3, 4, true, false, true, "", "fp32"},
-    {"stage3_bf16_frozen", 3, 2, 4, false, true, true, "\"bf16\":{\"enabled\":true},", "split"},
+    {.name = "stage1_bf16",
+     .stage = 1,
+     .ranks = 2,
+     .updates = 4,
+     .moments = true,
+     .precision = "\"bf16\":{\"enabled\":true},",
+     .format = "mixed"},
+    {.name = "stage2",
+     .stage = 2,
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32"},
+    {.name = "stage2_elastic", .stage = 2, .ranks = 3, .updates = 4, .groups = true, .precision = "", .format = "fp32"},
+    {.name = "stage2_fp16_frozen",
+     .stage = 2,
+     .ranks = 2,
+     .updates = 1,
+     .frozen = true,
+     .moments = true,
+     .precision = "\"fp16\":{\"enabled\":true,\"initial_scale_power\":19,\"hysteresis\":1},",
+     .format = "mixed-fp16"},
+    /* with padding behind parameters, and experts in one tensor */
+    {.name = "stage2_experts",
+     .stage = 2,
+     .ranks = 2,
+     .updates = 4,
+     .moments = true,
+     .precision = "",
+     .format = "fp32",
+     .experts = true},
+    {.name = "stage3",
+     .stage = 3,
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32"},
+    {.name = "stage3_nvme",
+     .stage = 3,
+     .ranks = 3,
+     .updates = 4,
+     .groups = true,
+     .moments = true,
+     .precision = "",
+     .format = "fp32"},
+    {.name = "stage3_bf16_frozen",
+     .stage = 3,
+     .ranks = 2,
+     .updates = 4,
+     .frozen = true,
+     .moments = true,
+     .precision = "\"bf16\":{\"enabled\":true},",
+     .format = "split"},
 };
-enum { CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0] };
+enum {
+    STAGE2 = 1,
+    FP16 = 3,
+    STAGE3 = 5,
+    NVME = 6,
+    FROZEN = 7,
+    CHECKPOINTS = sizeof checkpoints / sizeof checkpoints[0]
+};
 
 /* What goes on from a checkpoint, on so many ranks; more: members of it, each with a comma behind. */
 static void
 configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, const char *spillway)
 {
+    static const char *const llama =
+        "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":19,\"max_position_embeddings\":16,"
+        "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false}";
+    static const char *const gpt_oss =
+        "{\"model_type\":\"gpt_oss\",\"hidden_size\":24,\"intermediate_size\":13,\"num_hidden_layers\":1,\"head_dim\":"
+        "6,"
+        "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":41,\"max_position_embeddings\":64,"
+        "\"num_local_experts\":3,\"attention_bias\":false,\"num_experts_per_tok\":3,\"layer_types\":[\"full_"
+        "attention\"],\"rope_parameters\":{\"rope_theta\":500.0,\"rope_type\":\"default\"}}";
     char text[3000];
     snprintf(text, sizeof text,
              "{%s%s\"train_batch_size\":%u,\"gradient_clipping\":1.0,"
@@ -325,12 +396,10 @@ configure(spw_config *c, const checkpoint *k, uint32_t ranks, const char *more, 
              "decay\":0.1}},"
              "\"scheduler\":{\"type\":\"WarmupLR\",\"params\":{\"warmup_min_lr\":0,\"warmup_max_lr\":0.01,"
              "\"warmup_num_steps\":6,\"warmup_type\":\"linear\"}},"
-             "\"model\":{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":2,"
-             "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":19,\"max_position_embeddings\":16,"
-             "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":false},"
-             "\"data\":{\"path\":\"a\",\"seq_length\":8},"
+             "\"model\":%s,\"data\":{\"path\":\"a\",\"seq_length\":8},"
              "\"spillway\":{%s\"steps\":8,\"ranks\":%u,\"state_format\":\"%s\",\"decay_norm_and_bias\":%s%s}}",
-             k->precision, more, k->ranks, spillway, ranks, k->format, k->groups ? "false" : "true",
+             k->precision, more, k->ranks, k->experts ? gpt_oss : llama, spillway, ranks, k->format,
+             k->groups ? "false" : "true",
              k->frozen ? ",\"freeze\":[\"model.embed_tokens.weight\",\"model.layers.0.mlp.up_proj.weight\"]" : "");
     need(spw_config_parse(c, text, "c.json", NULL, 0, &err));
 }
@@ -365,8 +434,8 @@ test_weights(void **state)
         assert_int_equal(a->moment_count, 2);
         need(spw_deepspeed_weights(d, &r, &err));
         spw_deepspeed_close(d); /* the reader goes on */
-        assert_int_equal(spw_hf_reader_count(r), 21);
-        for (uint32_t t = 0; t < 21; t++) {
+        assert_int_equal(spw_hf_reader_count(r), k->experts ? 16 : 21);
+        for (uint32_t t = 0; t < spw_hf_reader_count(r); t++) {
             const spw_tensor_info *info = spw_hf_reader_tensor(r, t, NULL);
             float want[ELEMS_MAX];
             char got[ELEMS_MAX * 4];
@@ -417,18 +486,23 @@ check_part(subject *s, const char *name, const char *part, const char *prefix, c
            spw_error *e)
 {
     for (uint32_t id = 0; id < s->model->param_count; id++) {
-        const char *param = s->model->params[id].name;
+        const spw_param *param = &s->model->params[id];
         char tensor[200];
-        float want[ELEMS_MAX], got[ELEMS_MAX];
-        uint64_t n;
+        float all[ELEMS_MAX], got[ELEMS_MAX], *want = all;
+        uint64_t n, first = 0;
+        spw_tensor_info whole;
         spw_access a;
-        if (s->model->params[id].frozen)
+        if (param->frozen)
             continue;
-        snprintf(tensor, sizeof tensor, "%s%s%s", prefix, param, suffix);
-        SPW_TRY(find_expected(name, tensor, want, &n, e));
-        SPW_TRY(spw_access_find(&a, s->e, param, part, e));
-        if (a.count != n)
+        spw_st_describe(&whole, param, SPW_F32); /* an expert's is a slice of one */
+        snprintf(tensor, sizeof tensor, "%s%.100s%s", prefix, whole.name, suffix);
+        SPW_TRY(find_expected(name, tensor, all, &n, e));
+        SPW_TRY(spw_access_find(&a, s->e, param->name, part, e));
+        first = whole.slice * a.count;
+        if (first + a.count > n || (whole.stack == 0 && a.count != n))
             return SPW_RAISE(e, SPW_EINVAL, "%s: %s has %llu elements", name, tensor, (unsigned long long)a.count);
+        want += first;
+        n = a.count;
         SPW_TRY(spw_access_get_full(s->e, &a, got, e));
         for (uint64_t i = 0; i < n; i++) {
             if (!(fabs((double)got[i] - (double)want[i]) <= bound))
@@ -494,7 +568,7 @@ load_on_rank(void *ctx, spw_comm *comm, uint32_t rank, spw_error *e)
 static void
 test_ranks(void **state)
 {
-    checkpoint k = checkpoints[4];
+    checkpoint k = checkpoints[STAGE3];
     (void)state;
     k.ranks = 4; /* a batch that shares out */
     ranks_run(2, &(spw_comm_options){.chaos_seed = 3}, load_on_rank, &k);
@@ -526,6 +600,8 @@ test_goes_on(void **state)
         subject s = {.e = NULL};
         float losses[ELEMS_MAX];
         uint64_t n;
+        if (k->experts)
+            continue; /* its tokens are others */
         expected(k->name, "losses", losses, &n);
         assert_int_equal(n, STEPS);
         configure(&s.c, k, 1, "", "");
@@ -550,7 +626,7 @@ test_goes_on(void **state)
 static void
 test_loss_scale(void **state)
 {
-    const checkpoint *k = &checkpoints[3];
+    const checkpoint *k = &checkpoints[FP16];
     subject s = {.e = NULL};
     float want[ELEMS_MAX];
     uint64_t n;
@@ -561,6 +637,7 @@ test_loss_scale(void **state)
     need(begin(&s, folder_of(k), NULL, &err));
     scaler = spw_engine_loss_scaler(s.e);
     assert_true(scaler->dynamic && scaler->scale == (double)want[0] && scaler->scale < 524288);
+    assert_int_equal(s.e->step_count, SAVED); /* one of them an update: masks go on with the fifth */
     assert_true((float)scaler->hysteresis == want[1] && (float)scaler->steps == want[2] &&
                 (float)scaler->last_overflow == want[3]);
     end(&s);
@@ -591,7 +668,7 @@ compares(const checkpoint *k, const spw_config *c, uint32_t count, const char *s
 static void
 test_compare(void **state)
 {
-    const checkpoint *k = &checkpoints[1];
+    const checkpoint *k = &checkpoints[STAGE2];
     spw_config c;
     (void)state;
     for (uint32_t i = 0; i < CHECKPOINTS; i++) {
@@ -612,14 +689,14 @@ test_compare(void **state)
         k, &c, 1,
         "weight decay of model.layers.0.input_layernorm.weight (spillway.decay_norm_and_bias): 0 in the checkpoint, "
         "0.1 now\n");
-    configure(&c, &checkpoints[4], 1, "", ""); /* stage 3, whose groups have several arrays */
+    configure(&c, &checkpoints[STAGE3], 1, "", ""); /* stage 3, whose groups have several arrays */
     c.run.decay_norm_and_bias = true;
-    compares(&checkpoints[4], &c, 1, "0 in the checkpoint, 0.1 now\n");
+    compares(&checkpoints[STAGE3], &c, 1, "0 in the checkpoint, 0.1 now\n");
     configure(&c, k, 1, "", "\"freeze\":[\"lm_head.weight\"],");
     compares(k, &c, 1, "spillway.freeze: lm_head.weight was trained in the checkpoint, is frozen now\n");
-    configure(&c, &checkpoints[6], 1, "", "");
+    configure(&c, &checkpoints[FROZEN], 1, "", "");
     c.run.freeze.count = 1;
-    compares(&checkpoints[6], &c, 1, "was frozen in the checkpoint, is trained now\n");
+    compares(&checkpoints[FROZEN], &c, 1, "was frozen in the checkpoint, is trained now\n");
     configure(&c, k, 1, "", "\"lora\":{\"rank\":2,\"targets\":[\"q_proj\"]},");
     {
         uint32_t found;
@@ -681,7 +758,7 @@ look_at_all(const spw_model *m, const char *folder)
 static void
 test_faults(void **state)
 {
-    const checkpoint *k = &checkpoints[6]; /* frozen parameters too */
+    const checkpoint *k = &checkpoints[FROZEN]; /* frozen parameters too */
     spw_config c;
     spw_model *m;
     const char *folder = folder_of(k);
@@ -704,6 +781,80 @@ test_faults(void **state)
 
 #define RANK_1 "/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
+/* Replaces bytes of a file's pickle, the first time they are there or every time, and sets its checksum right. */
+static void
+patch(const char *path, const char *old, const char *new, size_t n, bool every)
+{
+    uint64_t bytes, begin, end;
+    char *text = load_file(path, &bytes), *directory;
+    uint32_t crc;
+    bool done = false;
+    memcpy(&crc, text + 26, 4); /* of name and extra field, behind a header of 30 bytes */
+    begin = 30 + (crc & 0xffff) + (crc >> 16);
+    directory = memmem(text, bytes, "PK\1\2", 4);
+    assert_non_null(directory);
+    memcpy(&crc, directory + 24, 4);
+    end = begin + crc;
+    for (uint64_t i = begin; i + n <= end && (every || !done); i++) {
+        if (memcmp(text + i, old, n) != 0)
+            continue;
+        memcpy(text + i, new, n);
+        done = true;
+    }
+    assert_true(done);
+    crc = crc32_gzip_refl(0, (unsigned char *)text + begin, end - begin);
+    memcpy(directory + 16, &crc, 4);
+    store_file(path, text, bytes);
+    free(text);
+}
+
+/* Sizes that do not go together, in pickles that are whole. 181 elements are the first sub-group's part of a rank, "K\xb5" in a pickle. */
+static void
+test_sizes(void **state)
+{
+    char dir[256], first[400], second[400];
+    spw_deepspeed *d;
+    (void)state;
+    tiny_dir_make(dir);
+    snprintf(first, sizeof first, "%s/zero_pp_rank_0_mp_rank_00_optim_states.pt", dir);
+    snprintf(second, sizeof second, "%s/zero_pp_rank_1_mp_rank_00_optim_states.pt", dir);
+    copy_checkpoint(&checkpoints[STAGE3], dir);
+    patch(second, "K\xb5\x85", "K\xb4\x85", 3, false);
+    opens_not(dir, SPW_ECORRUPT,
+              "rank_1_mp_rank_00_optim_states.pt: the optimizer's state is shorter than its masters");
+    copy_checkpoint(&checkpoints[STAGE3], dir);
+    patch(second, "K\xb5\x85", "K\xb4\x85", 3, true);
+    opens_not(dir, SPW_ECORRUPT, "rank_1_mp_rank_00_optim_states.pt: its masters are not as many as the first rank's");
+    for (int r = 0; r < 3; r++) { /* all of them */
+        copy_checkpoint(&checkpoints[STAGE3], dir);
+        for (int k = 0; k < 3; k++) {
+            char path[400];
+            snprintf(path, sizeof path, "%s/zero_pp_rank_%d_mp_rank_00_optim_states.pt", dir, k);
+            patch(path, "K\x0f\x85", r == 0 ? "K\x0e\x85" : "K\x0d\x85", 3, true); /* the last sub-group's 15 */
+        }
+        opens_not(dir, SPW_ECORRUPT, "elements of a flat array, and its files have");
+    }
+    copy_checkpoint(&checkpoints[STAGE3], dir);
+    patch(first, "K\xb5\x85", "K\xb6\x85", 3, true);
+    opens_not(dir, SPW_ECORRUPT, "lies outside of its storage");
+    copy_checkpoint(&checkpoints[STAGE3], dir); /* a stage that the model's states are not of */
+    patch(first, "K\x03\x85", "K\x02\x85", 3, false);
+    opens_not(dir, SPW_ECORRUPT, "zero_stage is not 1, 2 or 3, or not that of the model's states");
+    copy_checkpoint(&checkpoints[STAGE2], dir); /* the optimizer's own count of updates is what its moments know */
+    {
+        uint64_t bytes;
+        char *text = load_file(first, &bytes), *four = memmem(text, bytes, "\0\0\x80\x40", 4);
+        assert_non_null(four);
+        memcpy(four, "\0\0\x40\x40", 4);
+        store_file(first, text, bytes);
+        free(text);
+    }
+    need(spw_deepspeed_open(&d, dir, &err));
+    assert_int_equal(spw_deepspeed_get_about(d)->updates, 3);
+    spw_deepspeed_close(d);
+    tiny_dir_remove(dir);
+}
+
 static void
 test_refused(void **state)
 {
@@ -715,7 +866,7 @@ test_refused(void **state)
     tiny_dir_make(dir);
     assert_false(spw_deepspeed_find(dir, found, sizeof found));
     opens_not(dir, SPW_ENOENT, "no *_optim_states.pt");
-    copy_checkpoint(&checkpoints[1], dir);
+    copy_checkpoint(&checkpoints[STAGE2], dir);
     assert_true(spw_deepspeed_find(dir, found, sizeof found));
     snprintf(path, sizeof path, "%s" RANK_1, dir);
     snprintf(other, sizeof other, "%s/zero_pp_rank_2_mp_rank_00_optim_states.pt", dir);
@@ -723,45 +874,45 @@ test_refused(void **state)
     opens_not(dir, SPW_ENOENT, "zero_pp_rank_1_mp_rank_00_optim_states.pt");
     assert_int_equal(unlink(other), 0);
     opens_not(dir, SPW_ECORRUPT, "was written by 3 ranks, and there are files of 1");
-    copy_checkpoint(&checkpoints[1], dir);
+    copy_checkpoint(&checkpoints[STAGE2], dir);
     snprintf(other, sizeof other, "%s/zero_pp_rank_0_mp_rank_01_optim_states.pt", dir);
     store_file(other, "x", 1);
     opens_not(dir, SPW_EUNSUPPORTED, "cut into 2 parts");
-    copy_checkpoint(&checkpoints[1], dir);
+    copy_checkpoint(&checkpoints[STAGE2], dir);
     snprintf(other, sizeof other, "%s/mp_rank_00_model_states.pt", dir);
     assert_int_equal(unlink(other), 0);
     opens_not(dir, SPW_ENOENT, "model_states.pt");
-    copy_checkpoint(&checkpoints[1], dir); /* a rank's file of stage 3 among those of stage 2 */
-    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[4]));
+    copy_checkpoint(&checkpoints[STAGE2], dir); /* a rank's file of stage 3 among those of stage 2 */
+    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[STAGE3]));
     text = load_file(other, &bytes);
     store_file(path, text, bytes);
     free(text);
     opens_not(dir, SPW_ECORRUPT, "masters of the optimizer's groups are missing");
-    copy_checkpoint(&checkpoints[4], dir); /* of two groups among four */
-    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[1]));
+    copy_checkpoint(&checkpoints[STAGE3], dir); /* of two groups among four */
+    snprintf(other, sizeof other, "%s" RANK_1, folder_of(&checkpoints[STAGE2]));
     text = load_file(other, &bytes);
     store_file(path, text, bytes);
     opens_not(dir, SPW_ECORRUPT, "masters of the optimizer's groups are missing");
     store_file(path, text, bytes / 2);
     opens_not(dir, SPW_ECORRUPT, "zero_pp_rank_1_mp_rank_00_optim_states.pt: it ends before");
     free(text);
-    copy_checkpoint(&checkpoints[5], dir);
+    copy_checkpoint(&checkpoints[NVME], dir);
     snprintf(other, sizeof other, "%s/offloaded_tensors/rank01/exp_avg-0_1.tensor.swp", dir);
     assert_int_equal(truncate(other, 640), 0);
     opens_not(dir, SPW_ECORRUPT, "exp_avg-0_1.tensor.swp has 640 bytes, and its parameters take 648");
     assert_int_equal(unlink(other), 0);
     opens_not(dir, SPW_ENOENT, "rank01/exp_avg-0_1.tensor.swp");
-    configure(&c, &checkpoints[1], 1, "", "");
+    configure(&c, &checkpoints[STAGE2], 1, "", "");
     snprintf(c.optimizer.type, sizeof c.optimizer.type, "SGD");
     c.optimizer.momentum = 0.9;
-    loads_not(&c, folder_of(&checkpoints[1]), SPW_ECONFIG,
+    loads_not(&c, folder_of(&checkpoints[STAGE2]), SPW_ECONFIG,
               "has no momentum_buffer, which this configuration's needs; it keeps: exp_avg, exp_avg_sq");
-    configure(&c, &checkpoints[6], 1, "", "");
+    configure(&c, &checkpoints[FROZEN], 1, "", "");
     c.run.freeze.count = 1;
-    loads_not(&c, folder_of(&checkpoints[6]), SPW_EUNSUPPORTED, "layers.0.mlp.up_proj.weight was frozen there");
-    configure(&c, &checkpoints[1], 1, "", "");
+    loads_not(&c, folder_of(&checkpoints[FROZEN]), SPW_EUNSUPPORTED, "layers.0.mlp.up_proj.weight was frozen there");
+    configure(&c, &checkpoints[STAGE2], 1, "", "");
     c.model.layers = 3;
-    loads_not(&c, folder_of(&checkpoints[1]), SPW_ECORRUPT, "tensor model.layers.2");
+    loads_not(&c, folder_of(&checkpoints[STAGE2]), SPW_ECORRUPT, "tensor model.layers.2");
     tiny_dir_remove(dir);
 }
 
@@ -773,7 +924,7 @@ main(void)
         cmocka_unit_test(test_torch_refused), cmocka_unit_test(test_torch_damaged),  cmocka_unit_test(test_weights),
         cmocka_unit_test(test_state),         cmocka_unit_test(test_ranks),          cmocka_unit_test(test_goes_on),
         cmocka_unit_test(test_loss_scale),    cmocka_unit_test(test_compare),        cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

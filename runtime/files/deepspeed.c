@@ -221,16 +221,14 @@ static spw_status
 add_frozen(spw_deepspeed *d, const spw__torch *t, uint32_t file_idx, uint32_t rank, parameter *p, spw_error *err)
 {
     const spw__py *v = spw__py_get(spw__py_get(spw__torch_root(t), "frozen_param_fragments"), p->info.name);
-    uint64_t all = elements(&p->info), each = (all + d->about.ranks - 1) / d->about.ranks, first = 0, count = all, size;
+    uint64_t all = elements(&p->info), count = all, size;
     spw_tensor_info info;
     SPW_TRY(spw__torch_tensor(t, v, p->info.name, &info, err));
     if (info.dtype == SPW_DTYPE_COUNT)
         return SPW_RAISE(err, SPW_EUNSUPPORTED, "%s: %s is %s; fp32, bf16 and fp16 are read", spw__torch_path(t),
                          p->info.name, info.type);
-    if (d->about.stage == 3) {
-        first = rank * each < all ? rank * each : all;
-        count = all - first < each ? all - first : each;
-    }
+    if (d->about.stage == 3)
+        count = (all + d->about.ranks - 1) / d->about.ranks; /* the last ranks' are filled up */
     size = spw_dtype_bytes(info.dtype);
     if (rank == 0) {
         p->info.dtype = info.dtype;
@@ -424,6 +422,8 @@ read_flats(spw_deepspeed *d, const spw__torch *t, uint32_t rank, const spw__py *
             if (f->elems < r->flats[g].elems)
                 return damaged(t, "the optimizer's state is shorter than its masters", err);
         }
+        if (d->about.stage == 3 && r->flats[g].elems != d->ranks[0].flats[g].elems)
+            return damaged(t, "its masters are not as many as the first rank's", err);
     }
     return SPW_OK;
 }
@@ -673,8 +673,8 @@ place_parts(spw_deepspeed *d, uint32_t part, spw_error *err)
     for (uint32_t i = 0; i < d->trained_count; i++) {
         uint64_t all = d->params[i].info.bytes / 4, each = (all + d->about.ranks - 1) / d->about.ranks;
         place(&d->params[i], part, spw__span_bytes(d->span));
-        for (uint32_t r = 0; r < d->about.ranks && r * each < all; r++)
-            SPW_TRY(add_part(d, r, part, at, all - r * each < each ? all - r * each : each, err));
+        for (uint32_t r = 0; r < d->about.ranks; r++)
+            SPW_TRY(add_part(d, r, part, at, each, err));
         at += each;
     }
     for (uint32_t g = 0; g < d->group_count; g++)
