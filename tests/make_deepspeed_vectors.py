@@ -35,7 +35,7 @@ CASES = {
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),
     EXPERTS: (2, False, False, {"zero_optimization": {"stage": 2, "parameter_alignment": True}}),
     "stage3": (3, True, False, {"zero_optimization": {"stage": 3, "sub_group_size": 150}}),
-    "stage3_bf16_frozen": (2, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
+    "stage3_bf16_frozen": (3, False, True, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}),
 }
 
 

@@ -359,7 +359,7 @@ static const checkpoint checkpoints[] = {
      .format = "fp32"},
     {.name = "stage3_bf16_frozen",
      .stage = 3,
-     .ranks = 2,
+     .ranks = 3,
      .updates = 4,
      .frozen = true,
      .moments = true,
@@ -837,6 +837,10 @@ test_sizes(void **state)
     copy_checkpoint(&checkpoints[STAGE3], dir);
     patch(first, "K\xb5\x85", "K\xb6\x85", 3, true);
     opens_not(dir, SPW_ECORRUPT, "lies outside of its storage");
+    copy_checkpoint(&checkpoints[STAGE3], dir); /* arrays with more than parameters, whose first one is (18, 8) now */
+    snprintf(second, sizeof second, "%s/zero_pp_rank_0_mp_rank_00_model_states.pt", dir);
+    patch(second, "K\x13K\x08\x86", "K\x12K\x08\x86", 5, false);
+    opens_not(dir, SPW_ECORRUPT, "parameters take 438 elements of a flat array, and its files have 441");
     copy_checkpoint(&checkpoints[STAGE3], dir); /* a stage that the model's states are not of */
     patch(first, "K\x03\x85", "K\x02\x85", 3, false);
     opens_not(dir, SPW_ECORRUPT, "zero_stage is not 1, 2 or 3, or not that of the model's states");
