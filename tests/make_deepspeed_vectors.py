@@ -30,6 +30,7 @@ EXPERTS = "stage2_experts"  # of the small gpt-oss in vectors/families, whose ex
 # name: ranks, groups (norms without decay), frozen, configuration
 CASES = {
     "stage1_bf16": (2, False, False, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}),
+    "stage1_bf16_fp32_sums": (2, True, False, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 1}}),
     "stage2": (3, True, False, {"zero_optimization": {"stage": 2}}),
     ROUND_ROBIN: (3, True, False, {"zero_optimization": {"stage": 2, "elastic_checkpoint": True, "round_robin_gradients": True}}),
     "stage2_fp16_frozen": (2, False, True, {"fp16": {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}, "zero_optimization": {"stage": 2}}),

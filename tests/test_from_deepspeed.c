@@ -365,6 +365,14 @@ static const checkpoint checkpoints[] = {
      .moments = true,
      .precision = "\"bf16\":{\"enabled\":true},",
      .format = "split"},
+    {.name = "stage1_bf16_fp32_sums",
+     .stage = 1,
+     .ranks = 2,
+     .updates = 4,
+     .groups = true,
+     .moments = true,
+     .precision = "\"bf16\":{\"enabled\":true},",
+     .format = "mixed"},
 };
 enum {
     STAGE2 = 1,

@@ -505,9 +505,9 @@ static spw_status
 read_first(spw_deepspeed *d, const spw__torch *t, const spw__py *optimizer, spw_error *err)
 {
     const spw__py *ranks = spw__py_get(optimizer, "partition_count");
-    int64_t stage, n = 0, most = 0;
-    if (!spw__py_int(spw__py_get(optimizer, "zero_stage"), &stage) || stage < 1 || stage > 3 ||
-        (stage == 3) != (d->about.stage == 3))
+    const spw__py *said = spw__py_get(optimizer, "zero_stage");
+    int64_t stage = 1, n = 0, most = 0; /* bf16 with fp32 accumulation, which is stage 1, says nothing */
+    if ((said != NULL && !spw__py_int(said, &stage)) || stage < 1 || stage > 3 || (stage == 3) != (d->about.stage == 3))
         return damaged(t, "zero_stage is not 1, 2 or 3, or not that of the model's states", err);
     d->about.stage = (uint32_t)stage;
     for (uint64_t i = 0; ranks != NULL && ranks->kind == SPW__PY_LIST && i < ranks->count; i++)
