@@ -88,6 +88,24 @@ spw_mem_strdup(const char *s)
     return copy;
 }
 
+bool
+spw_mem_grow(void **array, uint64_t *have_bytes, uint64_t want_bytes, uint64_t keep_bytes)
+{
+    uint64_t bytes = *have_bytes * 2 > want_bytes ? *have_bytes * 2 : want_bytes + 256;
+    void *grown;
+    if (want_bytes <= *have_bytes)
+        return true;
+    grown = spw_mem_zalloc(bytes);
+    if (grown == NULL)
+        return false;
+    if (keep_bytes > 0)
+        memcpy(grown, *array, keep_bytes);
+    spw_mem_free(*array);
+    *array = grown;
+    *have_bytes = bytes;
+    return true;
+}
+
 void
 spw_mem_free(void *p)
 {

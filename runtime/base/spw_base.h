@@ -125,6 +125,11 @@ void *spw_mem_zalloc(size_t bytes);
 void *spw_mem_calloc(size_t count, size_t bytes); /* NULL on overflow too */
 char *spw_mem_strdup(const char *s);
 void spw_mem_free(void *p); /* NULL is fine */
+/*
+ * spw_mem_grow - makes *array, a pointer to such memory or NULL, at least want_bytes large and then at least twice as large as it was (*have_bytes,
+ * 0 for NULL); the first keep_bytes stay, what follows is zero. False: no memory, and nothing changed.
+ */
+bool spw_mem_grow(void **array, uint64_t *have_bytes, uint64_t want_bytes, uint64_t keep_bytes);
 
 /*
  * spw_pieces - which pieces of one memory are taken, and by whom: pure, for a few thousand of them. The list is sorted by

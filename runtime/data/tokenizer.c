@@ -15,18 +15,9 @@ spw_status
 spw__tok_grow(void **array, uint64_t *have_bytes, uint64_t want_bytes, uint64_t keep_bytes, const char *what,
               spw_error *err)
 {
-    uint64_t bytes = *have_bytes * 2 > want_bytes ? *have_bytes * 2 : want_bytes + 256;
-    void *grown;
-    if (want_bytes <= *have_bytes)
-        return SPW_OK;
-    if ((grown = spw_mem_zalloc(bytes)) == NULL)
-        return SPW_RAISE(err, SPW_ENOMEM, "%s (%llu bytes)", what, (unsigned long long)bytes);
-    if (keep_bytes > 0)
-        memcpy(grown, *array, keep_bytes);
-    spw_mem_free(*array);
-    *array = grown;
-    *have_bytes = bytes;
-    return SPW_OK;
+    return spw_mem_grow(array, have_bytes, want_bytes, keep_bytes)
+               ? SPW_OK
+               : SPW_RAISE(err, SPW_ENOMEM, "%s (%llu bytes)", what, (unsigned long long)want_bytes);
 }
 
 static void *

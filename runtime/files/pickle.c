@@ -23,7 +23,7 @@ struct spw__pickle {
     block *blocks;
     spw__py **stack, **memo;
     uint64_t *marks;
-    uint64_t stack_count, stack_room, memo_room, mark_count, mark_room, memo_count;
+    uint64_t stack_count, mark_count, memo_count, stack_bytes, mark_bytes, memo_bytes;
     const spw__py *root;
     spw_error *err;
 };
@@ -52,25 +52,6 @@ static spw_status
 no_memory(spw__pickle *p)
 {
     return SPW_RAISE(p->err, SPW_ENOMEM, "%s", p->name);
-}
-
-/* Makes room for one more of size bytes each in an array of the heap. */
-static spw_status
-grow(spw__pickle *p, void *array, uint64_t count, uint64_t *room, size_t size)
-{
-    uint64_t more = *room > 0 ? *room * 2 : 64;
-    void *old = *(void **)array, *bigger;
-    if (count < *room)
-        return SPW_OK;
-    bigger = spw_mem_calloc(more, size);
-    if (bigger == NULL)
-        return no_memory(p);
-    if (old != NULL)
-        memcpy(bigger, old, count * size);
-    spw_mem_free(old);
-    *(void **)array = bigger;
-    *room = more;
-    return SPW_OK;
 }
 
 static spw_status
@@ -104,7 +85,9 @@ push(spw__pickle *p, spw__py *v)
 {
     if (v == NULL)
         return no_memory(p);
-    SPW_TRY(grow(p, &p->stack, p->stack_count, &p->stack_room, sizeof(spw__py *)));
+    if (!spw_mem_grow((void **)&p->stack, &p->stack_bytes, (p->stack_count + 1) * sizeof *p->stack,
+                      p->stack_count * sizeof *p->stack))
+        return no_memory(p);
     p->stack[p->stack_count++] = v;
     return SPW_OK;
 }
@@ -395,8 +378,8 @@ remember(spw__pickle *p, uint64_t i)
         return SPW_ECORRUPT;
     if (i > p->bytes) /* more than there are opcodes */
         return broken(p, "a memo's number");
-    while (i >= p->memo_room)
-        SPW_TRY(grow(p, &p->memo, p->memo_room, &p->memo_room, sizeof(spw__py *)));
+    if (!spw_mem_grow((void **)&p->memo, &p->memo_bytes, (i + 1) * sizeof *p->memo, p->memo_bytes))
+        return no_memory(p);
     p->memo[i] = v;
     p->memo_count++;
     return SPW_OK;
@@ -405,7 +388,7 @@ remember(spw__pickle *p, uint64_t i)
 static spw_status
 recall(spw__pickle *p, uint64_t i)
 {
-    if (i >= p->memo_room || p->memo[i] == NULL)
+    if (i >= p->memo_bytes / sizeof *p->memo || p->memo[i] == NULL)
         return broken(p, "a memo that was not written");
     return push(p, p->memo[i]);
 }
@@ -413,7 +396,9 @@ recall(spw__pickle *p, uint64_t i)
 static spw_status
 push_mark(spw__pickle *p)
 {
-    SPW_TRY(grow(p, &p->marks, p->mark_count, &p->mark_room, sizeof *p->marks));
+    if (!spw_mem_grow((void **)&p->marks, &p->mark_bytes, (p->mark_count + 1) * sizeof *p->marks,
+                      p->mark_count * sizeof *p->marks))
+        return no_memory(p);
     p->marks[p->mark_count++] = p->stack_count;
     return SPW_OK;
 }

@@ -26,9 +26,9 @@ typedef struct stretch {
 
 struct spw__span {
     file *files;
-    stretch *stretches; /* (stretch_count) in order, without gaps */
-    uint32_t file_count, file_room, stretch_count, stretch_room;
-    uint32_t users;
+    stretch *stretches;                    /* (stretch_count) in order, without gaps */
+    uint64_t files_bytes, stretches_bytes; /* of these arrays */
+    uint32_t file_count, stretch_count, users;
 };
 
 spw_status
@@ -68,31 +68,12 @@ spw__span_release(spw__span *s)
     spw_mem_free(s);
 }
 
-/* Doubles an array that has count of room elements of size bytes. */
-static bool
-grow(void *array, uint32_t count, uint32_t *room, size_t size)
-{
-    uint32_t more = *room > 0 ? *room * 2 : 4;
-    void *old = *(void **)array, *bigger;
-    if (count < *room)
-        return true;
-    bigger = spw_mem_calloc(more, size);
-    if (bigger == NULL)
-        return false;
-    if (count > 0)
-        memcpy(bigger, old, count * size);
-    spw_mem_free(old);
-    *(void **)array = bigger;
-    *room = more;
-    return true;
-}
-
 spw_status
 spw__span_open(spw__span *s, const char *path, uint32_t *file_idx, spw_error *err)
 {
     struct stat info;
     file *f;
-    if (!grow(&s->files, s->file_count, &s->file_room, sizeof *s->files))
+    if (!spw_mem_grow((void **)&s->files, &s->files_bytes, (s->file_count + 1) * sizeof *f, s->file_count * sizeof *f))
         return SPW_RAISE(err, SPW_ENOMEM, "span of files");
     f = &s->files[s->file_count];
     f->large = (spw__large_file){.fd = -1, .direct_fd = -1};
@@ -133,7 +114,8 @@ spw__span_add(spw__span *s, uint32_t file_idx, uint64_t offset, uint64_t bytes, 
         last->bytes += bytes;
         return SPW_OK;
     }
-    if (!grow(&s->stretches, s->stretch_count, &s->stretch_room, sizeof *s->stretches))
+    if (!spw_mem_grow((void **)&s->stretches, &s->stretches_bytes, (s->stretch_count + 1) * sizeof *last,
+                      s->stretch_count * sizeof *last))
         return SPW_RAISE(err, SPW_ENOMEM, "span of files");
     s->stretches[s->stretch_count] = (stretch){spw__span_bytes(s), bytes, offset, file_idx};
     s->stretch_count++;
